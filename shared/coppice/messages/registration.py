@@ -1,0 +1,64 @@
+"""Messages between a worker and the cache service, on the session that the worker opens.
+
+    worker -> cache   Register, FenceAck
+    cache -> worker   Registered, Fence
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coppice.ids import CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """First message on every fresh session with a cache service; reports what the worker's blocks really are."""
+
+    worker_id: WorkerId
+    worker_epoch: WorkerEpoch  # 0 when the pool is new: the cache mints one
+    address: str
+    num_blocks: int
+    block_size: int
+    namespace: Namespace
+    model: str
+    highest_cache_epoch: CacheEpoch  # highest that ever registered this worker (rule 9)
+    generations: bytes  # u64 [num_blocks]; 0 = never granted
+    seals: bytes  # 16 bytes x num_blocks; zeros = unsealed
+    scheduler_epochs: tuple[SchedulerEpoch, ...]  # sessions with live sequences here, or that may still send
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """`worker_epoch` differs from the reported one when the old epoch is dead: the worker quiesces and starts over."""
+
+    worker_epoch: WorkerEpoch
+    cache_epoch: CacheEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """From the acknowledgement on, nothing of what is named runs or will ever run on this worker.
+
+    Named are `scheduler_epochs`, every epoch <= `up_to_epoch` that is not in `spared`, and `lease_ids`.
+    """
+
+    fence_id: int
+    worker_epoch: WorkerEpoch
+    scheduler_epochs: tuple[SchedulerEpoch, ...] = ()
+    up_to_epoch: SchedulerEpoch = SchedulerEpoch(0)
+    spared: tuple[SchedulerEpoch, ...] = ()
+    lease_ids: tuple[LeaseId, ...] = ()
+    report: bool = False  # the acknowledgement carries the arrays again (rule 8)
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAck:
+    fence_id: int
+    worker_epoch: WorkerEpoch
+    generations: bytes = b""
+    seals: bytes = b""
+
+
+FromWorker = Register | FenceAck
+ToWorker = Registered | Fence

@@ -1,0 +1,88 @@
+"""Messages between a scheduler and a worker: a numbered plan out, a numbered result back.
+
+A plan carries differences; the worker keeps tokens, block tables and sampling state per sequence. It is applied in
+this order: detach -> seals -> copies and zeroing -> attach, grow -> compute. A row computes the next `num_tokens` of
+its sequence; when that reaches the end of the tokens known to the worker, a token is sampled and appended there. So a
+plan may be sent before the token that it feeds was seen by the scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from coppice.ids import LeaseId, SequenceId
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    temperature: float = 1.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    seed: int = 0  # 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """Attach a sequence: its block table is `shared` then `owned`."""
+
+    sequence_id: SequenceId
+    lease_id: LeaseId
+    tokens: bytes  # u32, all tokens known so far (after a preemption: generated ones too)
+    num_computed_tokens: int  # = tokens covered by `shared`
+    shared: bytes
+    shared_seals: bytes
+    owned: bytes
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """More owned blocks at the end of a sequence's block table."""
+
+    sequence_id: SequenceId
+    owned: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    step: int  # 1, 2, 3 ... within (scheduler epoch, worker epoch)
+    detach: bytes = b""  # u32 sequence ids
+    sealed: bytes = b""  # handles of blocks that were published
+    seals: bytes = b""  # their seals
+    zero: bytes = b""  # handles
+    copy_src: bytes = b""  # handles
+    copy_dst: bytes = b""  # handles
+    attach: tuple[SequenceStart, ...] = ()
+    grow: tuple[Growth, ...] = ()
+    rows: bytes = b""  # u32 sequence ids that compute in this step
+    row_tokens: bytes = b""  # u32, how many tokens each
+    repeat_rows: bool = False  # the same rows as the previous plan, one token each; `rows` is empty then
+
+
+class RefusalCode(Enum):
+    STALE = "stale"  # the block's generation is not the handle's
+    WRONG_SEAL = "wrong_seal"
+    DOUBLE_GRANT = "double_grant"  # a writable block that has a live user, or that is sealed
+    UNKNOWN_SEQUENCE = "unknown_sequence"
+    NOT_RESERVED = "not_reserved"  # the step would write outside the sequence's own blocks (I6)
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One sequence is refused and stays so until it is detached. Nothing of it was touched in this step."""
+
+    sequence_id: SequenceId
+    code: RefusalCode
+    handle: int  # the offending handle, 0 where none
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: int
+    sampled_ids: bytes = b""  # u32 sequence ids
+    sampled_tokens: bytes = b""  # u32, one each
+    refusals: tuple[Refusal, ...] = ()
+    num_tokens: int = 0  # tokens whose KV this step computed
+    duration_us: int = 0
