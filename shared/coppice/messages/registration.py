@@ -1,7 +1,7 @@
 """Messages between a worker and the cache service, on the session that the worker opens.
 
-    worker -> cache   Register, FenceAck
-    cache -> worker   Registered, Fence
+worker -> cache   Register, FenceAck
+cache -> worker   Registered, Fence
 """
 
 from __future__ import annotations
