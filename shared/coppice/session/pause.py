@@ -1,4 +1,4 @@
-"""Was this process paused? Expiry is judged on the judge's monotonic clock, and a judge that slept must not judge yet."""
+"""Was this process paused? Expiry follows the judge's monotonic clock; a judge that slept must not judge yet."""
 
 from __future__ import annotations
 
