@@ -1,0 +1,81 @@
+"""The decoder that both families share, over packed tokens [T, hidden].
+
+embed -> [ norm -> qkv -> rotate -> attend (writes KV, reads blocks) -> output -> +
+           norm -> gate, up -> silu(gate) * up -> down               -> + ] x layers -> norm -> head
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from coppice_worker.kernels.backend import AttentionStep
+
+from .config import ModelConfig
+from .rope import Rotary, rotate
+from .weights import DecoderWeights, LayerWeights, Linear
+
+
+class Attention:
+    """Projects, rotates, attends over blocks, projects back."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights) -> None:
+        self._index = index
+        self._weights = weights
+        self._num_rotated = config.num_heads + config.num_kv_heads
+        self._heads = (self._num_rotated + config.num_kv_heads, config.head_dim)
+        self._num_query = config.num_heads
+
+    def __call__(
+        self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], step: AttentionStep
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        qkv = _project(hidden, self._weights.qkv).view(-1, *self._heads)
+        rotated = rotate(qkv[:, : self._num_rotated], *angles)
+        query, key = rotated[:, : self._num_query], rotated[:, self._num_query :]
+        attended = step.attend(self._index, query, key, qkv[:, self._num_rotated :])
+        return _project(attended, self._weights.output)
+
+
+class Mlp:
+    """Gated SiLU."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self._weights = weights
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        gate, up = _project(hidden, self._weights.gate_up).chunk(2, dim=-1)
+        return _project(silu(gate).mul_(up), self._weights.down)
+
+
+class Decoder:
+    """A causal language model; stateless, as all KV lives in blocks behind the step."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self._weights = weights
+        self._rotary = Rotary(config.rope, config.head_dim, weights.embedding.device, weights.embedding.dtype)
+        self._layers = [
+            (layer, Attention(config, index, layer), Mlp(layer)) for index, layer in enumerate(weights.layers)
+        ]
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """Packed tokens [T] and their positions [T] -> hidden states [T, hidden] before the final norm."""
+        hidden = embedding(token_ids, self._weights.embedding)
+        angles = self._rotary.angles(positions)
+        for weights, attention, mlp in self._layers:
+            hidden += attention(self._norm(hidden, weights.attention_norm), angles, step)
+            hidden += mlp(self._norm(hidden, weights.mlp_norm))
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, hidden] of the rows to sample -> logits [R, vocab]."""
+        return linear(self._norm(hidden, self._weights.final_norm), self._weights.head)
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
+
+
+def _project(hidden: torch.Tensor, projection: Linear) -> torch.Tensor:
+    return linear(hidden, projection.weight, projection.bias)

@@ -1,0 +1,192 @@
+"""The torch executor: one decoder, one pool of blocks, steps strictly in call order.
+
+TorchExecutor(checkpoint, device="cpu", dtype="float32", num_blocks=suggest_num_blocks(...), block_size=16)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from coppice_worker.core.batch import Int32, Int64, PoolSpec, StepBatch
+from coppice_worker.kernels.backend import Backend
+from coppice_worker.kernels.pool import KvPool, KvShape
+from coppice_worker.kernels.torch_backend import TorchBackend
+
+from .config import ModelConfig, RopeConfig, read_config
+from .decoder import Decoder
+from .loader import ProgressCallback, checkpoint_digest, load_weights
+from .sampler import sample
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+KernelChoice = Literal["auto", "torch", "triton"]
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What others need to know of the model: to validate requests and to build namespaces."""
+
+    family: str
+    checkpoint_digest: str
+    kv_dtype: str
+    rope: RopeConfig
+    vocab_size: int
+    max_context: int  # tokens
+    eos_token_ids: tuple[int, ...]
+
+
+class TorchExecutor:
+    """Owns the weights and the physical blocks; computes steps on one device."""
+
+    def __init__(
+        self,
+        checkpoint_dir: Path,
+        *,
+        device: str = "cpu",
+        dtype: DtypeName = "float32",
+        num_blocks: int,
+        block_size: int = 16,
+        kernels: KernelChoice = "auto",
+        num_threads: int | None = None,
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        """Loads the checkpoint and allocates the pool. `num_threads` sets torch's CPU threads for the process.
+
+        Raises CheckpointError for a checkpoint that cannot be used, ValueError for an unknown dtype or kernel choice.
+        """
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self._device, torch_dtype = torch.device(device), torch_dtype_of(dtype)
+        self._config = read_config(checkpoint_dir)
+        weights = load_weights(
+            checkpoint_dir, self._config, device=self._device, dtype=torch_dtype, on_progress=on_progress
+        )
+        self._decoder = Decoder(self._config, weights)
+        self._pool = KvPool(
+            kv_shape(self._config), num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=torch_dtype
+        )
+        self._backend = _choose_backend(kernels, self._pool)
+        self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), dtype)
+
+    @property
+    def pool(self) -> PoolSpec:
+        return PoolSpec(num_blocks=self._pool.num_blocks, block_size=self._pool.block_size)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one block, K and V of all layers."""
+        return self._pool.shape.bytes_per_block(self._pool.block_size, self._pool.storage.dtype)
+
+    @torch.inference_mode()
+    def zero_blocks(self, block_ids: Int32) -> None:
+        if block_ids.size:
+            self._backend.zero_blocks(block_ids)
+
+    @torch.inference_mode()
+    def copy_blocks(self, src: Int32, dst: Int32) -> None:
+        assert src.shape == dst.shape
+        if src.size:
+            self._backend.copy_blocks(src, dst)
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> Int32:
+        _assert_consistent(batch)
+        hidden = self.forward(batch)
+        if batch.sample.rows.size == 0:
+            return np.empty(0, dtype=np.int32)
+        logits = self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
+        tokens: Int32 = sample(logits, batch.sample).cpu().numpy().astype(np.int32)
+        return tokens
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """Runs the step like `execute` but returns the sampled rows' logits [R, vocab]."""
+        _assert_consistent(batch)
+        hidden = self.forward(batch)
+        return self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Writes the step's KV; hidden states [T, hidden] before the final norm."""
+        step = self._backend.plan(batch, self._config.num_heads)
+        return self._decoder.forward(self._to_device(batch.token_ids), self._to_device(batch.positions), step)
+
+    def _to_device(self, array: Int64) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def torch_dtype_of(name: str) -> torch.dtype:
+    """Raises ValueError, naming the supported ones."""
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def kv_shape(config: ModelConfig) -> KvShape:
+    return KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
+
+
+def suggest_num_blocks(checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeName, block_size: int) -> int:
+    """How many blocks fit into `memory_bytes` of memory set aside for KV (weights not counted).
+
+    Raises ValueError if not even one block fits.
+    """
+    per_block = kv_shape(read_config(checkpoint_dir)).bytes_per_block(block_size, torch_dtype_of(dtype))
+    if memory_bytes < per_block:
+        raise ValueError(f"{memory_bytes} bytes do not hold one block of {per_block} bytes; give the pool more memory")
+    return memory_bytes // per_block
+
+
+def _choose_backend(kernels: str, pool: KvPool) -> Backend:
+    if kernels == "torch" or (kernels == "auto" and pool.storage.device.type != "cuda"):
+        return TorchBackend(pool)
+    if kernels not in ("auto", "triton"):
+        raise ValueError(f"kernels {kernels!r} is not known; known: auto, torch, triton")
+    # Imported here, as a machine without a GPU need not have Triton.
+    from coppice_worker.kernels.triton.backend import TritonBackend
+
+    return TritonBackend(pool)
+
+
+def _describe(config: ModelConfig, digest: str, dtype: str) -> ModelInfo:
+    return ModelInfo(
+        family=config.family,
+        checkpoint_digest=digest,
+        kv_dtype=dtype,
+        rope=config.rope,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        eos_token_ids=config.eos_token_ids,
+    )
+
+
+def _sampled_tokens(batch: StepBatch) -> Int64:
+    """[R] index of each sampled row's last new token among the packed tokens."""
+    last: Int64 = batch.query_starts[batch.sample.rows + 1].astype(np.int64) - 1
+    return last
+
+
+def _assert_consistent(batch: StepBatch) -> None:
+    """Shapes agree; whoever built the batch got something wrong if not."""
+    num_tokens, num_rows = batch.token_ids.shape[0], batch.context_lens.shape[0]
+    assert num_tokens > 0, "a step without tokens has nothing to compute"
+    assert batch.positions.shape == batch.slots.shape == (num_tokens,)
+    assert batch.query_starts.shape == (num_rows + 1,)
+    assert batch.query_starts[0] == 0
+    assert batch.query_starts[-1] == num_tokens
+    new_tokens = np.diff(batch.query_starts)
+    assert (new_tokens > 0).all(), "every row of a step has new tokens"
+    assert (batch.context_lens >= new_tokens).all()
+    assert batch.block_tables.shape[0] == num_rows

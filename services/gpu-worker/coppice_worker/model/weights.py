@@ -1,0 +1,122 @@
+"""Names and shapes of a decoder's tensors, as files hold them and as the decoder uses them.
+
+file                                      decoder (fused once at load: one matmul instead of three or two)
+self_attn.{q,k,v}_proj.weight       ->    qkv       [(H + 2 HK) D, hidden]
+self_attn.o_proj.weight             ->    output    [hidden, H D]
+mlp.{gate,up}_proj.weight           ->    gate_up   [2 intermediate, hidden]
+mlp.down_proj.weight                ->    down      [hidden, intermediate]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .config import ModelConfig
+
+Shape = tuple[int, ...]
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A projection: weight [out, in] and, in some families, a bias [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attention_norm: torch.Tensor  # [hidden]
+    qkv: Linear
+    output: Linear
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor  # [hidden]
+    head: torch.Tensor  # [vocab, hidden]; the embedding itself where both are tied
+
+
+class TensorSource(Protocol):
+    """Where tensors come from, already on the wanted device and of the wanted dtype."""
+
+    def stacked(self, names: Sequence[str]) -> torch.Tensor:
+        """The named tensors, one below the other along dimension 0."""
+
+
+def layer_projections(config: ModelConfig, layer: int) -> dict[str, tuple[Shape, bool]]:
+    """Per projection of one layer: shape [out, in] of its weight and whether it has a bias [out]."""
+    prefix = f"model.layers.{layer}."
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    return {
+        f"{prefix}self_attn.q_proj": ((query, hidden), config.qkv_bias),
+        f"{prefix}self_attn.k_proj": ((key, hidden), config.qkv_bias),
+        f"{prefix}self_attn.v_proj": ((key, hidden), config.qkv_bias),
+        f"{prefix}self_attn.o_proj": ((hidden, query), config.output_bias),
+        f"{prefix}mlp.gate_proj": ((intermediate, hidden), config.mlp_bias),
+        f"{prefix}mlp.up_proj": ((intermediate, hidden), config.mlp_bias),
+        f"{prefix}mlp.down_proj": ((hidden, intermediate), config.mlp_bias),
+    }
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor that the files must hold, with its shape."""
+    hidden = (config.hidden_size,)
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size), FINAL_NORM: hidden}
+    if not config.tied_embeddings:
+        shapes[HEAD] = shapes[EMBEDDING]
+    for layer in range(config.num_layers):
+        shapes[f"model.layers.{layer}.input_layernorm.weight"] = hidden
+        shapes[f"model.layers.{layer}.post_attention_layernorm.weight"] = hidden
+        for name, (shape, has_bias) in layer_projections(config, layer).items():
+            shapes[f"{name}.weight"] = shape
+            if has_bias:
+                shapes[f"{name}.bias"] = shape[:1]
+    return shapes
+
+
+def is_redundant(name: str, config: ModelConfig) -> bool:
+    """Tensors that some files carry and that say nothing new."""
+    return name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_embeddings)
+
+
+def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
+    """Builds the decoder's weights from a source that holds all of `expected_shapes`."""
+
+    def linear(*names: str, bias: bool) -> Linear:
+        weight = source.stacked([f"{name}.weight" for name in names])
+        return Linear(weight, source.stacked([f"{name}.bias" for name in names]) if bias else None)
+
+    def layer(index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        return LayerWeights(
+            attention_norm=source.stacked([f"{prefix}.input_layernorm.weight"]),
+            qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj", bias=config.qkv_bias),
+            output=linear(f"{attention}.o_proj", bias=config.output_bias),
+            mlp_norm=source.stacked([f"{prefix}.post_attention_layernorm.weight"]),
+            gate_up=linear(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias),
+            down=linear(f"{mlp}.down_proj", bias=config.mlp_bias),
+        )
+
+    embedding = source.stacked([EMBEDDING])
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(layer(index) for index in range(config.num_layers)),
+        final_norm=source.stacked([FINAL_NORM]),
+        head=embedding if config.tied_embeddings else source.stacked([HEAD]),
+    )

@@ -1,0 +1,102 @@
+"""Tiny, randomly initialised checkpoints, written by `transformers` so that their format is not ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+Family = Literal["llama", "qwen2"]
+
+MAX_CONTEXT = 2048
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>")
+CHAT_TEMPLATE = (
+    "{{ '<|bos|>' }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def write_tiny_checkpoint(
+    path: Path,
+    family: Family = "llama",
+    *,
+    seed: int = 0,
+    vocab_size: int = 320,
+    sharded: bool = False,
+    tie: bool = False,
+    rope_scaling: dict[str, Any] | None = None,
+    **config_changes: Any,
+) -> Path:
+    """Writes config, weights and a byte-level tokenizer into the folder `path`, and returns it.
+
+    The vocabulary is 256 bytes, the special tokens after them, and unused ids up to `vocab_size` (at least 261).
+    `rope_scaling` is a `rope_parameters` object such as LLAMA3_ROPE. The context is 2048 tokens.
+    """
+    assert vocab_size >= 256 + len(SPECIAL_TOKENS)
+    path.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_CONTEXT,
+        "tie_word_embeddings": tie,
+        "rope_parameters": rope_scaling or {"rope_type": "default", "rope_theta": 10000.0},
+        # Wide enough that the best logit of a random model stands clear of the second.
+        "initializer_range": 0.15,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+        **config_changes,
+    }
+    transformers_logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = (
+            LlamaForCausalLM(LlamaConfig(**settings))
+            if family == "llama"
+            else Qwen2ForCausalLM(Qwen2Config(**settings))
+        )
+        _randomise_vectors(model)
+    model.save_pretrained(path, max_shard_size="100KB" if sharded else "5GB")
+    _write_tokenizer(path)
+    return path
+
+
+def _randomise_vectors(model: torch.nn.Module) -> None:
+    """Fresh biases are 0 and norms 1: swapping or dropping them would go unnoticed."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+
+
+def _write_tokenizer(path: Path) -> None:
+    vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[0],
+        "eos_token": SPECIAL_TOKENS[1],
+        "model_max_length": MAX_CONTEXT,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
