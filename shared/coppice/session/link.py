@@ -184,11 +184,17 @@ class ServerLink(Generic[BodyT]):
         self.key = key
         self.name = name
         self.epoch = epoch
+        self.is_ended = False  # set by whoever forgets the session while a connection still serves it
         self._flow: _Flow[BodyT] = _Flow(outbox_max)
 
     @property
     def connection(self) -> int:
         return self._flow.connection
+
+    @property
+    def has_unsent(self) -> bool:
+        """`outgoing()` would return something."""
+        return self._flow.posted > self._flow.sent
 
     @property
     def has_received(self) -> bool:
@@ -279,6 +285,9 @@ class ServerLinks(Generic[BodyT]):
             fresh=fresh,
         )
         return Accepted(link, welcome, is_new)
+
+    def knows(self, key: bytes) -> bool:
+        return key in self._links
 
     def forget(self, link: ServerLink[BodyT]) -> None:
         """End a session: its next Hello opens a fresh one."""

@@ -1,0 +1,99 @@
+"""Registration and fences <-> protobuf (the session between a worker and the cache service)."""
+
+from __future__ import annotations
+
+from coppice.edge.frame_codec import BodyField, FrameCodec
+from coppice.ids import CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages import registration as m
+from coppice_rpc.v1 import cache_pb2 as pb
+
+
+def _register_to_wire(message: m.Register) -> pb.Register:
+    return pb.Register(
+        worker_id=message.worker_id,
+        worker_epoch=message.worker_epoch,
+        address=message.address,
+        num_blocks=message.num_blocks,
+        block_size=message.block_size,
+        namespace=message.namespace,
+        model=message.model,
+        highest_cache_epoch=message.highest_cache_epoch,
+        generations=message.generations,
+        seals=message.seals,
+        scheduler_epochs=message.scheduler_epochs,
+    )
+
+
+def _register_from_wire(wire: pb.Register) -> m.Register:
+    return m.Register(
+        worker_id=WorkerId(wire.worker_id),
+        worker_epoch=WorkerEpoch(wire.worker_epoch),
+        address=wire.address,
+        num_blocks=wire.num_blocks,
+        block_size=wire.block_size,
+        namespace=Namespace(wire.namespace),
+        model=wire.model,
+        highest_cache_epoch=CacheEpoch(wire.highest_cache_epoch),
+        generations=wire.generations,
+        seals=wire.seals,
+        scheduler_epochs=tuple(SchedulerEpoch(epoch) for epoch in wire.scheduler_epochs),
+    )
+
+
+def _fence_to_wire(message: m.Fence) -> pb.Fence:
+    return pb.Fence(
+        fence_id=message.fence_id,
+        worker_epoch=message.worker_epoch,
+        scheduler_epochs=message.scheduler_epochs,
+        up_to_epoch=message.up_to_epoch,
+        spared=message.spared,
+        lease_ids=message.lease_ids,
+        report=message.report,
+    )
+
+
+def _fence_from_wire(wire: pb.Fence) -> m.Fence:
+    return m.Fence(
+        fence_id=wire.fence_id,
+        worker_epoch=WorkerEpoch(wire.worker_epoch),
+        scheduler_epochs=tuple(SchedulerEpoch(epoch) for epoch in wire.scheduler_epochs),
+        up_to_epoch=SchedulerEpoch(wire.up_to_epoch),
+        spared=tuple(SchedulerEpoch(epoch) for epoch in wire.spared),
+        lease_ids=tuple(LeaseId(lease) for lease in wire.lease_ids),
+        report=wire.report,
+    )
+
+
+def _ack_to_wire(message: m.FenceAck) -> pb.FenceAck:
+    return pb.FenceAck(
+        fence_id=message.fence_id,
+        worker_epoch=message.worker_epoch,
+        generations=message.generations,
+        seals=message.seals,
+    )
+
+
+def _ack_from_wire(wire: pb.FenceAck) -> m.FenceAck:
+    return m.FenceAck(wire.fence_id, WorkerEpoch(wire.worker_epoch), wire.generations, wire.seals)
+
+
+WORKER_FRAMES = FrameCodec(
+    pb.WorkerFrame,
+    (
+        BodyField("register", m.Register, _register_to_wire, _register_from_wire),
+        BodyField("fence_ack", m.FenceAck, _ack_to_wire, _ack_from_wire),
+    ),
+)
+
+SERVER_FRAMES = FrameCodec(
+    pb.WorkerServerFrame,
+    (
+        BodyField(
+            "registered",
+            m.Registered,
+            lambda body: pb.Registered(worker_epoch=body.worker_epoch, cache_epoch=body.cache_epoch),
+            lambda wire: m.Registered(WorkerEpoch(wire.worker_epoch), CacheEpoch(wire.cache_epoch)),
+        ),
+        BodyField("fence", m.Fence, _fence_to_wire, _fence_from_wire),
+    ),
+)
