@@ -1,0 +1,123 @@
+"""Who may come in, who asks for memory next, and who waited too long."""
+
+from __future__ import annotations
+
+from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, WorkerId
+from coppice.messages.index import Acquire, Candidate, Op
+from coppice_scheduler.core.leases import LeaseState
+from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.core.sequences import RequestState
+from coppice_scheduler.core.workers import Worker
+
+
+def refusal(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
+    """Why the request cannot be taken; None when it can."""
+    settings = life.settings
+    num_tokens = len(request.tokens) // TOKEN_BYTES
+    if not num_tokens or request.max_new_tokens < 1:
+        return Refused(RefusedReason.EMPTY, "there is nothing to do: the prompt or max_new_tokens is empty", 0)
+    if num_tokens >= settings.max_context:
+        message = f"the prompt has {num_tokens} tokens; with one to generate it exceeds {settings.max_context}"
+        return Refused(RefusedReason.TOO_LONG, message, 0)
+    pools = [worker.info.num_blocks * worker.info.block_size for worker in life.workers.values() if worker.info]
+    if pools and num_tokens > max(pools):
+        message = f"the prompt has {num_tokens} tokens; the largest worker holds {max(pools)}"
+        return Refused(RefusedReason.NEVER_FITS, message, 0)
+    limits = settings.limits_of(request.tenant)
+    counts = life.counts
+    waiting = counts.tenant_waiting[request.tenant]
+    retry_ms = _retry_after_ms(life, now_ns)
+    if waiting + counts.tenant_running[request.tenant] >= limits.max_concurrency:
+        message = f"tenant {request.tenant} has {limits.max_concurrency} requests at work, its maximum"
+        return Refused(RefusedReason.TENANT_CONCURRENCY, message, retry_ms)
+    if waiting >= limits.max_queued:
+        message = f"tenant {request.tenant} has {limits.max_queued} requests waiting, its maximum"
+        return Refused(RefusedReason.TENANT_QUEUE, message, retry_ms)
+    if counts.waiting >= settings.max_queued or counts.waiting_tokens + num_tokens > settings.max_queued_tokens:
+        message = f"{counts.waiting} requests with {counts.waiting_tokens} tokens are waiting, no more are taken"
+        return Refused(RefusedReason.QUEUE_FULL, message, retry_ms)
+    return None
+
+
+def _retry_after_ms(life: Lifecycle, now_ns: int) -> int:
+    """As long as the head of the queue has waited so far: the best guess of how long a place takes."""
+    since = life.queue.oldest_since_ns()
+    waited_ms = 0 if since is None else (now_ns - since) // NS_PER_MS
+    return min(max(waited_ms, 100), life.settings.queue_timeout_ms)
+
+
+def expire(life: Lifecycle, now_ns: int) -> None:
+    """End what waited longer than the queue's timeout."""
+    while (request := life.queue.pop_expired(now_ns)) is not None:
+        waited_ms = (now_ns - request.queued_ns) // NS_PER_MS
+        if request.domain_blocked:
+            code = OutputErrorCode.TENANT_MAXIMUM
+            why = f"domain {request.request.domain} held its maximum of blocks; send fewer requests at a time"
+        else:
+            code = OutputErrorCode.QUEUE_TIMEOUT
+            why = "no worker had room; send it again later"
+        error = OutputError(code, f"waited {waited_ms} ms in the queue: {why}", life.settings.queue_timeout_ms)
+        life.finish(request, Finish.ERROR, now_ns, error=error)
+
+
+def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
+    """Acquires for the head of the line, as many as there are free places."""
+    counts = life.counts
+    places = life.settings.max_running - counts.running - counts.asking
+    if places <= 0 or counts.waiting == counts.asking:
+        return []
+    workers = _candidates(life)
+    gate = life.gates.pool_gate()
+    if not workers or (gate is not None and not gate.opens(now_ns)):
+        return []
+    loads = _loads(life, workers)
+    ops: list[Op] = []
+    while places > 0:
+        request = life.queue.pop_next(lambda domain: life.gates.skips(domain, now_ns))
+        if request is None:
+            break
+        ops.append(_acquire(life, request, workers, loads, now_ns))
+        life.gates.asked(request.request.domain)
+        places = 0 if gate is not None else places - 1
+    return ops
+
+
+def _candidates(life: Lifecycle) -> list[Worker]:
+    """Open workers of one namespace: that of the first of them by name."""
+    workers = sorted((worker for worker in life.workers.values() if worker.open), key=lambda worker: worker.worker_id)
+    namespaces = [worker.info.namespace for worker in workers if worker.info]
+    return [worker for worker in workers if worker.info and worker.info.namespace == namespaces[0]]
+
+
+def _loads(life: Lifecycle, workers: list[Worker]) -> dict[WorkerId, int]:
+    """Prefill work per worker, with that of unanswered Acquires where they are expected to go."""
+    loads = {worker.worker_id: worker.prefill_tokens() for worker in workers}
+    if life.counts.asking:
+        for lease in life.leases.leases.values():
+            if lease.state is LeaseState.ASKED and lease.wanted and lease.expected_worker in loads:
+                loads[lease.expected_worker] += lease.num_prefill_tokens
+    return loads
+
+
+def _acquire(
+    life: Lifecycle, request: RequestState, workers: list[Worker], loads: dict[WorkerId, int], now_ns: int
+) -> Acquire:
+    info = workers[0].info
+    assert info is not None
+    lease = life.leases.open(request.request.domain, info.namespace)
+    assert len(lease.lease_id) == LEASE_ID_BYTES
+    candidates = tuple(Candidate(worker.worker_id, loads[worker.worker_id]) for worker in workers)
+    lease.expected_worker = min(candidates, key=lambda candidate: candidate.load_cost).worker_id
+    lease.num_prefill_tokens = request.num_tokens
+    lease.reserve_asked = min(request.num_tokens + 1, request.num_kv_tokens_max)
+    loads[lease.expected_worker] += request.num_tokens
+    life.ask(request, lease, now_ns)
+    return Acquire(
+        lease_id=lease.lease_id,
+        domain=lease.domain,
+        namespace=lease.namespace,
+        tokens=bytes(request.tokens),
+        reserve_tokens=lease.reserve_asked,
+        candidates=candidates,
+    )

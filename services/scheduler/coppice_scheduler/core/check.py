@@ -1,0 +1,100 @@
+"""Conservation laws of the scheduler, asserted after every event in tests and when idle in production."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import xor
+
+from coppice.messages.index import lease_hash
+from coppice_scheduler.core.leases import LeaseState
+from coppice_scheduler.core.lifecycle import Lifecycle
+from coppice_scheduler.core.sequences import RequestStatus, Sequence, SequenceState
+from coppice_scheduler.core.workers import Worker
+
+
+def check(life: Lifecycle) -> None:
+    _check_requests(life)
+    _check_leases(life)
+    for worker in life.workers.values():
+        _check_worker(life, worker)
+
+
+def _check_requests(life: Lifecycle) -> None:
+    """Every accepted request is at work or has had its one outcome (I16); the counts are those of the requests."""
+    assert life.totals.submitted == life.totals.finished + len(life.requests)
+    counts = dict.fromkeys(RequestStatus, 0)
+    waiting_tokens = 0
+    for request in life.requests.values():
+        counts[request.status] += 1
+        holds = request.status in (RequestStatus.ASKING, RequestStatus.RUNNING)
+        assert holds == (request.lease is not None)
+        assert (request.status is RequestStatus.RUNNING) == (request.sequence is not None)
+        if request.lease is not None:
+            assert life.by_lease[request.lease.lease_id] is request
+        if request.status is not RequestStatus.RUNNING:
+            waiting_tokens += request.num_tokens
+        assert request.num_output_tokens == request.num_tokens - request.num_prompt_tokens
+        assert request.num_output_tokens < request.max_output_tokens
+    assert counts[RequestStatus.FINISHED] == 0
+    assert counts[RequestStatus.RUNNING] == life.counts.running == sum(life.counts.tenant_running.values())
+    assert counts[RequestStatus.ASKING] == life.counts.asking
+    assert counts[RequestStatus.ASKING] + counts[RequestStatus.WAITING] == life.counts.waiting
+    assert life.counts.waiting == sum(life.counts.tenant_waiting.values())
+    assert life.counts.waiting_tokens == waiting_tokens
+    assert life.counts.running + life.counts.asking <= life.settings.max_running
+    assert len(life.by_lease) == life.counts.running + life.counts.asking
+
+
+def _check_leases(life: Lifecycle) -> None:
+    """Every live lease belongs to one live or closing sequence; the digest is that of the live leases."""
+    table = life.leases
+    owners = [sequence.lease.lease_id for worker in life.workers.values() for sequence in _sequences(worker)]
+    owned = set(owners)
+    assert len(owners) == len(owned), "two sequences under one lease"
+    live = [lease for lease in table.leases.values() if lease.state is not LeaseState.ASKED]
+    for lease in live:
+        assert lease.state is not LeaseState.DEAD
+        assert lease.state is not LeaseState.LIVE or lease.lease_id in owned, "a live lease without a sequence"
+        assert lease.num_published <= lease.num_publish_sent <= lease.num_full_blocks
+        assert lease.reserved_tokens == (lease.num_shared_blocks + lease.num_owned_blocks) * lease.block_size
+    assert table.num_live == len(live)
+    assert table.digest == reduce(xor, (lease_hash(lease.lease_id) for lease in live), 0)
+    assert table.num_awaiting_verdict == sum(lease.awaits_verdict for lease in live)
+    asked = {op.lease_id for batch in table.unanswered for op in batch}
+    for lease in table.leases.values():
+        assert lease.state is not LeaseState.ASKED or lease.lease_id in asked or table.settles(lease)
+
+
+def _sequences(worker: Worker) -> list[Sequence]:
+    removing = [sequence for step in worker.in_flight for sequence in step.removed]
+    return [*worker.running.values(), *worker.to_detach, *removing]
+
+
+def _check_worker(life: Lifecycle, worker: Worker) -> None:
+    """Steps without gaps; what is planned is what completed plus what is in flight; no row without blocks (I6)."""
+    steps = [step.plan.step for step in worker.in_flight]
+    assert steps == list(range(worker.next_step - len(steps), worker.next_step))
+    assert len(steps) <= life.settings.max_steps_in_flight
+    planned: dict[Sequence, int] = {}
+    pending: dict[Sequence, int] = {}
+    for step in worker.in_flight:
+        for row in step.rows:
+            planned[row.sequence] = planned.get(row.sequence, 0) + row.num_tokens
+            pending[row.sequence] = pending.get(row.sequence, 0) + row.samples
+    for sequence_id, sequence in worker.running.items():
+        assert sequence.live
+        assert sequence.sequence_id == sequence_id
+        assert sequence.request.sequence is sequence
+        assert sequence.lease.state is LeaseState.LIVE
+        assert sequence.lease.worker_epoch == worker.epoch
+        assert sequence.num_planned == sequence.num_computed + planned.get(sequence, 0)
+        assert sequence.num_pending == pending.get(sequence, 0)
+        assert sequence.num_planned <= sequence.lease.reserved_tokens
+        assert sequence.num_computed <= sequence.request.num_tokens
+        assert sequence.request.num_output_tokens + sequence.num_pending <= sequence.request.max_output_tokens
+    for sequence in worker.to_detach:
+        assert sequence.state is SequenceState.CLOSING
+    for step in worker.in_flight:
+        assert all(sequence.state is SequenceState.REMOVING for sequence in step.removed)
+    assert worker.stalled.keys() <= worker.running.keys()
+    assert worker.wants_blocks.keys() <= worker.running.keys()

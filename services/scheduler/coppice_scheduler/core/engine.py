@@ -1,0 +1,234 @@
+"""The scheduler's core: events in, effects out. See `sequences.py` for the states, DESIGN.md section 4 for the life.
+
+submit, cancel, index_*, worker_*   change state only
+advance                             decides: expire, preempt, plan, ask; returns everything that must leave now
+"""
+
+from __future__ import annotations
+
+from coppice.ids import TOKEN_BYTES, CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import AnswerBatch, FromClient, LeaseDigest, Reattached, ToClient, Workers
+from coppice.messages.step import StepPlan, StepResult
+from coppice_scheduler.core import attachment
+from coppice_scheduler.core.admission import expire, refusal
+from coppice_scheduler.core.answers import collect_ops, take_answer
+from coppice_scheduler.core.check import check
+from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.preemption import relieve
+from coppice_scheduler.core.request import (
+    Effects,
+    Finish,
+    Output,
+    OutputError,
+    OutputErrorCode,
+    Refused,
+    RefusedReason,
+    Request,
+    SchedulerSettings,
+    SchedulerStats,
+    TenantLimits,
+    TenantStats,
+)
+from coppice_scheduler.core.results import take_result
+from coppice_scheduler.core.sequences import RequestState
+from coppice_scheduler.core.step import build_plan
+from coppice_scheduler.core.workers import Worker
+
+__all__ = [
+    "Effects",
+    "Finish",
+    "Output",
+    "OutputError",
+    "OutputErrorCode",
+    "Refused",
+    "RefusedReason",
+    "Request",
+    "SchedulerCore",
+    "SchedulerSettings",
+    "SchedulerStats",
+    "TenantLimits",
+    "TenantStats",
+]
+
+
+class SchedulerCore:
+    """Decides what runs next. Knows no clock and no connection: the edge calls it and does what it returns."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self._life = Lifecycle(settings)
+        self._arrivals = 0
+        self._draining = False
+        self._now_ns = 0
+        self._advanced_ns = -1
+
+    # --- requests
+
+    def submit(self, request: Request, now_ns: int) -> Refused | None:
+        """None: accepted, and exactly one Output with `finish` will come."""
+        self._now_ns = now_ns
+        life = self._life
+        assert request.request_id not in life.requests, f"request id {request.request_id} is in use"
+        assert len(request.tokens) % TOKEN_BYTES == 0
+        if self._draining:
+            return Refused(RefusedReason.DRAINING, "this scheduler is shutting down; send it to another", 1000)
+        refused = refusal(life, request, now_ns)
+        if refused is not None:
+            return refused
+        self._arrivals += 1
+        num_prompt = len(request.tokens) // TOKEN_BYTES
+        state = RequestState(
+            request=request,
+            order=(request.priority, self._arrivals),
+            tokens=bytearray(request.tokens),
+            num_prompt_tokens=num_prompt,
+            max_output_tokens=min(request.max_new_tokens, self._settings.max_context - num_prompt),
+            emitted_bytes=len(request.tokens),
+        )
+        life.enter(state, now_ns)
+        return None
+
+    def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
+        """End a request now; unknown and finished ones are left alone."""
+        self._now_ns = now_ns
+        request = self._life.requests.get(request_id)
+        if request is not None:
+            self._life.finish(request, finish, now_ns)
+
+    def drain(self) -> None:
+        """Take no new request; those at work end as they would."""
+        self._draining = True
+
+    # --- the cache service
+
+    def index_attached(self, epoch: SchedulerEpoch, cache_epoch: CacheEpoch, fresh: bool, now_ns: int) -> None:
+        """`fresh`: the link's state restarted, so nothing that is unanswered will be answered unless asked again."""
+        self._now_ns = now_ns
+        attachment.index_attached(self._life, epoch, cache_epoch, fresh, now_ns)
+
+    def index_lost(self, now_ns: int) -> None:
+        """Running sequences go on with the blocks they have; ops wait."""
+        self._now_ns = now_ns
+        self._life.leases.connected = False
+
+    def index_message(self, message: ToClient, now_ns: int) -> None:
+        self._now_ns = now_ns
+        life = self._life
+        if isinstance(message, AnswerBatch):
+            ops = life.leases.answered(message)
+            for op, answer in zip(ops, message.answers, strict=False):
+                take_answer(life, op, answer, now_ns)
+        elif isinstance(message, Workers):
+            attachment.workers_listed(life, message, now_ns)
+        elif isinstance(message, Reattached):
+            attachment.reattached(life, message, now_ns)
+        else:
+            assert isinstance(message, LeaseDigest)
+            life.leases.compare(message)
+
+    # --- workers
+
+    def worker_attached(self, worker_id: WorkerId, worker_epoch: WorkerEpoch, fresh: bool, now_ns: int) -> None:
+        """`fresh`: steps start again at 1 and the worker has no sequence of ours."""
+        self._now_ns = now_ns
+        worker = self._life.workers.setdefault(worker_id, Worker(worker_id))
+        attachment.worker_attached(self._life, worker, worker_epoch, fresh, now_ns)
+
+    def worker_lost(self, worker_id: WorkerId, now_ns: int) -> None:
+        """The connection is gone. What is in flight stays so until its result comes or the epoch is dead."""
+        self._now_ns = now_ns
+        worker = self._life.workers.get(worker_id)
+        if worker is not None:
+            attachment.worker_lost(worker, now_ns)
+
+    def worker_result(self, worker_id: WorkerId, result: StepResult, now_ns: int) -> None:
+        self._now_ns = now_ns
+        worker = self._life.workers.get(worker_id)
+        if worker is not None and worker.attached:
+            take_result(self._life, worker, result, now_ns)
+
+    # --- decisions
+
+    def advance(self, now_ns: int) -> Effects:
+        """Everything that must leave now. Called after every input and at `next_wakeup_ns`."""
+        self._now_ns = self._advanced_ns = now_ns
+        life = self._life
+        expire(life, now_ns)
+        attachment.give_up_absent(life, now_ns)
+        if life.leases.connected:
+            for worker in life.workers.values():
+                if worker.usable and worker.stalled:
+                    relieve(life, worker, now_ns)
+        plans = self._plan(now_ns)
+        messages: tuple[FromClient, ...] = ()
+        if life.leases.connected:
+            messages = life.leases.take_messages(collect_ops(life, now_ns))
+        return Effects(to_index=messages, plans=plans, outputs=life.take_outputs())
+
+    def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:
+        plans = []
+        for worker in self._life.workers.values():
+            while worker.usable and len(worker.in_flight) < self._settings.max_steps_in_flight:
+                plan = build_plan(worker, self._settings, now_ns)
+                if plan is None:
+                    break
+                plans.append((worker.worker_id, plan))
+        return tuple(plans)
+
+    def next_wakeup_ns(self) -> int | None:
+        """When `advance` has something to do without a new input; None when never."""
+        life = self._life
+        times = [life.queue.next_deadline_ns()]
+        times += [attachment.gives_up_at_ns(life, worker) for worker in life.workers.values()]
+        if life.leases.connected:
+            timeout_ns = self._settings.queue_timeout_ms * NS_PER_MS
+            if life.counts.waiting > life.counts.asking:
+                times.append(life.gates.next_retry_ns())
+            for worker in life.workers.values():
+                for stall in worker.stalled.values() if worker.usable else ():
+                    times.append(stall.since_ns + timeout_ns)
+                    if not stall.sequence.lease.extend_asked:
+                        times.append(stall.retry_ns)
+        # What was due at the last `advance` was done there, or can only be done after another input.
+        due = [time for time in times if time is not None and time > self._advanced_ns]
+        return min(due) if due else None
+
+    # --- what it is like
+
+    def is_idle(self) -> bool:
+        """Nothing at work, nothing held, nothing on its way."""
+        life = self._life
+        busy = any(
+            worker.running or (worker.usable and (worker.in_flight or worker.to_detach or worker.sealed))
+            for worker in life.workers.values()
+        )
+        return not life.requests and life.leases.is_quiet and not busy
+
+    def check(self) -> None:
+        """Assert the scheduler's own conservation laws."""
+        check(self._life)
+
+    def stats(self) -> SchedulerStats:
+        life = self._life
+        counts, totals = life.counts, life.totals
+        since = life.queue.oldest_since_ns()
+        tenants = {
+            tenant: TenantStats(counts.tenant_running[tenant], counts.tenant_waiting[tenant])
+            for tenant in {*counts.tenant_running, *counts.tenant_waiting}
+        }
+        return SchedulerStats(
+            running=counts.running,
+            waiting=counts.waiting,
+            waiting_tokens=counts.waiting_tokens,
+            oldest_wait_ms=0 if since is None else (self._now_ns - since) // NS_PER_MS,
+            tenants=tenants,
+            leases=life.leases.num_live,
+            steps_in_flight=sum(len(worker.in_flight) for worker in life.workers.values()),
+            total_preemptions=totals.preemptions,
+            total_retries=totals.retries,
+            total_prefill_tokens=totals.prefill_tokens,
+            total_cached_tokens=totals.cached_tokens,
+            total_sampled_tokens=totals.sampled_tokens,
+            total_steps=totals.steps,
+            total_finished=totals.finished,
+        )

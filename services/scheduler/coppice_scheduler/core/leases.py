@@ -1,0 +1,275 @@
+"""Leases and the ops about them: what was asked, what was answered, what must be asked again.
+
+    ASKED --Grant--> LIVE --release--> RELEASING --Released--> (forgotten)
+      |                |                                        ^
+      +-- NoCapacity --+------------ Gone, refused -------------+
+
+Batches are answered in order, so the oldest unanswered batch is the one that an AnswerBatch answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from coppice.handles import HANDLE_BYTES
+from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import (
+    Abandon,
+    Acquire,
+    AnswerBatch,
+    Extend,
+    FromClient,
+    Grant,
+    LeaseClaim,
+    LeaseDigest,
+    LeaseSet,
+    Op,
+    OpBatch,
+    Publish,
+    Reattach,
+    Release,
+    lease_hash,
+)
+
+
+class LeaseState(Enum):
+    ASKED = "asked"
+    LIVE = "live"
+    RELEASING = "releasing"  # its Release or Abandon is on the way
+    DEAD = "dead"  # forgotten, here and there
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One claim at the cache service."""
+
+    lease_id: LeaseId
+    domain: DomainId
+    namespace: Namespace
+    state: LeaseState = LeaseState.ASKED
+    wanted: bool = True  # False: its request ended while the Acquire was on the way
+    expected_worker: WorkerId = WorkerId("")  # where its load is counted until the answer says where it is
+    num_prefill_tokens: int = 0
+    reserve_asked: int = 0  # tokens of the Acquire
+    worker_id: WorkerId = WorkerId("")
+    worker_epoch: WorkerEpoch = WorkerEpoch(0)
+    block_size: int = 1
+    shared: bytes = b""
+    shared_seals: bytes = b""
+    owned: bytearray = field(default_factory=bytearray)
+    reserved_tokens: int = 0
+    extend_asked: int = 0  # tokens of the Extend without an answer; 0 = none
+    publishable: bool = True
+    num_full_blocks: int = 0  # full, and the step that wrote the last of them has completed
+    num_publish_sent: int = 0
+    num_published: int = 0
+    awaits_verdict: bool = False  # claimed in a Reattach that is not answered yet
+
+    @property
+    def num_shared_blocks(self) -> int:
+        return len(self.shared) // HANDLE_BYTES
+
+    @property
+    def num_owned_blocks(self) -> int:
+        return len(self.owned) // HANDLE_BYTES
+
+    def take_grant(self, grant: Grant, block_size: int) -> None:
+        self.state = LeaseState.LIVE
+        self.worker_id = grant.worker_id
+        self.worker_epoch = grant.worker_epoch
+        self.block_size = block_size
+        self.shared = grant.shared
+        self.shared_seals = grant.shared_seals
+        self.owned = bytearray(grant.owned)
+        self.reserved_tokens = (self.num_shared_blocks + self.num_owned_blocks) * block_size
+        self.num_full_blocks = self.num_publish_sent = self.num_published = self.num_shared_blocks
+
+    def take_blocks(self, first_block: int, owned: bytes) -> bytes:
+        """Append what is new of an Extended answer and return it. A repeated answer adds nothing."""
+        have = self.num_shared_blocks + self.num_owned_blocks
+        if first_block > have:
+            return b""
+        new = owned[(have - first_block) * HANDLE_BYTES :]
+        self.owned += new
+        self.reserved_tokens += len(new) // HANDLE_BYTES * self.block_size
+        return new
+
+    def claim(self) -> LeaseClaim:
+        return LeaseClaim(
+            lease_id=self.lease_id,
+            domain=self.domain,
+            namespace=self.namespace,
+            worker_id=self.worker_id,
+            worker_epoch=self.worker_epoch,
+            shared=self.shared,
+            shared_seals=self.shared_seals,
+            owned=bytes(self.owned),
+        )
+
+
+class LeaseTable:
+    """Every lease that is asked for or held, and the ops on their way."""
+
+    def __init__(self, instance: bytes) -> None:
+        self._instance = instance
+        self._next_lease = 1
+        self.epoch = SchedulerEpoch(0)
+        self.cache_epoch = CacheEpoch(0)
+        self.connected = False
+        self.leases: dict[LeaseId, Lease] = {}
+        self.unanswered: deque[tuple[Op, ...]] = deque()
+        self.to_publish: dict[LeaseId, tuple[Lease, bytearray]] = {}
+        self.num_awaiting_verdict = 0
+        self.num_live = 0
+        self.digest = 0
+        self._first: list[FromClient] = []  # before any op: Reattach, LeaseSet
+        self._settling: list[Op] = []  # Acquires asked again, Releases, Abandons
+
+    def open(self, domain: DomainId, namespace: Namespace) -> Lease:
+        """A lease id that was never used before, not asked for yet."""
+        lease_id = LeaseId(self._instance + self._next_lease.to_bytes(8, "little"))
+        self._next_lease += 1
+        lease = Lease(lease_id, domain, namespace)
+        self.leases[lease_id] = lease
+        return lease
+
+    def grant(self, lease: Lease, grant: Grant, block_size: int) -> None:
+        assert lease.state is LeaseState.ASKED
+        lease.take_grant(grant, block_size)
+        self.num_live += 1
+        self.digest ^= lease_hash(lease.lease_id)
+
+    def release(self, lease: Lease) -> None:
+        self._give_back(lease, Release(lease.lease_id))
+
+    def abandon(self, lease: Lease) -> None:
+        self._give_back(lease, Abandon(lease.lease_id))
+
+    def _give_back(self, lease: Lease, op: Op) -> None:
+        if lease.state is not LeaseState.LIVE:
+            return
+        lease.state = LeaseState.RELEASING
+        self._judged(lease)
+        self._settling.append(op)
+
+    def forget(self, lease: Lease) -> None:
+        """The cache service does not hold it (any more)."""
+        if lease.state is LeaseState.DEAD:
+            return
+        if lease.state is not LeaseState.ASKED:
+            self.num_live -= 1
+            self.digest ^= lease_hash(lease.lease_id)
+        lease.state = LeaseState.DEAD
+        self._judged(lease)
+        del self.leases[lease.lease_id]
+        self.to_publish.pop(lease.lease_id, None)
+
+    def accept(self, lease: Lease) -> None:
+        """A claim was accepted."""
+        self._judged(lease)
+
+    def _judged(self, lease: Lease) -> None:
+        if lease.awaits_verdict:
+            lease.awaits_verdict = False
+            self.num_awaiting_verdict -= 1
+
+    # --- attachment
+
+    def forget_session(self) -> None:
+        """Another scheduler epoch: every lease of the old one is dead, every op about them is moot."""
+        for lease in list(self.leases.values()):
+            self.forget(lease)
+        self.unanswered.clear()
+        self._first.clear()
+        self._settling.clear()
+
+    def reattach(self) -> None:
+        """The link started over: claim what lives, ask again what has no answer.
+
+        An Extend or a Publish is asked again out of the lease's state, once its claim was accepted: before that the
+        cache service may not know the lease.
+        """
+        ops = [op for batch in self.unanswered for op in batch]
+        self.unanswered.clear()
+        self._first.clear()
+        claims = []
+        for lease in self.leases.values():
+            lease.extend_asked = 0
+            if lease.state is not LeaseState.LIVE:
+                continue
+            lease.num_publish_sent = lease.num_published
+            if not lease.awaits_verdict:
+                lease.awaits_verdict = True
+                self.num_awaiting_verdict += 1
+            claims.append(lease.claim())
+        self._first.append(Reattach(tuple(claims)))
+        again = [op for op in ops if isinstance(op, Acquire | Release | Abandon)]
+        self._settling = again + self._settling
+
+    def answered(self, batch: AnswerBatch) -> tuple[Op, ...]:
+        """The ops that a batch answers; none when it answers nothing that is outstanding (another epoch, a double)."""
+        if batch.cache_epoch != self.cache_epoch or not self.unanswered:
+            return ()
+        ops = self.unanswered[0]
+        if len(ops) != len(batch.answers):
+            return ()
+        if any(op.lease_id != answer.lease_id for op, answer in zip(ops, batch.answers, strict=True)):
+            return ()
+        self.unanswered.popleft()
+        return ops
+
+    def compare(self, seen: LeaseDigest) -> None:
+        if self.unanswered or self._first or self.num_awaiting_verdict:
+            return
+        if (seen.count, seen.digest) != (self.num_live, self.digest):
+            live = (lease.lease_id for lease in self.leases.values() if lease.state is not LeaseState.ASKED)
+            self._first.append(LeaseSet(tuple(live)))
+
+    # --- what goes out
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self.leases and not self.unanswered and not self._settling and not self._first
+
+    def settles(self, lease: Lease) -> bool:
+        """An op about it waits to go out."""
+        return any(op.lease_id == lease.lease_id for op in self._settling)
+
+    def filled(self, lease: Lease, tokens: bytearray, num_computed: int) -> None:
+        """Completed steps cover `num_computed` tokens: note full blocks for the next batch."""
+        full = num_computed // lease.block_size
+        if full > lease.num_full_blocks:
+            lease.num_full_blocks = full
+        if full > lease.num_publish_sent and lease.publishable:
+            self.to_publish[lease.lease_id] = (lease, tokens)
+
+    def take_publishes(self) -> list[Op]:
+        ops: list[Op] = []
+        waiting: dict[LeaseId, tuple[Lease, bytearray]] = {}
+        for lease_id, (lease, tokens) in self.to_publish.items():
+            if lease.awaits_verdict:
+                waiting[lease_id] = (lease, tokens)
+            elif lease.publishable and lease.num_full_blocks > lease.num_publish_sent:
+                block_bytes = lease.block_size * 4
+                part = tokens[lease.num_publish_sent * block_bytes : lease.num_full_blocks * block_bytes]
+                ops.append(Publish(lease_id, lease.num_publish_sent, bytes(part)))
+                lease.num_publish_sent = lease.num_full_blocks
+        self.to_publish = waiting
+        return ops
+
+    def take_settling(self) -> list[Op]:
+        ops, self._settling = self._settling, []
+        return ops
+
+    def take_messages(self, ops: list[Op]) -> tuple[FromClient, ...]:
+        messages, self._first = self._first, []
+        if ops:
+            self.unanswered.append(tuple(ops))
+            messages.append(OpBatch(tuple(ops)))
+        return tuple(messages)
+
+    def extend(self, lease: Lease, reserve_tokens: int) -> Op:
+        lease.extend_asked = reserve_tokens
+        return Extend(lease.lease_id, reserve_tokens)

@@ -1,0 +1,300 @@
+"""The one place that moves requests and sequences from state to state.
+
+enter -> start (a grant) -> preempt | retry -> back to the queue
+                        \\-> finish (exactly once)
+
+close a sequence:  GRANTED, nothing told to the worker   -> release at once
+                   ATTACHED                              -> detach with the next plan, release after its result
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId, WorkerId
+from coppice.messages.index import Grant
+from coppice_scheduler.core.leases import Lease, LeaseState, LeaseTable
+from coppice_scheduler.core.queues import Gates, WaitingQueue
+from coppice_scheduler.core.request import Finish, Output, OutputError, OutputErrorCode
+from coppice_scheduler.core.sequences import RequestState, RequestStatus, Sequence, SequenceState
+from coppice_scheduler.core.settings import SchedulerSettings
+from coppice_scheduler.core.workers import Worker
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(slots=True)
+class Totals:
+    submitted: int = 0
+    finished: int = 0
+    preemptions: int = 0
+    retries: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Requests by where they are, kept as they move."""
+
+    running: int = 0
+    waiting: int = 0
+    asking: int = 0
+    waiting_tokens: int = 0
+    tenant_running: Counter[str] = field(default_factory=Counter)
+    tenant_waiting: Counter[str] = field(default_factory=Counter)
+
+
+class Lifecycle:
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.requests: dict[str, RequestState] = {}
+        self.by_lease: dict[LeaseId, RequestState] = {}  # who asks for a lease, or runs under it
+        self.workers: dict[WorkerId, Worker] = {}
+        self.queue = WaitingQueue(settings.queue_timeout_ms * NS_PER_MS)
+        self.gates = Gates()
+        self.leases = LeaseTable(settings.instance)
+        self.totals = Totals()
+        self.counts = Counts()
+        self.outputs: list[Output] = []
+        self.fresh_tokens: dict[str, RequestState] = {}  # those with tokens to emit
+        self._next_sequence = 1
+
+    # --- requests
+
+    def enter(self, request: RequestState, now_ns: int) -> None:
+        self.requests[request.request.request_id] = request
+        self.totals.submitted += 1
+        self._enter_queue(request, now_ns)
+
+    def _enter_queue(self, request: RequestState, now_ns: int) -> None:
+        self.counts.waiting += 1
+        self.counts.waiting_tokens += request.num_tokens
+        self.counts.tenant_waiting[request.request.tenant] += 1
+        self.queue.enter(request, now_ns)
+
+    def _leave_queue(self, request: RequestState) -> None:
+        self.counts.waiting -= 1
+        self.counts.waiting_tokens -= request.num_tokens
+        _decrement(self.counts.tenant_waiting, request.request.tenant)
+
+    def ask(self, request: RequestState, lease: Lease, now_ns: int) -> None:
+        request.status = RequestStatus.ASKING
+        request.lease = lease
+        self.by_lease[lease.lease_id] = request
+        request.asked_ns = now_ns
+        self.counts.asking += 1
+
+    def unask(self, request: RequestState) -> None:
+        """Its Acquire brought nothing: it waits on where it stood."""
+        assert request.status is RequestStatus.ASKING
+        self.counts.asking -= 1
+        self._part_from_lease(request)
+        self.queue.put_back(request)
+
+    def start(self, request: RequestState, lease: Lease, grant: Grant, now_ns: int) -> None:
+        """Its grant came: it has a sequence on a worker."""
+        assert request.status is RequestStatus.ASKING
+        request.mark("queue", request.queued_ns, request.asked_ns)
+        request.mark("acquire", request.asked_ns, now_ns)
+        self.counts.asking -= 1
+        self._leave_queue(request)
+        self.counts.running += 1
+        self.counts.tenant_running[request.request.tenant] += 1
+        request.status = RequestStatus.RUNNING
+        request.domain_blocked = False
+        if request.num_grants == 0:
+            request.num_cached_tokens = grant.num_cached_tokens
+        request.num_grants += 1
+        self.totals.cached_tokens += grant.num_cached_tokens
+        sequence = Sequence(
+            sequence_id=SequenceId(self._next_sequence),
+            request=request,
+            lease=lease,
+            num_start_tokens=request.num_tokens,
+            num_computed=grant.num_cached_tokens,
+            num_planned=grant.num_cached_tokens,
+            zero=bytearray(grant.zero),
+        )
+        self._next_sequence += 1
+        request.sequence = sequence
+        self.workers[grant.worker_id].running[sequence.sequence_id] = sequence
+
+    def preempt(self, request: RequestState, now_ns: int) -> None:
+        """Take its blocks back; it waits and recomputes."""
+        self.totals.preemptions += 1
+        self._stop_running(request)
+        self._enter_queue(request, now_ns)
+
+    def retry(self, request: RequestState, error: OutputError, now_ns: int) -> None:
+        """Something failed that was not its fault: start it over, or end it with `error` when it was already."""
+        if request.num_retries >= self.settings.max_retries:
+            self.finish(request, Finish.ERROR, now_ns, error=error)
+            return
+        request.num_retries += 1
+        self.totals.retries += 1
+        if request.status is RequestStatus.RUNNING:
+            self._stop_running(request)
+            self._enter_queue(request, now_ns)
+
+    def retry_unseen(self, request: RequestState, error: OutputError, now_ns: int) -> None:
+        """As `retry`, for requests without a first token; the others end."""
+        if request.num_output_tokens:
+            self.finish(request, Finish.ERROR, now_ns, error=error)
+        else:
+            self.retry(request, error, now_ns)
+
+    def _stop_running(self, request: RequestState) -> None:
+        assert request.status is RequestStatus.RUNNING
+        assert request.sequence is not None
+        self.close(request.sequence)
+        request.sequence = None
+        self._part_from_lease(request)
+        self.counts.running -= 1
+        _decrement(self.counts.tenant_running, request.request.tenant)
+
+    def _part_from_lease(self, request: RequestState) -> None:
+        assert request.lease is not None
+        del self.by_lease[request.lease.lease_id]
+        request.lease = None
+
+    def finish(
+        self,
+        request: RequestState,
+        finish: Finish,
+        now_ns: int,
+        *,
+        error: OutputError | None = None,
+        stop_token: bool = False,
+    ) -> None:
+        """The one terminal outcome (I16)."""
+        assert request.status is not RequestStatus.FINISHED
+        if request.status is RequestStatus.RUNNING:
+            self._stop_running(request)
+        else:
+            if request.status is RequestStatus.ASKING:
+                assert request.lease is not None
+                request.lease.wanted = False
+                self._part_from_lease(request)
+                self.counts.asking -= 1
+            self._leave_queue(request)
+            request.mark("queue", request.queued_ns, now_ns)
+        if request.first_token_ns:
+            request.marks.append(("decode", request.first_token_ns, now_ns))
+        request.status = RequestStatus.FINISHED
+        self.totals.finished += 1
+        del self.requests[request.request.request_id]
+        self.fresh_tokens.pop(request.request.request_id, None)
+        self.outputs.append(_output(request, finish, error, stop_token))
+
+    def take_outputs(self) -> tuple[Output, ...]:
+        for request in self.fresh_tokens.values():
+            self.outputs.append(_output(request))
+        self.fresh_tokens.clear()
+        outputs, self.outputs = tuple(self.outputs), []
+        return outputs
+
+    # --- sequences
+
+    def close(self, sequence: Sequence) -> None:
+        """No more of it is planned. Its full blocks stay findable; the rest goes back when no step can touch it."""
+        assert sequence.live
+        lease = sequence.lease
+        worker = self.workers[lease.worker_id]
+        del worker.running[sequence.sequence_id]
+        worker.stalled.pop(sequence.sequence_id, None)
+        worker.wants_blocks.pop(sequence.sequence_id, None)
+        if lease.state is LeaseState.LIVE:
+            worker.returning[lease.lease_id] = lease
+        if sequence.state is SequenceState.ATTACHED:
+            sequence.state = SequenceState.CLOSING
+            worker.to_detach.append(sequence)
+        else:
+            self.removed(sequence)
+
+    def removed(self, sequence: Sequence) -> None:
+        """No step that is in flight or to come can touch its blocks: only now may they be released."""
+        sequence.state = SequenceState.REMOVED
+        self.release(sequence.lease)
+
+    def release(self, lease: Lease) -> None:
+        if lease.state is LeaseState.LIVE:
+            self.leases.release(lease)
+            self.freed(lease)
+
+    def released(self, lease: Lease) -> None:
+        """The answer: what it held is free, or was before."""
+        self.leases.forget(lease)
+        worker = self.workers.get(lease.worker_id)
+        if worker is not None:
+            worker.returning.pop(lease.lease_id, None)
+        self.freed(lease)
+
+    def freed(self, lease: Lease) -> None:
+        """Blocks of a worker and a domain are back (or are, before the next op is looked at)."""
+        self.gates.freed(lease.domain)
+        worker = self.workers.get(lease.worker_id)
+        if worker is not None:
+            for stall in worker.stalled.values():
+                stall.refused = False
+                stall.retry_ns = 0
+
+    # --- workers
+
+    def worker_dead(self, worker: Worker, now_ns: int) -> None:
+        """Its epoch is over, or its sequences are gone there: no step is in flight any more."""
+        error = OutputError(
+            OutputErrorCode.WORKER_LOST,
+            f"worker {worker.worker_id} was lost while it computed this request; send it again",
+            retry_after_ms=1000,
+        )
+        self._take_requests(worker, error, now_ns)
+        gone = worker.to_detach + [sequence for step in worker.in_flight for sequence in step.removed]
+        worker.restart_steps()
+        for sequence in gone:
+            self.removed(sequence)
+        worker.returning.clear()
+
+    def give_up(self, worker: Worker, now_ns: int) -> None:
+        """It cannot be asked and may still compute: its blocks go back through a fence."""
+        worker.abandoned = True
+        error = OutputError(
+            OutputErrorCode.WORKER_LOST,
+            f"worker {worker.worker_id} has not been reachable for {self.settings.worker_absent_ms} ms; send it again",
+            retry_after_ms=1000,
+        )
+        self._take_requests(worker, error, now_ns)
+        for lease in list(worker.returning.values()):
+            self.leases.abandon(lease)
+
+    def _take_requests(self, worker: Worker, error: OutputError, now_ns: int) -> None:
+        for sequence in list(worker.running.values()):
+            self.retry_unseen(sequence.request, error, now_ns)
+
+
+def _decrement(counter: Counter[str], key: str) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
+
+
+def _output(
+    request: RequestState, finish: Finish | None = None, error: OutputError | None = None, stop_token: bool = False
+) -> Output:
+    tokens = bytes(request.tokens[request.emitted_bytes :])
+    request.emitted_bytes = len(request.tokens)
+    assert len(tokens) % TOKEN_BYTES == 0
+    return Output(
+        request_id=request.request.request_id,
+        tokens=tokens,
+        finish=finish,
+        error=error,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_output_tokens=request.num_output_tokens,
+        stop_token=stop_token,
+        timeline=tuple(request.marks) if finish is not None else (),
+    )

@@ -1,0 +1,162 @@
+"""Where requests wait: one heap per domain, by (priority, arrival); the earliest head of the domains goes next.
+
+Heaps per domain let a domain at its maximum be stepped over without walking its requests. Entries are dropped lazily:
+a request that left has another ticket.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from coppice.ids import DomainId
+from coppice_scheduler.core.sequences import RequestState, RequestStatus
+
+Entry = tuple[tuple[int, int], int, RequestState]  # order, ticket, request
+
+
+class WaitingQueue:
+    """Requests without memory. A request that asks is out of the heaps, and its deadline goes on."""
+
+    def __init__(self, timeout_ns: int) -> None:
+        self._timeout_ns = timeout_ns
+        self._next_ticket = 1
+        self._heaps: dict[DomainId, list[Entry]] = {}
+        self._deadlines: deque[tuple[int, int, RequestState]] = deque()  # constant timeout: sorted as they come
+
+    def enter(self, request: RequestState, now_ns: int) -> None:
+        """A new stay, with a new deadline."""
+        request.status = RequestStatus.WAITING
+        request.ticket = self._next_ticket
+        request.queued_ns = now_ns
+        self._next_ticket += 1
+        self._deadlines.append((now_ns + self._timeout_ns, request.ticket, request))
+        self._push(request)
+
+    def put_back(self, request: RequestState) -> None:
+        """Its Acquire brought nothing: the same stay goes on."""
+        request.status = RequestStatus.WAITING
+        self._push(request)
+
+    def _push(self, request: RequestState) -> None:
+        heap = self._heaps.setdefault(request.request.domain, [])
+        heappush(heap, (request.order, request.ticket, request))
+
+    def pop_next(self, skip: Callable[[DomainId], bool]) -> RequestState | None:
+        """Take out the first request of the domains that are not skipped."""
+        best: list[Entry] | None = None
+        for domain in list(self._heaps):
+            heap = self._heaps[domain]
+            self._drop_left(heap)
+            if not heap:
+                del self._heaps[domain]
+            elif (best is None or heap[0][0] < best[0][0]) and not skip(domain):
+                best = heap
+        return heappop(best)[2] if best else None
+
+    @staticmethod
+    def _drop_left(heap: list[Entry]) -> None:
+        while heap and (heap[0][1] != heap[0][2].ticket or heap[0][2].status is not RequestStatus.WAITING):
+            heappop(heap)
+
+    def _drop_settled(self) -> None:
+        waiting = (RequestStatus.WAITING, RequestStatus.ASKING)
+        while self._deadlines:
+            _, ticket, request = self._deadlines[0]
+            if ticket == request.ticket and request.status in waiting:
+                return
+            self._deadlines.popleft()
+
+    def pop_expired(self, now_ns: int) -> RequestState | None:
+        self._drop_settled()
+        if self._deadlines and self._deadlines[0][0] <= now_ns:
+            return self._deadlines.popleft()[2]
+        return None
+
+    def next_deadline_ns(self) -> int | None:
+        self._drop_settled()
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def oldest_since_ns(self) -> int | None:
+        self._drop_settled()
+        return self._deadlines[0][2].queued_ns if self._deadlines else None
+
+
+@dataclass(slots=True)
+class Gate:
+    """One refusal of memory, and when to ask again. While it is shut only one Acquire at a time goes through."""
+
+    retry_ns: int
+    asking: bool = False
+
+    def opens(self, now_ns: int) -> bool:
+        return not self.asking and self.retry_ns <= now_ns
+
+
+@dataclass(slots=True)
+class Gates:
+    """Refusals that waiting requests have met: a full pool stops everybody, a domain's maximum only that domain."""
+
+    pool: Gate | None = None
+    pool_request: RequestState | None = None  # the refused one: until it got in or left, nobody overtakes it
+    domains: dict[DomainId, Gate] = field(default_factory=dict)
+
+    def pool_gate(self) -> Gate | None:
+        left = (RequestStatus.RUNNING, RequestStatus.FINISHED)
+        if self.pool_request is not None and self.pool_request.status in left:
+            self.pool = self.pool_request = None
+        return self.pool
+
+    def skips(self, domain: DomainId, now_ns: int) -> bool:
+        gate = self.domains.get(domain)
+        return gate is not None and not gate.opens(now_ns)
+
+    def asked(self, domain: DomainId) -> None:
+        gate = self.domains.get(domain)
+        if gate is not None:
+            gate.asking = True
+        if self.pool is not None:
+            self.pool.asking = True
+
+    def pool_full(self, request: RequestState, retry_ns: int) -> None:
+        gate = self.pool_gate()
+        self.answered(request.request.domain)
+        if gate is None or self.pool_request is None or request.order <= self.pool_request.order:
+            self.pool = Gate(retry_ns)
+            self.pool_request = request
+
+    def domain_full(self, domain: DomainId, retry_ns: int) -> None:
+        self.answered(domain)
+        self.domains[domain] = Gate(retry_ns)
+
+    def granted(self, domain: DomainId) -> None:
+        self.answered(domain)
+        self.domains.pop(domain, None)
+
+    def answered(self, domain: DomainId) -> None:
+        if self.pool is not None:
+            self.pool.asking = False
+        gate = self.domains.get(domain)
+        if gate is not None:
+            gate.asking = False
+
+    def freed(self, domain: DomainId) -> None:
+        """Blocks came back: asking again may help now."""
+        if self.pool is not None:
+            self.pool.retry_ns = 0
+        gate = self.domains.get(domain)
+        if gate is not None:
+            gate.retry_ns = 0
+
+    def reset(self) -> None:
+        self.pool = self.pool_request = None
+        self.domains.clear()
+
+    def next_retry_ns(self) -> int | None:
+        gates = [*self.domains.values()]
+        if self.pool_gate() is not None and self.pool is not None:
+            gates.append(self.pool)
+        times = [gate.retry_ns for gate in gates if not gate.asking]
+        return min(times) if times else None

@@ -1,0 +1,137 @@
+"""What goes into the scheduler and what comes out: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from coppice.ids import DomainId, WorkerId
+from coppice.messages.index import FromClient
+from coppice.messages.step import SamplingParams, StepPlan
+from coppice_scheduler.core.settings import SchedulerSettings, TenantLimits
+
+__all__ = [
+    "Effects",
+    "Finish",
+    "Mark",
+    "Output",
+    "OutputError",
+    "OutputErrorCode",
+    "Refused",
+    "RefusedReason",
+    "Request",
+    "SchedulerSettings",
+    "SchedulerStats",
+    "TenantLimits",
+    "TenantStats",
+]
+
+Mark = tuple[str, int, int]  # (name, start_ns, end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue. The front door has put the model's end tokens into `stop_token_ids` where they count."""
+
+    request_id: str
+    tenant: str
+    domain: DomainId
+    tokens: bytes  # the prompt, packed u32
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 0  # lower goes first
+    arrived_ns: int = 0
+
+
+class RefusedReason(Enum):
+    QUEUE_FULL = "queue_full"
+    TENANT_CONCURRENCY = "tenant_concurrency"
+    TENANT_QUEUE = "tenant_queue"
+    TOO_LONG = "too_long"  # the prompt leaves no room for a token within the context
+    NEVER_FITS = "never_fits"  # more blocks than any known worker has
+    EMPTY = "empty"  # no prompt token, or no token wanted
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request was not taken; nothing was reserved and no Output will come."""
+
+    reason: RefusedReason
+    message: str
+    retry_after_ms: int  # 0 where trying again cannot help
+
+
+class Finish(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class OutputErrorCode(Enum):
+    WORKER_LOST = "worker_lost"
+    SESSION_LOST = "session_lost"  # the cache service no longer knows the request's lease
+    QUEUE_TIMEOUT = "queue_timeout"
+    NEVER_FITS = "never_fits"
+    TENANT_MAXIMUM = "tenant_maximum"  # its domain held all it may hold for too long
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    code: OutputErrorCode
+    message: str
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one request. Exactly one Output of a request has `finish`, and it is the last."""
+
+    request_id: str
+    tokens: bytes  # packed u32, new since the last Output; a stop token is never among them
+    finish: Finish | None = None
+    error: OutputError | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens that the first grant found in the cache
+    num_output_tokens: int = 0  # in all; a stop token counts
+    stop_token: bool = False
+    timeline: tuple[Mark, ...] = ()  # in the last Output: queue, acquire, prefill (per chunk), decode
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What the edge has to do now, in this order within each field."""
+
+    to_index: tuple[FromClient, ...] = ()
+    plans: tuple[tuple[WorkerId, StepPlan], ...] = ()
+    outputs: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Gauges of this moment and totals since the start."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    oldest_wait_ms: int
+    tenants: Mapping[str, TenantStats]
+    leases: int
+    steps_in_flight: int
+    total_preemptions: int
+    total_retries: int
+    total_prefill_tokens: int  # computed, completed
+    total_cached_tokens: int  # found by grants instead of computed
+    total_sampled_tokens: int
+    total_steps: int  # results taken
+    total_finished: int

@@ -1,0 +1,64 @@
+"""What an operator decides about scheduling. Frozen, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+INSTANCE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """Ceilings of one tenant in this scheduler."""
+
+    max_concurrency: int = 256  # requests, running and waiting together
+    max_queued: int = 256  # requests that hold no memory yet
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Ceilings and sizes of one scheduler. Raises ValueError, naming the field, on values that cannot work."""
+
+    instance: bytes  # 8 random bytes: the first half of every lease id, the second half counts
+    max_step_tokens: int = 2048  # tokens that one step of one worker computes
+    max_running: int = 256  # requests that hold memory, over all workers
+    max_chunk_tokens: int = 2048  # tokens of one sequence in one step
+    max_queued: int = 1024
+    max_queued_tokens: int = 4_194_304
+    queue_timeout_ms: int = 60_000
+    max_steps_in_flight: int = 2  # plans without a result, per worker
+    max_context: int = 32_768  # tokens of one sequence, prompt and output together
+    extend_ahead_blocks: int = 1  # blocks owned beyond the next token's
+    max_retries: int = 1  # times that one request starts over after a fault that is not its own
+    worker_absent_ms: int = 30_000  # without a connection for so long, a worker's requests are taken from it
+    tenants: Mapping[str, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
+    default_limits: TenantLimits = TenantLimits()
+
+    def __post_init__(self) -> None:
+        if len(self.instance) != INSTANCE_BYTES:
+            raise ValueError(f"instance must have {INSTANCE_BYTES} bytes, not {len(self.instance)}")
+        for name in (
+            "max_step_tokens",
+            "max_running",
+            "max_chunk_tokens",
+            "max_queued",
+            "max_queued_tokens",
+            "queue_timeout_ms",
+            "max_steps_in_flight",
+            "max_context",
+            "worker_absent_ms",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.extend_ahead_blocks < 0 or self.max_retries < 0:
+            raise ValueError("extend_ahead_blocks and max_retries must not be negative")
+        if self.max_running > self.max_step_tokens:
+            raise ValueError(
+                f"max_running ({self.max_running}) must not exceed max_step_tokens ({self.max_step_tokens}): "
+                "every running request needs one token of a step to decode"
+            )
+
+    def limits_of(self, tenant: str) -> TenantLimits:
+        return self.tenants.get(tenant, self.default_limits)

@@ -1,0 +1,86 @@
+"""One worker as the scheduler knows it: its sequences, its plans in flight, what its next plan must say."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from coppice.ids import CacheEpoch, LeaseId, SequenceId, WorkerEpoch, WorkerId
+from coppice.messages.index import NoCapacityReason, WorkerInfo
+from coppice.messages.step import StepPlan
+from coppice_scheduler.core.leases import Lease
+from coppice_scheduler.core.sequences import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one sequence computes in one step."""
+
+    sequence: Sequence
+    num_tokens: int
+    samples: bool
+    num_prefill: int  # of them, tokens that were known when the sequence was granted
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A plan without a result."""
+
+    plan: StepPlan
+    rows: tuple[Row, ...]
+    removed: tuple[Sequence, ...]
+    planned_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Stall:
+    """A running sequence whose next token has no block, and was refused one."""
+
+    sequence: Sequence
+    reason: NoCapacityReason
+    since_ns: int
+    retry_ns: int
+    refused: bool = True  # False: something came back since, it asks again before anybody is preempted
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    worker_id: WorkerId
+    epoch: WorkerEpoch = WorkerEpoch(0)
+    attached: bool = False  # the epoch lives and plans may be sent, as far as is known
+    connected: bool = False
+    abandoned: bool = False  # gone for so long that its leases were given up
+    lost_ns: int = 0
+    info: WorkerInfo | None = None
+    listed_by: CacheEpoch = CacheEpoch(0)  # incarnation of the cache service that listed it last
+    dead_epochs: set[WorkerEpoch] = field(default_factory=set)
+    next_step: int = 1
+    in_flight: deque[InFlight] = field(default_factory=deque)
+    running: dict[SequenceId, Sequence] = field(default_factory=dict)
+    to_detach: list[Sequence] = field(default_factory=list)
+    returning: dict[LeaseId, Lease] = field(default_factory=dict)  # on their way back: credit against preemption
+    stalled: dict[SequenceId, Stall] = field(default_factory=dict)
+    wants_blocks: dict[SequenceId, Sequence] = field(default_factory=dict)
+    sealed: bytearray = field(default_factory=bytearray)
+    seals: bytearray = field(default_factory=bytearray)
+    last_decode_rows: bytes = b""  # rows of the last plan if it was pure decode, else empty
+
+    @property
+    def usable(self) -> bool:
+        return self.attached and self.connected
+
+    @property
+    def open(self) -> bool:
+        """It may be given new requests."""
+        info = self.info
+        return self.usable and info is not None and info.open and info.worker_epoch == self.epoch and not self.stalled
+
+    def prefill_tokens(self) -> int:
+        """Work that stands before a new request: what prefills still need, and one token a step of each decode."""
+        return sum(max(1, sequence.num_to_plan) for sequence in self.running.values())
+
+    def restart_steps(self) -> None:
+        self.next_step = 1
+        self.in_flight.clear()
+        self.to_detach.clear()
+        self.last_decode_rows = b""
