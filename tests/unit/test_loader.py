@@ -1,0 +1,265 @@
+"""Every kind of broken checkpoint is refused with the file, the tensor or key, and what to do."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from coppice.errors import CoppiceError, UnavailableError
+from coppice_worker.model.config import RopeConfig, read_config
+from coppice_worker.model.errors import CheckpointError
+from coppice_worker.model.executor import TorchExecutor, suggest_num_blocks
+from coppice_worker.model.loader import LoadProgress, checkpoint_digest, load_weights
+from coppice_worker.model.resolve import resolve_checkpoint
+from coppice_worker.model.weights import expected_shapes
+from tests.fakes.checkpoints import LLAMA3_ROPE, write_tiny_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {
+        "llama": write_tiny_checkpoint(root / "llama"),
+        "qwen2": write_tiny_checkpoint(root / "qwen2", "qwen2"),
+        "sharded": write_tiny_checkpoint(root / "sharded", sharded=True),
+    }
+
+
+@pytest.fixture
+def llama(pristine: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine["llama"], tmp_path / "llama"))
+
+
+@pytest.fixture
+def sharded(pristine: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine["sharded"], tmp_path / "sharded"))
+
+
+def edit_config(checkpoint: Path, **changes: Any) -> None:
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def edit_tensors(checkpoint: Path, **changes: torch.Tensor | None) -> None:
+    """Names use __ for a dot; None removes."""
+    file = checkpoint / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    for key, tensor in changes.items():
+        name = key.replace("__", ".")
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+    save_file(tensors, file)
+
+
+def load(checkpoint: Path) -> None:
+    load_weights(checkpoint, read_config(checkpoint), device=CPU, dtype=torch.float32)
+
+
+def refusal(checkpoint: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load(checkpoint)
+    assert caught.value.hint
+    return caught.value.line()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, ["architectures", "MistralForCausalLM", "LlamaForCausalLM"]),
+        ({"architectures": None}, ["architectures", "Qwen2ForCausalLM"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
+        ({"sliding_window": 512}, ["sliding_window", "512", "full attention"]),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            ["rope_parameters.rope_type", "yarn", "llama3"],
+        ),
+        ({"rope_parameters": {**LLAMA3_ROPE, "factor": None}}, ["rope_parameters.factor", "missing"]),
+        ({"rope_parameters": {**LLAMA3_ROPE, "low_freq_factor": 9.0}}, ["low_freq_factor", "high_freq_factor"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        ({"hidden_size": None}, ["hidden_size", "missing"]),
+        ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads", "divide"]),
+        ({"head_dim": 15}, ["head_dim", "odd"]),
+        ({"attention_bias": 1}, ["attention_bias", "true or false"]),
+    ],
+)
+def test_unsupported_setting_is_refused(llama: Path, changes: dict[str, Any], words: list[str]) -> None:
+    edit_config(llama, **changes)
+    line = refusal(llama)
+    assert str(llama / "config.json") in line
+    for word in words:
+        assert word in line
+
+
+def test_qwen2_window_out_of_use_is_accepted(pristine: dict[str, Path], tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(pristine["qwen2"], tmp_path / "qwen2"))
+    edit_config(checkpoint, sliding_window=4096, use_sliding_window=False)
+    load(checkpoint)
+    edit_config(checkpoint, use_sliding_window=True)
+    assert "sliding_window" in refusal(checkpoint)
+
+
+def test_both_rope_spellings_read_alike(llama: Path) -> None:
+    edit_config(llama, rope_parameters=LLAMA3_ROPE)
+    new = read_config(llama).rope
+    scaling = {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_theta"}
+    edit_config(llama, rope_parameters=None, rope_scaling=scaling, rope_theta=LLAMA3_ROPE["rope_theta"])
+    assert read_config(llama).rope == new == RopeConfig(10000.0, "llama3", 8.0, 1.0, 4.0, 64)
+
+
+def test_end_tokens_come_from_the_generation_config_first(llama: Path) -> None:
+    assert read_config(llama).eos_token_ids == (257,)
+    (llama / "generation_config.json").write_text('{"eos_token_id": [257, 9]}')
+    assert read_config(llama).eos_token_ids == (257, 9)
+    (llama / "generation_config.json").unlink()
+    edit_config(llama, eos_token_id=None)
+    assert read_config(llama).eos_token_ids == ()
+
+
+def test_config_that_is_no_json(llama: Path) -> None:
+    (llama / "config.json").write_text("{")
+    assert "JSON" in refusal(llama)
+    (llama / "config.json").unlink()
+    assert "no such file" in refusal(llama)
+
+
+def test_truncated_file(llama: Path) -> None:
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    line = refusal(llama)
+    assert str(file) in line
+    assert "truncated" in line
+
+
+def test_missing_tensor(llama: Path) -> None:
+    edit_tensors(llama, model__norm__weight=None)
+    assert 'tensor "model.norm.weight" [64]' in refusal(llama)
+
+
+def test_wrong_shape(llama: Path) -> None:
+    edit_tensors(llama, model__norm__weight=torch.zeros(65))
+    line = refusal(llama)
+    assert "model.norm.weight" in line
+    assert "[65]" in line
+    assert "[64]" in line
+
+
+def test_quantised_tensor(llama: Path) -> None:
+    edit_tensors(llama, model__norm__weight=torch.zeros(64, dtype=torch.int8))
+    assert "I8" in refusal(llama)
+
+
+def test_tensor_of_another_architecture(llama: Path) -> None:
+    edit_tensors(llama, model__layers__0__self_attn__q_norm__weight=torch.zeros(16))
+    assert "q_norm" in refusal(llama)
+
+
+def test_missing_shard(sharded: Path) -> None:
+    shard = sorted(sharded.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    line = refusal(sharded)
+    assert str(shard) in line
+    assert "missing" in line
+
+
+def test_index_may_not_lead_elsewhere(sharded: Path) -> None:
+    file = sharded / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"]["lm_head.weight"] = "../llama/model.safetensors"
+    file.write_text(json.dumps(index))
+    assert "../llama" in refusal(sharded)
+    file.write_text("[]")
+    assert "index" in refusal(sharded)
+
+
+def test_pickled_weights_are_never_opened(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
+    line = refusal(llama)
+    assert "pickled" in line
+    assert "safetensors" in line
+    (llama / "pytorch_model.bin").unlink()
+    assert "neither" in refusal(llama)
+
+
+def test_shards_equal_single_file(pristine: dict[str, Path]) -> None:
+    single, several = (
+        load_weights(pristine[name], read_config(pristine[name]), device=CPU, dtype=torch.float32)
+        for name in ("llama", "sharded")
+    )
+    assert torch.equal(single.head, several.head)
+    assert torch.equal(single.layers[1].gate_up.weight, several.layers[1].gate_up.weight)
+
+
+def test_progress_ends_at_the_total(pristine: dict[str, Path]) -> None:
+    seen: list[LoadProgress] = []
+    config = read_config(pristine["llama"])
+    load_weights(pristine["llama"], config, device=CPU, dtype=torch.bfloat16, on_progress=seen.append)
+    done = [progress.parameters_done for progress in seen]
+    assert done == sorted(done)
+    assert done[-1] == seen[-1].parameters_total
+    assert len(done) == len(expected_shapes(config))
+
+
+def test_digest_follows_content(llama: Path) -> None:
+    before = checkpoint_digest(llama)
+    assert checkpoint_digest(llama) == before
+    edit_tensors(llama, model__norm__weight=torch.zeros(64))
+    after = checkpoint_digest(llama)
+    assert after != before
+    edit_config(llama, rope_parameters=LLAMA3_ROPE)
+    assert checkpoint_digest(llama) != after
+
+
+def test_suggested_blocks_fit_the_memory(pristine: dict[str, Path]) -> None:
+    per_block = TorchExecutor(pristine["llama"], num_blocks=1, block_size=16, dtype="bfloat16").kv_bytes_per_block()
+    assert per_block == 2 * 2 * 2 * 16 * 16 * 2  # K and V, layers, KV heads, tokens, head size, bytes
+    suggested = suggest_num_blocks(pristine["llama"], memory_bytes=10 * per_block + 5, dtype="bfloat16", block_size=16)
+    assert suggested == 10
+    with pytest.raises(ValueError, match="do not hold one block"):
+        suggest_num_blocks(pristine["llama"], memory_bytes=per_block - 1, dtype="bfloat16", block_size=16)
+
+
+def test_resolve_takes_folders_and_refuses_the_rest(llama: Path) -> None:
+    assert resolve_checkpoint(llama) == llama
+    for source in (llama / "config.json", llama / "nowhere"):
+        with pytest.raises(CheckpointError):
+            resolve_checkpoint(source)
+
+
+def test_resolve_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    def unreachable(repo: str, **_: object) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(UnavailableError, match="hub cannot be reached"):
+        resolve_checkpoint("owner/name@main")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path / repo))
+    assert resolve_checkpoint("owner/name") == tmp_path / "owner/name"
+
+
+def test_resolve_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def no_hub(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("huggingface_hub"):
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_hub)
+    with pytest.raises(CoppiceError, match="needs the package huggingface_hub"):
+        resolve_checkpoint("owner/name")
