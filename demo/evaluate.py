@@ -45,11 +45,12 @@ def evaluate(model_folder: Path, work: Path, results: Path = RESULTS) -> dict[st
     of_model = [model_bits(model, item.ids) for item in items]
     trigram = Trigram(trigram_texts(training, tokenizer), vocabulary=tokenizer.get_vocab_size(), start=END_ID)
     of_trigram = [trigram.bits(item.ids) for item in items]
+    fresh = [not was_seen for was_seen in mostly_seen(items, training)]
     run_file = work / "run.json"
     print("drawing answers", flush=True)
     outcome: dict[str, object] = {
         "run": json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else {},
-        "held_out": figures(items, of_model, of_trigram, mostly_seen(items, training)),
+        "held_out": figures(items, of_model, of_trigram, fresh),
         "answers": answer_figures(model, tokenizer, training, held_out),
         "samples": [asdict(answer) for answer in sample.answers(model, tokenizer)],
         "sample_settings": {
@@ -58,7 +59,7 @@ def evaluate(model_folder: Path, work: Path, results: Path = RESULTS) -> dict[st
             "max_tokens": sample.ANSWER_TOKENS_MAX,
             "seeds": "0 to 9",
         },
-        "test_documents": documents_for_tests(items, of_model, of_trigram),
+        "test_documents": documents_for_tests(items, of_model, of_trigram, fresh),
     }
     results.write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(json.dumps({key: outcome[key] for key in ("held_out", "answers")}, indent=1), flush=True)
@@ -78,9 +79,9 @@ def figures(
     items: Sequence[Measured],
     of_model: Sequence[Sequence[float]],
     of_trigram: Sequence[Sequence[float]],
-    seen: Sequence[bool],
+    fresh: Sequence[bool],
 ) -> dict[str, object]:
-    """Bits per byte of both, over everything and over parts of it."""
+    """Bits per byte of both: over the `fresh` documents, which is the figure to go by, and over other parts."""
 
     def both(chosen: Sequence[bool]) -> dict[str, float]:
         kept = [index for index, wanted in enumerate(chosen) if wanted]
@@ -95,11 +96,11 @@ def figures(
     return {
         "bytes": sum(item.text_bytes for item in items),
         "tokens": sum(len(item.ids) for item in items),
+        "little_overlap": both(fresh),
         "all": both([True] * len(items)),
-        "chat": both([item.form == "chat" for item in items]),
-        "signature": both([item.form == "signature" for item in items]),
-        "plain": both([item.form == "plain" for item in items]),
-        "little_overlap": both([not was_seen for was_seen in seen]),
+        "little_overlap_chat": both([new and item.form == "chat" for new, item in zip(fresh, items, strict=True)]),
+        "little_overlap_signature": both([new and i.form == "signature" for new, i in zip(fresh, items, strict=True)]),
+        "little_overlap_plain": both([new and item.form == "plain" for new, item in zip(fresh, items, strict=True)]),
         "chat_answer_given_question": {
             "model": round(answer_bits_per_byte(items, of_model), 4),
             "trigram": round(answer_bits_per_byte(items, of_trigram), 4),
@@ -137,10 +138,13 @@ def answer_figures(
 
 
 def documents_for_tests(
-    items: Sequence[Measured], of_model: Sequence[Sequence[float]], of_trigram: Sequence[Sequence[float]]
+    items: Sequence[Measured],
+    of_model: Sequence[Sequence[float]],
+    of_trigram: Sequence[Sequence[float]],
+    fresh: Sequence[bool],
 ) -> list[dict[str, object]]:
-    """SAMPLE_DOCUMENTS held-out documents, spread over the corpus, with both models' bits."""
-    short = [index for index, item in enumerate(items) if len(item.ids) <= SAMPLE_TOKENS_MAX]
+    """SAMPLE_DOCUMENTS `fresh` held-out documents, spread over the corpus, with both models' bits."""
+    short = [index for index, item in enumerate(items) if fresh[index] and len(item.ids) <= SAMPLE_TOKENS_MAX]
     chosen = short[:: max(1, len(short) // SAMPLE_DOCUMENTS)][:SAMPLE_DOCUMENTS]
     return [
         {
