@@ -1,0 +1,70 @@
+"""Is a plan well formed? Asked before anything of it is applied, so that a malformed one changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from coppice.handles import HANDLE_BYTES
+from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, SequenceId
+from coppice.messages.step import SequenceStart, StepPlan
+from coppice.seals import SEAL_BYTES
+from coppice_worker.core.steps import MalformedPlanError
+
+
+def check_shape(plan: StepPlan, live: Collection[SequenceId], block_size: int) -> None:
+    """Raises MalformedPlanError. `live` are the attached sequences."""
+    for name, packed, unit in (
+        ("detach", plan.detach, 4),
+        ("sealed", plan.sealed, HANDLE_BYTES),
+        ("zero", plan.zero, HANDLE_BYTES),
+        ("copy_src", plan.copy_src, HANDLE_BYTES),
+        ("rows", plan.rows, 4),
+    ):
+        _require(len(packed) % unit == 0, plan, f"{name} has {len(packed)} bytes, no multiple of {unit}")
+    _require(len(plan.seals) * HANDLE_BYTES == len(plan.sealed) * SEAL_BYTES, plan, "seals do not match sealed")
+    _require(len(plan.copy_dst) == len(plan.copy_src), plan, "copy_dst does not match copy_src")
+    _require(len(plan.row_tokens) == len(plan.rows), plan, "row_tokens does not match rows")
+    _require(not (plan.repeat_rows and plan.rows), plan, "repeat_rows comes with rows")
+    rows = np.frombuffer(plan.rows, "<u4")
+    _require(len(np.unique(rows)) == len(rows), plan, "a sequence stands twice in rows")
+    _require(bool(np.frombuffer(plan.row_tokens, "<u4").all()), plan, "a row computes no token")
+    _check_starts(plan, live, block_size)
+    for growth in plan.grow:
+        _require(len(growth.owned) % HANDLE_BYTES == 0, plan, f"growth of sequence {growth.sequence_id} is cut")
+
+
+def _check_starts(plan: StepPlan, live: Collection[SequenceId], block_size: int) -> None:
+    detached = set(np.frombuffer(plan.detach, "<u4").tolist())
+    seen: set[SequenceId] = set()
+    copies = {plan.copy_dst[at : at + HANDLE_BYTES] for at in range(0, len(plan.copy_dst), HANDLE_BYTES)}
+    for start in plan.attach:
+        name = f"attach of sequence {start.sequence_id}"
+        _require(start.sequence_id not in seen, plan, f"{name} stands twice")
+        seen.add(start.sequence_id)
+        attached = start.sequence_id in live and start.sequence_id not in detached
+        _require(not attached, plan, f"{name}, which is attached already")
+        _check_start(plan, start, name, copies, block_size)
+
+
+def _check_start(plan: StepPlan, start: SequenceStart, name: str, copies: set[bytes], block_size: int) -> None:
+    _require(len(start.lease_id) == LEASE_ID_BYTES, plan, f"{name}: lease id has {len(start.lease_id)} bytes")
+    _require(0 <= start.sequence_id < 1 << 32, plan, f"{name}: the id does not fit 32 bits")
+    count, cut = divmod(len(start.tokens), TOKEN_BYTES)
+    _require(cut == 0 and count > 0, plan, f"{name}: tokens are missing or cut")
+    _require(len(start.owned) % HANDLE_BYTES == 0, plan, f"{name}: owned handles are cut")
+    shared, cut = divmod(len(start.shared), HANDLE_BYTES)
+    _require(
+        cut == 0 and len(start.shared_seals) == shared * SEAL_BYTES, plan, f"{name}: shared handles or seals are cut"
+    )
+    # Tokens beyond the shared blocks have KV only where a copy of this very plan puts it.
+    copied = start.num_computed_tokens - shared * block_size
+    _require(copied >= 0 and start.num_computed_tokens <= count, plan, f"{name}: num_computed_tokens is out of range")
+    for at in range(0, -(-copied // block_size) * HANDLE_BYTES, HANDLE_BYTES):
+        _require(start.owned[at : at + HANDLE_BYTES] in copies, plan, f"{name}: computed tokens without KV")
+
+
+def _require(holds: bool, plan: StepPlan, problem: str) -> None:
+    if not holds:
+        raise MalformedPlanError(f"step {plan.step}: {problem}; nothing of the plan was applied")

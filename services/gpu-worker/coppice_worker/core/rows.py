@@ -1,0 +1,206 @@
+"""From the rows of a plan to the packed arrays of one forward pass.
+
+Two ways to the same batch: any rows, checked and laid out from scratch; and the rows of the previous step again with
+one token each, where everything that cannot have changed (order, sampling parameters, block tables) is kept and only
+the rows whose tables grew are copied anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coppice.ids import SequenceId
+from coppice.messages.step import Refusal, RefusalCode
+from coppice_worker.core.batch import Int32, Int64, SampleRows, StepBatch
+from coppice_worker.core.pool import BlockPool, Bool
+from coppice_worker.core.sequences import SequenceTable
+from coppice_worker.core.steps import Rows
+
+_TABLE_SLACK = 8  # columns; a table that grows by one block is rarely laid out anew
+
+NO_ROWS = Rows(np.zeros(0, np.int32), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """What a step computes; `sampled_ids` packs u32 ids in the order of `batch.sample.rows`."""
+
+    batch: StepBatch | None
+    rows: Rows
+    sampled_ids: bytes
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Arrays of a decode step that stay the same while its rows do."""
+
+    version: int
+    slots: Int32
+    sampled_ids: bytes
+    ones: Int64
+    query_starts: Int32
+    tables: Int32
+    sample: SampleRows
+
+
+class RowBuilder:
+    """Lays out rows; remembers the previous step's."""
+
+    def __init__(self, sequences: SequenceTable, pool: BlockPool, block_size: int, max_step_tokens: int) -> None:
+        self._sequences = sequences
+        self._pool = pool
+        self._block_size = block_size
+        self._max_step_tokens = max_step_tokens
+        self._ids: list[SequenceId] = []
+        self._layout: _Layout | None = None
+
+    def forget(self) -> None:
+        self._ids = []
+        self._layout = None
+
+    @property
+    def previous(self) -> list[SequenceId]:
+        return self._ids
+
+    def repeat(self) -> Computation | None:
+        """The previous rows, one token each; None when something about them changed: then `build` says what."""
+        layout, table = self._layout, self._sequences
+        if layout is None or layout.version != table.version or not len(layout.slots):
+            return None
+        slots = layout.slots
+        start = table.num_computed[slots]
+        blocks = table.tables[slots, np.minimum(start // self._block_size, table.max_blocks - 1)]
+        fits = (start + 1 == table.num_tokens[slots]) & (start < table.num_blocks[slots] * self._block_size)
+        if not (fits & (self._pool.writer[blocks] == slots + 1)).all() or len(slots) > self._max_step_tokens:
+            return None
+        self._refresh_tables(layout)
+        old = layout.sample
+        sample = SampleRows(old.rows, old.temperature, old.top_k, old.top_p, old.seed, start + 1)
+        batch = StepBatch(
+            token_ids=table.tokens[slots, start].astype(np.int64),
+            positions=start,
+            slots=blocks.astype(np.int64) * self._block_size + start % self._block_size,
+            query_starts=layout.query_starts,
+            context_lens=(start + 1).astype(np.int32),
+            block_tables=layout.tables,
+            sample=sample,
+        )
+        return Computation(batch, Rows(slots, layout.ones), layout.sampled_ids)
+
+    def build(
+        self, ids: list[SequenceId], new: Int64, refused: dict[SequenceId, Refusal], refusals: dict[SequenceId, Refusal]
+    ) -> Computation:
+        """Rows `ids` with `new` [R] tokens each. Rows that may not run are added to `refusals`."""
+        self._ids = ids
+        slot_of = self._sequences.slot_of
+        for sequence_id in ids:
+            if sequence_id in refused:
+                refusals[sequence_id] = refused[sequence_id]
+            elif sequence_id not in slot_of and sequence_id not in refusals:
+                refusals[sequence_id] = Refusal(sequence_id, RefusalCode.UNKNOWN_SEQUENCE, 0)
+        kept = np.array([sequence_id not in refusals for sequence_id in ids], dtype=bool)
+        slots = np.array([slot_of[sequence_id] for sequence_id in ids if sequence_id not in refusals], dtype=np.int32)
+        new = new[kept]
+        good = self._reserved(slots, new, refusals)
+        slots, new = slots[good], new[good]
+        if not len(slots):
+            self._layout = None
+            return Computation(None, NO_ROWS, b"")
+        return self._lay_out(slots, new)
+
+    def _reserved(self, slots: Int32, new: Int64, refusals: dict[SequenceId, Refusal]) -> Bool:
+        """Which rows write only tokens that are known, into blocks that are theirs, within the step's budget (I6)."""
+        table, size = self._sequences, self._block_size
+        start = table.num_computed[slots]
+        end = start + new
+        good: Bool = (end <= table.num_tokens[slots]) & (end <= table.num_blocks[slots] * size)
+        good &= np.cumsum(new) <= self._max_step_tokens
+        handles = np.zeros(len(slots), np.uint64)
+        # Own blocks stand behind the shared ones, so the check is over the blocks that the new tokens touch.
+        first, last = start // size, (end - 1) // size
+        touched = np.where(good, last - first + 1, 0)
+        row = np.repeat(np.arange(len(slots)), touched)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(touched) - touched, touched) + first[row]
+        blocks = table.tables[slots[row], column]
+        foreign = self._pool.writer[blocks] != slots[row] + 1
+        if foreign.any():
+            good[row[foreign]] = False
+            handles[row[foreign]] = self._pool.handles_of(blocks[foreign])
+        for index in np.flatnonzero(~good):
+            sequence_id = SequenceId(int(table.ids[slots[index]]))
+            refusals[sequence_id] = Refusal(sequence_id, RefusalCode.NOT_RESERVED, int(handles[index]))
+        return good
+
+    def _lay_out(self, slots: Int32, new: Int64) -> Computation:
+        table, size = self._sequences, self._block_size
+        start = table.num_computed[slots]
+        end = start + new
+        query_starts = np.zeros(len(slots) + 1, np.int32)
+        np.cumsum(new, out=query_starts[1:])
+        row = np.repeat(np.arange(len(slots)), new)
+        positions = np.arange(len(row)) - (query_starts[:-1] - start)[row]
+        blocks = table.tables[slots[row], positions // size].astype(np.int64)
+        sampled = end == table.num_tokens[slots]
+        batch = StepBatch(
+            token_ids=table.tokens[slots[row], positions].astype(np.int64),
+            positions=positions,
+            slots=blocks * size + positions % size,
+            query_starts=query_starts,
+            context_lens=end.astype(np.int32),
+            block_tables=self._tables(slots),
+            sample=self._sample(slots, np.flatnonzero(sampled).astype(np.int32), end),
+        )
+        sampled_ids = table.ids[slots[sampled]].astype("<u4", copy=False).tobytes()
+        self._remember(slots, batch, sampled_ids)
+        return Computation(batch, Rows(slots, new), sampled_ids)
+
+    def _remember(self, slots: Int32, batch: StepBatch, sampled_ids: bytes) -> None:
+        """Keep what a repetition needs. Only rows that all sampled can be repeated with one token each."""
+        if len(batch.sample.rows) < len(slots):
+            self._layout = None
+            return
+        count = len(slots)
+        self._layout = _Layout(
+            version=self._sequences.version,
+            slots=slots,
+            sampled_ids=sampled_ids,
+            ones=np.ones(count, np.int64),
+            query_starts=np.arange(count + 1, dtype=np.int32),
+            tables=batch.block_tables,
+            sample=batch.sample,
+        )
+
+    def _sample(self, slots: Int32, rows: Int32, end: Int64) -> SampleRows:
+        table, chosen = self._sequences, slots[rows]
+        return SampleRows(
+            rows=rows,
+            temperature=table.temperature[chosen],
+            top_k=table.top_k[chosen],
+            top_p=table.top_p[chosen],
+            seed=table.seed[chosen],
+            position=end[rows],
+        )
+
+    def _tables(self, slots: Int32) -> Int32:
+        """Block tables of `slots`, columns beyond a sequence's own blocks are 0."""
+        self._sequences.grown.clear()
+        counts = self._sequences.num_blocks[slots]
+        width = min(self._sequences.max_blocks, int(counts.max()) + _TABLE_SLACK)
+        tables = self._sequences.tables[slots, :width]
+        tables[np.arange(width) >= counts[:, None]] = 0
+        return tables
+
+    def _refresh_tables(self, layout: _Layout) -> None:
+        grown = self._sequences.grown
+        if not grown:
+            return
+        counts = self._sequences.num_blocks[layout.slots]
+        if int(counts.max()) > layout.tables.shape[1]:
+            layout.tables = self._tables(layout.slots)
+            return
+        for index in np.flatnonzero(np.isin(layout.slots, np.fromiter(grown, np.int32, len(grown)))):
+            blocks = self._sequences.blocks(int(layout.slots[index]))
+            layout.tables[index, : len(blocks)] = blocks
+        grown.clear()

@@ -1,0 +1,101 @@
+"""The sequences that the worker keeps between steps, one slot each, in arrays.
+
+    slot      tokens                         block table                num_shared   num_computed / num_tokens
+      0       |p p p p p p g g . . .|        |s s|o o o .|                  2             7 / 8
+      1       (free)
+      2       |p p p . . .          |        |o . . . . .|                  0             0 / 3
+
+p prompt, g generated, s shared block, o own block. `num_computed` tokens have KV; prefill is far behind `num_tokens`,
+decode is one behind, and nothing else tells them apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.ids import LeaseId, SequenceId
+from coppice.messages.step import SamplingParams
+from coppice_worker.core.batch import Float32, Int32, Int64, UInt64
+
+UInt32 = npt.NDArray[np.uint32]
+
+
+class SequenceTable:
+    """Per-slot arrays [max_sequences]; memory of unused tails is never touched, so it is not resident."""
+
+    def __init__(self, max_sequences: int, max_context: int, block_size: int) -> None:
+        assert max_sequences > 0
+        assert max_context > 0
+        self.max_context = max_context
+        self.max_blocks = -(-max_context // block_size)
+        self.slot_of: dict[SequenceId, int] = {}
+        self.ids: UInt32 = np.zeros(max_sequences, np.uint32)
+        # One more column: the token sampled from the last position of a full context is kept, never computed.
+        self.tokens: UInt32 = np.zeros((max_sequences, max_context + 1), np.uint32)
+        self.tables: Int32 = np.zeros((max_sequences, self.max_blocks), np.int32)
+        self.num_tokens: Int64 = np.zeros(max_sequences, np.int64)
+        self.num_computed: Int64 = np.zeros(max_sequences, np.int64)
+        self.num_blocks: Int64 = np.zeros(max_sequences, np.int64)
+        self.num_shared: Int64 = np.zeros(max_sequences, np.int64)
+        self.temperature: Float32 = np.zeros(max_sequences, np.float32)
+        self.top_k: Int32 = np.zeros(max_sequences, np.int32)
+        self.top_p: Float32 = np.ones(max_sequences, np.float32)
+        self.seed: UInt64 = np.zeros(max_sequences, np.uint64)
+        self.leases: list[LeaseId | None] = [None] * max_sequences
+        self.version = 0  # changes when sequences come or go
+        self.grown: set[int] = set()  # slots whose tables grew since somebody last looked
+        self._free = list(range(max_sequences - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self.slot_of)
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
+    def add(
+        self, sequence_id: SequenceId, lease: LeaseId, tokens: bytes, num_computed: int, sampling: SamplingParams
+    ) -> int:
+        """A new sequence without blocks. Returns its slot."""
+        slot = self._free.pop()
+        self.version += 1
+        self.slot_of[sequence_id] = slot
+        self.leases[slot] = lease
+        count = len(tokens) // 4
+        self.ids[slot] = sequence_id
+        self.tokens[slot, :count] = np.frombuffer(tokens, "<u4")
+        self.num_tokens[slot] = count
+        self.num_computed[slot] = num_computed
+        self.num_blocks[slot] = 0
+        self.num_shared[slot] = 0
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.seed[slot] = np.uint64(sampling.seed & (2**64 - 1))
+        return slot
+
+    def append_blocks(self, slot: int, blocks: Int32) -> None:
+        start = int(self.num_blocks[slot])
+        self.tables[slot, start : start + len(blocks)] = blocks
+        self.num_blocks[slot] = start + len(blocks)
+        self.grown.add(slot)
+
+    def blocks(self, slot: int) -> Int32:
+        """The sequence's block table, without padding."""
+        return self.tables[slot, : int(self.num_blocks[slot])]
+
+    def remove(self, sequence_id: SequenceId) -> int:
+        """Frees the slot and returns it; its blocks are the caller's business."""
+        slot = self.slot_of.pop(sequence_id)
+        self.version += 1
+        self.leases[slot] = None
+        self.num_blocks[slot] = 0
+        self.num_tokens[slot] = 0
+        self.num_computed[slot] = 0
+        self._free.append(slot)
+        return slot
+
+    def clear(self) -> None:
+        for sequence_id in list(self.slot_of):
+            self.remove(sequence_id)

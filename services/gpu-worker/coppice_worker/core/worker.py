@@ -1,0 +1,308 @@
+"""The worker's side of the two sessions, without a device: who may plan here, what a plan does, what it answers.
+
+    Registered     attach_scheduler        apply      (zero, copy, execute)      complete
+    ----------> . ------------------> . ----------> . ----------------------> . ---------> . apply ...
+                                                                               fence, registered: only here
+
+One applied step is outstanding at most. Plans come in steps without gaps; a lower one gets its result again. A
+refusal concerns one sequence, touches nothing of it, and stays until the sequence is detached: the next plan is on
+its way already and must skip it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+
+from coppice.handles import handles_array
+from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
+from coppice.messages.registration import Fence, FenceAck, Register, Registered
+from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
+from coppice_worker.core.attach import Attacher
+from coppice_worker.core.batch import Int32
+from coppice_worker.core.fences import FencedEpochs
+from coppice_worker.core.plan_shape import check_shape
+from coppice_worker.core.pool import BlockPool
+from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
+from coppice_worker.core.sequences import SequenceTable
+from coppice_worker.core.steps import (
+    Applied,
+    MalformedPlanError,
+    Replayed,
+    SchedulerAccepted,
+    SchedulerRefused,
+    SchedulerRefusedReason,
+    StepGap,
+    WorkerCoreSettings,
+    WorkerStats,
+)
+
+__all__ = [
+    "Applied",
+    "MalformedPlanError",
+    "Replayed",
+    "SchedulerAccepted",
+    "SchedulerRefused",
+    "SchedulerRefusedReason",
+    "StepGap",
+    "WorkerCore",
+    "WorkerCoreSettings",
+    "WorkerStats",
+]
+
+_NO_BLOCKS = np.zeros(0, np.int32)
+
+
+class WorkerCore:
+    """Pure state of one worker. Every method is a step of a deterministic machine."""
+
+    def __init__(self, settings: WorkerCoreSettings) -> None:
+        self.settings = settings
+        self.worker_epoch = WorkerEpoch(0)
+        size = settings.pool.block_size
+        self.pool = BlockPool(settings.pool.num_blocks)
+        self.sequences = SequenceTable(settings.max_sequences, settings.max_context, size)
+        self._rows = RowBuilder(self.sequences, self.pool, size, settings.max_step_tokens)
+        self._attacher = Attacher(self.pool, self.sequences)
+        self._highest_cache_epoch = CacheEpoch(0)
+        self._planning: SchedulerEpoch | None = None
+        self._highest_scheduler_epoch = SchedulerEpoch(0)
+        self._attachment = 0
+        self._fenced = FencedEpochs()
+        self._fenced_leases: OrderedDict[LeaseId, None] = OrderedDict()
+        self._last_step = 0
+        self._results: OrderedDict[int, StepResult] = OrderedDict()
+        self._refused: dict[SequenceId, Refusal] = {}
+        self._outstanding: Applied | None = None
+        self._tokens_computed = 0
+        self._steps = 0
+        self._replays = 0
+        self._ignored_seals = 0
+        self._refusal_counts = dict.fromkeys(RefusalCode, 0)
+
+    # -- the cache service
+
+    def registration(self) -> Register:
+        """The first message of every fresh session with a cache service."""
+        return Register(
+            worker_id=self.settings.worker_id,
+            worker_epoch=self.worker_epoch,
+            address=self.settings.address,
+            num_blocks=self.settings.pool.num_blocks,
+            block_size=self.settings.pool.block_size,
+            namespace=self.settings.namespace,
+            model=self.settings.model,
+            highest_cache_epoch=self._highest_cache_epoch,
+            generations=self.pool.packed_generations(),
+            seals=self.pool.packed_seals(),
+            scheduler_epochs=() if self._planning is None else (self._planning,),
+        )
+
+    def registered(self, message: Registered) -> bool:
+        """True when the epoch changed: everything that the old one knew is gone, schedulers attach again.
+
+        The caller guarantees that the device is quiet: an outstanding step will not write any more.
+        """
+        self._highest_cache_epoch = CacheEpoch(max(self._highest_cache_epoch, message.cache_epoch))
+        if message.worker_epoch == self.worker_epoch:
+            return False
+        self.worker_epoch = message.worker_epoch
+        self._outstanding = None
+        self._detach_scheduler()
+        self._fenced_leases.clear()
+        self.pool.reset()
+        return True
+
+    def fence(self, message: Fence) -> FenceAck:
+        """Never again run what is named. Called when all earlier steps have completed."""
+        assert self._outstanding is None, "a fence waits for the outstanding step"
+        self._fenced.add(message.scheduler_epochs, message.up_to_epoch, message.spared)
+        if self._planning is not None and self._planning in self._fenced:
+            self._detach_scheduler()
+        if message.worker_epoch != self.worker_epoch:
+            return FenceAck(message.fence_id, self.worker_epoch)
+        self._fence_leases(message.lease_ids)
+        if not message.report:
+            return FenceAck(message.fence_id, self.worker_epoch)
+        return FenceAck(message.fence_id, self.worker_epoch, self.pool.packed_generations(), self.pool.packed_seals())
+
+    def _fence_leases(self, leases: Iterable[LeaseId]) -> None:
+        for lease in leases:
+            self._fenced_leases[lease] = None
+            self._fenced_leases.move_to_end(lease)
+        while len(self._fenced_leases) > self.settings.max_fenced_leases:
+            self._fenced_leases.popitem(last=False)
+        for sequence_id, slot in list(self.sequences.slot_of.items()):
+            if self.sequences.leases[slot] in self._fenced_leases:
+                self._attacher.detach(sequence_id)
+                self._refused[sequence_id] = Refusal(sequence_id, RefusalCode.FENCED, 0)
+
+    # -- schedulers
+
+    def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
+        """A scheduler opens its session. The newest unfenced epoch plans; it takes over from an older one."""
+        if self.worker_epoch == 0:
+            return SchedulerRefused(SchedulerRefusedReason.NOT_REGISTERED)
+        if epoch < self._highest_scheduler_epoch:
+            return SchedulerRefused(SchedulerRefusedReason.SUPERSEDED)
+        if epoch in self._fenced:
+            return SchedulerRefused(SchedulerRefusedReason.FENCED)
+        took_over = self._planning is not None and epoch > self._planning
+        if epoch != self._planning:
+            self._detach_scheduler()
+            self._planning = epoch
+            self._highest_scheduler_epoch = epoch
+            self._fenced.forget_below(epoch)
+        return SchedulerAccepted(self.worker_epoch, self._last_step, took_over)
+
+    def _detach_scheduler(self) -> None:
+        """Nobody plans here; the steps of the next scheduler start at 1."""
+        self._planning = None
+        self._attachment += 1
+        self._last_step = 0
+        self._results.clear()
+        self._refused.clear()
+        self.sequences.clear()
+        self.pool.forget_users()
+        self._rows.forget()
+
+    def apply(self, epoch: SchedulerEpoch, plan: StepPlan) -> Applied | Replayed | StepGap:
+        """Detach, seal, copy and zero, attach, grow, and say what to compute.
+
+        Raises MalformedPlanError, with nothing applied, for a plan that no correct scheduler sends.
+        """
+        assert self._outstanding is None, "a step is outstanding; complete it first"
+        if epoch != self._planning:
+            return self._begin(self._refuse_all(epoch, plan))
+        if plan.step <= self._last_step and plan.step in self._results:
+            self._replays += 1
+            return Replayed(self._results[plan.step])
+        if plan.step != self._last_step + 1:
+            return StepGap(self._last_step + 1)
+        check_shape(plan, self.sequences.slot_of, self.settings.pool.block_size)
+        self._check_refused_limit(plan)
+        return self._begin(self._apply_next(epoch, plan))
+
+    def _apply_next(self, epoch: SchedulerEpoch, plan: StepPlan) -> Applied:
+        for sequence_id in np.frombuffer(plan.detach, "<u4").tolist():
+            self._refused.pop(SequenceId(sequence_id), None)
+            self._attacher.detach(SequenceId(sequence_id))
+        if plan.sealed:
+            self._ignored_seals += self.pool.set_seals(handles_array(plan.sealed), plan.seals)
+        refusals: dict[SequenceId, Refusal] = {}
+        blocks = self._attacher.attach_and_grow(plan, self._refused, self._fenced_leases, refusals)
+        computed = self._compute(plan, refusals)
+        self._refused.update(refusals)
+        return Applied(
+            step=plan.step,
+            scheduler_epoch=epoch,
+            batch=computed.batch,
+            zero=blocks.zero,
+            copy_src=blocks.copy_src,
+            copy_dst=blocks.copy_dst,
+            refusals=tuple(refusals.values()),
+            sampled_ids=computed.sampled_ids,
+            rows=computed.rows,
+            attachment=self._attachment,
+        )
+
+    def _compute(self, plan: StepPlan, refusals: dict[SequenceId, Refusal]) -> Computation:
+        if plan.repeat_rows:
+            if not self._refused and not refusals and (repeated := self._rows.repeat()) is not None:
+                return repeated
+            ids = self._rows.previous
+            return self._rows.build(ids, np.ones(len(ids), np.int64), self._refused, refusals)
+        ids = [SequenceId(sequence_id) for sequence_id in np.frombuffer(plan.rows, "<u4").tolist()]
+        return self._rows.build(ids, np.frombuffer(plan.row_tokens, "<u4").astype(np.int64), self._refused, refusals)
+
+    def _refuse_all(self, epoch: SchedulerEpoch, plan: StepPlan) -> Applied:
+        """The answer to an epoch that does not plan here (fenced, superseded, or of the old worker epoch)."""
+        named = [start.sequence_id for start in plan.attach] + [growth.sequence_id for growth in plan.grow]
+        named += [SequenceId(int.from_bytes(plan.rows[at : at + 4], "little")) for at in range(0, len(plan.rows), 4)]
+        refusals = tuple(Refusal(sequence_id, RefusalCode.FENCED, 0) for sequence_id in dict.fromkeys(named))
+        return Applied(
+            plan.step, epoch, None, _NO_BLOCKS, _NO_BLOCKS, _NO_BLOCKS, refusals, b"", NO_ROWS, attachment=-1
+        )
+
+    def _check_refused_limit(self, plan: StepPlan) -> None:
+        limit = 4 * self.settings.max_sequences
+        if len(self._refused) > limit and not plan.detach:
+            raise MalformedPlanError(
+                f"step {plan.step}: {len(self._refused)} refused sequences were never detached (limit {limit})"
+            )
+
+    def _begin(self, applied: Applied) -> Applied:
+        self._outstanding = applied
+        for refusal in applied.refusals:
+            self._refusal_counts[refusal.code] += 1
+        return applied
+
+    def complete(self, applied: Applied, sampled: Int32, duration_us: int = 0) -> StepResult:
+        """The device has done `applied`; `sampled` [R] holds the tokens of `applied.batch.sample.rows`.
+
+        The result is kept for a repeated plan. A step of a scheduler that was replaced meanwhile leaves no trace.
+        """
+        assert applied is self._outstanding, "complete what was applied last"
+        self._outstanding = None
+        if applied.attachment != self._attachment:
+            return StepResult(applied.step, refusals=applied.refusals, duration_us=duration_us)
+        table, rows = self.sequences, applied.rows
+        table.num_computed[rows.slots] += rows.num_tokens
+        if applied.batch is not None:
+            assert len(sampled) == len(applied.batch.sample.rows), "one token for every sample row"
+            chosen = rows.slots[applied.batch.sample.rows]
+            table.tokens[chosen, table.num_tokens[chosen]] = sampled
+            table.num_tokens[chosen] += 1
+        num_tokens = int(rows.num_tokens.sum())
+        result = StepResult(
+            applied.step,
+            applied.sampled_ids,
+            np.asarray(sampled).astype("<u4").tobytes() if applied.sampled_ids else b"",
+            applied.refusals,
+            num_tokens,
+            duration_us,
+        )
+        self._last_step = applied.step
+        self._tokens_computed += num_tokens
+        self._steps += 1
+        self._results[applied.step] = result
+        while len(self._results) > self.settings.max_retained_results:
+            self._results.popitem(last=False)
+        return result
+
+    # -- oversight
+
+    def check(self) -> None:
+        """Users are recomputable from the sequences; one writer per block; nothing sealed is writable (I5-I7)."""
+        readers = np.zeros_like(self.pool.readers)
+        table = self.sequences
+        for slot in table.slot_of.values():
+            blocks = table.blocks(slot)
+            assert len(np.unique(blocks)) == len(blocks), "a block stands twice in one table"
+            assert not (self.pool.writer[blocks[: table.num_shared[slot]]] == slot + 1).any(), (
+                "a shared block is written"
+            )
+            np.add.at(readers, blocks[self.pool.writer[blocks] != slot + 1], 1)
+            assert table.num_computed[slot] <= table.num_tokens[slot] <= table.max_context + 1
+        assert (readers == self.pool.readers).all(), "readers do not match the sequences"
+        written = np.flatnonzero(self.pool.writer)
+        for block in written:
+            slot = int(self.pool.writer[block]) - 1
+            assert block in table.blocks(slot), "a writer that does not hold its block"
+        assert not self.pool.seal[written].any(), "a sealed block is writable"
+        assert self.pool.generation[self.pool.has_user()].all(), "a block that was never granted has a user"
+
+    def stats(self) -> WorkerStats:
+        return WorkerStats(
+            tokens_computed=self._tokens_computed,
+            steps=self._steps,
+            replays=self._replays,
+            refusals=dict(self._refusal_counts),
+            ignored_seals=self._ignored_seals,
+            sequences=len(self.sequences),
+            blocks_with_users=int(np.count_nonzero(self.pool.has_user())),
+            fenced_epochs=len(self._fenced),
+            fenced_leases=len(self._fenced_leases),
+        )
