@@ -40,7 +40,7 @@ class GrpcServer:
     """A threaded gRPC server with health and reflection. Not serving until `set_ready(True)`."""
 
     def __init__(
-        self, address: str, services: Sequence[str], register: Callable[[grpc.Server], None], name: str
+        self, address: str, services: Sequence[str], register: Callable[[grpc.Server], None] | None, name: str
     ) -> None:
         self._pool = ThreadPoolExecutor(STREAMS_MAX, thread_name_prefix=f"grpc {name}")
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
@@ -50,13 +50,18 @@ class GrpcServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.set_ready(False)
-        register(self._server)
+        if register is not None:
+            register(self._server)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise PortInUse(f"cannot listen on {address}: is another process using that port?") from error
+
+    def add(self, register: Callable[[grpc.Server], None]) -> None:
+        """Add servicers that need to know the port; before `start`."""
+        register(self._server)
 
     def start(self) -> None:
         self._server.start()

@@ -87,6 +87,7 @@ class StepGap:
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
     tokens_computed: int
+    tokens_sampled: int
     steps: int
     replays: int
     refusals: dict[RefusalCode, int]

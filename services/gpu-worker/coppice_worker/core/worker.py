@@ -77,6 +77,7 @@ class WorkerCore:
         self._refused: dict[SequenceId, Refusal] = {}
         self._outstanding: Applied | None = None
         self._tokens_computed = 0
+        self._tokens_sampled = 0
         self._steps = 0
         self._replays = 0
         self._ignored_seals = 0
@@ -140,6 +141,11 @@ class WorkerCore:
                 self._refused[sequence_id] = Refusal(sequence_id, RefusalCode.FENCED, 0)
 
     # -- schedulers
+
+    @property
+    def planning(self) -> SchedulerEpoch | None:
+        """The scheduler epoch that plans here."""
+        return self._planning
 
     def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
         """A scheduler opens its session. The newest unfenced epoch plans; it takes over from an older one."""
@@ -266,6 +272,7 @@ class WorkerCore:
         )
         self._last_step = applied.step
         self._tokens_computed += num_tokens
+        self._tokens_sampled += len(applied.sampled_ids) // 4
         self._steps += 1
         self._results[applied.step] = result
         while len(self._results) > self.settings.max_retained_results:
@@ -297,6 +304,7 @@ class WorkerCore:
     def stats(self) -> WorkerStats:
         return WorkerStats(
             tokens_computed=self._tokens_computed,
+            tokens_sampled=self._tokens_sampled,
             steps=self._steps,
             replays=self._replays,
             refusals=dict(self._refusal_counts),

@@ -1,0 +1,53 @@
+"""Metrics and spans of a worker, as an observer of its steps.
+
+coppice_worker_steps_total              steps computed
+coppice_worker_tokens_computed_total    tokens whose KV was computed (a cached token never counts)
+coppice_worker_tokens_sampled_total     tokens sampled
+coppice_worker_refusals_total{code}     sequences refused, by reason
+coppice_worker_step_seconds             duration of a step
+coppice_worker_sequences                live sequences
+"""
+
+from __future__ import annotations
+
+from opentelemetry import trace
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from coppice.messages.step import StepPlan, StepResult
+from coppice_worker.edge.runner import StepObserver
+
+_STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class WorkerMetrics(StepObserver):
+    """Counts steps and, when tracing is on, records one span per step."""
+
+    def __init__(self, registry: CollectorRegistry, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._steps = Counter("coppice_worker_steps", "Steps computed.", registry=registry)
+        self._computed = Counter("coppice_worker_tokens_computed", "Tokens whose KV was computed.", registry=registry)
+        self._sampled = Counter("coppice_worker_tokens_sampled", "Tokens sampled.", registry=registry)
+        self._refusals = Counter("coppice_worker_refusals", "Sequences refused.", ["code"], registry=registry)
+        self._seconds = Histogram(
+            "coppice_worker_step_seconds", "Duration of a step.", buckets=_STEP_BUCKETS, registry=registry
+        )
+        self._sequences = Gauge("coppice_worker_sequences", "Live sequences.", registry=registry)
+        self._live: set[int] = set()
+
+    def planned(self, plan: StepPlan) -> None:
+        self._live.difference_update(memoryview(plan.detach).cast("I") if plan.detach else ())
+        self._live.update(start.sequence_id for start in plan.attach)
+        self._sequences.set(len(self._live))
+
+    def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
+        self._steps.inc()
+        self._computed.inc(result.num_tokens)
+        self._sampled.inc(len(result.sampled_ids) // 4)
+        self._seconds.observe(result.duration_us / 1e6)
+        for refusal in result.refusals:
+            self._refusals.labels(refusal.code.value).inc()
+        span = self._tracer.start_span("step", start_time=started_ns)
+        span.set_attribute("coppice.step", result.step)
+        span.set_attribute("coppice.step.tokens", result.num_tokens)
+        span.set_attribute("coppice.step.sampled", len(result.sampled_ids) // 4)
+        span.end(end_time=ended_ns)

@@ -1,0 +1,134 @@
+"""The step thread: the only one that touches the core and the device, strictly in order of arrival.
+
+    gRPC threads ---- plans, fences, handshakes ----> queue ----> step thread ----> results, acknowledgements
+    (heartbeats and acknowledgements of the links never wait for a step)
+
+Everything that must happen "after all earlier steps have completed" (fences, a new epoch, the end of a scheduler's
+session) is an item of the same queue, so it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from coppice.ids import SchedulerEpoch
+from coppice.messages.step import StepPlan, StepResult
+from coppice_worker.core.batch import Executor
+from coppice_worker.core.worker import Applied, MalformedPlanError, Replayed, StepGap, WorkerCore
+
+_log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+class StepObserver:
+    """Hears of every computed step, on the step thread. The default ignores it."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """A plan was taken."""
+
+    def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
+        """Its result is ready; times are `time.time_ns`."""
+
+
+class StepRunner:
+    """Runs the core and the executor on one thread. An exception of the device ends the process's usefulness: `failed`
+    is called once and nothing is computed any more."""
+
+    def __init__(
+        self, core: WorkerCore, executor: Executor, observer: StepObserver, failed: Callable[[BaseException], None]
+    ) -> None:
+        self._core = core
+        self._executor = executor
+        self._observer = observer
+        self._failed = failed
+        self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step that runs, drop what waits."""
+        self._items.put(None)
+        self._thread.join(timeout=30)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Run `work` on the step thread, after everything that was handed over before."""
+        self._items.put(work)
+
+    def ask(self, question: Callable[[WorkerCore], ResultT], timeout_s: float) -> ResultT:
+        """Answer a question about the core from another thread. Raises TimeoutError."""
+        answer: Future[ResultT] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(question(self._core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._items.put(work)
+        return answer.result(timeout=timeout_s)
+
+    def step(
+        self,
+        epoch: SchedulerEpoch,
+        plan: StepPlan,
+        answer: Callable[[StepResult], Any],
+        broken: Callable[[str], Any],
+    ) -> None:
+        """Apply, compute and answer `plan`; `broken` hears of a plan that breaks the protocol."""
+        self._items.put(lambda: self._step(epoch, plan, answer, broken))
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        while (work := self._items.get()) is not None:
+            try:
+                work()
+            except Exception as error:
+                _log.exception("the step thread failed")
+                self._failed(error)
+                return
+
+    def _step(
+        self,
+        epoch: SchedulerEpoch,
+        plan: StepPlan,
+        answer: Callable[[StepResult], Any],
+        broken: Callable[[str], Any],
+    ) -> None:
+        try:
+            applied = self._core.apply(epoch, plan)
+        except MalformedPlanError as error:
+            broken(str(error))
+            return
+        match applied:
+            case Replayed(result):
+                answer(result)
+            case StepGap(expected):
+                broken(f"step {plan.step} came where {expected} was due")
+            case Applied():
+                self._observer.planned(plan)
+                answer(self._compute(plan, applied))
+
+    def _compute(self, plan: StepPlan, applied: Applied) -> StepResult:
+        started_ns, began = time.time_ns(), time.perf_counter_ns()
+        if applied.zero.size:
+            self._executor.zero_blocks(applied.zero)
+        if applied.copy_src.size:
+            self._executor.copy_blocks(applied.copy_src, applied.copy_dst)
+        if applied.batch is None:
+            sampled = applied.zero[:0]
+        else:
+            sampled = self._executor.execute(applied.batch)
+        duration_us = (time.perf_counter_ns() - began) // 1000
+        result = self._core.complete(applied, sampled, duration_us)
+        self._observer.computed(plan, result, started_ns, time.time_ns())
+        return result

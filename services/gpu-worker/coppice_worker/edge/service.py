@@ -1,0 +1,245 @@
+"""A worker on the network: its session to the cache service, the sessions that schedulers open to it, and its threads.
+
+start:   listen -> session to the cache -> Register -> Registered(epoch) -> schedulers may attach -> ready
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from coppice.edge import registration_codec, step_codec
+from coppice.edge.grpc_server import CHANNEL_OPTIONS, GrpcServer
+from coppice.edge.link_client import LinkClient
+from coppice.edge.link_server import LinkServer
+from coppice.ids import SchedulerEpoch
+from coppice.messages.registration import Fence, Registered
+from coppice.session.frames import KEY_BYTES, Hello, Reject, RejectCode
+from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
+from coppice_rpc.v1 import cache_pb2_grpc, worker_pb2, worker_pb2_grpc
+from coppice_worker.core.batch import Executor
+from coppice_worker.core.worker import SchedulerAccepted, WorkerCore
+from coppice_worker.edge.runner import StepObserver, StepRunner
+
+_log = logging.getLogger(__name__)
+ASK_TIMEOUT_S = 60.0  # a question waits behind the steps that were handed over before
+DRAIN_POLL_S = 0.05
+
+
+class WorkerService:
+    """Wires one core and one executor to the network. `failed` is called at most once, from the step thread."""
+
+    def __init__(
+        self, core: WorkerCore, executor: Executor, observer: StepObserver, failed: Callable[[BaseException], None]
+    ) -> None:
+        self._core = core
+        self.runner = StepRunner(core, executor, observer, failed)
+        self._schedulers = _SchedulerSessions(core, self.runner)
+        self._server: GrpcServer | None = None
+        self._channel: grpc.Channel | None = None
+        self._cache: _CacheSession | None = None
+        self.problems: dict[str, str] = {"registration": "not registered with the cache service yet"}
+
+    def serve(self, server: GrpcServer) -> None:
+        """Answer schedulers on `server`."""
+        self._server = server
+        self.runner.start()
+        server.start()
+
+    def register_with(self, cache_address: str) -> None:
+        """Open the session to the cache service and keep it open."""
+        self._channel = grpc.insecure_channel(cache_address, options=CHANNEL_OPTIONS)
+        self._cache = _CacheSession(self._core, self.runner, self._channel, self._registered, self._fenced)
+        self._cache.start()
+
+    def add_to(self, server: grpc.Server) -> None:
+        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self._schedulers, self.runner), server)
+
+    def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            self._server.set_ready(False)
+        self._schedulers.close()
+        if self._cache is not None:
+            self._cache.stop()
+        self.runner.stop()
+        if self._server is not None:
+            self._server.stop(grace_s)
+        if self._channel is not None:
+            self._channel.close()
+
+    # ---- on the step thread ----
+
+    def _registered(self, message: Registered) -> None:
+        if self._core.registered(message):
+            _log.info("registered: worker epoch %d, cache epoch %d", message.worker_epoch, message.cache_epoch)
+            self._schedulers.restart(message.worker_epoch)
+        self.problems.pop("registration", None)
+        if self._server is not None:
+            self._server.set_ready(True)
+
+    def _fenced(self, fence: Fence) -> None:
+        _log.info("fence %d: epochs %s, up to %d", fence.fence_id, list(fence.scheduler_epochs), fence.up_to_epoch)
+        self._schedulers.drop_others()
+
+
+class _CacheSession:
+    """The worker's own session to the cache service."""
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        runner: StepRunner,
+        channel: grpc.Channel,
+        registered: Callable[[Registered], None],
+        fenced: Callable[[Fence], None],
+    ) -> None:
+        self._core = core
+        self._runner = runner
+        self._registered = registered
+        self._fenced = fenced
+        name = core.settings.worker_id
+        stub = cache_pb2_grpc.PrefixIndexStub(channel)
+        self._link = LinkClient(
+            ClientLink(os.urandom(KEY_BYTES), name),
+            stub.WorkerSession,
+            registration_codec.WORKER_FRAMES,
+            registration_codec.SERVER_FRAMES,
+            self,
+            f"{name} to cache",
+        )
+
+    def start(self) -> None:
+        self._link.start()
+
+    def stop(self) -> None:
+        self._link.stop()
+
+    def link_attached(self, attached: Attached, attachment: int) -> None:
+        if attached.fresh:
+            self._runner.later(lambda: self._link.post(self._core.registration(), attachment))
+
+    def link_body(self, body: Any, attachment: int) -> None:
+        match body:
+            case Registered():
+                self._runner.later(lambda: self._registered(body))
+            case Fence():
+                self._runner.later(lambda: self._fence(body, attachment))
+
+    def link_lost(self, reason: str) -> None:
+        _log.warning("lost the cache service (%s); computing goes on", reason)
+
+    def link_rejected(self, reject: Reject) -> None:
+        _log.warning("the cache service refuses the session: %s", reject.message)
+
+    def _fence(self, fence: Fence, attachment: int) -> None:
+        acknowledgement = self._core.fence(fence)
+        self._fenced(fence)
+        self._link.post(acknowledgement, attachment)
+
+
+class _SchedulerSessions:
+    """Sessions that schedulers opened. One scheduler plans at a time; the newest unfenced epoch wins."""
+
+    def __init__(self, core: WorkerCore, runner: StepRunner) -> None:
+        self._core = core
+        self._runner = runner
+        self._lock = threading.Lock()
+        self._links: dict[int, ServerLink[Any]] = {}  # by scheduler epoch
+        self.draining = False
+        self.server = LinkServer(
+            None, step_codec.RESULT_FRAMES, step_codec.PLAN_FRAMES, self, "the worker is not registered yet"
+        )
+
+    def restart(self, worker_epoch: int) -> None:
+        """A new worker epoch: every scheduler attaches again and starts over."""
+        with self._lock:
+            self._links.clear()
+        self.server.replace(ServerLinks(worker_epoch, worker_epoch))
+
+    def drop_others(self) -> None:
+        """End the sessions of epochs that do not plan here any more. On the step thread."""
+        planning = self._core.planning
+        with self._lock:
+            over = [link for epoch, link in self._links.items() if epoch != planning]
+            self._links = {epoch: link for epoch, link in self._links.items() if epoch == planning}
+        for link in over:
+            self.server.end(link)
+
+    def close(self) -> None:
+        self.server.close()
+
+    # ---- SessionHandler ----
+
+    def session_opening(self, hello: Hello) -> int | Reject:
+        if self.draining:
+            return Reject(RejectCode.NOT_READY, "the worker drains")
+        if hello.epoch == 0:
+            return Reject(RejectCode.INVALID, "a scheduler gets its epoch from the cache service first")
+        try:
+            answer = self._runner.ask(
+                lambda core: core.attach_scheduler(SchedulerEpoch(hello.epoch)), timeout_s=ASK_TIMEOUT_S
+            )
+        except TimeoutError:
+            return Reject(RejectCode.NOT_READY, "the worker is busy with a long step")
+        if not isinstance(answer, SchedulerAccepted):
+            return Reject(RejectCode.FENCED, answer.reason.value)
+        if answer.last_step:
+            return Reject(RejectCode.INVALID, f"epoch {hello.epoch} has a session here already")
+        _log.info("scheduler %s attached with epoch %d", hello.name, hello.epoch)
+        return hello.epoch
+
+    def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
+        with self._lock:
+            self._links[link.epoch] = link
+        self._runner.later(self.drop_others)
+
+    def session_heard(self, link: ServerLink[Any]) -> None:
+        """A scheduler that falls silent is the cache service's to judge."""
+
+    def session_body(self, link: ServerLink[Any], body: Any) -> None:
+        self._runner.step(
+            SchedulerEpoch(link.epoch),
+            body,
+            lambda result: self.server.post(link, result),
+            lambda why: self._broken(link, why),
+        )
+
+    def _broken(self, link: ServerLink[Any], why: str) -> None:
+        _log.error("scheduler %s broke the protocol: %s; its session ends", link.name, why)
+        self.server.end(link)
+
+
+class _Servicer(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, schedulers: _SchedulerSessions, runner: StepRunner) -> None:
+        self._schedulers = schedulers
+        self._runner = runner
+
+    def Steps(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
+        yield from self._schedulers.server.serve(request_iterator, context)
+
+    def Drain(self, request: Any, context: Any) -> Any:
+        """Take no new scheduler and answer when the last sequence is gone, or the caller's deadline is near."""
+        self._schedulers.draining = True
+        pause = threading.Event()
+        while self._runner.ask(lambda core: core.stats().sequences, ASK_TIMEOUT_S):
+            if not context.is_active():
+                break
+            pause.wait(DRAIN_POLL_S)
+        return worker_pb2.DrainResponse()
+
+    def Stats(self, request: Any, context: Any) -> Any:
+        epoch, stats = self._runner.ask(lambda core: (core.worker_epoch, core.stats()), ASK_TIMEOUT_S)
+        return worker_pb2.WorkerStatsResponse(
+            worker_epoch=epoch,
+            steps=stats.steps,
+            tokens_computed=stats.tokens_computed,
+            tokens_sampled=stats.tokens_sampled,
+            refusals=sum(stats.refusals.values()),
+            sequences=stats.sequences,
+            blocks_in_use=stats.blocks_with_users,
+        )

@@ -1,0 +1,36 @@
+"""Settings of a gpu-worker."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from coppice.settings import Settings
+
+
+class WorkerSettings(Settings):
+    """The gpu-worker: holds a model and its block pool, computes the steps that a scheduler plans."""
+
+    env_prefix: ClassVar[str] = "COPPICE_WORKER_"
+
+    worker_id: str = Field("worker-0", min_length=1, max_length=128, description="Name, unique per stack.")
+    cache: str = Field("127.0.0.1:7071", description="HOST:PORT of the cache service.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    grpc_port: int = Field(7072, ge=0, le=65535, description="Port for schedulers; 0 takes a free one.")
+    http_port: int = Field(8072, ge=0, le=65535, description="Port of /metrics, /healthz and /readyz.")
+    advertise: str | None = Field(None, description="HOST:PORT that schedulers are told; default: host and grpc port.")
+    model: str = Field(description="Checkpoint folder (config.json and safetensors), or a hub id.")
+    model_name: str | None = Field(None, description="Name in namespaces and listings; default: the folder's name.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of weights and KV; auto is float32 on a CPU and bfloat16 on a GPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
+    num_blocks: int | None = Field(None, ge=1, le=1 << 24, description="Blocks; default: from --kv-memory-mib.")
+    kv_memory_mib: int = Field(512, ge=1, description="Memory for KV when --num-blocks is not given.")
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
+    threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: torch's own choice.")
+    max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")
+    max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
+    otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
