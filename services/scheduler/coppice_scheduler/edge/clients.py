@@ -1,0 +1,203 @@
+"""The scheduler's sessions: one to the cache service, one to every worker that it tells of.
+
+Handlers run on the links' threads and only hand over to the planner's inbox. What comes from a client that was replaced
+meanwhile is dropped there, because the planner asks whether the sender is still the one it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from coppice.edge import index_codec, step_codec
+from coppice.edge.grpc_server import CHANNEL_OPTIONS
+from coppice.edge.link_client import LinkClient
+from coppice.ids import SchedulerEpoch, WorkerId
+from coppice.messages.index import FromClient, ToClient, WorkerInfo
+from coppice.messages.step import StepPlan, StepResult
+from coppice.session.frames import KEY_BYTES, Reject
+from coppice.session.link import Attached, ClientLink
+from coppice_rpc.v1 import cache_pb2_grpc, worker_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+Inbox = Callable[[Callable[[], None]], None]  # hand over to the planner's thread
+
+
+class IndexClient:
+    """The session to the cache service. `attached`, `message` and `lost` run on the planner's thread."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        inbox: Inbox,
+        attached: Callable[[Attached], None],
+        message: Callable[[ToClient], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._inbox = inbox
+        self._attached = attached
+        self._message = message
+        self._lost = lost
+        self._attachment = 0  # the one that the planner knows of
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._link = LinkClient(
+            ClientLink(os.urandom(KEY_BYTES), name),
+            cache_pb2_grpc.PrefixIndexStub(self._channel).Session,
+            index_codec.CLIENT_FRAMES,
+            index_codec.SERVER_FRAMES,
+            self,
+            f"{name} to cache",
+        )
+
+    def start(self) -> None:
+        self._link.start()
+
+    def stop(self) -> None:
+        self._link.stop()
+        self._channel.close()
+
+    def post(self, message: FromClient) -> None:
+        self._link.post(message, self._attachment)
+
+    def link_attached(self, attached: Attached, attachment: int) -> None:
+        def hand_over() -> None:
+            self._attachment = attachment
+            self._attached(attached)
+
+        self._inbox(hand_over)
+
+    def link_body(self, body: Any, attachment: int) -> None:
+        self._inbox(lambda: self._message(body))
+
+    def link_lost(self, reason: str) -> None:
+        _log.warning("lost the cache service: %s", reason)
+        self._inbox(self._lost)
+
+    def link_rejected(self, reject: Reject) -> None:
+        _log.warning("the cache service refuses the session: %s", reject.message)
+
+
+class WorkerClient:
+    """The session to one worker, under one scheduler epoch."""
+
+    def __init__(self, info: WorkerInfo, epoch: SchedulerEpoch, name: str, inbox: Inbox, owner: WorkerClients) -> None:
+        self.worker_id = info.worker_id
+        self.address = info.address
+        self._inbox = inbox
+        self._owner = owner
+        self._attachment = 0
+        link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
+        link.epoch = epoch
+        self._channel = grpc.insecure_channel(info.address, options=CHANNEL_OPTIONS)
+        self._link = LinkClient(
+            link,
+            worker_pb2_grpc.WorkerStub(self._channel).Steps,
+            step_codec.PLAN_FRAMES,
+            step_codec.RESULT_FRAMES,
+            self,
+            f"{name} to {info.worker_id}",
+        )
+        self._link.start()
+
+    def stop(self) -> None:
+        self._link.stop()
+        self._channel.close()
+
+    def post(self, plan: StepPlan) -> None:
+        self._link.post(plan, self._attachment)
+
+    def link_attached(self, attached: Attached, attachment: int) -> None:
+        def hand_over() -> None:
+            self._attachment = attachment
+            self._owner.attached(self, attached)
+
+        self._inbox(hand_over)
+
+    def link_body(self, body: Any, attachment: int) -> None:
+        self._inbox(lambda: self._owner.result(self, body))
+
+    def link_lost(self, reason: str) -> None:
+        _log.warning("lost worker %s: %s", self.worker_id, reason)
+        self._inbox(lambda: self._owner.lost(self))
+
+    def link_rejected(self, reject: Reject) -> None:
+        _log.warning("worker %s refuses the session: %s", self.worker_id, reject.message)
+
+
+class WorkerClients:
+    """Keeps one client for every worker that the cache service lists. Lives on the planner's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        inbox: Inbox,
+        attached: Callable[[WorkerId, Attached], None],
+        result: Callable[[WorkerId, StepResult], None],
+        lost: Callable[[WorkerId], None],
+    ) -> None:
+        self._name = name
+        self._inbox = inbox
+        self._attached = attached
+        self._result = result
+        self._lost = lost
+        self._clients: dict[WorkerId, WorkerClient] = {}
+        self._attached_ids: set[WorkerId] = set()
+        self._epoch = SchedulerEpoch(0)
+
+    @property
+    def num_attached(self) -> int:
+        return len(self._attached_ids)
+
+    def new_epoch(self, epoch: SchedulerEpoch) -> None:
+        """Sessions belong to one scheduler epoch: under another one they are opened anew as workers are listed."""
+        if epoch != self._epoch:
+            self.stop()
+            self._epoch = epoch
+
+    def listed(self, infos: tuple[WorkerInfo, ...]) -> None:
+        wanted = {info.worker_id: info for info in infos}
+        for worker_id, client in list(self._clients.items()):
+            if worker_id not in wanted or wanted[worker_id].address != client.address:
+                self._drop(worker_id)
+        for worker_id, info in wanted.items():
+            if worker_id not in self._clients:
+                self._clients[worker_id] = WorkerClient(info, self._epoch, self._name, self._inbox, self)
+
+    def post(self, worker_id: WorkerId, plan: StepPlan) -> None:
+        client = self._clients.get(worker_id)
+        if client is not None:
+            client.post(plan)
+
+    def stop(self) -> None:
+        for worker_id in list(self._clients):
+            self._drop(worker_id)
+
+    def _drop(self, worker_id: WorkerId) -> None:
+        self._attached_ids.discard(worker_id)
+        self._clients.pop(worker_id).stop()
+        self._lost(worker_id)
+
+    # ---- from clients ----
+
+    def attached(self, client: WorkerClient, attached: Attached) -> None:
+        if self._is_current(client):
+            self._attached_ids.add(client.worker_id)
+            self._attached(client.worker_id, attached)
+
+    def result(self, client: WorkerClient, result: StepResult) -> None:
+        if self._is_current(client):
+            self._result(client.worker_id, result)
+
+    def lost(self, client: WorkerClient) -> None:
+        if self._is_current(client):
+            self._attached_ids.discard(client.worker_id)
+            self._lost(client.worker_id)
+
+    def _is_current(self, client: WorkerClient) -> bool:
+        return self._clients.get(client.worker_id) is client

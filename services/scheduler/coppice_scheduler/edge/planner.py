@@ -1,0 +1,265 @@
+"""The planner's loop: a thread of its own that owns the core. Everything reaches it through one inbox.
+
+    front door (asyncio) --submit, cancel-->  +-------+  --ops-->    cache service
+    links' threads  --answers, results----->  | inbox |  --plans-->  workers
+                                              +-------+  --outputs, one call per turn--> front door
+
+A turn takes everything that waits in the inbox, then asks the core once what must leave now. Tokenising, detokenising
+and streaming happen on the front door's side and never delay a plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import ToClient, Workers
+from coppice.messages.step import StepResult
+from coppice.session.link import Attached
+from coppice_scheduler.core.engine import SchedulerCore
+from coppice_scheduler.core.request import Finish, Output, Refused, Request, SchedulerStats
+from coppice_scheduler.edge.clients import IndexClient, WorkerClients
+from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
+
+_log = logging.getLogger(__name__)
+IDLE_WAKEUP_S = 1.0
+STATS_EVERY_NS = 200_000_000
+TURN_EVENTS_MAX = 1_000  # of the inbox, before the core is asked again
+
+
+class Planner:
+    """Owns a `SchedulerCore`; all of its methods but `run` may be called from any thread."""
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        cache_address: str,
+        name: str,
+        deliver: Callable[[tuple[Output, ...]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._core = core
+        self._deliver = deliver
+        self._failed = failed
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._index = IndexClient(
+            cache_address, name, self.later, self._index_attached, self._index_message, self._index_lost
+        )
+        self._workers = WorkerClients(name, self.later, self._worker_attached, self._worker_result, self._worker_lost)
+        self._index_is_attached = False
+        self._stopping = False
+        self._stats = core.stats()
+        self._stats_ns = 0
+        self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
+
+    def start(self) -> None:
+        self._index.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.later(self._stop)
+        self._thread.join(timeout=10)
+        self._index.stop()
+
+    def later(self, event: Callable[[], None]) -> None:
+        """Run `event` on the planner's thread."""
+        self._events.put(event)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why no request can be served now; empty when it can."""
+        if not self._index_is_attached:
+            return ("not attached to the cache service",)
+        if not self._workers.num_attached:
+            return ("no worker is attached",)
+        return ()
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """At most a fraction of a second old."""
+        return self._stats
+
+    @property
+    def core(self) -> SchedulerCore:
+        """To be touched on the planner's thread only."""
+        return self._core
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception as error:
+            _log.exception("the planner failed")
+            self._failed(error)
+        self._workers.stop()
+
+    def _turn(self) -> None:
+        try:
+            event = self._events.get(timeout=self._wait_s())
+            event()
+            for _ in range(TURN_EVENTS_MAX):
+                self._events.get_nowait()()
+        except queue.Empty:
+            pass
+        now_ns = time.monotonic_ns()
+        effects = self._core.advance(now_ns)
+        for worker_id, plan in effects.plans:
+            self._workers.post(worker_id, plan)
+        for message in effects.to_index:
+            self._index.post(message)
+        if effects.outputs:
+            self._deliver(effects.outputs)
+        if now_ns - self._stats_ns > STATS_EVERY_NS:
+            self._stats, self._stats_ns = self._core.stats(), now_ns
+
+    def _wait_s(self) -> float:
+        wakeup_ns = self._core.next_wakeup_ns()
+        if wakeup_ns is None:
+            return IDLE_WAKEUP_S
+        return min(max((wakeup_ns - time.monotonic_ns()) / 1e9, 0.0), IDLE_WAKEUP_S)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    # ---- sessions, on the planner's thread ----
+
+    def _index_attached(self, attached: Attached) -> None:
+        epoch = SchedulerEpoch(attached.epoch)
+        _log.info("attached to the cache service: epoch %d, fresh %s", epoch, attached.fresh)
+        self._index_is_attached = True
+        self._workers.new_epoch(epoch)
+        self._core.index_attached(epoch, CacheEpoch(attached.server_epoch), attached.fresh, time.monotonic_ns())
+
+    def _index_message(self, message: ToClient) -> None:
+        if isinstance(message, Workers):
+            self._workers.listed(message.workers)
+        self._core.index_message(message, time.monotonic_ns())
+
+    def _index_lost(self) -> None:
+        self._index_is_attached = False
+        self._core.index_lost(time.monotonic_ns())
+
+    def _worker_attached(self, worker_id: WorkerId, attached: Attached) -> None:
+        _log.info("attached to worker %s, epoch %d, fresh %s", worker_id, attached.server_epoch, attached.fresh)
+        now_ns = time.monotonic_ns()
+        self._core.worker_attached(worker_id, WorkerEpoch(attached.server_epoch), attached.fresh, now_ns)
+
+    def _worker_result(self, worker_id: WorkerId, result: StepResult) -> None:
+        self._core.worker_result(worker_id, result, time.monotonic_ns())
+
+    def _worker_lost(self, worker_id: WorkerId) -> None:
+        self._core.worker_lost(worker_id, time.monotonic_ns())
+
+
+class _Stream:
+    """Outputs of one request on their way to a reader; what it has not read yet is joined into one."""
+
+    __slots__ = ("changed", "output", "refused")
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.output: Output | None = None
+        self.refused: Refused | None = None
+
+    def put(self, output: Output) -> None:
+        if self.output is not None:
+            output = replace(output, tokens=self.output.tokens + output.tokens)
+        self.output = output
+        self.changed.set()
+
+
+class PlannerEngine:
+    """The planner as the front door's `Engine`. Lives in one asyncio loop."""
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        cache_address: str,
+        name: str,
+        model: ModelInfo,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, _Stream] = {}
+        self._model = model
+        self._draining = False
+        self.planner = Planner(core, cache_address, name, self._hand_over, failed)
+
+    @property
+    def ready(self) -> bool:
+        return not self._draining and not self.planner.problems
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model
+
+    def stats(self) -> SchedulerStats:
+        return self.planner.stats
+
+    def drain(self) -> None:
+        """Take no new request."""
+        self._draining = True
+        self.planner.later(self.planner.core.drain)
+
+    async def drained(self) -> None:
+        """Wait until no request is left."""
+        while self._streams:
+            await asyncio.sleep(0.02)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        stream = self._streams[request.request_id] = _Stream()
+        finished = False
+        self.planner.later(lambda: self._submit(request, stream))
+        try:
+            while not finished:
+                await stream.changed.wait()
+                stream.changed.clear()
+                if stream.refused is not None:
+                    finished = True
+                    raise RequestRefused(stream.refused)
+                output, stream.output = stream.output, None
+                if output is not None:
+                    finished = output.finish is not None
+                    yield output
+        finally:
+            del self._streams[request.request_id]
+            if not finished:
+                self._cancel(request.request_id, Finish.CANCELLED)
+
+    def finish(self, request_id: str) -> None:
+        self._cancel(request_id, Finish.STOP)
+
+    def _cancel(self, request_id: str, finish: Finish) -> None:
+        self.planner.later(lambda: self.planner.core.cancel(request_id, time.monotonic_ns(), finish))
+
+    def _submit(self, request: Request, stream: _Stream) -> None:
+        """On the planner's thread."""
+        now_ns = time.monotonic_ns()
+        refused = self.planner.core.submit(replace(request, arrived_ns=now_ns), now_ns)
+        if refused is not None:
+            self._loop.call_soon_threadsafe(self._refuse, stream, refused)
+
+    def _refuse(self, stream: _Stream, refused: Refused) -> None:
+        stream.refused = refused
+        stream.changed.set()
+
+    def _hand_over(self, outputs: tuple[Output, ...]) -> None:
+        """On the planner's thread: one call into the loop for all outputs of a turn."""
+        try:
+            self._loop.call_soon_threadsafe(self._dispatch, outputs)
+        except RuntimeError:
+            _log.debug("the front door is closed; %d outputs dropped", len(outputs))
+
+    def _dispatch(self, outputs: tuple[Output, ...]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)

@@ -1,0 +1,32 @@
+"""Settings of the scheduler."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from coppice.settings import Settings
+
+
+class ServiceSettings(Settings):
+    """The scheduler: the front door (OpenAI REST and gRPC) and the planner."""
+
+    env_prefix: ClassVar[str] = "COPPICE_SCHEDULER_"
+
+    cache: str = Field("127.0.0.1:7071", description="HOST:PORT of the cache service.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port of the REST API; 0 takes a free one.")
+    grpc_port: int = Field(7070, ge=0, le=65535, description="Port of the gRPC API; 0 takes a free one.")
+    model: str = Field(description="Checkpoint folder: tokenizer, chat template and limits are read from it.")
+    model_name: str | None = Field(None, description="Name that clients use; default: the folder's name.")
+    tenants: str | None = Field(None, description="tenants.yaml; without it there is one tenant and no key.")
+    otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    max_step_tokens: int = Field(2048, ge=1, description="Token budget of one step of one worker.")
+    max_chunk_tokens: int = Field(1024, ge=1, description="Tokens of one prompt in one step.")
+    max_running: int = Field(256, ge=1, description="Requests that hold memory at once.")
+    max_queued: int = Field(1024, ge=1, description="Requests that wait; more are refused with 429.")
+    queue_timeout_ms: int = Field(60_000, ge=1, description="A request that waits for longer is refused with 429.")
+    max_steps_in_flight: int = Field(2, ge=1, le=8, description="Plans sent ahead per worker.")
+    drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
