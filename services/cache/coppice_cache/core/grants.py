@@ -1,0 +1,250 @@
+"""Acquire and extend: decide first, then pin, evict and grant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from coppice.ids import TOKEN_BYTES, LeaseId
+from coppice.messages.index import (
+    Acquire,
+    Answer,
+    Extend,
+    Extended,
+    Gone,
+    Grant,
+    NoCapacity,
+    NoCapacityReason,
+)
+from coppice.seals import root_seal
+from coppice_cache.core.errors import OpRefused
+from coppice_cache.core.leases import Lease
+from coppice_cache.core.ledger import Granted
+from coppice_cache.core.quotas import DomainUse, EvictionPlan
+from coppice_cache.core.radix import Spot, Tree, path, settle_spot, unprotected_blocks, walk
+from coppice_cache.core.sessions import Session
+from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.state import NS_PER_MS, State
+from coppice_cache.core.workers import Worker
+
+_RETRY_MIN_MS = 5
+_RETRY_MAX_MS = 10_000
+_NEVER_RETRY_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one candidate could give: its tree (perhaps not hung up yet), where the match ends, what is left to do."""
+
+    worker: Worker
+    use: DomainUse
+    tree: Tree
+    spot: Spot
+    cost: int
+
+
+def matchable_bytes(tokens: bytes, block_bytes: int) -> int:
+    """Whole blocks that a match may cover: never the last token, since something must be computed for a sample."""
+    return max(0, len(tokens) - TOKEN_BYTES) // block_bytes * block_bytes
+
+
+def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
+    """Match on every candidate, take the cheapest that has room; the same lease id gets the same grant."""
+    known = session.leases.get(op.lease_id)
+    if known is not None:
+        return _repeated(known, op)
+    if op.lease_id in session.draining:
+        return Gone(op.lease_id)
+    _check(state.settings, session, op)
+    config = state.domains.config(op.domain)
+    offers = sorted(_offers(state, op, config), key=lambda offer: offer.cost)
+    if not offers:
+        return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, _until_open_ms(state, op, now_ns))
+    refusals = []
+    for offer in offers:
+        answer = _take(state, session, op, offer, now_ns)
+        if isinstance(answer, Grant):
+            return answer
+        refusals.append(answer)
+    passing = [refusal for refusal in refusals if refusal.reason is not NoCapacityReason.NEVER_FITS]
+    return (passing or refusals)[0]
+
+
+def extend(state: State, worker: Worker, lease: Lease, op: Extend) -> Answer:
+    """Grow the lease's own blocks; all or nothing."""
+    _check_reservation(state.settings, op.reserve_tokens)
+    if lease.last_extend is not None and lease.last_extend[0] == op.reserve_tokens:
+        return lease.last_extend[1]
+    before = lease.num_blocks
+    wanted = worker.blocks_for(op.reserve_tokens)
+    if wanted <= before:
+        return Extended(op.lease_id, before, b"", b"")
+    if not worker.is_open or state.reincarnating:
+        return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, state.settings.heartbeat_ms)
+    granted = _grant(worker, lease.use, op.lease_id, wanted, wanted - before)
+    if isinstance(granted, NoCapacity):
+        return granted
+    lease.table += granted.owned
+    answer = Extended(op.lease_id, before, granted.owned, granted.zero)
+    lease.last_extend = (op.reserve_tokens, answer)
+    return answer
+
+
+def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int) -> Grant | NoCapacity:
+    """Decide on the offer; only when it has room, pin, evict, grant and record the lease."""
+    worker, use, tree, spot = offer.worker, offer.use, offer.tree, offer.spot
+    total = worker.blocks_for(op.reserve_tokens)
+    count = total - spot.num_blocks
+    plan = _plan(worker, use, op.lease_id, total, count, newly_protected=unprotected_blocks(spot))
+    if isinstance(plan, NoCapacity):
+        return plan
+    worker.trees.setdefault((op.domain, op.namespace), tree)
+    if spot.blocks_into < spot.node.num_blocks:
+        worker.num_nodes += 1
+    node = settle_spot(spot, worker.block_bytes)
+    node.touch(now_ns)
+    number = state.next_lease_number()
+    use.protected += node.pin(number)
+    worker.quotas.settle(use)
+    granted = _grant(worker, use, op.lease_id, total, count)
+    assert not isinstance(granted, NoCapacity), "a decision was not kept"
+    nodes = path(node)
+    shared = b"".join(part.handles for part in nodes)
+    grant = Grant(
+        lease_id=op.lease_id,
+        worker_id=worker.worker_id,
+        worker_epoch=worker.epoch,
+        num_cached_tokens=spot.num_blocks * worker.block_size,
+        shared=shared,
+        shared_seals=b"".join(part.seals for part in nodes),
+        owned=granted.owned,
+        zero=granted.zero,
+    )
+    lease = Lease(
+        number=number,
+        lease_id=op.lease_id,
+        epoch=session.epoch,
+        use=use,
+        namespace=op.namespace,
+        node=node,
+        table=bytearray(shared + granted.owned),
+        num_shared=spot.num_blocks,
+        num_settled=spot.num_blocks,
+        granted_ns=now_ns,
+        grant=grant,
+        tree=tree,
+    )
+    worker.leases[number] = lease
+    use.leases += 1
+    use.query_tokens += len(op.tokens) // TOKEN_BYTES
+    use.hit_tokens += grant.num_cached_tokens
+    session.add(lease, worker)
+    return grant
+
+
+def _offers(state: State, op: Acquire, config: DomainConfig) -> list[Offer]:
+    """One per candidate that may grant now. Nothing is changed, but for the account of a domain that is new there."""
+    offers: list[Offer] = []
+    if state.reincarnating:
+        return offers
+    num_tokens = len(op.tokens) // TOKEN_BYTES
+    for candidate in op.candidates:
+        worker = state.workers.get(candidate.worker_id)
+        if worker is None or not worker.is_open:
+            continue
+        use = _use_of(state, worker, config)
+        tree = worker.trees.get((op.domain, op.namespace))
+        if tree is None:
+            seal = root_seal(state.settings.seal_key, op.domain, op.namespace)
+            tree = Tree(op.domain, op.namespace, seal, worker.block_bytes)
+        spot = Spot(tree, 0, 0)
+        if config.mode is not Mode.DISABLED:
+            spot = walk(tree, op.tokens[: matchable_bytes(op.tokens, worker.block_bytes)], worker.block_bytes)
+        uncached = num_tokens - spot.num_blocks * worker.block_size
+        offers.append(Offer(worker, use, tree, spot, uncached + candidate.load_cost))
+    return offers
+
+
+def _use_of(state: State, worker: Worker, config: DomainConfig) -> DomainUse:
+    uses = worker.quotas.uses
+    if config.domain not in uses and len(uses) >= state.settings.domains_per_worker_max:
+        worker.quotas.forget_idle()
+        if len(uses) >= state.settings.domains_per_worker_max:
+            raise OpRefused(f"worker {worker.worker_id!r} serves its maximum of {len(uses)} domains")
+    return worker.quotas.use_of(config)
+
+
+def _plan(
+    worker: Worker, use: DomainUse, lease_id: LeaseId, total: int, count: int, *, newly_protected: int
+) -> EvictionPlan | NoCapacity:
+    """How `count` more blocks can be granted to a lease of `total`, or why not. Changes nothing."""
+    if total > worker.quotas.ceiling(use):
+        return NoCapacity(lease_id, NoCapacityReason.NEVER_FITS, _NEVER_RETRY_MS)
+    plan = worker.quotas.plan(use, count, num_free=worker.ledger.num_free, newly_protected=newly_protected)
+    if isinstance(plan, NoCapacityReason):
+        return NoCapacity(lease_id, plan, _retry_after_ms(worker, use, plan, count))
+    return plan
+
+
+def _grant(worker: Worker, use: DomainUse, lease_id: LeaseId, total: int, count: int) -> Granted | NoCapacity:
+    """Evict what the decision says and lease the blocks."""
+    plan = _plan(worker, use, lease_id, total, count, newly_protected=0)
+    if isinstance(plan, NoCapacity):
+        return plan
+    worker.make_room(use, plan)
+    granted = worker.ledger.grant(use, count)
+    worker.quotas.settle(use)
+    return granted
+
+
+def _retry_after_ms(worker: Worker, use: DomainUse, reason: NoCapacityReason, count: int) -> int:
+    """Little's law: leased blocks come back at a rate of leased / mean time held.
+
+    A domain at its own maximum, and a strict one always, is told of its own leases only.
+    """
+    if reason is NoCapacityReason.DOMAIN_MAXIMUM:
+        leased, mean_hold_ms = use.leased + use.draining, use.mean_hold_ms
+    else:
+        leased, mean_hold_ms = sum(worker.ledger.counts) - worker.ledger.counts[0], worker.mean_hold_ms
+    hint = ceil(mean_hold_ms * min(count, max(1, leased)) / max(1, leased))
+    return max(_RETRY_MIN_MS, min(_RETRY_MAX_MS, hint))
+
+
+def _until_open_ms(state: State, op: Acquire, now_ns: int) -> int:
+    """How long until a candidate's window closes at the latest; a heartbeat when none is registered."""
+    waiting = [
+        worker.window.deadline_ns - now_ns
+        for candidate in op.candidates
+        if (worker := state.workers.get(candidate.worker_id)) is not None and not worker.is_open
+    ]
+    if not waiting:
+        return state.settings.heartbeat_ms
+    return max(_RETRY_MIN_MS, min(state.settings.heartbeat_ms, min(waiting) // NS_PER_MS))
+
+
+def _repeated(lease: Lease, op: Acquire) -> Answer:
+    if lease.use.config.domain != op.domain or lease.namespace != op.namespace:
+        raise OpRefused("this lease id is in use for another domain or namespace; choose a new one")
+    return lease.grant
+
+
+def _check(settings: CoreSettings, session: Session, op: Acquire) -> None:
+    """Raises OpRefused with what is wrong and what would be right."""
+    if len(op.tokens) % TOKEN_BYTES or not op.tokens:
+        raise OpRefused(f"tokens have {len(op.tokens)} bytes; they must be packed u32, and at least one")
+    if op.reserve_tokens < len(op.tokens) // TOKEN_BYTES:
+        raise OpRefused(f"reserve_tokens {op.reserve_tokens} is below the {len(op.tokens) // TOKEN_BYTES} tokens")
+    _check_reservation(settings, op.reserve_tokens)
+    if len(op.candidates) > settings.candidates_max:
+        raise OpRefused(f"{len(op.candidates)} candidates; at most {settings.candidates_max}")
+    if len(op.namespace) > settings.name_bytes_max or len(op.domain) > settings.name_bytes_max:
+        raise OpRefused(f"domain or namespace is longer than {settings.name_bytes_max} bytes")
+    if any(candidate.load_cost < 0 for candidate in op.candidates):
+        raise OpRefused("a load_cost is negative")
+    if session.num_leases + len(session.draining) >= settings.leases_per_session_max:
+        raise OpRefused(f"the session holds its maximum of {settings.leases_per_session_max} leases; release some")
+
+
+def _check_reservation(settings: CoreSettings, reserve_tokens: int) -> None:
+    if not 0 < reserve_tokens <= settings.tokens_max:
+        raise OpRefused(f"reserve_tokens {reserve_tokens} must lie between 1 and {settings.tokens_max}")

@@ -1,0 +1,206 @@
+"""The cache service's core: which tokens are where, and who owns each block.
+
+    edge                              core
+    attach_client, receive_client --> sessions, ops -----------> take_effects() --> messages to send
+    receive_worker, heard_worker  --> registration, fences          ^
+    tick                          --> expiry, windows, heartbeats --'
+
+Synchronous and deterministic: time comes in as `now_ns` of a monotonic clock, everything else goes out as effects.
+"""
+
+from __future__ import annotations
+
+from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
+from coppice.messages.index import Answer, AnswerBatch, FromClient, LeaseSet, Op, OpBatch, Reattach, Reattached
+from coppice.messages.registration import FromWorker, Register
+from coppice_cache.core.check import check_state
+from coppice_cache.core.clock import Clock
+from coppice_cache.core.errors import CoreError, InvariantBroken, MessageRefused, SettingsRefused
+from coppice_cache.core.grants import matchable_bytes
+from coppice_cache.core.lifetimes import attach_session, end_session, end_worker
+from coppice_cache.core.ops import abandon, drop_claim, execute, execute_unknown
+from coppice_cache.core.radix import walk
+from coppice_cache.core.reattach import reattach
+from coppice_cache.core.registration import acknowledge, register
+from coppice_cache.core.results import (
+    DomainStats,
+    Effect,
+    IndexStats,
+    Match,
+    NodeView,
+    Reincarnate,
+    SessionEnded,
+    ToClientEffect,
+    ToWorkerEffect,
+    TreeDump,
+    TreeView,
+    WorkerEnded,
+    WorkerStats,
+)
+from coppice_cache.core.sessions import Session
+from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.state import State
+from coppice_cache.core.views import dump_tree, gather_stats
+
+__all__ = [
+    "CoreError",
+    "CoreSettings",
+    "DomainConfig",
+    "DomainStats",
+    "Effect",
+    "IndexCore",
+    "IndexStats",
+    "InvariantBroken",
+    "Match",
+    "MessageRefused",
+    "Mode",
+    "NodeView",
+    "Reincarnate",
+    "SessionEnded",
+    "SettingsRefused",
+    "ToClientEffect",
+    "ToWorkerEffect",
+    "TreeDump",
+    "TreeView",
+    "WorkerEnded",
+    "WorkerStats",
+]
+
+_NO_MATCH = Match(0, 0)
+
+
+class IndexCore:
+    """One incarnation. `MessageRefused` from any receive method means: nothing was applied, end that connection."""
+
+    def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int) -> None:
+        self.cache_epoch = cache_epoch
+        self.state = State(settings, cache_epoch, now_ns)
+        self._clock = Clock(now_ns)
+
+    # sessions of schedulers and other clients
+
+    def attach_client(self, claimed: SchedulerEpoch, now_ns: int) -> SchedulerEpoch:
+        """Start or resume a session; 0 claims nothing. Another epoch than claimed means that the claimed one is dead.
+
+        Raises MessageRefused when there are too many sessions.
+        """
+        epoch = attach_session(self.state, claimed, now_ns)
+        self.state.flush()
+        return epoch
+
+    def heard_client(self, epoch: SchedulerEpoch, now_ns: int) -> None:
+        session = self.state.sessions.get(epoch)
+        if session is not None:
+            session.last_heard_ns = max(session.last_heard_ns, now_ns)
+
+    def receive_client(self, epoch: SchedulerEpoch, message: FromClient, now_ns: int) -> None:
+        """One message of a session; answers come as effects. Raises MessageRefused."""
+        self.heard_client(epoch, now_ns)
+        session = self.state.sessions.get(epoch)
+        if isinstance(message, OpBatch):
+            self._receive_batch(epoch, message, now_ns)
+        elif session is None:
+            named = message.lease_ids if isinstance(message, LeaseSet) else [c.lease_id for c in message.claims]
+            self.state.tell_client(epoch, Reattached(self.cache_epoch, (), tuple(named)))
+        elif isinstance(message, Reattach):
+            reattach(self.state, session, message, now_ns)
+        else:
+            self._reconcile(session, message)
+        self.state.flush()
+
+    def end_client(self, epoch: SchedulerEpoch, now_ns: int) -> None:
+        """Goodbye: like expiry, at once."""
+        end_session(self.state, epoch)
+        self.state.flush()
+
+    def execute(self, epoch: SchedulerEpoch, op: Op, now_ns: int) -> Answer:
+        """One op, answered at once."""
+        answer = self._execute(epoch, op, now_ns)
+        self.state.flush()
+        return answer
+
+    def match(self, domain: DomainId, namespace: Namespace, tokens: bytes, worker_id: WorkerId) -> Match:
+        """What `acquire` of these packed tokens would share on this worker. Reads only."""
+        worker = self.state.workers.get(worker_id)
+        if worker is None:
+            return _NO_MATCH
+        tree = worker.trees.get((domain, namespace))
+        if tree is None:
+            return _NO_MATCH
+        spot = walk(tree, tokens[: matchable_bytes(tokens, worker.block_bytes)], worker.block_bytes)
+        return Match(spot.num_blocks * worker.block_size, spot.num_blocks)
+
+    # workers
+
+    def receive_worker(self, worker_id: WorkerId, message: FromWorker, now_ns: int) -> None:
+        """Raises MessageRefused."""
+        self.heard_worker(worker_id, now_ns)
+        if isinstance(message, Register):
+            register(self.state, worker_id, message, now_ns)
+        else:
+            acknowledge(self.state, worker_id, message, now_ns)
+        self.state.flush()
+
+    def heard_worker(self, worker_id: WorkerId, now_ns: int) -> None:
+        worker = self.state.workers.get(worker_id)
+        if worker is not None:
+            worker.last_heard_ns = max(worker.last_heard_ns, now_ns)
+
+    def end_worker(self, worker_id: WorkerId, now_ns: int) -> None:
+        """Goodbye: its epoch is dead at once."""
+        end_worker(self.state, worker_id)
+        self.state.flush()
+
+    # time and effects
+
+    def tick(self, now_ns: int) -> None:
+        """Call several times per heartbeat."""
+        self._clock.tick(self.state, now_ns)
+        self.state.flush()
+
+    def take_effects(self) -> list[Effect]:
+        """What happened since the last call, in order."""
+        effects, self.state.effects = self.state.effects, []
+        return effects
+
+    # for operators and tests
+
+    def check(self) -> None:
+        """Recompute everything that is derivable. Raises InvariantBroken. Cost: all blocks, nodes and leases."""
+        check_state(self.state)
+
+    def stats(self) -> IndexStats:
+        return gather_stats(self.state)
+
+    def tree(self, domain: DomainId, *, max_depth: int, limit: int) -> TreeDump:
+        """The domain's trees on all workers, at most `limit` nodes in all and `max_depth` nodes below each root."""
+        return dump_tree(self.state, domain, max_depth=max_depth, limit=limit)
+
+    def _receive_batch(self, epoch: SchedulerEpoch, batch: OpBatch, now_ns: int) -> None:
+        if len(batch.ops) > self.state.settings.ops_per_batch_max:
+            raise MessageRefused(f"{len(batch.ops)} ops in a batch; at most {self.state.settings.ops_per_batch_max}")
+        answers = tuple(self._execute(epoch, op, now_ns) for op in batch.ops)
+        self.state.tell_client(epoch, AnswerBatch(self.cache_epoch, answers))
+
+    def _execute(self, epoch: SchedulerEpoch, op: Op, now_ns: int) -> Answer:
+        session = self.state.sessions.get(epoch)
+        if session is None:
+            return execute_unknown(op)
+        session.last_heard_ns = max(session.last_heard_ns, now_ns)
+        return execute(self.state, session, op, now_ns)
+
+    def _reconcile(self, session: Session, message: LeaseSet) -> None:
+        """Leases that only one side knows die."""
+        limit = self.state.settings.leases_per_session_max
+        if len(message.lease_ids) > limit:
+            raise MessageRefused(f"{len(message.lease_ids)} leases in a set; at most {limit}")
+        listed = set(message.lease_ids)
+        for lease_id, lease in tuple(session.leases.items()):
+            if lease_id not in listed:
+                abandon(self.state, session, session.workers[lease_id], lease)
+        for lease_id in tuple(session.claims):
+            if lease_id not in listed:
+                drop_claim(self.state, session, lease_id)
+        unknown = tuple(i for i in message.lease_ids if i not in session.leases and i not in session.claims)
+        if unknown:
+            self.state.tell_client(session.epoch, Reattached(self.cache_epoch, (), unknown))

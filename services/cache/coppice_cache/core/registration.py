@@ -1,0 +1,156 @@
+"""What a worker's Register means, and what its FenceAck ends.
+
+worker_epoch 0                       a new pool: a new epoch, open at once
+the epoch that is live here          a reconnect: kept when every difference can be explained
+unknown here, of an earlier epoch    we restarted: closed ledger, window (rule 3)
+anything else                        that epoch is dead: a new one
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coppice.handles import CACHE_EPOCH_MAX, COUNTER_BITS
+from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
+from coppice.messages.registration import FenceAck, Register, Registered
+from coppice.seals import SEAL_BYTES
+from coppice_cache.core.errors import MessageRefused
+from coppice_cache.core.ledger import BlockState, Ledger
+from coppice_cache.core.lifetimes import end_worker, finish_fenced
+from coppice_cache.core.quotas import Quotas
+from coppice_cache.core.reattach import accept_window_ack, close_windows, judge_held_claims
+from coppice_cache.core.results import Reincarnate
+from coppice_cache.core.sessions import minted_by
+from coppice_cache.core.state import NS_PER_MS, State
+from coppice_cache.core.workers import Phase, Window, Worker
+
+
+def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) -> None:
+    """Raises MessageRefused for a message that contradicts itself or a limit."""
+    _check(state, worker_id, message)
+    highest = _highest_foreign_epoch(state, message)
+    if highest >= state.cache_epoch:
+        if highest >= CACHE_EPOCH_MAX:
+            raise MessageRefused(f"cache epoch {highest} is the last one; the worker must start with a new pool")
+        state.reincarnating = True
+        state.effects.append(Reincarnate(CacheEpoch(highest + 1)))
+        return
+    worker = state.workers.get(worker_id)
+    if worker is not None and worker.epoch == message.worker_epoch and _is_explained(worker, message):
+        _reconnect(state, worker, message, now_ns)
+        return
+    if worker is not None:
+        end_worker(state, worker_id)
+    elif len(state.workers) >= state.settings.workers_max:
+        raise MessageRefused(f"{len(state.workers)} workers are registered, the maximum")
+    survived = message.worker_epoch != 0 and worker_id not in state.last_epochs
+    epoch = message.worker_epoch if survived else state.mint_worker_epoch()
+    worker = _new_worker(state, message, epoch, now_ns, survived=survived)
+    state.workers[worker_id] = worker
+    state.last_epochs[worker_id] = epoch
+    state.workers_changed = True
+    state.tell_worker(worker_id, Registered(epoch, state.cache_epoch))
+    judge_held_claims(state, worker, now_ns)
+    close_windows(state, now_ns)
+
+
+def acknowledge(state: State, worker_id: WorkerId, ack: FenceAck, now_ns: int) -> None:
+    """One that is doubled, unknown or of another worker epoch changes nothing."""
+    worker = state.workers.get(worker_id)
+    if worker is None or worker.epoch != ack.worker_epoch or ack.fence_id not in worker.fences:
+        return
+    if worker.phase is Phase.CLOSING and ack.fence_id == worker.window.fence_id:
+        _check_arrays(worker.num_blocks, ack.generations, ack.seals)
+        accept_window_ack(state, worker, ack)
+        return
+    finish_fenced(state, worker, worker.fences.pop(ack.fence_id).leases)
+
+
+def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int, *, survived: bool) -> Worker:
+    ledger = Ledger(message.num_blocks, state.cache_epoch, any_wipes=state.domains.any_wipes)
+    ledger.load(message.generations, message.seals)
+    closed = survived and (any(message.generations) or bool(message.scheduler_epochs))
+    if closed:
+        ledger.close()
+    quotas = Quotas(message.num_blocks, state.domains.listed)
+    phase = Phase.WINDOW if closed else Phase.OPEN
+    worker = Worker(message, epoch, ledger, quotas, phase=phase, now_ns=now_ns)
+    deadline_ns = now_ns + state.settings.session_ttl_ms * NS_PER_MS
+    worker.window = Window(tuple(sorted(set(message.scheduler_epochs))), deadline_ns)
+    return worker
+
+
+def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:
+    """Same epoch, same cache epoch: nothing was lost but messages, so what is unanswered is said again."""
+    worker.last_heard_ns = max(worker.last_heard_ns, now_ns)
+    if worker.address != message.address:
+        worker.address = message.address
+        state.workers_changed = True
+    state.tell_worker(worker.worker_id, Registered(worker.epoch, state.cache_epoch))
+    for pending in worker.fences.values():
+        state.tell_worker(worker.worker_id, pending.message)
+
+
+def _is_explained(worker: Worker, message: Register) -> bool:
+    """Whether the reported blocks can follow from the ledger.
+
+    A worker may lag behind a grant that was not attached yet, and behind a seal that is on its way. It can never be
+    ahead, and a cached block was written under its generation. In a closed ledger the second look will tell.
+    """
+    same_pool = (message.num_blocks, message.block_size, message.namespace, message.model) == (
+        worker.num_blocks,
+        worker.block_size,
+        worker.namespace,
+        worker.model,
+    )
+    if not same_pool or not worker.is_open:
+        return same_pool
+    reported = np.frombuffer(message.generations, dtype="<u8")
+    ours = np.array(worker.ledger.generation, dtype=np.uint64)
+    if bool((reported > ours).any()):
+        return False
+    cached = np.frombuffer(worker.ledger.state, dtype=np.uint8) == BlockState.CACHED
+    if bool((cached & (reported != ours)).any()):
+        return False
+    sealed = np.frombuffer(message.seals, dtype="<u8").reshape(-1, 2)
+    known = np.frombuffer(bytes(worker.ledger.seals), dtype="<u8").reshape(-1, 2)
+    differs = (sealed != known).any(axis=1) & sealed.any(axis=1) & (reported == ours)
+    return not bool(differs.any())
+
+
+def _highest_foreign_epoch(state: State, message: Register) -> CacheEpoch:
+    """Highest cache epoch that some other incarnation than this one used; 0 when there is no trace of one."""
+    traces = [0]
+    if message.highest_cache_epoch > state.cache_epoch or message.worker_id not in state.last_epochs:
+        traces.append(message.highest_cache_epoch)
+        traces.append(minted_by(message.worker_epoch))
+        generations = np.frombuffer(message.generations, dtype="<u8")
+        if generations.size:
+            traces.append(int(generations.max()) >> COUNTER_BITS)
+    return CacheEpoch(max(traces))
+
+
+def _check(state: State, worker_id: WorkerId, message: Register) -> None:
+    settings = state.settings
+    if message.worker_id != worker_id or not worker_id:
+        raise MessageRefused(f"worker {worker_id!r} registers as {message.worker_id!r}")
+    if not 0 < message.num_blocks <= settings.blocks_per_worker_max:
+        raise MessageRefused(f"num_blocks {message.num_blocks} must lie between 1 and {settings.blocks_per_worker_max}")
+    if not 0 < message.block_size <= settings.block_size_max:
+        raise MessageRefused(f"block_size {message.block_size} must lie between 1 and {settings.block_size_max}")
+    if len(message.scheduler_epochs) > settings.sessions_max:
+        raise MessageRefused(f"{len(message.scheduler_epochs)} scheduler epochs; at most {settings.sessions_max}")
+    names = (message.worker_id, message.address, message.model, message.namespace)
+    if any(len(name) > settings.name_bytes_max for name in names):
+        raise MessageRefused(f"a name is longer than {settings.name_bytes_max} bytes")
+    _check_arrays(message.num_blocks, message.generations, message.seals)
+
+
+def _check_arrays(num_blocks: int, generations: bytes, seals: bytes) -> None:
+    if len(generations) != 8 * num_blocks or len(seals) != SEAL_BYTES * num_blocks:
+        raise MessageRefused(
+            f"{num_blocks} blocks need {8 * num_blocks} bytes of generations and {SEAL_BYTES * num_blocks} of seals; "
+            f"there are {len(generations)} and {len(seals)}"
+        )
+    if num_blocks and int(np.frombuffer(generations, dtype="<u8").max()) >> 40:
+        raise MessageRefused("a generation has more than 40 bits")

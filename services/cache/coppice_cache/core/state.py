@@ -1,0 +1,96 @@
+"""What all parts of the core share: sessions, workers, counters and the effects that wait to be taken."""
+
+from __future__ import annotations
+
+from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import LeaseClaim, ToClient, Workers
+from coppice.messages.registration import Fence, ToWorker
+from coppice_cache.core.leases import Lease
+from coppice_cache.core.radix import Node
+from coppice_cache.core.results import Effect, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.sessions import EPOCH_SHIFT, Session, minted_by
+from coppice_cache.core.settings import CoreSettings, Domains
+from coppice_cache.core.workers import PendingFence, Worker
+
+NS_PER_MS = 1_000_000
+
+
+class State:
+    """Plain data with a few helpers; the rules live in the modules around it."""
+
+    def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int) -> None:
+        self.settings = settings
+        self.domains = Domains(settings)
+        self.cache_epoch = cache_epoch
+        self.started_ns = now_ns
+        self.sessions: dict[SchedulerEpoch, Session] = {}
+        self.workers: dict[WorkerId, Worker] = {}
+        self.last_epochs: dict[WorkerId, WorkerEpoch] = {}  # latest epoch that each worker id had here, dead or not
+        self.held_claims: dict[WorkerId, dict[tuple[SchedulerEpoch, LeaseId], LeaseClaim]] = {}  # worker not here yet
+        self.refused_ids: dict[WorkerId, set[LeaseId]] = {}  # claims given up before their worker registered
+        self.effects: list[Effect] = []
+        self.workers_changed = False
+        self.reincarnating = False
+        self.reattach_deadline_ns = now_ns + settings.session_ttl_ms * NS_PER_MS
+        self.reattach_closed = False  # some worker's window was fenced: who is not back by then is dead
+        self.dead_epochs: set[SchedulerEpoch] = set()  # of earlier cache epochs, ended here: never back
+        self.dismantling: list[Node] = []
+        self._session_count = 0
+        self._worker_count = 0
+        self._lease_count = 0
+        self._fence_count = 0
+
+    # minting
+
+    def mint_scheduler_epoch(self) -> SchedulerEpoch:
+        self._session_count += 1
+        return SchedulerEpoch((self.cache_epoch << EPOCH_SHIFT) | self._session_count)
+
+    def mint_worker_epoch(self) -> WorkerEpoch:
+        self._worker_count += 1
+        return WorkerEpoch((self.cache_epoch << EPOCH_SHIFT) | self._worker_count)
+
+    def next_lease_number(self) -> int:
+        self._lease_count += 1
+        return self._lease_count
+
+    def next_fence_id(self) -> int:
+        self._fence_count += 1
+        return self._fence_count
+
+    def is_old(self, epoch: SchedulerEpoch) -> bool:
+        """Minted by an earlier cache epoch."""
+        return minted_by(epoch) < self.cache_epoch
+
+    # effects
+
+    def tell_client(self, epoch: SchedulerEpoch, message: ToClient) -> None:
+        self.effects.append(ToClientEffect(epoch, message))
+
+    def tell_worker(self, worker_id: WorkerId, message: ToWorker) -> None:
+        self.effects.append(ToWorkerEffect(worker_id, message))
+
+    def workers_message(self) -> Workers:
+        return Workers(self.cache_epoch, tuple(worker.info for worker in self.workers.values()))
+
+    def send_fence(self, worker: Worker, fence: Fence, leases: list[Lease]) -> None:
+        worker.fences[fence.fence_id] = PendingFence(fence, leases)
+        self.tell_worker(worker.worker_id, fence)
+
+    def fence_leases(self, worker: Worker, lease: Lease) -> None:
+        """Drain one lease; `flush` sends a single fence for all that drained in the same call."""
+        worker.drain(lease)
+        worker.to_fence.append(lease)
+
+    def flush(self) -> None:
+        """Send what was collected during one call: lease fences, then the list of workers."""
+        for worker in self.workers.values():
+            if worker.to_fence:
+                leases, worker.to_fence = worker.to_fence, []
+                ids = tuple(lease.lease_id for lease in leases)
+                self.send_fence(worker, Fence(self.next_fence_id(), worker.epoch, lease_ids=ids), leases)
+        if self.workers_changed:
+            self.workers_changed = False
+            message = self.workers_message()
+            for epoch in self.sessions:
+                self.tell_client(epoch, message)

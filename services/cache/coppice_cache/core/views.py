@@ -1,0 +1,113 @@
+"""What operators see: counters and trees. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from coppice.ids import DomainId
+from coppice.seals import SEAL_BYTES
+from coppice_cache.core.ledger import BlockState
+from coppice_cache.core.quotas import DomainUse
+from coppice_cache.core.radix import Node
+from coppice_cache.core.results import DomainStats, IndexStats, NodeView, TreeDump, TreeView, WorkerStats
+from coppice_cache.core.state import State
+from coppice_cache.core.workers import Worker
+
+
+def gather_stats(state: State) -> IndexStats:
+    """Cost: workers times their domains."""
+    workers = tuple(_worker_stats(worker) for worker in state.workers.values())
+    domains = [domain for worker in workers for domain in worker.domains]
+    return IndexStats(
+        cache_epoch=state.cache_epoch,
+        sessions=len(state.sessions),
+        leases=sum(len(session.leases) for session in state.sessions.values()),
+        pins=sum(worker.leases for worker in workers),
+        nodes=sum(worker.nodes for worker in workers),
+        free_blocks=sum(worker.free_blocks for worker in workers),
+        leased_blocks=sum(worker.leased_blocks for worker in workers),
+        cached_blocks=sum(worker.cached_blocks for worker in workers),
+        draining_blocks=sum(worker.draining_blocks for worker in workers),
+        hit_tokens=sum(domain.hit_tokens for domain in domains),
+        query_tokens=sum(domain.query_tokens for domain in domains),
+        evicted_blocks=sum(domain.evicted_blocks for domain in domains),
+        workers=workers,
+    )
+
+
+def _worker_stats(worker: Worker) -> WorkerStats:
+    counts = worker.ledger.counts
+    return WorkerStats(
+        worker_id=worker.worker_id,
+        worker_epoch=worker.epoch,
+        open=worker.is_open,
+        num_blocks=worker.num_blocks,
+        free_blocks=counts[BlockState.FREE],
+        leased_blocks=counts[BlockState.LEASED],
+        cached_blocks=counts[BlockState.CACHED],
+        draining_blocks=counts[BlockState.DRAINING],
+        leases=len(worker.leases),
+        fences=len(worker.fences),
+        trees=len(worker.trees),
+        nodes=worker.num_nodes,
+        domains=tuple(_domain_stats(worker, use) for use in worker.quotas.uses.values()),
+    )
+
+
+def _domain_stats(worker: Worker, use: DomainUse) -> DomainStats:
+    return DomainStats(
+        worker_id=worker.worker_id,
+        domain=use.config.domain,
+        leased_blocks=use.leased,
+        cached_blocks=use.cached,
+        draining_blocks=use.draining,
+        pinned_blocks=use.protected,
+        guarantee_blocks=use.guarantee,
+        maximum_blocks=use.maximum,
+        leases=use.leases,
+        hit_tokens=use.hit_tokens,
+        query_tokens=use.query_tokens,
+        evicted_blocks=use.evicted_blocks,
+    )
+
+
+def dump_tree(state: State, domain: DomainId, *, max_depth: int, limit: int) -> TreeDump:
+    """Nodes in preorder, until `limit` nodes were seen."""
+    trees, truncated = [], False
+    for worker in state.workers.values():
+        for (owner, namespace), tree in worker.trees.items():
+            if owner != domain:
+                continue
+            if limit <= 0:
+                return TreeDump(domain, tuple(trees), truncated=True)
+            nodes, cut = _preorder(tree, max_depth, limit)
+            limit -= len(nodes)
+            truncated = truncated or cut
+            trees.append(TreeView(worker.worker_id, namespace, tuple(nodes)))
+    return TreeDump(domain, tuple(trees), truncated)
+
+
+def _preorder(root: Node, max_depth: int, limit: int) -> tuple[list[NodeView], bool]:
+    """Views, and whether something was left out."""
+    views: list[NodeView] = []
+    waiting = [(root, 0, 0)]
+    cut = False
+    while waiting:
+        node, parent, depth = waiting.pop()
+        if len(views) >= limit:
+            return views, True
+        index = len(views)
+        views.append(
+            NodeView(
+                parent=parent,
+                depth=depth,
+                num_blocks=node.num_blocks,
+                num_pins=len(node.pins),
+                num_children=len(node.children),
+                last_use_ns=node.last_use_ns,
+                first_seal=node.seals[:SEAL_BYTES].hex(),
+            )
+        )
+        if depth < max_depth:
+            waiting.extend((child, index, depth + 1) for child in reversed(node.children.values()))
+        elif node.children:
+            cut = True
+    return views, cut
