@@ -1,0 +1,83 @@
+"""Small pools with guards: every block that no sequence owns holds NaN, and so does every slot past a context."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from coppice_worker.core.batch import SampleRows, StepBatch
+from coppice_worker.kernels.pool import KvPool, KvShape
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.exit("set TRITON_INTERPRET=1: see tests/kernels/interpreted/__init__.py", returncode=2)
+
+NO_SAMPLES = SampleRows(
+    rows=np.empty(0, np.int32),
+    temperature=np.empty(0, np.float32),
+    top_k=np.empty(0, np.int32),
+    top_p=np.empty(0, np.float32),
+    seed=np.empty(0, np.uint64),
+    position=np.empty(0, np.int64),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step: a pool of one layer whose earlier tokens are filled, and the new tokens' q, k and v."""
+
+    pool: KvPool
+    batch: StepBatch
+    query: torch.Tensor  # [T, H, D]
+    key: torch.Tensor  # [T, HK, D]
+    value: torch.Tensor  # [T, HK, D]
+
+
+def make_case(
+    new_tokens: Sequence[int],
+    before: Sequence[int],
+    *,
+    block_size: int,
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+    seed: int = 0,
+) -> Case:
+    """Sequences with `before` tokens of KV and `new_tokens` more, on randomly placed blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    lens = np.array(new_tokens) + np.array(before)
+    needs = -(-lens // block_size)
+    num_blocks = int(needs.sum()) + 3
+    shape = KvShape(1, num_kv_heads, head_dim)
+    pool = KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=torch.device("cpu"), dtype=torch.float32)
+    pool.storage.fill_(float("nan"))
+    order = np.random.default_rng(seed).permutation(num_blocks)
+    tables = np.zeros((len(lens), int(needs.max()) + 1), dtype=np.int32)
+    slots, used = [], 0
+    for row, need in enumerate(needs):
+        tables[row, :need] = order[used : used + need]
+        used += need
+        positions = np.arange(lens[row])
+        all_slots = tables[row][positions // block_size].astype(np.int64) * block_size + positions % block_size
+        for slot in all_slots[: before[row]]:
+            at = (0, slice(None), slot // block_size, slice(None), slot % block_size)
+            pool.storage[at] = torch.randn(2, num_kv_heads, head_dim, generator=generator)
+        slots.append(all_slots[before[row] :])
+    total = int(np.sum(new_tokens))
+    batch = StepBatch(
+        token_ids=np.zeros(total, np.int64),
+        positions=np.concatenate([np.arange(b, n) for b, n in zip(before, lens, strict=True)]).astype(np.int64),
+        slots=np.concatenate(slots),
+        query_starts=np.concatenate([[0], np.cumsum(new_tokens)]).astype(np.int32),
+        context_lens=lens.astype(np.int32),
+        block_tables=tables,
+        sample=NO_SAMPLES,
+    )
+    # One projection's rows, as the decoder hands them on: q, k and v are strided views.
+    heads = torch.randn(total, num_kv_heads * (group + 2), head_dim, generator=generator)
+    split = num_kv_heads * group
+    return Case(pool, batch, heads[:, :split], heads[:, split : split + num_kv_heads], heads[:, split + num_kv_heads :])
