@@ -22,6 +22,7 @@ from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
 from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.service import WorkerService
 from coppice_worker.edge.settings import WorkerSettings
+from coppice_worker.edge.tracing import Observers, WorkerSpans
 from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
 from coppice_worker.model.resolve import resolve_checkpoint
 
@@ -53,7 +54,8 @@ def run(settings: WorkerSettings) -> int:
 
     server = _listen(settings)
     core = WorkerCore(_core_settings(settings, executor, model, server.port))
-    service = WorkerService(core, executor, WorkerMetrics(registry, tracing.tracer("coppice.worker")), failed)
+    observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
+    service = WorkerService(core, executor, observers, failed)
     server.add(service.add_to)
     http = serve_metrics(settings.host, settings.http_port, registry, lambda: tuple(service.problems.values()))
     service.serve(server)

@@ -31,6 +31,7 @@ def acquire_to_wire(op: m.Acquire) -> pb.Acquire:
         tokens=op.tokens,
         reserve_tokens=op.reserve_tokens,
         candidates=[pb.Candidate(worker_id=c.worker_id, load_cost=c.load_cost) for c in op.candidates],
+        traceparent=op.traceparent,
     )
 
 
@@ -42,6 +43,7 @@ def acquire_from_wire(wire: pb.Acquire) -> m.Acquire:
         tokens=wire.tokens,
         reserve_tokens=wire.reserve_tokens,
         candidates=tuple(m.Candidate(WorkerId(c.worker_id), c.load_cost) for c in wire.candidates),
+        traceparent=wire.traceparent,
     )
 
 

@@ -24,6 +24,7 @@ def _start_to_wire(start: m.SequenceStart) -> pb.SequenceStart:
         sampling=pb.SamplingParams(
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed
         ),
+        traceparent=start.traceparent,
     )
 
 
@@ -38,6 +39,7 @@ def _start_from_wire(wire: pb.SequenceStart) -> m.SequenceStart:
         shared_seals=wire.shared_seals,
         owned=wire.owned,
         sampling=m.SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed),
+        traceparent=wire.traceparent,
     )
 
 

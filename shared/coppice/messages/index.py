@@ -43,6 +43,7 @@ class Acquire:
     tokens: bytes
     reserve_tokens: int
     candidates: tuple[Candidate, ...]
+    traceparent: str = ""  # W3C trace context of the request; empty = not traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class SequenceStart:
     shared_seals: bytes
     owned: bytes
     sampling: SamplingParams
+    traceparent: str = ""  # W3C trace context of the request; empty = not traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,14 @@ class Acquire(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     RESERVE_TOKENS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     domain: _builtins.str
     namespace: _builtins.bytes
     tokens: _builtins.bytes
     reserve_tokens: _builtins.int
+    traceparent: _builtins.str
+    """W3C; empty = not traced"""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
     def __init__(
@@ -72,10 +75,11 @@ class Acquire(_message.Message):
         tokens: _builtins.bytes = ...,
         reserve_tokens: _builtins.int = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "domain", b"domain", "lease_id", b"lease_id", "namespace", b"namespace", "reserve_tokens", b"reserve_tokens", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "domain", b"domain", "lease_id", b"lease_id", "namespace", b"namespace", "reserve_tokens", b"reserve_tokens", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,7 @@ class SequenceStart(_message.Message):
     SHARED_SEALS_FIELD_NUMBER: _builtins.int
     OWNED_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     lease_id: _builtins.bytes
     tokens: _builtins.bytes
@@ -72,6 +73,8 @@ class SequenceStart(_message.Message):
     shared: _builtins.bytes
     shared_seals: _builtins.bytes
     owned: _builtins.bytes
+    traceparent: _builtins.str
+    """W3C; empty = not traced"""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     def __init__(
@@ -85,10 +88,11 @@ class SequenceStart(_message.Message):
         shared_seals: _builtins.bytes = ...,
         owned: _builtins.bytes = ...,
         sampling: Global___SamplingParams | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "num_computed_tokens", b"num_computed_tokens", "owned", b"owned", "sampling", b"sampling", "sequence_id", b"sequence_id", "shared", b"shared", "shared_seals", b"shared_seals", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "num_computed_tokens", b"num_computed_tokens", "owned", b"owned", "sampling", b"sampling", "sequence_id", b"sequence_id", "shared", b"shared", "shared_seals", b"shared_seals", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Metrics and spans of a worker, as an observer of its steps.
+"""Metrics of a worker, as an observer of its steps.
 
 coppice_worker_steps_total              steps computed
 coppice_worker_tokens_computed_total    tokens whose KV was computed (a cached token never counts)
@@ -10,7 +10,6 @@ coppice_worker_sequences                live sequences
 
 from __future__ import annotations
 
-from opentelemetry import trace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coppice.messages.step import StepPlan, StepResult
@@ -20,10 +19,9 @@ _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
 
 
 class WorkerMetrics(StepObserver):
-    """Counts steps and, when tracing is on, records one span per step."""
+    """Counts steps and what they computed."""
 
-    def __init__(self, registry: CollectorRegistry, tracer: trace.Tracer) -> None:
-        self._tracer = tracer
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._steps = Counter("coppice_worker_steps", "Steps computed.", registry=registry)
         self._computed = Counter("coppice_worker_tokens_computed", "Tokens whose KV was computed.", registry=registry)
         self._sampled = Counter("coppice_worker_tokens_sampled", "Tokens sampled.", registry=registry)
@@ -46,8 +44,3 @@ class WorkerMetrics(StepObserver):
         self._seconds.observe(result.duration_us / 1e6)
         for refusal in result.refusals:
             self._refusals.labels(refusal.code.value).inc()
-        span = self._tracer.start_span("step", start_time=started_ns)
-        span.set_attribute("coppice.step", result.step)
-        span.set_attribute("coppice.step.tokens", result.num_tokens)
-        span.set_attribute("coppice.step.sampled", len(result.sampled_ids) // 4)
-        span.end(end_time=ended_ns)

@@ -120,4 +120,5 @@ def _acquire(
         tokens=bytes(request.tokens),
         reserve_tokens=lease.reserve_asked,
         candidates=candidates,
+        traceparent=request.request.traceparent,
     )

@@ -43,6 +43,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower goes first
     arrived_ns: int = 0
+    traceparent: str = ""  # W3C trace context; travels with the request to the cache service and the worker
 
 
 class RefusedReason(Enum):

@@ -81,6 +81,7 @@ def _start_of(sequence: Sequence) -> SequenceStart:
         shared_seals=lease.shared_seals,
         owned=bytes(lease.owned),
         sampling=request.request.sampling,
+        traceparent=request.request.traceparent,
     )
 
 

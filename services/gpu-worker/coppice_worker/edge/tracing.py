@@ -1,0 +1,77 @@
+"""Spans of a worker: one per prefill chunk of a traced request, one for its decoding.
+
+A request's trace context comes with the plan that attaches it; untraced requests cost nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from coppice.messages.step import StepPlan, StepResult
+from coppice.telemetry import context_from_traceparent
+from coppice_worker.edge.runner import StepObserver
+
+
+@dataclass(slots=True)
+class _Traced:
+    context: Context
+    decode_started_ns: int = 0
+    last_step_ns: int = 0
+    num_decoded: int = 0
+
+
+class WorkerSpans(StepObserver):
+    """Observes steps on the step thread."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._traced: dict[int, _Traced] = {}
+
+    def planned(self, plan: StepPlan) -> None:
+        for start in plan.attach:
+            if start.traceparent:
+                self._traced[start.sequence_id] = _Traced(context_from_traceparent(start.traceparent))
+        if self._traced and plan.detach:
+            for sequence_id in memoryview(plan.detach).cast("I"):
+                traced = self._traced.pop(sequence_id, None)
+                if traced is not None and traced.num_decoded:
+                    self._span(
+                        traced, "worker.decode", traced.num_decoded, traced.decode_started_ns, traced.last_step_ns
+                    )
+
+    def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
+        if not self._traced:
+            return
+        counts = dict(zip(memoryview(plan.rows).cast("I"), memoryview(plan.row_tokens).cast("I"), strict=True))
+        for sequence_id, traced in self._traced.items():
+            num_tokens = 1 if plan.repeat_rows else counts.get(sequence_id, 0)
+            if num_tokens > 1 or (num_tokens and not traced.last_step_ns):
+                self._span(traced, "worker.prefill_chunk", num_tokens, started_ns, ended_ns)
+            elif num_tokens:
+                traced.decode_started_ns = traced.decode_started_ns or started_ns
+                traced.num_decoded += 1
+            if num_tokens:
+                traced.last_step_ns = ended_ns
+
+    def _span(self, traced: _Traced, name: str, num_tokens: int, started_ns: int, ended_ns: int) -> None:
+        span = self._tracer.start_span(name, context=traced.context, start_time=started_ns)
+        span.set_attribute("coppice.tokens", num_tokens)
+        span.end(end_time=ended_ns)
+
+
+class Observers(StepObserver):
+    """Several observers as one."""
+
+    def __init__(self, *observers: StepObserver) -> None:
+        self._observers = observers
+
+    def planned(self, plan: StepPlan) -> None:
+        for observer in self._observers:
+            observer.planned(plan)
+
+    def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
+        for observer in self._observers:
+            observer.computed(plan, result, started_ns, ended_ns)
