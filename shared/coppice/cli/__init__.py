@@ -1,0 +1,27 @@
+"""The `coppice` command.
+
+    coppice up             the whole stack on this machine, for development
+    coppice bench smoke    a short measurement of a running stack, or of one that it starts
+    coppice sim            the deterministic simulation of the three cores
+    coppice version
+
+Commands are thin: each turns flags into a call and an error into one line. Modules load when their command runs, so
+that `coppice --help` needs no gRPC and no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from coppice.errors import run_main
+
+
+def main() -> None:
+    """Entry point of the console script. Exit codes: 0 orderly, 1 failure, 2 wrong usage."""
+    from coppice.cli.app import app
+
+    sys.exit(run_main("coppice", app))
+
+
+if __name__ == "__main__":
+    main()

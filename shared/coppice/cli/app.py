@@ -1,0 +1,131 @@
+"""The commands and their flags."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.errors import CoppiceError
+from coppice.settings import refuse_unknown_variables
+from coppice.up.options import DEVICES, DTYPES, UpOptions
+
+app = typer.Typer(
+    help="Multi-tenant LLM serving on paged, shared KV.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "COPPICE", "help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measurements.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+_DEFAULTS = UpOptions()
+
+Model = Annotated[str, typer.Option(help="Checkpoint folder or hub id (owner/name). Default: the demo model.")]
+Dtype = Annotated[str, typer.Option(help=f"Type of weights and KV: {', '.join(DTYPES)}.")]
+Device = Annotated[str, typer.Option(help=f"Where workers compute: {', '.join(DEVICES)}.")]
+NumBlocks = Annotated[int, typer.Option(help="KV blocks per worker; 0 leaves it to the worker.")]
+BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.")]
+Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
+Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
+
+
+@app.command()
+def up(
+    model: Model = _DEFAULTS.model,
+    port: Annotated[int, typer.Option(help="Port of the REST API; 0 takes a free one.")] = _DEFAULTS.port,
+    host: Annotated[str, typer.Option(help="Address of REST and gRPC; other than loopback needs --tenants.")] = (
+        _DEFAULTS.host
+    ),
+    grpc_port: Annotated[int, typer.Option(help="Port of the gRPC API; 0 takes a free one.")] = _DEFAULTS.grpc_port,
+    dtype: Dtype = _DEFAULTS.dtype,
+    device: Device = _DEFAULTS.device,
+    num_blocks: NumBlocks = _DEFAULTS.num_blocks,
+    block_size: BlockSize = _DEFAULTS.block_size,
+    workers: Workers = _DEFAULTS.workers,
+    threads: Threads = _DEFAULTS.threads,
+    tenants: Annotated[Path | None, typer.Option(help="Tenants file; without one everybody is one tenant.")] = None,
+    redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use. Default: an embedded Valkey.")] = "",
+    otlp_endpoint: Annotated[str, typer.Option(help="OTLP gRPC endpoint for traces, http://HOST:4317.")] = "",
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. Default: a temporary one.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of all processes.")] = False,
+) -> None:
+    """Start the whole stack on this machine, for development. Ctrl-C stops it."""
+    from coppice.cli.up import run_up
+
+    options = UpOptions(
+        model=model,
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        dtype=dtype,
+        device=device,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        workers=workers,
+        threads=threads,
+        tenants=tenants,
+        redis_url=redis_url,
+        otlp_endpoint=otlp_endpoint,
+        log_dir=log_dir,
+        verbose=verbose,
+    )
+    known = {f"COPPICE_UP_{name.upper()}" for name in UpOptions.__dataclass_fields__}
+    refuse_unknown_variables("COPPICE_UP_", known, os.environ)
+    raise typer.Exit(run_up(options))
+
+
+@bench.command()
+def smoke(
+    url: Annotated[str, typer.Option(help="A running stack, http://HOST:PORT. Default: start one, then stop it.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")] = False,
+    api_key: Annotated[str, typer.Option(help="Bearer token, for a stack with tenants.")] = "",
+    model: Model = "",
+    dtype: Dtype = _DEFAULTS.dtype,
+    device: Device = _DEFAULTS.device,
+    num_blocks: NumBlocks = _DEFAULTS.num_blocks,
+    block_size: BlockSize = _DEFAULTS.block_size,
+    workers: Workers = _DEFAULTS.workers,
+    threads: Threads = _DEFAULTS.threads,
+) -> None:
+    """Measure prefill, decode, and the first token with a cold and a warm cache; under a minute on a small machine."""
+    from coppice.cli.bench import run_smoke
+
+    options = UpOptions(
+        model=model,
+        port=0,
+        dtype=dtype,
+        device=device,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        workers=workers,
+        threads=threads,
+    )
+    raise typer.Exit(run_smoke(url=url, api_key=api_key, as_json=json, options=options))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def sim(context: typer.Context) -> None:
+    """Run the deterministic simulation: coppice sim --seed N (see coppice sim --help)."""
+    try:
+        from coppice_sim.run import main
+    except ModuleNotFoundError as error:
+        raise CoppiceError(
+            f"the simulation is not installed ({error.name} is missing)", hint="install from a checkout: make venv"
+        ) from error
+    raise typer.Exit(main(context.args))
+
+
+@app.command()
+def version() -> None:
+    """Print the version of Coppice, of Python and of what computes."""
+    from coppice.cli.versions import versions
+
+    for name, number in versions().items():
+        typer.echo(f"{name} {number}")

