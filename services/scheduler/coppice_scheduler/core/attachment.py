@@ -87,7 +87,7 @@ def worker_attached(life: Lifecycle, worker: Worker, epoch: WorkerEpoch, fresh: 
     elif worker.attached and fresh:
         sealed = b"".join(step.plan.sealed for step in worker.in_flight)
         seals = b"".join(step.plan.seals for step in worker.in_flight)
-        life.worker_dead(worker, now_ns)
+        life.worker_emptied(worker, now_ns)
         worker.sealed[:0] = sealed
         worker.seals[:0] = seals
     if fresh:

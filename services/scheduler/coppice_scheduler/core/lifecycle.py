@@ -245,13 +245,17 @@ class Lifecycle:
     # --- workers
 
     def worker_dead(self, worker: Worker, now_ns: int) -> None:
-        """Its epoch is over, or its sequences are gone there: no step is in flight any more."""
-        error = OutputError(
-            OutputErrorCode.WORKER_LOST,
-            f"worker {worker.worker_id} was lost while it computed this request; send it again",
-            retry_after_ms=1000,
-        )
-        self._take_requests(worker, error, now_ns)
+        """Its epoch is over: nothing that was granted there is worth anything."""
+        self._take_requests(list(worker.running.values()), _lost_in_work(worker), now_ns)
+        self._nothing_in_flight(worker)
+
+    def worker_emptied(self, worker: Worker, now_ns: int) -> None:
+        """Its epoch goes on, its sequences are gone. Those that it was not told of yet are not concerned."""
+        told = [sequence for sequence in worker.running.values() if sequence.state is SequenceState.ATTACHED]
+        self._take_requests(told, _lost_in_work(worker), now_ns)
+        self._nothing_in_flight(worker)
+
+    def _nothing_in_flight(self, worker: Worker) -> None:
         gone = worker.to_detach + [sequence for step in worker.in_flight for sequence in step.removed]
         worker.restart_steps()
         for sequence in gone:
@@ -266,13 +270,21 @@ class Lifecycle:
             f"worker {worker.worker_id} has not been reachable for {self.settings.worker_absent_ms} ms; send it again",
             retry_after_ms=1000,
         )
-        self._take_requests(worker, error, now_ns)
+        self._take_requests(list(worker.running.values()), error, now_ns)
         for lease in list(worker.returning.values()):
             self.leases.abandon(lease)
 
-    def _take_requests(self, worker: Worker, error: OutputError, now_ns: int) -> None:
-        for sequence in list(worker.running.values()):
+    def _take_requests(self, sequences: list[Sequence], error: OutputError, now_ns: int) -> None:
+        for sequence in sequences:
             self.retry_unseen(sequence.request, error, now_ns)
+
+
+def _lost_in_work(worker: Worker) -> OutputError:
+    return OutputError(
+        OutputErrorCode.WORKER_LOST,
+        f"worker {worker.worker_id} was lost while it computed this request; send it again",
+        retry_after_ms=1000,
+    )
 
 
 def _decrement(counter: Counter[str], key: str) -> None:

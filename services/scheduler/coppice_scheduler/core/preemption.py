@@ -3,7 +3,8 @@
 The victim is the latest among those who share the shortage: all on that worker when its pool is full, those of the
 domain there when the domain is at its maximum. So the oldest is never preempted for a younger one, and makes progress.
 Blocks on their way back count as credit, so that one shortage preempts once; while they come nobody else is preempted.
-Somebody who is alone waits: there is nobody whose blocks would help.
+Somebody who is alone waits: there is nobody whose blocks would help. So does everybody while the worker's ledger is
+closed (`NO_WORKER`): no block can be granted then, whoever gives way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from coppice_scheduler.core.workers import Stall, Worker
 def relieve(life: Lifecycle, worker: Worker, now_ns: int) -> None:
     """Preempt as many as the stalled sequences of this worker need, and no more."""
     _end_overdue(life, worker, now_ns)
-    full = [stall for stall in worker.stalled.values() if stall.reason is not NoCapacityReason.DOMAIN_MAXIMUM]
+    full = [stall for stall in worker.stalled.values() if stall.reason is NoCapacityReason.POOL_FULL]
     if full:
         _relieve_group(life, worker, full, None, now_ns)
     domains = {
@@ -30,7 +31,11 @@ def relieve(life: Lifecycle, worker: Worker, now_ns: int) -> None:
         if stall.reason is NoCapacityReason.DOMAIN_MAXIMUM
     }
     for domain in sorted(domains):
-        stalls = [stall for stall in worker.stalled.values() if stall.sequence.lease.domain == domain]
+        stalls = [
+            stall
+            for stall in worker.stalled.values()
+            if stall.reason is NoCapacityReason.DOMAIN_MAXIMUM and stall.sequence.lease.domain == domain
+        ]
         _relieve_group(life, worker, stalls, domain, now_ns)
 
 

@@ -1,0 +1,167 @@
+"""Random arrivals, cancels, tiny pools, restarts and lost messages: every law holds after every event, every request
+has one outcome, what completes is what a single machine would say, and in the end everything has been given back."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from coppice.messages.step import RefusalCode
+from coppice_scheduler.core.request import Finish, SchedulerSettings
+from tests.fakes.scheduler_index import FakeIndex
+from tests.fakes.scheduler_world import World
+
+STOPS = frozenset({7})
+
+
+def build(seed: int) -> World:
+    random = Random(seed)
+    settings = SchedulerSettings(
+        instance=b"instance",
+        max_step_tokens=random.choice([8, 24, 64]),
+        max_running=8,
+        max_chunk_tokens=random.choice([3, 16, 64]),
+        queue_timeout_ms=400,
+        max_steps_in_flight=random.choice([1, 2, 3]),
+        extend_ahead_blocks=random.choice([0, 1, 2]),
+        worker_absent_ms=60,
+    )
+    world = World(settings, FakeIndex(4, domain_blocks_max=random.choice([8, 1000])), seed)
+    for name in "ab"[: random.choice([1, 2])]:
+        world.add_worker(name, random.choice([8, 14, 40]))
+    world.attach_index()
+    return world
+
+
+class Chaos:
+    """What may happen to a world, by name."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = world.random
+        self.count = 0
+        self.lost_workers: set[str] = set()
+
+    def submit(self) -> None:
+        self.count += 1
+        prompt = [self.random.randrange(2) for _ in range(self.random.randrange(1, 24))]
+        domain = self.random.choice("xy")
+        self.world.submit(
+            f"r{self.count}", prompt, self.random.randrange(1, 12), domain=domain, seed=self.count, stops=STOPS
+        )
+
+    def cancel(self) -> None:
+        if self.count:
+            self.world.cancel(f"r{self.random.randrange(1, self.count + 1)}")
+
+    def worker_restart(self) -> None:
+        name = self.random.choice(sorted(self.world.workers))
+        if name not in self.lost_workers:
+            self.lost_workers.add(name)
+            self.world.restart_worker(name)
+            self.world.after(4, lambda: self.lost_workers.discard(name))
+
+    def worker_blip(self) -> None:
+        name = self.random.choice(sorted(self.world.workers))
+        if name not in self.lost_workers:
+            self.lost_workers.add(name)
+            self.world.lose_worker(name)
+
+            def back() -> None:
+                self.lost_workers.discard(name)
+                self.world.attach_worker(name, fresh=False)
+
+            self.world.after(self.random.choice([1, 5, 100]), back)
+
+    def index_blip(self) -> None:
+        if self.world.index_up:
+            self.world.lose_index()
+            self.world.after(self.random.choice([0.2, 5]), lambda: self.world.attach_index(fresh=False))
+
+    def index_link_restart(self) -> None:
+        if self.world.index_up:
+            self.world.lose_index()
+            self.world.after(self.random.choice([0.2, 5]), self.world.attach_index)
+
+    def index_restart(self) -> None:
+        if self.world.index_up:
+            self.world.lose_index()
+            self.world.index.restart()
+            self.world.after(self.random.choice([0.2, 5]), self.world.attach_index)
+
+    def session_lost(self) -> None:
+        if self.world.index_up:
+            self.world.lose_index()
+            self.world.new_session()
+            self.world.after(self.random.choice([0.2, 5]), self.world.attach_index)
+
+    def refusal(self) -> None:
+        worker = self.world.workers[self.random.choice(sorted(self.world.workers))]
+        worker.refuse_next.append(self.random.choice(list(RefusalCode)))
+
+    def heartbeat(self) -> None:
+        if self.world.index_up:
+            self.world.tell(self.world.index.digest())
+
+
+def play(seed: int, actions: list[str], steps: int) -> World:
+    world = build(seed)
+    chaos = Chaos(world)
+    now_ms = 0.0
+    for _ in range(steps):
+        now_ms += world.random.choice([0.05, 0.5, 3])
+        world.run(until_ms=now_ms)
+        getattr(chaos, world.random.choice(actions))()
+    world.run()
+    world.tell(world.index.digest())
+    world.run()
+    return world
+
+
+def assert_settled(world: World, may_refuse: frozenset[RefusalCode] = frozenset()) -> None:
+    assert world.core.is_idle()
+    assert not world.index.leases
+    for worker in world.workers.values():
+        assert not worker.residents
+        assert set(worker.refused) <= may_refuse, "the worker refused what was not planted"
+    for request_id, outcome in world.outcomes.items():
+        assert outcome.last is not None, request_id
+        assert outcome.last.finish is not None, request_id
+        expected, stopped = outcome.expected()
+        if outcome.last.finish in (Finish.STOP, Finish.LENGTH):
+            assert outcome.tokens == expected
+            assert outcome.last.stop_token == stopped
+
+
+CALM = ["submit"] * 5 + ["cancel", "heartbeat"]
+WORKER_FAULTS = [*CALM, "worker_restart", "worker_blip", "refusal"]
+INDEX_FAULTS = [*CALM, "index_blip", "index_link_restart", "index_restart"]
+ALL_FAULTS = [*WORKER_FAULTS, *INDEX_FAULTS, "session_lost"]
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_calm_world_completes_every_request(seed: int) -> None:
+    world = play(seed, CALM, 60)
+    assert_settled(world)
+    errors = [o.last.error for o in world.outcomes.values() if o.last is not None and o.last.error is not None]
+    assert not [error for error in errors if error.code.value not in ("never_fits", "queue_timeout", "tenant_maximum")]
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_worker_faults(seed: int) -> None:
+    assert_settled(play(seed, WORKER_FAULTS, 60))
+
+
+# A link that restarts loses seals on their way to the scheduler; blocks without them are refused, and computed again.
+SEALS_LOST = frozenset({RefusalCode.WRONG_SEAL})
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_index_faults(seed: int) -> None:
+    assert_settled(play(seed, INDEX_FAULTS, 60), SEALS_LOST)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_all_faults(seed: int) -> None:
+    assert_settled(play(seed, ALL_FAULTS, 80), SEALS_LOST)
