@@ -88,7 +88,6 @@ class StepGap:
 class WorkerStats:
     tokens_computed: int
     tokens_sampled: int
-    tokens_sampled: int
     steps: int
     replays: int
     refusals: dict[RefusalCode, int]

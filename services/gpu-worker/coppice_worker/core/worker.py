@@ -78,7 +78,6 @@ class WorkerCore:
         self._outstanding: Applied | None = None
         self._tokens_computed = 0
         self._tokens_sampled = 0
-        self._tokens_sampled = 0
         self._steps = 0
         self._replays = 0
         self._ignored_seals = 0
@@ -142,11 +141,6 @@ class WorkerCore:
                 self._refused[sequence_id] = Refusal(sequence_id, RefusalCode.FENCED, 0)
 
     # -- schedulers
-
-    @property
-    def planning(self) -> SchedulerEpoch | None:
-        """The one scheduler epoch whose plans are taken."""
-        return self._planning
 
     @property
     def planning(self) -> SchedulerEpoch | None:
@@ -279,7 +273,6 @@ class WorkerCore:
         self._last_step = applied.step
         self._tokens_computed += num_tokens
         self._tokens_sampled += len(applied.sampled_ids) // 4
-        self._tokens_sampled += len(applied.sampled_ids) // 4
         self._steps += 1
         self._results[applied.step] = result
         while len(self._results) > self.settings.max_retained_results:
@@ -311,7 +304,6 @@ class WorkerCore:
     def stats(self) -> WorkerStats:
         return WorkerStats(
             tokens_computed=self._tokens_computed,
-            tokens_sampled=self._tokens_sampled,
             tokens_sampled=self._tokens_sampled,
             steps=self._steps,
             replays=self._replays,
