@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 import torch
 
 from coppice_worker.core.batch import SampleRows, StepBatch
+from coppice_worker.kernels import reference
+from coppice_worker.kernels.backend import Backend
 from coppice_worker.kernels.pool import KvPool, KvShape
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.exit("set TRITON_INTERPRET=1: see tests/kernels/interpreted/__init__.py", returncode=2)
 
 NO_SAMPLES = SampleRows(
     rows=np.empty(0, np.int32),
@@ -81,3 +78,32 @@ def make_case(
     heads = torch.randn(total, num_kv_heads * (group + 2), head_dim, generator=generator)
     split = num_kv_heads * group
     return Case(pool, batch, heads[:, :split], heads[:, split : split + num_kv_heads], heads[:, split + num_kv_heads :])
+
+
+def attend(backend: Backend, case: Case) -> torch.Tensor:
+    """[T, H, D] as the backend computes it; the case's pool has the new KV afterwards."""
+    step = backend.plan(case.batch, case.query.shape[1])
+    return step.attend(0, case.query, case.key, case.value).view(case.query.shape)
+
+
+def expected(case: Case) -> torch.Tensor:
+    """What attention gives on the pool after the step; also checks what the step wrote, and that it wrote no more."""
+    keys, values = case.pool.keys(0), case.pool.values(0)
+    for pool, heads in ((keys, case.key), (values, case.value)):
+        wanted = torch.full_like(pool, float("nan"))
+        reference.write_kv(wanted, heads, torch.from_numpy(case.batch.slots))
+        written = ~wanted.isnan()
+        assert torch.equal(pool[written], wanted[written])
+        assert (~pool.isnan()).sum() == int(case.batch.context_lens.sum()) * pool.shape[1] * pool.shape[3]
+    batch = case.batch
+    return reference.attend(
+        case.query,
+        keys,
+        values,
+        *(torch.from_numpy(array) for array in (batch.block_tables, batch.context_lens, batch.query_starts)),
+    )
+
+
+def assert_exact(backend: Backend, case: Case) -> None:
+    out = attend(backend, case)
+    torch.testing.assert_close(out.double(), expected(case), atol=2e-6, rtol=1e-5)
