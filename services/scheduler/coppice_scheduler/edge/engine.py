@@ -26,7 +26,7 @@ class ModelInfo:
     vocab_size: int = 0  # token ids at or above it are refused; 0 = take the tokenizer's
 
 
-class RequestRefused(Exception):  # noqa: N818  (a verdict, not a failure)
+class RequestRefused(Exception):
     """The core refused the request; nothing was reserved for it."""
 
     def __init__(self, refused: Refused) -> None:

@@ -1,0 +1,146 @@
+"""Tokens to text as they come, never half a character.
+
+Joined, the pieces are what decoding all tokens at once gives. Two ways:
+
+    ByteTable    byte-level vocabularies (GPT-2, Llama 3, Qwen): each token is some bytes, so an incremental UTF-8
+                 decoder over a table does it, at one dictionary lookup per token
+    Window       all others: decode a short window again and keep what is new behind the text that was sent
+
+        tokens   ... | context | sent ......| pending       text = decode(context + sent + pending)
+                     ^ start               ^ read                 - decode(context + sent)
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import Protocol
+
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers.decoders import ByteLevel
+
+_CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps the space before its word
+_PENDING_TOKENS_MAX = 64  # after so many tokens without a whole character the bytes are what they are
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
+_REPLACEMENT = "�"
+
+
+class Detokenizer(Protocol):
+    """Text of one output stream."""
+
+    def feed(self, ids: list[int]) -> str:
+        """The whole characters that `ids` complete."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end; broken characters become U+FFFD."""
+        ...
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Character to byte, as byte-level vocabularies write bytes (GPT-2, `bytes_to_unicode`).
+
+    Printable Latin-1 stands for itself, the other bytes in order for the characters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(0x100 + place): byte for place, byte in enumerate(hidden)})
+    return table
+
+
+class DetokenizerFactory:
+    """Chooses the way once per checkpoint; a stream costs one small object."""
+
+    def __init__(self, raw: RawTokenizer) -> None:
+        self._raw = raw
+        added = raw.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._table = _ByteTable(raw, self._special) if isinstance(raw.decoder, ByteLevel) else None
+        self._byte_tokens = (
+            frozenset()
+            if self._table is not None
+            else frozenset(i for text, i in raw.get_vocab().items() if _BYTE_TOKEN.match(text))
+        )
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special
+
+    def start(self, prompt_tail: list[int]) -> Detokenizer:
+        """A stream that continues a prompt which ends in `prompt_tail` (its last few ids; may be empty)."""
+        if self._table is not None:
+            return _ByteLevelStream(self._table)
+        return _WindowStream(self._raw, self._special, self._byte_tokens, prompt_tail[-_CONTEXT_TOKENS:])
+
+
+class _ByteTable(dict[int, bytes]):
+    """Token id to its bytes, filled as ids are first seen. Special tokens are silent."""
+
+    def __init__(self, raw: RawTokenizer, special: frozenset[int]) -> None:
+        super().__init__()
+        self._raw = raw
+        self._special = special
+        self._alphabet = byte_level_alphabet()
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = None if token_id in self._special else self._raw.id_to_token(token_id)
+        text = token or ""
+        if all(character in self._alphabet for character in text):
+            piece = bytes(self._alphabet[character] for character in text)
+        else:
+            piece = text.encode()  # an added token is text, not bytes
+        self[token_id] = piece
+        return piece
+
+
+class _ByteLevelStream:
+    def __init__(self, table: _ByteTable) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, ids: list[int]) -> str:
+        table = self._table
+        data = table[ids[0]] if len(ids) == 1 else b"".join([table[i] for i in ids])
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowStream:
+    def __init__(
+        self, raw: RawTokenizer, special: frozenset[int], byte_tokens: frozenset[int], context: list[int]
+    ) -> None:
+        self._raw = raw
+        self._special = special
+        self._byte_tokens = byte_tokens
+        # Special tokens are no text, and a decoder that strips the first space would strip it after them again.
+        self._window = [i for i in context if i not in special]
+        self._read = len(self._window)
+        self._sent_text = self._decode(self._window)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._raw.decode(ids, skip_special_tokens=True) if ids else ""
+
+    def feed(self, ids: list[int]) -> str:
+        self._window += [i for i in ids if i not in self._special]
+        num_pending = len(self._window) - self._read
+        if not num_pending:
+            return ""
+        text = self._decode(self._window)
+        # A run of byte tokens is decoded as one: until it ends, its first characters may still change.
+        open_end = self._window[-1] in self._byte_tokens or text.endswith(_REPLACEMENT)
+        if open_end and num_pending <= _PENDING_TOKENS_MAX:
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        return self._advance(self._decode(self._window)) if self._read < len(self._window) else ""
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._sent_text) :]
+        self._window = self._window[self._read :]
+        self._read = len(self._window)
+        self._sent_text = self._decode(self._window)
+        return new

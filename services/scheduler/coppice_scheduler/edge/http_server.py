@@ -1,0 +1,153 @@
+"""Limits of the HTTP listener that uvicorn leaves open: slow senders, slow readers, too many of either.
+
+    connection made --10 s--> headers complete --30 s (in the app)--> body complete --> answer
+                                                                        write buffer full --10 s--> aborted
+
+A client that does not read in time loses its connection; the request behind it is cancelled by the disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from coppice_scheduler.edge.errors import ApiError, ErrorKind, invalid
+from coppice_scheduler.edge.openai_http import error_response
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    header_timeout_s: float = 10.0
+    write_timeout_s: float = 10.0
+    keep_alive_s: int = 5
+    max_header_bytes: int = 16 * 1024
+    max_headers: int = 64
+    send_buffer_bytes: int = 128 * 1024
+    max_requests: int = 10_000  # at once; above it a fast 503
+
+
+def uvicorn_config(app: ASGIApp, host: str, port: int, limits: HttpLimits | None = None) -> uvicorn.Config:
+    """A configuration for `uvicorn.Server`. Logs go to the process's own logging; signals are the caller's affair."""
+    limits = limits or HttpLimits()
+    return uvicorn.Config(
+        _Guard(app, limits),
+        host=host,
+        port=port,
+        http=_limited_protocol(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=limits.keep_alive_s,
+        h11_max_incomplete_event_size=limits.max_header_bytes,
+        backlog=4096,
+    )
+
+
+class _Guard:
+    """Bounds the number of headers and of requests at once."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+        self._app = app
+        self._limits = limits
+        self._active = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        if len(scope["headers"]) > self._limits.max_headers:
+            refusal = invalid(f"The request has more than {self._limits.max_headers} headers.", code="too_many_headers")
+            return await error_response(refusal)(scope, receive, send)
+        if self._active >= self._limits.max_requests:
+            busy = ApiError(
+                ErrorKind.UNAVAILABLE, "Too many requests at once.", code="too_many_requests", retry_after_ms=1000
+            )
+            return await error_response(busy)(scope, receive, send)
+        self._active += 1
+        try:
+            return await self._app(scope, receive, send)
+        finally:
+            self._active -= 1
+
+
+def _limited_protocol(limits: HttpLimits) -> type[H11Protocol]:
+    """uvicorn wants a class, so the limits are bound by making one."""
+
+    class Limited(_LimitedProtocol):
+        pass
+
+    Limited.limits = limits
+    return Limited
+
+
+class _LimitedProtocol(H11Protocol):
+    limits: HttpLimits
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self.limits.send_buffer_bytes)
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            # Without this the kernel takes megabytes for a client that does not read.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer_bytes)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._in_request():
+            self._await_headers()
+        super().data_received(data)
+        if self._in_request():
+            self._stop_header_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._stop_header_timer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        # Closing waits until the client has read what is left; not for ever.
+        self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def _in_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_headers(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -1,0 +1,143 @@
+"""Answers in OpenAI's shape. Token ids stand where vLLM puts them (`return_token_ids`):
+
+completion          choices[i].prompt_token_ids, choices[i].token_ids
+completion stream   the first chunk of each choice has prompt_token_ids, every chunk token_ids
+chat                prompt_token_ids beside choices, choices[i].token_ids
+chat stream         the role chunk has prompt_token_ids beside choices, every later chunk token_ids
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from coppice_scheduler.edge.engine import ModelInfo
+from coppice_scheduler.edge.frontdoor import Call
+from coppice_scheduler.edge.openai_schema import Presentation
+from coppice_scheduler.edge.text_stream import NO_USAGE, Delta, Ending, Usage
+from coppice_scheduler.edge.tokenizer import unpack_tokens
+
+Body = dict[str, Any]
+
+
+def model_body(model: ModelInfo) -> Body:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "coppice",
+        "max_model_len": model.max_context,
+    }
+
+
+def usage_body(usage: Usage) -> Body:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The frame of one answer: chat or completion, whole or in chunks."""
+
+    call: Call
+    model: str
+    created: int
+    is_chat: bool
+    presentation: Presentation
+
+    def _frame(self, kind: str, choices: list[Body]) -> Body:
+        return {
+            "id": self.call.call_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _prompt_ids(self, index: int) -> list[int]:
+        return unpack_tokens(self.call.prompts[index].tokens)
+
+    # --- chunks ---------------------------------------------------------------------------------------------------
+
+    def _chunk(self, choices: list[Body]) -> Body:
+        chunk = self._frame("chat.completion.chunk" if self.is_chat else "text_completion", choices)
+        if self.presentation.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def role_chunk(self) -> Body:
+        """First of a chat stream."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        chunk = self._chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+        if self.presentation.return_token_ids:
+            chunk["prompt_token_ids"] = self._prompt_ids(0)
+        return chunk
+
+    def delta_chunk(self, delta: Delta, *, is_first: bool) -> Body:
+        choice: Body = {"index": delta.index}
+        if self.is_chat:
+            choice["delta"] = {"content": delta.text} if delta.text else {}
+        else:
+            choice["text"] = delta.text
+        choice["logprobs"] = None
+        choice["finish_reason"] = delta.ending.reason if delta.ending else None
+        if delta.ending is not None:
+            choice["stop_reason"] = delta.ending.stop
+        if self.presentation.return_token_ids:
+            choice["token_ids"] = unpack_tokens(delta.tokens)
+            if is_first and not self.is_chat:
+                choice["prompt_token_ids"] = self._prompt_ids(delta.index)
+        return self._chunk([choice])
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        """Last of a stream that asked for it: no choices."""
+        return {**self._chunk([]), "usage": usage_body(usage)}
+
+    # --- whole ----------------------------------------------------------------------------------------------------
+
+    def whole(self, answers: list[Answer]) -> Body:
+        usage = sum((answer.usage for answer in answers), NO_USAGE)
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        body = self._frame("chat.completion" if self.is_chat else "text_completion", choices)
+        body["usage"] = usage_body(usage)
+        if self.is_chat and self.presentation.return_token_ids:
+            body["prompt_token_ids"] = self._prompt_ids(0)
+        return body
+
+    def _choice(self, index: int, answer: Answer) -> Body:
+        text = "".join(answer.texts)
+        choice: Body = {"index": index}
+        if self.is_chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        choice["logprobs"] = None
+        choice["finish_reason"] = answer.ending.reason if answer.ending else None
+        choice["stop_reason"] = answer.ending.stop if answer.ending else None
+        if self.presentation.return_token_ids:
+            choice["token_ids"] = unpack_tokens(b"".join(answer.tokens))
+            if not self.is_chat:
+                choice["prompt_token_ids"] = self._prompt_ids(index)
+        return choice
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one prompt got, gathered."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[bytes] = field(default_factory=list)
+    ending: Ending | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.tokens.append(delta.tokens)
+        self.ending = delta.ending
+
+    @property
+    def usage(self) -> Usage:
+        return self.ending.usage if self.ending is not None else NO_USAGE

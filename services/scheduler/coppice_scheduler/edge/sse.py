@@ -1,0 +1,72 @@
+"""Server-sent events: an ASGI response that stops its source when the client goes away.
+
+data: {...}\\n\\n   ...   data: [DONE]\\n\\n          all went well
+data: {...}\\n\\n   ...   data: {"error": ...}\\n\\n  it did not; nothing follows, [DONE] least of all
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+T = TypeVar("T")
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One event. JSON escapes line ends, so a body is one line."""
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come. `events` is closed in every case; its own errors must be events by then."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+        super().__init__(status_code=200, headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_disconnected(receive, lambda: self._send_all(send))
+
+    async def _send_all(self, send: Send) -> bool:
+        async with aclosing(self._events) as events:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
+
+
+async def unless_disconnected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
+    """Run `work`; cancel it and wait for its end when the client goes away first (then the answer is None).
+
+    The request's body must have been read: what `receive` gives next is the disconnect.
+    """
+
+    async def run() -> T:
+        return await work()
+
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.create_task(run())
+    watching = asyncio.create_task(wait_for_disconnect())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return None
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)

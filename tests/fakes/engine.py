@@ -1,0 +1,113 @@
+"""An engine without workers: it plays a script per request, and remembers what happened to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coppice_scheduler.core.request import Finish, Mark, Output, OutputError, Refused, Request, SchedulerStats
+from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
+
+
+def pack(ids: list[int]) -> bytes:
+    return np.array(ids, dtype="<u4").tobytes()
+
+
+def unpack(tokens: bytes) -> list[int]:
+    return [int(i) for i in np.frombuffer(tokens, dtype="<u4")]
+
+
+@dataclass(frozen=True)
+class Script:
+    """What to answer: the tokens, then the end that the fields name."""
+
+    tokens: list[int]
+    stop_token: bool = True  # an end token after `tokens`, where max_new_tokens has room for it
+    tokens_per_output: int = 1
+    num_cached_tokens: int = 0
+    refused: Refused | None = None
+    error: OutputError | None = None  # after `tokens`
+    hangs: bool = False  # after `tokens`, until cancelled
+    timeline: tuple[Mark, ...] = ()
+
+
+def echo(request: Request) -> Script:
+    """The prompt again, and again, as long as it may."""
+    prompt = unpack(request.tokens)
+    return Script((prompt * (request.max_new_tokens // len(prompt) + 1))[: request.max_new_tokens], stop_token=False)
+
+
+@dataclass
+class FakeEngine:
+    """Implements `Engine`. Safe to look at from another thread than the loop's."""
+
+    model: ModelInfo
+    script: Callable[[Request], Script] = echo
+    ready: bool = True
+    requests: list[Request] = field(default_factory=list)
+    finished_early: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    num_running: int = 0
+    max_running: int = 0
+    some_cancelled: threading.Event = field(default_factory=threading.Event)
+    some_hanging: threading.Event = field(default_factory=threading.Event)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        self.requests.append(request)
+        script = self.script(request)
+        if script.refused is not None:
+            raise RequestRefused(script.refused)
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
+        ended = False
+        try:
+            async for output in self._play(request, script):
+                ended = output.finish is not None
+                yield output
+        finally:
+            self.num_running -= 1
+            if not ended:
+                self.cancelled.append(request.request_id)
+                self.some_cancelled.set()
+
+    async def _play(self, request: Request, script: Script) -> AsyncGenerator[Output, None]:
+        sent = 0
+        tokens = script.tokens[: request.max_new_tokens]
+        while sent < len(tokens):
+            await asyncio.sleep(0)
+            if request.request_id in self.finished_early:
+                break
+            new = tokens[sent : sent + script.tokens_per_output]
+            sent += len(new)
+            yield Output(request.request_id, pack(new), num_output_tokens=sent)
+        if script.hangs and request.request_id not in self.finished_early:
+            self.some_hanging.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        yield self._last(request, script, sent)
+
+    def _last(self, request: Request, script: Script, sent: int) -> Output:
+        early = request.request_id in self.finished_early
+        stop = script.stop_token and not early and bool(request.stop_token_ids) and sent < request.max_new_tokens
+        finish = Finish.STOP if early or stop else Finish.LENGTH
+        return Output(
+            request.request_id,
+            b"",
+            finish=Finish.ERROR if script.error is not None else finish,
+            error=script.error,
+            num_prompt_tokens=len(request.tokens) // 4,
+            num_cached_tokens=script.num_cached_tokens,
+            num_output_tokens=sent + stop,
+            stop_token=stop,
+            timeline=script.timeline,
+        )
+
+    def finish(self, request_id: str) -> None:
+        self.finished_early.append(request_id)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(self.num_running, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)
