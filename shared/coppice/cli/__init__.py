@@ -20,7 +20,7 @@ def main() -> None:
     """Entry point of the console script. Exit codes: 0 orderly, 1 failure, 2 wrong usage."""
     from coppice.cli.app import app
 
-    sys.exit(run_main("coppice", app))
+    sys.exit(run_main("coppice", lambda: app(prog_name="coppice")))
 
 
 if __name__ == "__main__":

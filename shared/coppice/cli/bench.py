@@ -1,0 +1,80 @@
+"""`coppice bench smoke`: against a running stack, or one of its own that it stops again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from coppice.cli.openai_stream import OpenAIStream
+from coppice.cli.smoke import SmokeResult, measure
+from coppice.cli.versions import versions
+from coppice.errors import EXIT_FAILURE, EXIT_OK
+from coppice.up.display import display_for
+from coppice.up.options import UpOptions
+from coppice.up.stack import StopRequested, running_stack
+from coppice.up.supervisor import TICK_S, Supervisor
+
+
+def run_smoke(*, url: str, api_key: str, as_json: bool, options: UpOptions) -> int:
+    """Measure, print, return the exit code. Progress goes to stderr, so that stdout is the result alone."""
+    if url:
+        result = asyncio.run(measure(OpenAIStream(url, api_key)))
+    else:
+        display = display_for(Console(stderr=True))
+        try:
+            with running_stack(options, display) as (plan, supervisor):
+                display.note("measuring")
+                result = asyncio.run(_measure_while_tending(OpenAIStream(plan.rest_url, api_key), supervisor))
+        except StopRequested:
+            display.note("stopped before the measurement ended")
+            return EXIT_FAILURE
+    report = {**result.as_dict(), "stack": _describe_stack(url, options), **_describe_machine()}
+    print(json.dumps(report) if as_json else _as_text(result), flush=True)
+    return EXIT_OK
+
+
+async def _measure_while_tending(client: OpenAIStream, supervisor: Supervisor) -> SmokeResult:
+    """A signal or a dead child ends the measurement at once. Raises StopRequested, ChildFailed."""
+    measuring = asyncio.create_task(measure(client))
+    try:
+        while not measuring.done():
+            if supervisor.stop_requested:
+                raise StopRequested
+            supervisor.tick()
+            await asyncio.wait([measuring], timeout=TICK_S)
+        return measuring.result()
+    finally:
+        measuring.cancel()
+
+
+def _describe_stack(url: str, options: UpOptions) -> dict[str, Any]:
+    if url:
+        return {"url": url}
+    return {"workers": options.workers, "device": options.device, "dtype": options.dtype, "block": options.block_size}
+
+
+def _describe_machine() -> dict[str, Any]:
+    return {
+        "machine": {"system": platform.platform(), "cpu": _cpu_name(), "cores": os.cpu_count()},
+        "versions": versions(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _as_text(result: SmokeResult) -> str:
+    return "\n".join(f"{name:20} {value}" for name, value in result.as_dict().items())

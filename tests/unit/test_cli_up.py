@@ -1,0 +1,169 @@
+"""Options of `coppice up`, what they become, and what a newcomer is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coppice.cli.up import welcome
+from coppice.errors import CoppiceError, UnavailableError, UsageError
+from coppice.up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
+from coppice.up.options import UpOptions
+from coppice.up.plan import Services, StackPlan, plan_stack
+from coppice.up.stack import check_redis
+
+SERVICES = Services(cache=("cache",), worker=("worker",), scheduler=("scheduler",))
+
+
+def plan(tmp_path: Path, options: UpOptions, **environ: str) -> StackPlan:
+    return plan_stack(options, Checkpoint(tmp_path, "m"), tmp_path, environ, SERVICES)
+
+
+def flag(argv: tuple[str, ...], name: str) -> str:
+    return argv[argv.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (UpOptions(dtype="int8"), "--dtype int8"),
+        (UpOptions(device="tpu"), "--device tpu"),
+        (UpOptions(workers=0), "--workers 0"),
+        (UpOptions(workers=99), "--workers 99"),
+        (UpOptions(block_size=0), "--block-size 0"),
+        (UpOptions(num_blocks=-1), "--num-blocks -1"),
+        (UpOptions(port=70000), "--port 70000"),
+        (UpOptions(grpc_port=-1), "--grpc-port -1"),
+        (UpOptions(port=9000, grpc_port=9000), "are both 9000"),
+        (UpOptions(host="0.0.0.0"), "everybody who reaches it may use it"),
+        (UpOptions(host="no.such.host.invalid"), "--host no.such.host.invalid"),
+        (UpOptions(tenants=Path("no-such-tenants.yaml")), "no-such-tenants.yaml"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: UpOptions, words: str) -> None:
+    with pytest.raises(CoppiceError) as caught:
+        options.check()
+    assert words in caught.value.line()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
+def test_loopback_needs_no_tenants(host: str) -> None:
+    UpOptions(host=host).check()
+
+
+def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
+    stack = plan(tmp_path, UpOptions(port=0, workers=2, num_blocks=64, otlp_endpoint="http://c:4317"))
+    names = [[spec.name for spec in stage] for stage in stack.stages]
+    assert names == [["valkey"], ["cache"], ["worker-0", "worker-1", "scheduler"]]
+    (valkey,), (cache,), (first, second, scheduler) = stack.stages
+    address = f"127.0.0.1:{flag(cache.argv, '--grpc-port')}"
+    assert {flag(child.argv, "--cache") for child in (first, second, scheduler)} == {address}
+    assert flag(cache.argv, "--redis-url") == f"redis://127.0.0.1:{flag(valkey.argv, '--port')}/0"
+    assert flag(first.argv, "--num-blocks") == "64"
+    assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"
+    assert {flag(c.argv, "--otlp-endpoint") for c in (cache, first, second, scheduler)} == {"http://c:4317"}
+    ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--http-port")]
+    ports += [flag(scheduler.argv, "--port"), flag(scheduler.argv, "--grpc-port")]
+    assert len(set(ports)) == len(ports)
+
+
+def test_a_redis_of_ones_own_replaces_the_embedded_valkey(tmp_path: Path) -> None:
+    stack = plan(tmp_path, UpOptions(port=0, redis_url="redis://r:1/0"))
+    assert [spec.name for spec in stack.stages[0]] == ["cache"]
+    assert flag(stack.stages[0][0].argv, "--redis-url") == "redis://r:1/0"
+
+
+def test_the_seal_key_is_in_the_environment_only(tmp_path: Path) -> None:
+    cache = plan(tmp_path, UpOptions(port=0)).stages[1][0]
+    key = cache.environment["COPPICE_SEAL_KEY"]
+    assert len(bytes.fromhex(key)) == 32
+    assert key not in " ".join(cache.argv)
+    given = plan(tmp_path, UpOptions(port=0), COPPICE_SEAL_KEY="ab" * 32).stages[1][0]
+    assert given.environment["COPPICE_SEAL_KEY"] == "ab" * 32
+
+
+def test_everything_internal_stays_on_loopback(tmp_path: Path) -> None:
+    stack = plan(tmp_path, UpOptions(port=0, host="0.0.0.0"))
+    (_, (cache,), (worker, scheduler)) = stack.stages
+    assert flag(cache.argv, "--host") == flag(worker.argv, "--host") == "127.0.0.1"
+    assert flag(scheduler.argv, "--host") == "0.0.0.0"
+    assert stack.rest_url == f"http://127.0.0.1:{stack.rest.port}"
+
+
+def test_the_demo_model_is_the_default_and_folders_keep_their_name(tmp_path: Path) -> None:
+    assert find_checkpoint("").name == DEMO_MODEL_NAME
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    with pytest.raises(UsageError, match=r"config.json is missing"):
+        find_checkpoint(str(folder))
+    (folder / "config.json").write_text("{}")
+    assert find_checkpoint(str(folder)) == Checkpoint(folder.resolve(), "my-model")
+
+
+def test_a_model_that_is_nowhere_is_named() -> None:
+    with pytest.raises(CoppiceError, match="no/such/folder"):
+        find_checkpoint("no/such/folder")
+
+
+def test_a_redis_that_does_not_answer_is_said_without_its_password() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        check_redis("redis://user:geheim@127.0.0.1:1/0")
+    assert "127.0.0.1:1" in caught.value.line()
+    assert "geheim" not in caught.value.line()
+    with pytest.raises(UsageError, match="--redis-url"):
+        check_redis("http://x")
+
+
+def test_welcome_gives_addresses_an_example_and_a_warning(tmp_path: Path) -> None:
+    options = UpOptions(port=0)
+    stack = plan(tmp_path, options)
+    text = "\n".join(welcome(stack, options))
+    for words in (stack.rest_url + "/v1", str(stack.grpc), str(stack.cache_http), "curl -N", "development setup"):
+        assert words in text
+
+
+def coppice(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coppice.cli", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": "", "COLUMNS": "200", "TERM": "dumb", **environ},
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["up", "--prot", "1"], {}, "--port"),
+        (["up", "--port", "many"], {}, "Invalid value for '--port'"),
+        (["nonsense"], {}, "nonsense"),
+        (
+            ["up"],
+            {"COPPICE_UP_PROT": "1"},
+            "unknown environment variable COPPICE_UP_PROT (did you mean COPPICE_UP_PORT?)",
+        ),
+        (["up"], {"COPPICE_UP_DTYPE": "int8"}, "--dtype int8 is not known"),
+        (["bench", "smoke", "--url", "nowhere"], {}, "--url nowhere is no address of a stack"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(argv: list[str], environ: dict[str, str], words: str) -> None:
+    ended = coppice(*argv, **environ)
+    assert ended.returncode == 2, ended.stderr
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_version_and_help() -> None:
+    ended = coppice("version")
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("coppice ")
+    listed = coppice("up", "--help").stdout
+    for name in ("--model", "--port", "--host", "--dtype", "--device", "--num-blocks", "--block-size", "--workers"):
+        assert name in listed
+    for name in ("--tenants", "--redis-url", "--otlp-endpoint"):
+        assert name in listed
