@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from coppice.errors import CoppiceError, UnavailableError
+from coppice_worker.model import loader
 from coppice_worker.model.config import RopeConfig, read_config
 from coppice_worker.model.errors import CheckpointError
 from coppice_worker.model.executor import TorchExecutor, suggest_num_blocks
@@ -214,13 +215,22 @@ def test_progress_ends_at_the_total(pristine: dict[str, Path]) -> None:
 
 
 def test_digest_follows_content(llama: Path) -> None:
+    edit_tensors(llama, model__norm__weight=torch.ones(64))
     before = checkpoint_digest(llama)
     assert checkpoint_digest(llama) == before
-    edit_tensors(llama, model__norm__weight=torch.zeros(64))
+    edit_tensors(llama, model__norm__weight=torch.zeros(64))  # equal header, equal size
     after = checkpoint_digest(llama)
     assert after != before
     edit_config(llama, rope_parameters=LLAMA3_ROPE)
     assert checkpoint_digest(llama) != after
+
+
+def test_digest_of_a_large_file_samples_its_content(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_DIGEST_WHOLE_BYTES", 1 << 16)
+    edit_tensors(llama, lm_head__weight=torch.ones(320, 64))
+    before = checkpoint_digest(llama)
+    edit_tensors(llama, lm_head__weight=torch.zeros(320, 64))
+    assert checkpoint_digest(llama) != before
 
 
 def test_suggested_blocks_fit_the_memory(pristine: dict[str, Path]) -> None:

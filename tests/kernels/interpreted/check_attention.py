@@ -35,7 +35,7 @@ def test_decode_over_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("group", "block_size", "head_dim"), GEOMETRIES)
 @pytest.mark.parametrize(
     ("new_tokens", "before"),
-    [([2, 16, 33], [0, 0, 0]), ([40, 3], [31, 80])],
+    [([2, 16, 33], [0, 0, 0]), ([40, 3, 2], [31, 62, 126])],
     ids=["fresh", "after-context"],
 )
 def test_extend(new_tokens: Sequence[int], before: Sequence[int], group: int, block_size: int, head_dim: int) -> None:

@@ -27,7 +27,8 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _FLOAT_DTYPES = ("F32", "BF16", "F16")
 _HEADER_BYTES_MAX = 100_000_000  # the format's own limit
-_DIGEST_SAMPLES = 64  # probes of content per file, so that two trainings of one shape differ
+_DIGEST_WHOLE_BYTES = 64 << 20  # files up to this size count in full
+_DIGEST_SAMPLES = 1024  # probes of a larger file, evenly spaced: every tensor above a 1024th of it is seen
 _DIGEST_SAMPLE_BYTES = 4096
 
 
@@ -77,17 +78,17 @@ def weight_files(checkpoint_dir: Path) -> list[Path]:
 
 
 def checkpoint_digest(checkpoint_dir: Path) -> str:
-    """32 hex digits that tell checkpoints apart: configuration, headers, sizes and samples of the weights.
+    """32 hex digits that tell checkpoints apart: configuration, headers, sizes and content of the weights.
 
-    Content is sampled, as two trainings of one architecture have equal headers and sizes. Reads at most
-    256 KiB per file beside its header.
+    Content counts, as two trainings of one architecture have equal headers and sizes; that of files above 64 MiB is
+    sampled, 4 MiB of each. Two checkpoints that differ in a few small tensors only may then share a digest.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in [checkpoint_dir / CONFIG_FILE, *weight_files(checkpoint_dir)]:
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:
-            if file.suffix == ".json":
+            if size <= _DIGEST_WHOLE_BYTES:
                 digest.update(stream.read())
                 continue
             header_bytes = 8 + min(struct.unpack("<Q", stream.read(8))[0], _HEADER_BYTES_MAX)
