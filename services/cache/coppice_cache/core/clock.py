@@ -7,7 +7,7 @@ who slept, so everybody's deadline moves by the gap before anyone is expired.
 from __future__ import annotations
 
 from coppice_cache.core.lifetimes import end_session, end_worker
-from coppice_cache.core.reattach import close_windows, refuse_held_claims
+from coppice_cache.core.reattach import close_windows, give_up_ns, refuse_held_claims
 from coppice_cache.core.state import NS_PER_MS, State
 
 _PAUSE_HEARTBEATS = 3
@@ -59,7 +59,7 @@ def _expire(state: State, now_ns: int) -> None:
 
 def _give_up_claims(state: State, now_ns: int) -> None:
     """Claims whose worker never came are refused once the window and a worker's time to live are over."""
-    if state.held_claims and now_ns >= state.reattach_deadline_ns + state.settings.worker_ttl_ms * NS_PER_MS:
+    if state.held_claims and now_ns >= give_up_ns(state):
         refuse_held_claims(state)
 
 

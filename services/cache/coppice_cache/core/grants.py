@@ -81,9 +81,11 @@ def extend(state: State, worker: Worker, lease: Lease, op: Extend) -> Answer:
         return Extended(op.lease_id, before, b"", b"")
     if not worker.is_open or state.reincarnating:
         return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, state.settings.heartbeat_ms)
-    granted = _grant(worker, lease.use, op.lease_id, wanted, wanted - before)
-    if isinstance(granted, NoCapacity):
-        return granted
+    count = wanted - before
+    plan = _plan(worker, lease.use, op.lease_id, wanted, count, newly_protected=0)
+    if isinstance(plan, NoCapacity):
+        return plan
+    granted = _grant(worker, lease.use, plan, count)
     lease.table += granted.owned
     answer = Extended(op.lease_id, before, granted.owned, granted.zero)
     lease.last_extend = (op.reserve_tokens, answer)
@@ -106,8 +108,7 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
     number = state.next_lease_number()
     use.protected += node.pin(number)
     worker.quotas.settle(use)
-    granted = _grant(worker, use, op.lease_id, total, count)
-    assert not isinstance(granted, NoCapacity), "a decision was not kept"
+    granted = _grant(worker, use, plan, count)
     nodes = path(node)
     shared = b"".join(part.handles for part in nodes)
     grant = Grant(
@@ -152,7 +153,7 @@ def _offers(state: State, op: Acquire, config: DomainConfig) -> list[Offer]:
         worker = state.workers.get(candidate.worker_id)
         if worker is None or not worker.is_open:
             continue
-        use = _use_of(state, worker, config)
+        use = worker.use_of(config, state.settings.domains_per_worker_max)
         tree = worker.trees.get((op.domain, op.namespace))
         if tree is None:
             seal = root_seal(state.settings.seal_key, op.domain, op.namespace)
@@ -163,15 +164,6 @@ def _offers(state: State, op: Acquire, config: DomainConfig) -> list[Offer]:
         uncached = num_tokens - spot.num_blocks * worker.block_size
         offers.append(Offer(worker, use, tree, spot, uncached + candidate.load_cost))
     return offers
-
-
-def _use_of(state: State, worker: Worker, config: DomainConfig) -> DomainUse:
-    uses = worker.quotas.uses
-    if config.domain not in uses and len(uses) >= state.settings.domains_per_worker_max:
-        worker.quotas.forget_idle()
-        if len(uses) >= state.settings.domains_per_worker_max:
-            raise OpRefused(f"worker {worker.worker_id!r} serves its maximum of {len(uses)} domains")
-    return worker.quotas.use_of(config)
 
 
 def _plan(
@@ -186,11 +178,8 @@ def _plan(
     return plan
 
 
-def _grant(worker: Worker, use: DomainUse, lease_id: LeaseId, total: int, count: int) -> Granted | NoCapacity:
-    """Evict what the decision says and lease the blocks."""
-    plan = _plan(worker, use, lease_id, total, count, newly_protected=0)
-    if isinstance(plan, NoCapacity):
-        return plan
+def _grant(worker: Worker, use: DomainUse, plan: EvictionPlan, count: int) -> Granted:
+    """Evict what was decided and lease the blocks."""
     worker.make_room(use, plan)
     granted = worker.ledger.grant(use, count)
     worker.quotas.settle(use)

@@ -4,9 +4,9 @@
                         |<- over ->|
                         |<-lendable|      the part of `over` that is cached and unpinned: others may evict it
 
-Never more than `maximum` is held (I13); nobody else ever evicts a domain below its guarantee (I14). What a strict domain does
-not use of its share is reserved in the free list, so that its answers depend on its own history alone. Both sums are kept
-up to date by `settle`, so that a decision costs the same with one domain or ten thousand.
+Never more than `maximum` is held (I13); nobody else ever evicts a domain below its guarantee (I14). What a strict
+domain does not use of its share is reserved in the free list, so that its answers depend on its own history alone.
+Both sums are kept up to date by `settle`, so that a decision costs the same with one domain or ten thousand.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from coppice_cache.core.ops import drop_claim
 from coppice_cache.core.quotas import DomainUse
 from coppice_cache.core.radix import Node
 from coppice_cache.core.sessions import EPOCH_SHIFT, Session
-from coppice_cache.core.state import State
+from coppice_cache.core.state import NS_PER_MS, State
 from coppice_cache.core.workers import Phase, Worker
 
 
@@ -36,7 +36,8 @@ def reattach(state: State, session: Session, message: Reattach, now_ns: int) -> 
         by_worker.setdefault(claim.worker_id, []).append(claim)
     for worker_id, claims in by_worker.items():
         worker = state.workers.get(worker_id)
-        if worker is None and state.is_old(session.epoch) and worker_id not in state.last_epochs:
+        awaited = state.is_old(session.epoch) and worker_id not in state.last_epochs
+        if worker is None and awaited and now_ns < give_up_ns(state):
             for claim in claims:
                 _hold(state, session, claim)
         else:
@@ -55,6 +56,11 @@ def judge_held_claims(state: State, worker: Worker, now_ns: int) -> None:
             session.drop_claim(claim.lease_id)
         _judge_all(state, session, worker, claims, now_ns)
     worker.window.lease_ids |= state.refused_ids.pop(worker.worker_id, set())
+
+
+def give_up_ns(state: State) -> int:
+    """When workers that have not registered by then are not waited for any more."""
+    return state.reattach_deadline_ns + state.settings.worker_ttl_ms * NS_PER_MS
 
 
 def refuse_held_claims(state: State) -> None:
@@ -83,7 +89,7 @@ def _judge_all(state: State, session: Session, worker: Worker | None, claims: li
             accepted.append(claim.lease_id)
         else:
             refused.append(claim.lease_id)
-            if worker is not None:
+            if worker is not None and worker.phase is Phase.WINDOW:
                 worker.window.lease_ids.add(claim.lease_id)
     state.tell_client(session.epoch, Reattached(state.cache_epoch, tuple(accepted), tuple(refused)))
 
@@ -98,18 +104,20 @@ def _judge(state: State, session: Session, worker: Worker, claim: LeaseClaim, no
     if session.num_leases >= state.settings.leases_per_session_max:
         return False
     try:
-        use = worker.quotas.use_of(state.domains.config(claim.domain))
+        use = worker.use_of(state.domains.config(claim.domain), state.settings.domains_per_worker_max)
     except OpRefused:
         return False
-    if not _is_well_formed(worker, claim) or not _fits_worker(state, worker, use, claim):
+    if not _is_well_formed(state, worker, claim) or not _fits_worker(state, worker, use, claim):
         return False
     _displace_lower(state, worker, claim)
     _adopt(state, session, worker, use, claim, now_ns)
     return True
 
 
-def _is_well_formed(worker: Worker, claim: LeaseClaim) -> bool:
+def _is_well_formed(state: State, worker: Worker, claim: LeaseClaim) -> bool:
     if len(claim.lease_id) != LEASE_ID_BYTES or claim.lease_id in worker.window.lease_ids:
+        return False
+    if len(claim.namespace) + len(claim.domain) > state.settings.name_bytes_max:
         return False
     if len(claim.shared) % HANDLE_BYTES or len(claim.owned) % HANDLE_BYTES:
         return False

@@ -32,8 +32,9 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
     if highest >= state.cache_epoch:
         if highest >= CACHE_EPOCH_MAX:
             raise MessageRefused(f"cache epoch {highest} is the last one; the worker must start with a new pool")
-        state.reincarnating = True
-        state.effects.append(Reincarnate(CacheEpoch(highest + 1)))
+        if highest >= state.reincarnate_above:
+            state.reincarnate_above = CacheEpoch(highest + 1)
+            state.effects.append(Reincarnate(state.reincarnate_above))
         return
     worker = state.workers.get(worker_id)
     if worker is not None and worker.epoch == message.worker_epoch and _is_explained(worker, message):
@@ -120,14 +121,11 @@ def _is_explained(worker: Worker, message: Register) -> bool:
 
 def _highest_foreign_epoch(state: State, message: Register) -> CacheEpoch:
     """Highest cache epoch that some other incarnation than this one used; 0 when there is no trace of one."""
-    traces = [0]
-    if message.highest_cache_epoch > state.cache_epoch or message.worker_id not in state.last_epochs:
-        traces.append(message.highest_cache_epoch)
-        traces.append(minted_by(message.worker_epoch))
-        generations = np.frombuffer(message.generations, dtype="<u8")
-        if generations.size:
-            traces.append(int(generations.max()) >> COUNTER_BITS)
-    return CacheEpoch(max(traces))
+    generations = np.frombuffer(message.generations, dtype="<u8")
+    newest = int(generations.max()) >> COUNTER_BITS
+    highest = CacheEpoch(max(message.highest_cache_epoch, minted_by(message.worker_epoch), newest))
+    ours = highest == state.cache_epoch and message.worker_id in state.last_epochs
+    return CacheEpoch(0) if ours else highest
 
 
 def _check(state: State, worker_id: WorkerId, message: Register) -> None:

@@ -30,7 +30,7 @@ class State:
         self.refused_ids: dict[WorkerId, set[LeaseId]] = {}  # claims given up before their worker registered
         self.effects: list[Effect] = []
         self.workers_changed = False
-        self.reincarnating = False
+        self.reincarnate_above = CacheEpoch(0)  # the epoch that has to replace this one, once known
         self.reattach_deadline_ns = now_ns + settings.session_ttl_ms * NS_PER_MS
         self.reattach_closed = False  # some worker's window was fenced: who is not back by then is dead
         self.dead_epochs: set[SchedulerEpoch] = set()  # of earlier cache epochs, ended here: never back
@@ -61,6 +61,11 @@ class State:
     def is_old(self, epoch: SchedulerEpoch) -> bool:
         """Minted by an earlier cache epoch."""
         return minted_by(epoch) < self.cache_epoch
+
+    @property
+    def reincarnating(self) -> bool:
+        """A higher cache epoch was used for grants somewhere: nothing is granted any more (rule 9)."""
+        return self.reincarnate_above > 0
 
     # effects
 

@@ -71,7 +71,8 @@ def _domain_stats(worker: Worker, use: DomainUse) -> DomainStats:
 
 def dump_tree(state: State, domain: DomainId, *, max_depth: int, limit: int) -> TreeDump:
     """Nodes in preorder, until `limit` nodes were seen."""
-    trees, truncated = [], False
+    trees: list[TreeView] = []
+    truncated = False
     for worker in state.workers.values():
         for (owner, namespace), tree in worker.trees.items():
             if owner != domain:

@@ -15,10 +15,12 @@ from enum import Enum
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import WorkerInfo
 from coppice.messages.registration import Fence, Register
+from coppice_cache.core.errors import OpRefused
 from coppice_cache.core.leases import Lease
 from coppice_cache.core.ledger import BlockState, Ledger, unpack_blocks
 from coppice_cache.core.quotas import DomainUse, EvictionPlan, Quotas
 from coppice_cache.core.radix import Node, Tree
+from coppice_cache.core.settings import DomainConfig
 
 _CHUNK_BLOCKS = 8  # taken from one domain before asking again which one is furthest over its guarantee
 
@@ -94,6 +96,15 @@ class Worker:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def use_of(self, config: DomainConfig, domains_max: int) -> DomainUse:
+        """The domain's account. Raises OpRefused when there are too many domains that hold something."""
+        uses = self.quotas.uses
+        if config.domain not in uses and len(uses) >= domains_max:
+            self.quotas.forget_idle()
+            if len(uses) >= domains_max:
+                raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {len(uses)} domains")
+        return self.quotas.use_of(config)
 
     # pins
 
