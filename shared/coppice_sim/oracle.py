@@ -1,0 +1,183 @@
+"""What must hold between the cores (DESIGN section 6), looked at after every event.
+
+The cores check themselves; here stands what no core can see alone: whether what the ledger believes is what the worker
+has, whether what is findable was really written, whether a block is granted while somebody uses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.handles import block_ids, block_of, generation_of, handles_array
+from coppice.ids import LeaseId, WorkerEpoch, WorkerId
+from coppice.messages.index import AnswerBatch, Extended, Grant, NoCapacity, NoCapacityReason, OpBatch, Release
+from coppice.seals import chain_seals, root_seal
+from coppice_cache.core.index import IndexCore
+from coppice_cache.core.ledger import BlockState
+from coppice_cache.core.radix import Node
+from coppice_cache.core.workers import Worker as IndexWorker
+from coppice_scheduler.core.sequences import RequestState
+from coppice_sim.kv_honest import prefix_hashes
+from coppice_worker.core.worker import Applied
+
+if TYPE_CHECKING:
+    from coppice_sim.process import Process
+    from coppice_sim.scheduler_host import SchedulerHost
+    from coppice_sim.worker_host import WorkerHost
+    from coppice_sim.world import World
+
+CONTENT_EVERY = 8  # events; comparing all findable blocks is the dearest check
+
+Bool = npt.NDArray[np.bool_]
+
+
+class Oracle:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._granted: dict[tuple[WorkerId, WorkerEpoch, int], tuple[int, LeaseId]] = {}
+        self._events = 0
+
+    # -- after every event
+
+    def check(self, touched: set[Process]) -> None:
+        """Every touched core by itself, then each worker against the ledger."""
+        from coppice_sim.cache_host import CacheHost
+        from coppice_sim.scheduler_host import SchedulerHost
+        from coppice_sim.worker_host import WorkerHost
+
+        for host in sorted(touched, key=lambda host: host.name):
+            if host.is_alive and isinstance(host, CacheHost | SchedulerHost | WorkerHost):
+                host.core.check()
+        cache = self._world.cache
+        if not cache.is_alive:
+            return
+        self._events += 1
+        for name, host in sorted(self._world.workers.items()):
+            if cache not in touched and host not in touched:
+                continue
+            ledger_side = cache.core.state.workers.get(WorkerId(name))
+            if not host.is_alive or ledger_side is None or not ledger_side.is_open:
+                continue
+            if ledger_side.epoch == host.core.worker_epoch:
+                self._check_worker(ledger_side, host)
+
+    def _check_worker(self, index: IndexWorker, host: WorkerHost) -> None:
+        state = np.frombuffer(bytes(index.ledger.state), np.uint8)
+        granted = np.array(index.ledger.generation, np.uint64)
+        opened = host.core.pool.generation
+        used = host.core.pool.has_user()
+        self._none(used & (state == BlockState.FREE), "I9", host, "free in the ledger and used on the worker")
+        self._none(used & (granted != opened), "I9", host, "granted again and still used on the worker")
+        self._none(opened > granted, "I4", host, "opened under a generation that was not granted")
+        self._none((state == BlockState.CACHED) & (opened != granted), "I8", host, "findable and never opened")
+        written = np.zeros(len(state), bool)
+        if host.outstanding is not None and host.outstanding.batch is not None:
+            written[host.outstanding.batch.slots // index.block_size] = True
+        self._none(written & (state == BlockState.FREE), "I9", host, "free in the ledger and being written")
+        self._none(written & (state == BlockState.CACHED), "I7", host, "findable and being written")
+        if self._events % CONTENT_EVERY == 0:
+            self.check_content(index, host)
+
+    def check_content(self, index: IndexWorker, host: WorkerHost) -> None:
+        """I8, I12, I3: every findable block holds exactly the KV of its chain, in its domain's tree."""
+        for tree in index.trees.values():
+            salt = self._world.salt_of_domain(tree.domain)
+            waiting: list[tuple[Node, bytes, bytes]] = [(child, b"", b"") for child in tree.children.values()]
+            while waiting:
+                node, tokens, handles = waiting.pop()
+                tokens, handles = tokens + node.tokens, handles + node.handles
+                waiting.extend((child, tokens, handles) for child in node.children.values())
+                if not node.children:
+                    self._check_chain(host, salt, tokens, handles, tree.domain)
+                key = self._world.settings.index.seal_key
+                chain = chain_seals(key, root_seal(key, tree.domain, tree.namespace), tokens, index.block_bytes)
+                if chain[len(chain) - len(node.seals) :] != node.seals:
+                    self._world.fail("I12", f"a seal in the tree of {tree.domain} is not that of its tokens")
+
+    def _check_chain(self, host: WorkerHost, salt: int, tokens: bytes, handles: bytes, domain: str) -> None:
+        slots = host.executor.slots_of(block_ids(handles))
+        executor, expected = host.executor, prefix_hashes(np.frombuffer(tokens, "<u4"))
+        good = (
+            (executor.hashes[slots] == expected)
+            & (executor.positions[slots] == np.arange(len(slots)))
+            & (executor.salts[slots] == np.uint64(salt))
+        )
+        if not good.all():
+            at = int(np.flatnonzero(~good)[0])
+            block = int(slots[at]) // executor.pool.block_size
+            self._world.fail("I8", f"block {block} of {host.name} is findable by {domain} at position {at}, but wrong")
+
+    def _none(self, bad: Bool, name: str, host: WorkerHost, what: str) -> None:
+        if bad.any():
+            self._world.fail(name, f"blocks {np.flatnonzero(bad).tolist()} of {host.name} are {what}")
+
+    # -- what passes between the cores
+
+    def answered(self, core: IndexCore, batch: AnswerBatch) -> None:
+        """I4: every newly granted handle is above all earlier ones of its block; a repeated one has the same lease."""
+        for answer in batch.answers:
+            if isinstance(answer, NoCapacity):
+                quota = answer.reason is NoCapacityReason.DOMAIN_MAXIMUM
+                self._world.sometimes["quota refusal" if quota else "no room"] += 1
+            if isinstance(answer, Grant):
+                self._world.sometimes["prefix found"] += bool(answer.shared)
+            if not isinstance(answer, Grant | Extended):
+                continue
+            worker = self._holder(core, answer)
+            if worker is not None:
+                for handle in handles_array(answer.owned).tolist():
+                    self._granted_handle(worker, handle, answer.lease_id)
+
+    @staticmethod
+    def _holder(core: IndexCore, answer: Grant | Extended) -> IndexWorker | None:
+        """The worker of the lease, unless it was over before the answer was looked at."""
+        if isinstance(answer, Grant):
+            worker = core.state.workers.get(answer.worker_id)
+            return worker if worker is not None and worker.epoch == answer.worker_epoch else None
+        found = [s.workers[answer.lease_id] for s in core.state.sessions.values() if answer.lease_id in s.workers]
+        return found[0] if found else None
+
+    def _granted_handle(self, worker: IndexWorker, handle: int, lease: LeaseId) -> None:
+        key = (worker.worker_id, worker.epoch, int(block_of(handle)))
+        generation = int(generation_of(handle))
+        before, holder = self._granted.get(key, (0, lease))
+        if generation < before or (generation == before and holder != lease):
+            self._world.fail("I4", f"block {key[2]} of {key[0]}: generation {generation:#x} granted after {before:#x}")
+        if generation > before and before >> 24 != generation >> 24:
+            self._world.sometimes["block reused after a restart"] += before > 0
+        self._granted[key] = (generation, lease)
+
+    def repeated(self, batch: OpBatch, first: AnswerBatch, second: AnswerBatch) -> None:
+        """I10: the same op gets the same answer, unless its lease was released in between."""
+        released = {op.lease_id for op in batch.ops if isinstance(op, Release)}
+        self._world.sometimes["duplicate release"] += bool(released)
+        for op, once, twice in zip(batch.ops, first.answers, second.answers, strict=True):
+            same = once == twice or isinstance(once, NoCapacity)
+            if not same and (op.lease_id not in released or isinstance(op, Release)):
+                self._world.fail("I10", f"{type(op).__name__} answered {once}, then {twice}")
+
+    def launched(self, host: WorkerHost, applied: Applied) -> None:
+        for refusal in applied.refusals:
+            self._world.sometimes[f"refused: {refusal.code.value}"] += 1
+
+    def watch_scheduler(self, host: SchedulerHost) -> None:
+        """Count what only the scheduler knows, by standing in front of two of its methods."""
+        life, sometimes = host.core._life, self._world.sometimes
+        preempt, take = life.preempt, life.start
+
+        def preempted(request: RequestState, now_ns: int) -> None:
+            sequence = request.sequence
+            if sequence is not None:
+                prefill = sequence.num_computed < sequence.num_start_tokens
+                sometimes["preempted in prefill" if prefill else "preempted in decode"] += 1
+            preempt(request, now_ns)
+
+        def started(request: RequestState, *args: object) -> None:
+            sometimes["retry after a crash"] += request.num_retries > 0
+            take(request, *args)  # type: ignore[arg-type]
+
+        life.preempt = preempted  # type: ignore[method-assign]
+        life.start = started  # type: ignore[method-assign, assignment]

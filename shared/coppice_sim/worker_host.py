@@ -1,0 +1,191 @@
+"""A worker as a process: the worker core, the honest executor, and one queue of steps and fences."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coppice.ids import SchedulerEpoch
+from coppice.messages.registration import Fence, Registered
+from coppice.messages.step import StepPlan
+from coppice.session.frames import Hello, Reject, RejectCode
+from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
+from coppice_sim.kv_honest import KvHonest
+from coppice_sim.links import ClientEnd, ServerEnd
+from coppice_sim.process import Process
+from coppice_sim.timeline import MS
+from coppice_worker.core.worker import (
+    Applied,
+    MalformedPlanError,
+    Replayed,
+    SchedulerAccepted,
+    WorkerCore,
+    WorkerCoreSettings,
+)
+
+if TYPE_CHECKING:
+    from coppice_sim.world import World
+
+
+class WorkerHost(Process):
+    def __init__(self, world: World, settings: WorkerCoreSettings) -> None:
+        super().__init__(settings.worker_id, world.timeline, world.rng)
+        self.world = world
+        self.core = WorkerCore(settings)
+        self.executor = KvHonest(settings.pool)
+        self.outstanding: Applied | None = None
+        self._attachment = 0  # what was meant for an earlier one is not sent
+        self._queue: deque[Callable[[], None]] = deque()
+        self._links: dict[int, ServerLink[Any]] = {}
+        self.schedulers = ServerEnd(self, _Schedulers(self))
+        self._cache = ClientEnd(
+            self,
+            world.network,
+            ClientLink(world.rng.randbytes(16), settings.worker_id),
+            lambda: world.cache.workers if world.cache.is_alive else None,
+            self,
+        )
+
+    # -- the session to the cache service
+
+    def link_attached(self, attached: Attached) -> None:
+        if attached.fresh:
+            # In its turn, so that it reports what is true after all earlier steps.
+            self._attachment = attachment = self._attachment + 1
+            self.enqueue(lambda: self._register(attachment))
+
+    def _register(self, attachment: int) -> None:
+        if attachment == self._attachment:
+            self._cache.post(self.core.registration())
+
+    def link_body(self, body: Any) -> None:
+        if isinstance(body, Registered):
+            self.enqueue(lambda: self._registered(body))
+        else:
+            assert isinstance(body, Fence)
+            attachment = self._attachment
+            self.enqueue(lambda: self._fence(body, attachment))
+
+    def link_lost(self) -> None:
+        pass
+
+    def _registered(self, message: Registered) -> None:
+        if self.core.registered(message):
+            self._links.clear()
+            self.schedulers.replace(ServerLinks(message.worker_epoch, message.worker_epoch))
+
+    def _fence(self, fence: Fence, attachment: int) -> None:
+        self.world.sometimes["fenced"] += 1
+        acknowledgement = self.core.fence(fence)
+        self.drop_others()
+        if attachment == self._attachment:
+            self._cache.post(acknowledgement)
+
+    # -- the queue: one thing at a time, in order of arrival
+
+    def enqueue(self, item: Callable[[], None]) -> None:
+        self._queue.append(item)
+        self._work()
+
+    def _work(self) -> None:
+        while self._queue and self.outstanding is None and self.is_alive:
+            self._queue.popleft()()
+            self.world.touched(self)
+
+    def plan(self, link: ServerLink[Any], plan: StepPlan, *, again: bool) -> None:
+        epoch = SchedulerEpoch(link.epoch)
+        try:
+            outcome = self.core.apply(epoch, plan)
+        except MalformedPlanError as error:
+            self.world.fail("malformed plan", str(error))
+            return
+        if isinstance(outcome, Applied):
+            self._launch(link, outcome)
+        elif isinstance(outcome, Replayed):
+            self.world.sometimes["plan replayed"] += 1
+            self._answer(link, outcome.result)
+        elif not again:
+            self.world.fail("I10", f"{self.name} expects step {outcome.expected} of {epoch}, got {plan.step}")
+
+    def _launch(self, link: ServerLink[Any], applied: Applied) -> None:
+        self.outstanding = applied
+        self.world.oracle.launched(self, applied)
+        rows = int(applied.rows.num_tokens.sum())
+        # The device works on it from now until then; what it writes is there in the end.
+        duration_ms = 0.05 if applied.batch is None else self.world.settings.step_ms * (1 + 0.05 * rows)
+        salts = self._salts(applied)
+        self.after(int(duration_ms * (0.5 + self.rng.random()) * MS) + 1, lambda: self._complete(link, applied, salts))
+
+    def _salts(self, applied: Applied) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        leases = self.core.sequences.leases
+        return np.array(
+            [self.world.salt_of_lease(lease) for lease in (leases[slot] for slot in applied.rows.slots) if lease],
+            dtype=np.uint64,
+        )
+
+    def _complete(self, link: ServerLink[Any], applied: Applied, salts: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
+        sampled = np.zeros(0, np.int32)
+        if len(applied.zero):
+            self.executor.zero_blocks(applied.zero)
+        if len(applied.copy_dst):
+            self.executor.copy_blocks(applied.copy_src, applied.copy_dst)
+        if applied.batch is not None:
+            self.executor.row_salts = salts
+            sampled = self.executor.execute(applied.batch)
+        result = self.core.complete(applied, sampled)
+        self.outstanding = None
+        self._answer(link, result)
+        self._work()
+        self.world.touched(self)
+
+    def _answer(self, link: ServerLink[Any], result: Any) -> None:
+        if self._links.get(link.epoch) is link:
+            self.schedulers.post(link, result)
+
+    # -- sessions of schedulers
+
+    def drop_others(self) -> None:
+        planning = self.core.planning
+        for epoch, link in list(self._links.items()):
+            if epoch != planning:
+                del self._links[epoch]
+                self.schedulers.end(link)
+
+    def connected(self, link: ServerLink[Any]) -> None:
+        self._links[link.epoch] = link
+        self.drop_others()
+
+
+class _Schedulers:
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+
+    def session_opening(self, hello: Hello) -> int | Reject:
+        host = self._host
+        answer = host.core.attach_scheduler(SchedulerEpoch(hello.epoch))
+        host.world.touched(host)
+        if not isinstance(answer, SchedulerAccepted):
+            host.world.sometimes[f"scheduler refused: {answer.reason.name.lower()}"] += 1
+            return Reject(RejectCode.FENCED, answer.reason.value)
+        if answer.last_step:
+            host.world.sometimes["second session of an epoch"] += 1
+            return Reject(RejectCode.INVALID, f"epoch {hello.epoch} has a session here already")
+        host.world.sometimes["takeover"] += answer.took_over
+        return hello.epoch
+
+    def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
+        self._host.connected(link)
+
+    def session_heard(self, link: ServerLink[Any]) -> None:
+        pass
+
+    def session_body(self, link: ServerLink[Any], body: Any) -> None:
+        host = self._host
+        host.enqueue(lambda: host.plan(link, body, again=False))
+        if host.rng.random() < host.world.faults.doubled_bodies:
+            # A copy that was under way for long: any number of other plans may have come between.
+            delay_ns = int(host.rng.expovariate(1.0) * 10 * MS)
+            host.after(delay_ns, lambda: host.enqueue(lambda: host.plan(link, body, again=True)))

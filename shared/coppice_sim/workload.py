@@ -1,0 +1,135 @@
+"""Who asks what, and what became of it.
+
+Prompts are made of runs that several requests of several domains share, so that prefixes are found again and a leak
+between domains would be seen. Each accepted request must have exactly one outcome, and its tokens must be a prefix of
+the reference (all of it when it completed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coppice.ids import DomainId
+from coppice.messages.step import SamplingParams
+from coppice_scheduler.core.request import Finish, Output, OutputErrorCode, Request
+from coppice_sim.kv_honest import VOCABULARY, reference
+
+if TYPE_CHECKING:
+    from coppice_sim.scheduler_host import SchedulerHost
+    from coppice_sim.world import World
+
+NUM_RUNS = 6
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request as its client sees it."""
+
+    request: Request
+    host: SchedulerHost
+    expected: list[int]
+    tokens: list[int] = field(default_factory=list)
+    outcome: str = ""
+    cancelled: bool = False
+
+
+class Workload:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        rng = world.rng
+        self.asks: dict[str, Ask] = {}
+        self.num_open = 0
+        self.num_refused = 0
+        self._runs = [
+            [rng.randrange(VOCABULARY) for _ in range(rng.randrange(2, world.settings.max_context // 3))]
+            for _ in range(NUM_RUNS)
+        ]
+
+    def submit(self, host: SchedulerHost) -> None:
+        """One request from a random tenant."""
+        world, rng = self._world, self._world.rng
+        domain = rng.choice(world.settings.domains)
+        tokens = self._prompt()
+        packed = np.array(tokens, "<u4").tobytes()
+        seed = rng.randrange(1 << 62)
+        room = world.settings.max_context - len(tokens)
+        wanted = min(room, rng.choice((1, 2, 4, 8, 24)))
+        expected = reference(packed, wanted, seed=seed, salt=world.salt_of_domain(domain))
+        stops = frozenset({rng.choice(expected)}) if rng.random() < 0.2 else frozenset()
+        request = Request(
+            request_id=f"r{len(self.asks)}",
+            tenant=domain,
+            domain=DomainId(domain),
+            tokens=packed,
+            sampling=SamplingParams(temperature=0.0, seed=seed),
+            max_new_tokens=wanted,
+            stop_token_ids=stops,
+            arrived_ns=host.now_ns,
+        )
+        if stops:
+            expected = expected[: next(i for i, token in enumerate(expected) if token in stops)]
+        ask = Ask(request, host, expected)
+        self.asks[request.request_id] = ask
+        self.num_open += 1
+        if not host.submit(request):
+            self.num_refused += 1
+            self._close(ask, "refused")
+
+    def _prompt(self) -> list[int]:
+        rng = self._world.rng
+        tokens = list(self._runs[rng.randrange(NUM_RUNS)])
+        if rng.random() < 0.5:
+            tokens += self._runs[rng.randrange(NUM_RUNS)]
+        tokens += [rng.randrange(VOCABULARY) for _ in range(rng.choice((0, 1, 3, 8)))]
+        return tokens[: self._world.settings.max_context - 1]
+
+    def cancel_one(self) -> None:
+        asks = [ask for ask in self.asks.values() if not ask.outcome and ask.host.is_alive and not ask.host.is_paused]
+        if asks:
+            ask = self._world.rng.choice(asks)
+            ask.cancelled = True
+            ask.host.cancel(ask.request.request_id)
+        elif self.asks:
+            ask = self._world.rng.choice(list(self.asks.values()))
+            if ask.host.is_alive and not ask.host.is_paused:
+                self._world.sometimes["cancel after the end"] += 1
+                ask.host.cancel(ask.request.request_id)
+
+    def output(self, host: SchedulerHost, output: Output) -> None:
+        ask = self.asks[output.request_id]
+        name = ask.request.request_id
+        if ask.outcome:
+            self._world.fail("I16", f"{name} had its outcome ({ask.outcome}) and then {output}")
+            return
+        ask.tokens += np.frombuffer(output.tokens, "<u4").tolist()
+        if ask.tokens != ask.expected[: len(ask.tokens)]:
+            self._world.fail("I12", f"{name} of {ask.request.domain}: got {ask.tokens}, expected {ask.expected}")
+        if output.finish is not None:
+            self._finished(ask, output)
+
+    def _finished(self, ask: Ask, output: Output) -> None:
+        finish = output.finish
+        complete = ask.tokens == ask.expected
+        if finish in (Finish.STOP, Finish.LENGTH) and not complete:
+            self._world.fail("O3", f"{ask.request.request_id} ended with {finish} after {ask.tokens}: {ask.expected}")
+        if ask.cancelled:
+            self._world.sometimes["cancel wins" if finish is Finish.CANCELLED else "cancel loses to finish"] += 1
+        if output.error is not None:
+            self._world.sometimes[f"error: {output.error.code.value}"] += 1
+            if output.error.code is OutputErrorCode.INTERNAL:
+                self._world.internal_errors.append(f"{ask.request.request_id}: {output.error.message}")
+        assert finish is not None
+        self._close(ask, finish.value)
+
+    def crashed(self, host: SchedulerHost) -> None:
+        """The stream of every request there breaks: that is its outcome."""
+        for ask in self.asks.values():
+            if ask.host is host and not ask.outcome:
+                self._close(ask, "broken stream")
+
+    def _close(self, ask: Ask, outcome: str) -> None:
+        ask.outcome = outcome
+        self.num_open -= 1

@@ -1,0 +1,240 @@
+"""One cache service, workers, schedulers, a network and clients, from one seed."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+
+from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, WorkerId
+from coppice_cache.core.index import CoreSettings, DomainConfig, Mode
+from coppice_scheduler.core.settings import SchedulerSettings
+from coppice_sim.cache_host import CacheHost
+from coppice_sim.nemesis import FaultProfile, Nemesis
+from coppice_sim.network import Network
+from coppice_sim.oracle import Oracle
+from coppice_sim.process import Process
+from coppice_sim.scheduler_host import SchedulerHost
+from coppice_sim.timeline import MS, Timeline
+from coppice_sim.worker_host import WorkerHost
+from coppice_sim.workload import Workload
+from coppice_worker.core.batch import PoolSpec
+from coppice_worker.core.worker import WorkerCoreSettings
+
+BLOCK_SIZE = 4
+TTL_MS = 1_000
+HEAL_MS = 60_000
+_NAMESPACE = Namespace(b"honest model")
+
+
+class BrokenInvariantError(Exception):
+    """An invariant does not hold. `name` is its number in the design, or a word."""
+
+    def __init__(self, name: str, evidence: str) -> None:
+        super().__init__(f"{name}: {evidence}")
+        self.name = name
+
+
+@dataclass(slots=True)
+class WorldSettings:
+    """Sizes of one run."""
+
+    index: CoreSettings
+    domains: tuple[str, ...]
+    num_workers: int
+    num_blocks: int
+    max_schedulers: int
+    max_context: int
+    step_ms: float
+    max_step_tokens: int
+    arrival_ms: float
+
+    @staticmethod
+    def random(rng: Random) -> WorldSettings:
+        configs = (
+            DomainConfig(DomainId("amber"), Mode.PRIVATE, maximum_share=rng.choice((1.0, 0.7))),
+            DomainConfig(DomainId("birch"), Mode.PRIVATE, guarantee_share=rng.choice((0.0, 0.3))),
+            DomainConfig(DomainId("cedar"), Mode.STRICT, guarantee_share=0.4),
+            DomainConfig(DomainId("dusk"), Mode.DISABLED, zero_on_change=True),
+        )[: rng.choice((1, 2, 2, 3, 4))]
+        return WorldSettings(
+            index=CoreSettings(
+                seal_key=b"key of the simulation",
+                domains=configs,
+                session_ttl_ms=TTL_MS,
+                worker_ttl_ms=TTL_MS,
+                heartbeat_ms=100,
+            ),
+            domains=tuple(config.domain for config in configs),
+            num_workers=rng.choice((1, 1, 2)),
+            num_blocks=rng.choice((14, 20, 32, 60)),
+            max_schedulers=2,
+            max_context=48,
+            step_ms=rng.choice((0.5, 2.0, 8.0)),
+            max_step_tokens=rng.choice((8, 16, 64)),
+            arrival_ms=rng.choice((5.0, 15.0, 40.0)),
+        )
+
+
+@dataclass(slots=True)
+class Totals:
+    crashes: int = 0
+    asked: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+class World:
+    def __init__(self, seed: int, faults: FaultProfile | None = None) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.settings = WorldSettings.random(self.rng)
+        self.faults = faults if faults is not None else FaultProfile.random(self.rng)
+        self.timeline = Timeline()
+        self.network = Network(self.timeline, self.rng)
+        self.sometimes: Counter[str] = Counter()
+        self.internal_errors: list[str] = []
+        self.domain_of_lease: dict[LeaseId, DomainId] = {}
+        self.cache_epochs: list[CacheEpoch] = []
+        self.history: deque[str] = deque(maxlen=40)
+        self._touched: set[Process] = set()
+        self._incarnations = 0
+        self.oracle = Oracle(self)
+        self.workload = Workload(self)
+        self.workers: dict[str, WorkerHost] = {}
+        self.schedulers: dict[str, SchedulerHost] = {}
+        self.cache = CacheHost(self)
+        for number in range(self.settings.num_workers):
+            self.start_worker(f"w{number}")
+        self.start_scheduler("s0")
+        self.nemesis = Nemesis(self)
+        self._is_healing = False
+        self._arrive()
+
+    # -- processes
+
+    def processes(self) -> list[Process]:
+        """All that are alive, in a fixed order."""
+        named = [self.cache, *(self.workers[n] for n in sorted(self.workers)), *self.schedulers.values()]
+        return [process for process in named if process.is_alive]
+
+    def start_worker(self, name: str) -> None:
+        settings = WorkerCoreSettings(
+            worker_id=WorkerId(name),
+            address=name,
+            pool=PoolSpec(self.settings.num_blocks, BLOCK_SIZE),
+            namespace=_NAMESPACE,
+            model="honest",
+            max_sequences=32,
+            max_context=self.settings.max_context,
+            max_step_tokens=self.settings.max_step_tokens,
+        )
+        self.workers[name] = WorkerHost(self, settings)
+
+    def start_scheduler(self, name: str) -> None:
+        self.schedulers[name] = SchedulerHost(self, name)
+
+    def scheduler_settings(self) -> SchedulerSettings:
+        return SchedulerSettings(
+            instance=self.rng.randbytes(8),
+            max_step_tokens=self.settings.max_step_tokens,
+            max_running=min(8, self.settings.max_step_tokens),
+            max_chunk_tokens=max(2, self.settings.max_step_tokens // 2),
+            max_queued=40,
+            queue_timeout_ms=4_000,
+            max_context=self.settings.max_context,
+            worker_absent_ms=1_500,
+        )
+
+    def crash(self, name: str, down_ms: int) -> None:
+        process = next((p for p in self.processes() if p.name == name), None)
+        if process is None:
+            return
+        process.die()
+        self.network.reset_all(name)
+        self.sometimes[f"crash of {name[0]}"] += 1
+        if isinstance(process, SchedulerHost):
+            self.workload.crashed(process)
+        start = {"c": self._start_cache, "w": self.start_worker, "s": self.start_scheduler}[name[0]]
+        self.timeline.after(down_ms * MS, lambda: start(name))
+
+    def _start_cache(self, name: str) -> None:
+        self.cache = CacheHost(self)
+
+    def next_cache_epoch(self) -> CacheEpoch:
+        """What the registry remembers; now and then it has lost it, and the workers must tell (rule 9)."""
+        if not self.cache_epochs or self.rng.random() < self.faults.forgets_epoch:
+            self.sometimes["epoch forgotten"] += bool(self.cache_epochs)
+            return CacheEpoch(1)
+        return CacheEpoch(max(self.cache_epochs) + 1)
+
+    def next_incarnation(self) -> int:
+        self._incarnations += 1
+        return self._incarnations
+
+    # -- domains
+
+    def salt_of_domain(self, domain: str) -> int:
+        return int.from_bytes(blake2b(domain.encode(), digest_size=8).digest(), "little")
+
+    def salt_of_lease(self, lease: LeaseId) -> int:
+        return self.salt_of_domain(self.domain_of_lease[lease])
+
+    # -- running
+
+    def _arrive(self) -> None:
+        if self._is_healing:
+            return
+        hosts = [h for _, h in sorted(self.schedulers.items()) if h.is_alive and not h.is_paused]
+        if hosts and self.workload.num_open < 60:
+            self.workload.submit(self.rng.choice(hosts))
+        self.timeline.after(int(self.rng.expovariate(1 / self.settings.arrival_ms) * MS) + 1, self._arrive)
+
+    def touched(self, host: Process) -> None:
+        self._touched.add(host)
+
+    def trace(self, what: str) -> None:
+        self.history.append(f"{self.timeline.now_ns / MS:10.2f} ms  {what}")
+
+    def fail(self, name: str, evidence: str) -> None:
+        raise BrokenInvariantError(name, evidence)
+
+    def step(self) -> None:
+        """One event and everything that must hold after it."""
+        self.timeline.step()
+        if self._touched:
+            touched, self._touched = self._touched, set()
+            self.oracle.check(touched)
+
+    def heal(self) -> None:
+        """Faults end, nobody asks any more; everything must come to rest within `HEAL_MS`."""
+        self._is_healing = True
+        self.trace("heal")
+        self.nemesis.heal()
+        deadline_ns = self.timeline.now_ns + HEAL_MS * MS
+        while not self.is_at_rest():
+            if self.timeline.now_ns > deadline_ns:
+                self.fail("O4", f"no rest {HEAL_MS} ms after the last fault: {self._residue()}")
+            for _ in range(50):
+                self.step()
+
+    def is_at_rest(self) -> bool:
+        return not self._residue()
+
+    def _residue(self) -> list[str]:
+        """What is left to do or to give back."""
+        left = [f"{ask.request.request_id} is open" for ask in self.workload.asks.values() if not ask.outcome]
+        left += [f"{name} works" for name, host in self.schedulers.items() if not host.core.is_idle()]
+        if not self.cache.is_alive:
+            return [*left, "cache is down"]
+        stats = self.cache.core.stats()
+        if stats.leases or stats.pins or stats.leased_blocks or stats.draining_blocks:
+            left.append(f"{stats.leases} leases, {stats.leased_blocks} leased, {stats.draining_blocks} draining blocks")
+        left += [f"{w.worker_id} is closed or fenced" for w in stats.workers if not w.open or w.fences]
+        for name, host in self.workers.items():
+            known = self.cache.core.state.workers.get(WorkerId(name))
+            if not host.is_alive or known is None or known.epoch != host.core.worker_epoch:
+                left.append(f"{name} is not registered")
+            if host.is_alive and host.core.pool.has_user().any():
+                left.append(f"{name} uses blocks")
+        return left
