@@ -9,15 +9,17 @@ attachment starts with the application's reconciliation and with nothing else.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
 
 from coppice.edge.frame_codec import FrameCodec, MalformedFrame
-from coppice.session.frames import Data, Frame, Heartbeat, Reject
-from coppice.session.link import Attached, ClientLink, LinkBroken
+from coppice.session.frames import KEY_BYTES, Frame, Reject
+from coppice.session.link import Attached, ClientLink, LinkBroken, LinkOverflow
 
 HEARTBEAT_S = 1.0
 SUSPECT_S = 3.0
@@ -62,8 +64,7 @@ class LinkClient:
         self._changed = threading.Condition()
         self._attachment = 0
         self._stopping = False
-        self._heard = False
-        self._silent_s = 0.0
+        self._heard_s = 0.0  # when the server last said something, on the monotonic clock
         self._call: Any = None
         self._thread = threading.Thread(target=self._run, name=f"link {name}", daemon=True)
 
@@ -81,11 +82,23 @@ class LinkClient:
             self._thread.join(timeout=5)
 
     def post(self, body: Any, attachment: int) -> None:
-        """Queue one body under `attachment`; without effect when the link is at another one."""
+        """Queue one body under `attachment`; without effect when the link is at another one.
+
+        When the server was away for so long that the session is full, the session is given up: the next attachment is
+        a fresh one.
+        """
         with self._changed:
-            if attachment == self._attachment:
+            if attachment != self._attachment:
+                return
+            try:
                 self._link.post(body)
-                self._changed.notify_all()
+            except LinkOverflow as error:
+                _log.error("%s: %s; the session is given up", self._name, error)
+                self._attachment += 1
+                self._link.renew(os.urandom(KEY_BYTES))
+                if self._call is not None:
+                    self._call.cancel()
+            self._changed.notify_all()
 
     # ---- the connection ----
 
@@ -107,7 +120,7 @@ class LinkClient:
         """One connection from Hello to its end. Returns why it ended, and whether it had been attached."""
         with self._changed:
             hello = self._link.connect()
-            self._heard = True
+            self._heard_s = time.monotonic()
             if self._stopping:
                 return "stopping", False
             self._call = call = self._open_stream(self._frames(hello.connection, self._encode(hello)))
@@ -132,7 +145,7 @@ class LinkClient:
     def _dispatch(self, frame: Frame[Any]) -> bool:
         """Handle one frame; True ends the connection."""
         with self._changed:
-            self._heard = True
+            self._heard_s = time.monotonic()
             event = self._link.receive(frame)
             if isinstance(event, Attached):
                 if event.fresh or self._attachment == 0:
@@ -154,34 +167,30 @@ class LinkClient:
         """What is written on one connection: the handshake, then whatever is posted, then heartbeats while idle."""
         yield hello
         while True:
-            frames: list[Data[Any]] | list[Heartbeat]
             with self._changed:
-                frames = self._wait_outgoing(connection)
+                frames = self._wait_frames(connection)
                 if self._is_over(connection):
                     return
             for frame in frames:
                 yield self._encode(frame)
 
-    def _wait_outgoing(self, connection: int) -> list[Any]:
+    def _wait_frames(self, connection: int) -> list[Any]:
+        """Data as soon as there is some, a heartbeat after HEARTBEAT_S without. Hangs up on a silent server."""
+        due_s = time.monotonic() + HEARTBEAT_S
         while not self._is_over(connection):
-            frames = self._link.outgoing()
+            now_s = time.monotonic()
+            if now_s - self._heard_s >= SUSPECT_S and self._call is not None:
+                self._call.cancel()
+                return []
+            frames: list[Any] = list(self._link.outgoing())
             if frames:
                 return frames
-            if not self._changed.wait(timeout=HEARTBEAT_S):
-                if self._is_silent() and self._call is not None:
-                    self._call.cancel()
-                elif self._link.is_attached:
+            if now_s >= due_s:
+                if self._link.is_attached:
                     return [self._link.heartbeat()]
+                due_s = now_s + HEARTBEAT_S
+            self._changed.wait(timeout=due_s - now_s)
         return []
-
-    def _is_silent(self) -> bool:
-        """Called once per idle heartbeat: has the server said nothing for SUSPECT_S?"""
-        if self._heard:
-            self._heard = False
-            self._silent_s = 0.0
-        else:
-            self._silent_s += HEARTBEAT_S
-        return self._silent_s >= SUSPECT_S
 
     def _is_over(self, connection: int) -> bool:
         return self._stopping or connection != self._link.connection

@@ -27,7 +27,7 @@ BodyT = TypeVar("BodyT")
 class Hello:
     key: bytes  # 16 random bytes: one incarnation of the client
     connection: int  # 1, 2, 3 ...: a lower one than the newest is dead
-    incarnation: int  # of the server that the client was attached to; 0 = none
+    incarnation: int  # of the session that the client was attached to; 0 = none
     received: int  # highest number that the client received in that session
     epoch: int  # session epoch that the client holds; 0 = none
     name: str  # for people: worker id, scheduler name
@@ -37,7 +37,7 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Welcome:
     connection: int
-    incarnation: int  # never 0; differs after every restart of the server
+    incarnation: int  # of this session: never 0, and another one whenever the server opens it anew
     epoch: int  # the session's epoch from now on
     server_epoch: int  # cache epoch or worker epoch
     received: int  # highest number that the server received in this session

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Generic
 
 from coppice.session.frames import (
@@ -127,6 +128,14 @@ class ClientLink(Generic[BodyT]):
         """Nothing posted is unacknowledged."""
         return not self._flow.outbox
 
+    def renew(self, key: bytes) -> None:
+        """Give the session up, with everything that waits in it: the next handshake opens another one."""
+        assert len(key) == KEY_BYTES
+        self._key = key
+        self._incarnation = 0
+        self._flow.reset()
+        self.is_attached = False
+
     def connect(self) -> Hello:
         """Abandon the current connection and open the next one."""
         self._flow.connection += 1
@@ -166,7 +175,7 @@ class ClientLink(Generic[BodyT]):
         return Attached(frame.fresh, frame.epoch, frame.server_epoch)
 
     def post(self, body: BodyT) -> None:
-        """Queue one body. It is lost only if the next handshake is fresh. Raises LinkOverflow."""
+        """Queue one body. It is lost only if the next handshake is fresh. Raises LinkOverflow, then not queued."""
         self._flow.post(body)
 
     def outgoing(self) -> list[Data[BodyT]]:
@@ -180,10 +189,11 @@ class ClientLink(Generic[BodyT]):
 class ServerLink(Generic[BodyT]):
     """The accepting end of one session."""
 
-    def __init__(self, key: bytes, name: str, epoch: int, *, outbox_max: int = OUTBOX_MAX) -> None:
+    def __init__(self, key: bytes, name: str, epoch: int, *, incarnation: int, outbox_max: int = OUTBOX_MAX) -> None:
         self.key = key
         self.name = name
         self.epoch = epoch
+        self.incarnation = incarnation
         self.is_ended = False  # set by whoever forgets the session while a connection still serves it
         self._flow: _Flow[BodyT] = _Flow(outbox_max)
 
@@ -236,7 +246,9 @@ class Accepted(Generic[BodyT]):
 class ServerLinks(Generic[BodyT]):
     """All sessions of one incarnation of a server.
 
-    `incarnation` is never 0 and differs after every restart; `server_epoch` is told to clients.
+    `incarnation` is never 0 and differs after every restart; `server_epoch` is told to clients. Each session gets an
+    incarnation of its own, derived from it: a client that was forgotten and whose next Welcome got lost names the old
+    session, not the one that was opened for it meanwhile, and must not resume that one with the old numbers.
     """
 
     def __init__(self, incarnation: int, server_epoch: int, *, outbox_max: int = OUTBOX_MAX) -> None:
@@ -244,6 +256,7 @@ class ServerLinks(Generic[BodyT]):
         self._incarnation = incarnation
         self._server_epoch = server_epoch
         self._outbox_max = outbox_max
+        self._num_opened = 0
         self._links: dict[bytes, ServerLink[BodyT]] = {}
 
     def accept(self, hello: Hello, attach: Callable[[Hello], int | Reject]) -> Accepted[BodyT] | Reject:
@@ -251,6 +264,22 @@ class ServerLinks(Generic[BodyT]):
 
         `attach` is asked for the epoch of a session that is not known here; it may refuse.
         """
+        refused = self.refusal(hello)
+        if refused is not None:
+            return refused
+        link = self._links.get(hello.key)
+        is_new = link is None
+        if link is None:
+            epoch = attach(hello)
+            if isinstance(epoch, Reject):
+                return epoch
+            link = self._links[hello.key] = ServerLink(
+                hello.key, hello.name, epoch, incarnation=self._next_incarnation(), outbox_max=self._outbox_max
+            )
+        return self._welcome(link, hello, is_new)
+
+    def refusal(self, hello: Hello) -> Reject | None:
+        """Why `hello` cannot be accepted, whatever the application says."""
         if hello.version != PROTOCOL_VERSION:
             return version_reject(hello.version)
         if len(hello.key) != KEY_BYTES or hello.connection < 1:
@@ -258,18 +287,18 @@ class ServerLinks(Generic[BodyT]):
         link = self._links.get(hello.key)
         if link is not None and hello.connection <= link.connection:
             return Reject(RejectCode.STALE_CONNECTION, f"connection {hello.connection} <= {link.connection}")
-        is_new = link is None
-        if link is None:
-            epoch = attach(hello)
-            if isinstance(epoch, Reject):
-                return epoch
-            link = self._links[hello.key] = ServerLink(hello.key, hello.name, epoch, outbox_max=self._outbox_max)
-        return self._welcome(link, hello, is_new)
+        return None
+
+    def _next_incarnation(self) -> int:
+        """64 bits that no other session has, of this or another incarnation of the server; never 0."""
+        self._num_opened += 1
+        named = self._incarnation.to_bytes(8, "little") + self._num_opened.to_bytes(8, "little")
+        return int.from_bytes(blake2b(named, digest_size=8, person=b"coppice.session").digest(), "little") or 1
 
     def _welcome(self, link: ServerLink[BodyT], hello: Hello, is_new: bool) -> Accepted[BodyT] | Reject:
-        # A client that never saw our first Welcome still names another incarnation: nothing was exchanged yet, so
-        # the session is fresh for it while the application here has it already.
-        fresh = is_new or hello.incarnation != self._incarnation
+        # A client that never saw our first Welcome still names another session: nothing was exchanged yet, so this
+        # one is fresh for it while the application here has it already.
+        fresh = is_new or hello.incarnation != link.incarnation
         if fresh and link.has_received:
             return Reject(RejectCode.INVALID, "the session is known here under another incarnation")
         try:
@@ -278,7 +307,7 @@ class ServerLinks(Generic[BodyT]):
             return Reject(RejectCode.INVALID, str(broken))
         welcome = Welcome(
             connection=hello.connection,
-            incarnation=self._incarnation,
+            incarnation=link.incarnation,
             epoch=link.epoch,
             server_epoch=self._server_epoch,
             received=link.received,

@@ -1,0 +1,163 @@
+"""`PrefixIndex` over gRPC: the two session streams, and unary forms for clients that keep no stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import grpc
+
+from coppice.edge.index_codec import (
+    acquire_from_wire,
+    answer_to_wire,
+    extend_from_wire,
+    publish_from_wire,
+    workers_to_wire,
+)
+from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerId
+from coppice.messages.index import Abandon, Acquire, Invalid, Op, Release
+from coppice_cache.core.errors import MessageRefused
+from coppice_cache.edge.service import IndexService
+from coppice_rpc.v1 import cache_pb2 as pb
+from coppice_rpc.v1 import cache_pb2_grpc
+
+SERVICES = ("coppice_rpc.v1.PrefixIndex",)
+NAME_BYTES_MAX = 128
+
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
+    """Refused before anything changes: a call without a deadline, a wrong length, a session that is not there."""
+
+    def __init__(self, service: IndexService) -> None:
+        self._service = service
+
+    def Session(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
+        yield from self._service.client_server.serve(request_iterator, context)
+
+    def WorkerSession(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
+        yield from self._service.worker_server.serve(request_iterator, context)
+
+    # ---- sessions without a stream ----
+
+    def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
+        _require_deadline(context)
+        if len(request.name.encode()) > NAME_BYTES_MAX:
+            context.abort(_INVALID, f"name has {len(request.name.encode())} bytes; at most {NAME_BYTES_MAX}")
+        try:
+            epoch = self._service.clients.open_unary()
+        except MessageRefused as refused:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
+        return pb.OpenSessionResponse(
+            session_epoch=epoch,
+            cache_epoch=self._service.cache_epoch,
+            ttl_ms=self._service.settings.session_ttl_ms,
+        )
+
+    def RenewSession(self, request: pb.RenewSessionRequest, context: Any) -> pb.RenewSessionResponse:
+        _require_deadline(context)
+        return pb.RenewSessionResponse(gone=not self._renew(request.session_epoch))
+
+    def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
+        """Also succeeds for a session that is gone."""
+        _require_deadline(context)
+        self._service.clients.close_unary(SchedulerEpoch(request.session_epoch))
+        return pb.CloseSessionResponse()
+
+    # ---- ops ----
+
+    def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.Answer:
+        _require_deadline(context)
+        return self._execute(request.session_epoch, acquire_from_wire(request.acquire), context)
+
+    def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.Answer:
+        _require_deadline(context)
+        return self._execute(request.session_epoch, extend_from_wire(request.extend), context)
+
+    def Publish(self, request: pb.PublishRequest, context: Any) -> pb.Answer:
+        _require_deadline(context)
+        return self._execute(request.session_epoch, publish_from_wire(request.publish), context)
+
+    def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.Answer:
+        _require_deadline(context)
+        lease_id = LeaseId(request.release.lease_id)
+        op = Abandon(lease_id) if request.through_fence else Release(lease_id)
+        return self._execute(request.session_epoch, op, context)
+
+    def _execute(self, session_epoch: int, op: Op, context: Any) -> pb.Answer:
+        if len(op.lease_id) != LEASE_ID_BYTES:
+            context.abort(_INVALID, f"lease_id has {len(op.lease_id)} bytes; it must have {LEASE_ID_BYTES}")
+        # A lease of a session that is gone is gone itself, and releasing it succeeds: the core answers that. Only an
+        # acquire needs a session.
+        if not self._renew(session_epoch) and isinstance(op, Acquire):
+            context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"no session {session_epoch}: never opened, closed or expired; open one with OpenSession",
+            )
+        answer = self._service.execute(SchedulerEpoch(session_epoch), op)
+        if isinstance(answer, Invalid):
+            context.abort(_INVALID, answer.message)
+        return answer_to_wire(answer)
+
+    def _renew(self, session_epoch: int) -> bool:
+        return self._service.clients.renew_unary(SchedulerEpoch(session_epoch))
+
+    # ---- questions ----
+
+    def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.Workers:
+        _require_deadline(context)
+        return workers_to_wire(self._service.list_workers())
+
+    def Match(self, request: pb.MatchRequest, context: Any) -> pb.MatchResponse:
+        _require_deadline(context)
+        if len(request.tokens) % TOKEN_BYTES:
+            context.abort(
+                _INVALID,
+                f"tokens has {len(request.tokens)} bytes; packed tokens are {TOKEN_BYTES} bytes each",
+            )
+        if not request.domain:
+            context.abort(_INVALID, "domain is empty")
+        known = {worker.worker_id for worker in self._service.list_workers().workers}
+        if request.worker_id not in known:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no worker {request.worker_id!r} is registered")
+        found = self._service.match(
+            DomainId(request.domain), Namespace(request.namespace), request.tokens, WorkerId(request.worker_id)
+        )
+        return pb.MatchResponse(num_cached_tokens=found.num_cached_tokens)
+
+    def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
+        _require_deadline(context)
+        stats = self._service.stats()
+        domains = [
+            pb.DomainStats(
+                worker_id=domain.worker_id,
+                domain=domain.domain,
+                leased_blocks=domain.leased_blocks,
+                cached_blocks=domain.cached_blocks,
+                draining_blocks=domain.draining_blocks,
+            )
+            for worker in stats.workers
+            for domain in worker.domains
+        ]
+        return pb.StatsResponse(
+            cache_epoch=stats.cache_epoch,
+            num_blocks=sum(worker.num_blocks for worker in stats.workers),
+            free_blocks=stats.free_blocks,
+            leased_blocks=stats.leased_blocks,
+            cached_blocks=stats.cached_blocks,
+            draining_blocks=stats.draining_blocks,
+            leases=stats.leases,
+            sessions=stats.sessions,
+            domains=domains,
+        )
+
+
+def _require_deadline(context: Any) -> None:
+    if context.time_remaining() is None:
+        _refuse(context, "this call has no deadline; give one, so that a lost answer cannot hold the caller for ever")
+
+
+def _refuse(context: Any, why: str) -> NoReturn:
+    context.abort(_INVALID, why)
+    raise AssertionError("abort raises")

@@ -1,0 +1,137 @@
+"""Metrics of the cache service, gathered from the core when they are asked for.
+
+    coppice_cache_blocks{worker,state}                 blocks: free, leased, cached, draining
+    coppice_cache_domain_blocks{worker,domain,state}   the same per domain, without free
+    coppice_cache_leases{worker}                       live and draining leases
+    coppice_cache_fences_pending{worker}               fences that the worker has not acknowledged
+    coppice_cache_tree_nodes{worker}                   nodes of all radix trees
+    coppice_cache_worker_open{worker}                  1 when its ledger grants, 0 in the window after a restart
+    coppice_cache_worker_epoch{worker}                 the live registration
+    coppice_cache_sessions                             sessions of schedulers and other clients
+    coppice_cache_epoch                                incarnation of this service
+    coppice_cache_prefix_query_tokens_total{domain}    tokens that were looked up by granted acquires
+    coppice_cache_prefix_hit_tokens_total{domain}      of those, tokens found in the cache
+    coppice_cache_evicted_blocks_total{domain}         cached blocks given up for others
+    coppice_cache_degraded                             1 while /readyz lists reasons
+    coppice_cache_spans_dropped_total                  trace spans that nobody took in time
+
+A domain keeps its own label if it was among the first DOMAINS_MAX that were seen; the others are summed as `other`, so
+that the number of series has a bound. Counters of a worker whose epoch died are carried on, so that sums never fall.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coppice_cache.core.results import DomainStats, IndexStats, WorkerStats
+
+DOMAINS_MAX = 32
+OTHER = "other"
+_COUNTERS = ("query_tokens", "hit_tokens", "evicted_blocks")
+
+
+class CacheMetrics(Collector):
+    """`stats` is asked once per scrape."""
+
+    def __init__(
+        self, stats: Callable[[], IndexStats], is_degraded: Callable[[], bool], spans_dropped: Callable[[], int]
+    ) -> None:
+        self._stats = stats
+        self._is_degraded = is_degraded
+        self._spans_dropped = spans_dropped
+        self._lock = threading.Lock()
+        self._named: set[str] = set()
+        self._seen: dict[tuple[str, int, str, str], int] = {}  # (worker, epoch, domain, counter) -> last value
+        self._totals: Tally[tuple[str, str]] = Tally()  # (label, counter)
+
+    def describe(self) -> Iterable[Metric]:
+        """Empty: registering must not ask the core."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        with self._lock:
+            self._count(stats)
+            return [*self._blocks(stats), *self._per_worker(stats), *self._counters(), *self._service(stats)]
+
+    def _label(self, domain: str) -> str:
+        if domain not in self._named and len(self._named) < DOMAINS_MAX:
+            self._named.add(domain)
+        return domain if domain in self._named else OTHER
+
+    def _blocks(self, stats: IndexStats) -> list[Metric]:
+        blocks = GaugeMetricFamily("coppice_cache_blocks", "Blocks by state.", labels=["worker", "state"])
+        domains = GaugeMetricFamily(
+            "coppice_cache_domain_blocks", "Blocks by domain and state.", labels=["worker", "domain", "state"]
+        )
+        for worker in stats.workers:
+            for state in ("free", "leased", "cached", "draining"):
+                blocks.add_metric([worker.worker_id, state], getattr(worker, f"{state}_blocks"))
+            for (label, state), count in sorted(self._by_label(worker).items()):
+                domains.add_metric([worker.worker_id, label, state], count)
+        return [blocks, domains]
+
+    def _by_label(self, worker: WorkerStats) -> Tally[tuple[str, str]]:
+        tally: Tally[tuple[str, str]] = Tally()
+        for domain in worker.domains:
+            for state in ("leased", "cached", "draining"):
+                tally[self._label(domain.domain), state] += getattr(domain, f"{state}_blocks")
+        return tally
+
+    def _per_worker(self, stats: IndexStats) -> list[Metric]:
+        wanted: tuple[tuple[str, str, Callable[[WorkerStats], int]], ...] = (
+            ("coppice_cache_leases", "Live and draining leases.", lambda worker: worker.leases),
+            ("coppice_cache_fences_pending", "Fences without acknowledgement.", lambda worker: worker.fences),
+            ("coppice_cache_tree_nodes", "Nodes of all radix trees.", lambda worker: worker.nodes),
+            ("coppice_cache_worker_open", "1 when the ledger grants.", lambda worker: int(worker.open)),
+            ("coppice_cache_worker_epoch", "The live registration.", lambda worker: worker.worker_epoch),
+        )
+        families: list[Metric] = []
+        for name, text, value in wanted:
+            family = GaugeMetricFamily(name, text, labels=["worker"])
+            for worker in stats.workers:
+                family.add_metric([worker.worker_id], value(worker))
+            families.append(family)
+        return families
+
+    def _count(self, stats: IndexStats) -> None:
+        seen: dict[tuple[str, int, str, str], int] = {}
+        for worker in stats.workers:
+            for domain in worker.domains:
+                self._count_domain(worker, domain, seen)
+        self._seen = seen
+
+    def _count_domain(
+        self, worker: WorkerStats, domain: DomainStats, seen: dict[tuple[str, int, str, str], int]
+    ) -> None:
+        for counter in _COUNTERS:
+            key = (worker.worker_id, worker.worker_epoch, domain.domain, counter)
+            seen[key] = getattr(domain, counter)
+            self._totals[self._label(domain.domain), counter] += max(0, seen[key] - self._seen.get(key, 0))
+
+    def _counters(self) -> list[Metric]:
+        families: list[Metric] = []
+        for counter, name, text in (
+            ("query_tokens", "coppice_cache_prefix_query_tokens", "Tokens looked up by granted acquires."),
+            ("hit_tokens", "coppice_cache_prefix_hit_tokens", "Tokens found in the cache by granted acquires."),
+            ("evicted_blocks", "coppice_cache_evicted_blocks", "Cached blocks given up for others."),
+        ):
+            family = CounterMetricFamily(name, text, labels=["domain"])
+            for (label, which), total in sorted(self._totals.items()):
+                if which == counter:
+                    family.add_metric([label], total)
+            families.append(family)
+        return families
+
+    def _service(self, stats: IndexStats) -> list[Metric]:
+        return [
+            GaugeMetricFamily("coppice_cache_sessions", "Sessions of clients.", value=stats.sessions),
+            GaugeMetricFamily("coppice_cache_epoch", "Incarnation of this service.", value=stats.cache_epoch),
+            GaugeMetricFamily("coppice_cache_degraded", "1 while degraded.", value=int(self._is_degraded())),
+            CounterMetricFamily("coppice_cache_spans_dropped", "Lost trace spans.", value=self._spans_dropped()),
+        ]

@@ -1,0 +1,217 @@
+"""The core on the network: one lock around it, two kinds of sessions in front, a thread that ticks.
+
+    gRPC threads --- lock ---> core ---> effects ---> LinkServer.post, LinkServer.end
+    ticker thread --'
+
+Effects are carried out before the core's lock is given back, so that messages leave in the order of the decisions.
+Lock order: this lock, then those of the link servers; they call us without holding theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from coppice.edge import index_codec, registration_codec
+from coppice.edge.link_server import LinkServer
+from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
+from coppice.messages.index import Answer, Op, OpBatch, Workers
+from coppice.session.link import ServerLinks
+from coppice_cache.core.errors import InvariantBroken, MessageRefused
+from coppice_cache.core.index import IndexCore
+from coppice_cache.core.results import (
+    Effect,
+    IndexStats,
+    Match,
+    Reincarnate,
+    SessionEnded,
+    ToClientEffect,
+    ToWorkerEffect,
+    TreeDump,
+    WorkerEnded,
+)
+from coppice_cache.core.settings import CoreSettings
+from coppice_cache.edge.clients import ClientSessions
+from coppice_cache.edge.workers import WorkerSessions
+
+_log = logging.getLogger("coppice.cache")
+TICK_S = 0.1
+
+
+class OpObserver(Protocol):
+    """Sees every batch of ops that was executed. The service's lock may be held meanwhile: it must be quick."""
+
+    @property
+    def is_watching(self) -> bool: ...
+
+    def executed(self, ops: tuple[Op, ...], answers: tuple[Answer, ...], duration_ns: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Whether `check()` found the invariants to hold; otherwise which one broke, and the evidence."""
+
+    holds: bool
+    invariant: str = ""
+    evidence: str = ""
+
+
+class IndexService:
+    """Everything that may be asked of the cache service, from any thread.
+
+    `remember` stores a new cache epoch before it is used; `failed` is called when the core broke: its state cannot be
+    trusted then, and the process has to end (a restart recovers from workers and sessions).
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        cache_epoch: CacheEpoch,
+        *,
+        remember: Callable[[CacheEpoch], None],
+        failed: Callable[[BaseException], None],
+        observer: OpObserver,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.settings = settings
+        self._remember = remember
+        self._failed = failed
+        self.observer = observer
+        self.now_ns = now_ns
+        self._lock = threading.Lock()
+        self._core = IndexCore(settings, cache_epoch, now_ns())
+        self.clients = ClientSessions(self)
+        self.workers = WorkerSessions(self)
+        self.client_server = LinkServer(
+            _links(cache_epoch), index_codec.SERVER_FRAMES, index_codec.CLIENT_FRAMES, self.clients
+        )
+        self.worker_server = LinkServer(
+            _links(cache_epoch), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self.workers
+        )
+        self._stopping = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="cache ticker", daemon=True)
+
+    def start(self) -> None:
+        self._ticker.start()
+
+    def close(self) -> None:
+        """End all sessions' streams and stop ticking. The leases stay: whoever comes next re-attaches them."""
+        self._stopping.set()
+        self.client_server.close()
+        self.worker_server.close()
+        if self._ticker.is_alive():
+            self._ticker.join(timeout=5)
+
+    # ---- unary forms ----
+
+    def execute(self, epoch: SchedulerEpoch, op: Op) -> Answer:
+        started_ns = self.now_ns()
+        with self.entered() as core:
+            answer = core.execute(epoch, op, started_ns)
+        if self.observer.is_watching:
+            self.observer.executed((op,), (answer,), self.now_ns() - started_ns)
+        return answer
+
+    def match(self, domain: DomainId, namespace: Namespace, tokens: bytes, worker_id: WorkerId) -> Match:
+        with self.entered() as core:
+            return core.match(domain, namespace, tokens, worker_id)
+
+    def list_workers(self) -> Workers:
+        with self.entered() as core:
+            return core.state.workers_message()
+
+    def stats(self) -> IndexStats:
+        with self.entered() as core:
+            return core.stats()
+
+    def tree(self, domain: DomainId, *, max_depth: int, limit: int) -> TreeDump:
+        with self.entered() as core:
+            return core.tree(domain, max_depth=max_depth, limit=limit)
+
+    def audit(self) -> Audit:
+        """Recompute what is derivable. Holds the lock for the time of a walk over all blocks and nodes."""
+        with self._lock:
+            try:
+                self._core.check()
+            except InvariantBroken as broken:
+                _log.error("audit: %s", broken)
+                return Audit(False, broken.name, str(broken))
+        return Audit(True)
+
+    @property
+    def cache_epoch(self) -> CacheEpoch:
+        return self._core.cache_epoch
+
+    # ---- the core, its effects ----
+
+    @contextmanager
+    def entered(self) -> Iterator[IndexCore]:
+        """Hold the lock around calls of the core; their effects are carried out at the end."""
+        with self._lock:
+            try:
+                yield self._core
+                self._carry_out(self._core.take_effects())
+            except MessageRefused:
+                self._carry_out(self._core.take_effects())
+                raise
+            except Exception as error:
+                self._failed(error)
+                raise
+
+    def receive(self, epoch: SchedulerEpoch, body: Any, core: IndexCore) -> None:
+        """One message of a client's session, inside of `entered`. Raises MessageRefused."""
+        started_ns = self.now_ns()
+        core.receive_client(epoch, body, started_ns)
+        if isinstance(body, OpBatch) and self.observer.is_watching:
+            self._show(epoch, body, core, self.now_ns() - started_ns)
+
+    def _show(self, epoch: SchedulerEpoch, batch: OpBatch, core: IndexCore, duration_ns: int) -> None:
+        for effect in core.state.effects:
+            if isinstance(effect, ToClientEffect) and effect.epoch == epoch:
+                answers = getattr(effect.message, "answers", None)
+                if answers is not None:
+                    self.observer.executed(batch.ops, answers, duration_ns)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ToClientEffect(epoch, to_client):
+                    self.clients.tell(epoch, to_client)
+                case ToWorkerEffect(worker_id, to_worker):
+                    self.workers.tell(worker_id, to_worker)
+                case SessionEnded(epoch):
+                    self.clients.ended(epoch)
+                case WorkerEnded(worker_id, worker_epoch):
+                    self.workers.ended(worker_id, worker_epoch)
+                case Reincarnate(cache_epoch):
+                    self._reincarnate(cache_epoch)
+                    return  # the rest belongs to the incarnation that is over
+
+    def _reincarnate(self, cache_epoch: CacheEpoch) -> None:
+        """A worker knows a higher cache epoch than ours: nothing of this incarnation may grant again (rule 9)."""
+        _log.warning("a worker was registered by a later cache epoch; starting over as epoch %d", cache_epoch)
+        self._remember(cache_epoch)
+        self._core = IndexCore(self.settings, cache_epoch, self.now_ns())
+        self.clients.forget_all()
+        self.workers.forget_all()
+        self.client_server.replace(_links(cache_epoch))
+        self.worker_server.replace(_links(cache_epoch))
+
+    def _tick(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            try:
+                with self.entered() as core:
+                    core.tick(self.now_ns())
+            except Exception:
+                _log.exception("the core broke in a tick")
+                return
+
+
+def _links(cache_epoch: CacheEpoch) -> ServerLinks[Any]:
+    return ServerLinks((cache_epoch << 32) | secrets.randbits(32), cache_epoch)
