@@ -1,0 +1,34 @@
+"""`python -m coppice_scheduler`: the front door and the planner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from coppice.errors import EXIT_OK, run_main
+from coppice.settings import read_settings
+from coppice.telemetry import configure_logging, configure_tracing
+from coppice_scheduler.edge.service import serve
+from coppice_scheduler.edge.settings import ServiceSettings
+
+PROG = "coppice scheduler"
+
+
+def main() -> int:
+    settings = read_settings(ServiceSettings, sys.argv[1:], os.environ, PROG)
+    return run_main(PROG, lambda: run(settings))
+
+
+def run(settings: ServiceSettings) -> int:
+    configure_logging(settings.log_level)
+    tracing = configure_tracing("coppice-scheduler", settings.otlp_endpoint)
+    try:
+        asyncio.run(serve(settings))
+    finally:
+        tracing()
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""kill -9 of each service in turn under load: what DESIGN promises, and the stack serves again."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.stack import Stack, wait_until
+from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.oracle import Oracle
+
+NUM_CLIENTS = 4
+
+
+class Load:
+    """Clients that ask again and again until stopped; every answer is kept and later compared with the oracle."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._stopping = threading.Event()
+        self.served: list[tuple[list[int], list[int]]] = []
+        self.failed: list[tuple[int, Any]] = []
+        self._threads = [threading.Thread(target=self._ask, args=(index,)) for index in range(NUM_CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, index: int) -> None:
+        rng = random.Random(index)
+        common = [rng.randrange(256) for _ in range(64)]
+        while not self._stopping.is_set():
+            prompt = common + [rng.randrange(256) for _ in range(rng.randrange(1, 40))]
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True,
+                    "return_token_ids": True}  # fmt: skip
+            status, answer = self._stack.post("/v1/completions", body)
+            if status == 200:
+                self.served.append((prompt, answer["choices"][0]["token_ids"]))
+            else:
+                self.failed.append((status, answer))
+                self._stopping.wait(0.1)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a request never ended"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen2", seed=6)
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> Oracle:
+    return Oracle(checkpoint)
+
+
+@pytest.fixture
+def stack(checkpoint: Path, tmp_path: Path) -> Iterator[Stack]:
+    ttl = ["--session-ttl-ms=2000", "--worker-ttl-ms=2000"]
+    with Stack(checkpoint, tmp_path, num_blocks=128, cache_args=ttl) as stack:
+        yield stack
+
+
+def check(stack: Stack, load: Load, oracle: Oracle) -> None:
+    """Everything that was served is right, the stack serves again, and nothing is left behind."""
+    for prompt, tokens in load.served:
+        oracle.check(prompt, tokens)
+    prompt = list(range(50))
+    oracle.check(prompt, stack.complete(prompt, 10)["choices"][0]["token_ids"])
+    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 15)
+
+
+def wait_served(load: Load, more: int) -> None:
+    target = len(load.served) + more
+    wait_until(lambda: len(load.served) >= target, f"{more} more requests to be served", 60)
+
+
+def test_the_cache_service_dies(stack: Stack, oracle: Oracle) -> None:
+    load = Load(stack)
+    wait_served(load, 6)
+    stack.services["cache"].kill()
+    stack.services["cache"].start()
+    wait_served(load, 12)
+    load.stop()
+    assert not load.failed, "a request failed though only the cache service died"
+    check(stack, load, oracle)
+
+
+def test_a_worker_dies(stack: Stack, oracle: Oracle) -> None:
+    load = Load(stack)
+    wait_served(load, 6)
+    stack.services["worker-0"].kill()
+    stack.services["worker-0"].start()
+    wait_served(load, 12)
+    load.stop()
+    for status, answer in load.failed:
+        assert status in (500, 502, 503), (status, answer)
+        assert answer["error"]["message"]
+    check(stack, load, oracle)
+
+
+def test_the_scheduler_dies(stack: Stack, oracle: Oracle) -> None:
+    load = Load(stack)
+    wait_served(load, 6)
+    stack.services["scheduler"].kill()
+    stack.services["scheduler"].start()
+    stack.wait_ready()
+    wait_served(load, 12)
+    load.stop()
+    assert {status for status, _ in load.failed} <= {0, 503}, load.failed
+    wait_until(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire", 30)
+    check(stack, load, oracle)
