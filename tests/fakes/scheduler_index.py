@@ -13,7 +13,7 @@ from hashlib import blake2b
 import numpy as np
 
 from coppice.handles import block_ids, generation_of, make_generation, pack_handle
-from coppice.ids import BlockId, CacheEpoch, LeaseId, WorkerEpoch, WorkerId
+from coppice.ids import BlockId, CacheEpoch, LeaseId, Namespace, WorkerEpoch, WorkerId
 from coppice.messages.index import (
     Abandon,
     Acquire,
@@ -44,7 +44,7 @@ from coppice.messages.index import (
     lease_hash,
 )
 
-NAMESPACE = b"fake"
+NAMESPACE = Namespace(b"fake")
 
 
 def packed(handles: list[int]) -> bytes:

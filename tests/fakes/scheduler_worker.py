@@ -19,11 +19,11 @@ VOCABULARY = 50
 
 
 def u32(packed: bytes) -> list[int]:
-    return np.frombuffer(packed, dtype="<u4").tolist()
+    return [int(value) for value in np.frombuffer(packed, dtype="<u4")]
 
 
 def u64(packed: bytes) -> list[int]:
-    return np.frombuffer(packed, dtype="<u8").tolist()
+    return [int(value) for value in np.frombuffer(packed, dtype="<u8")]
 
 
 def chain(previous: int, token: int) -> int:

@@ -13,11 +13,9 @@ from coppice.messages.index import (
     Invalid,
     NoCapacity,
     NoCapacityReason,
-    NotPublished,
     Op,
     Publish,
     Published,
-    Released,
 )
 from coppice.seals import SEAL_BYTES
 from coppice_scheduler.core.admission import choose_acquires
@@ -172,7 +170,6 @@ def _published(life: Lifecycle, lease: Lease, answer: Answer, now_ns: int) -> No
     elif isinstance(answer, Gone):
         lease_lost(life, lease, now_ns)
     else:
-        assert isinstance(answer, NotPublished | Invalid | Released | Grant | NoCapacity | Extended)
         lease.publishable = False
 
 

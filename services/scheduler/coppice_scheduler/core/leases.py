@@ -18,20 +18,40 @@ from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch
 from coppice.messages.index import (
     Abandon,
     Acquire,
+    Answer,
     AnswerBatch,
     Extend,
+    Extended,
     FromClient,
+    Gone,
     Grant,
+    Invalid,
     LeaseClaim,
     LeaseDigest,
     LeaseSet,
+    NoCapacity,
+    NotPublished,
     Op,
     OpBatch,
     Publish,
+    Published,
     Reattach,
     Release,
+    Released,
     lease_hash,
 )
+
+_ANSWERS: dict[type[Op], tuple[type[Answer], ...]] = {
+    Acquire: (Grant, NoCapacity, Gone, Invalid),
+    Extend: (Extended, NoCapacity, Gone, Invalid),
+    Publish: (Published, NotPublished, Gone, Invalid),
+    Release: (Released, Invalid),
+    Abandon: (Released, Invalid),
+}
+
+
+def _fits(op: Op, answer: Answer) -> bool:
+    return op.lease_id == answer.lease_id and isinstance(answer, _ANSWERS[type(op)])
 
 
 class LeaseState(Enum):
@@ -215,7 +235,7 @@ class LeaseTable:
         ops = self.unanswered[0]
         if len(ops) != len(batch.answers):
             return ()
-        if any(op.lease_id != answer.lease_id for op, answer in zip(ops, batch.answers, strict=True)):
+        if not all(_fits(op, answer) for op, answer in zip(ops, batch.answers, strict=True)):
             return ()
         self.unanswered.popleft()
         return ops

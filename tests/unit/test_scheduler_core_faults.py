@@ -1,0 +1,386 @@
+"""What breaks, and what becomes of the requests that it meets."""
+
+from __future__ import annotations
+
+import pytest
+
+from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
+from coppice.messages.index import (
+    Abandon,
+    Acquire,
+    AnswerBatch,
+    Extend,
+    Gone,
+    Invalid,
+    LeaseDigest,
+    LeaseSet,
+    NotPublished,
+    NotPublishedReason,
+    Publish,
+    Reattach,
+    Reattached,
+    Release,
+    lease_hash,
+)
+from coppice.messages.step import Refusal, RefusalCode
+from coppice_scheduler.core.request import OutputErrorCode, SchedulerSettings
+from tests.fakes.scheduler_bench import BLOCK, Bench, W
+from tests.fakes.scheduler_worker import u32
+
+
+def settings(**fields: object) -> SchedulerSettings:
+    return SchedulerSettings(**{"instance": b"instance", "max_running": 8, "max_step_tokens": 64, **fields})  # type: ignore[arg-type]
+
+
+def lease(number: int) -> LeaseId:
+    return LeaseId(b"instance" + number.to_bytes(8, "little"))
+
+
+def error_of(bench: Bench, name: str) -> OutputErrorCode:
+    error = bench.last(name).error
+    assert error is not None
+    return error.code
+
+
+def two_running(seen: bool = False) -> Bench:
+    """Request r attached; with `seen`, its first token came out."""
+    bench = Bench()
+    bench.submit("r", 3, max_new=9)
+    bench.settle()
+    if seen:
+        bench.result({1: 5})
+    return bench
+
+
+# --- refusals by the worker
+
+
+@pytest.mark.parametrize("code", [code for code in RefusalCode if code is not RefusalCode.FENCED])
+def test_a_refused_sequence_starts_over_once_and_then_ends_naming_the_code(code: RefusalCode) -> None:
+    bench = two_running()
+    bench.result(refusals=(Refusal(SequenceId(1), code, 77),))
+    bench.result(refusals=(Refusal(SequenceId(1), code, 77),))
+    assert not bench.ops(Release)
+    assert u32(bench.plans[0].detach) == [1]
+    assert [op.lease_id for op in bench.ops(Acquire)] == [lease(2)]
+    bench.result()
+    assert [op.lease_id for op in bench.ops(Release)] == [lease(1)], "released, not abandoned: the worker answered"
+    bench.settle()
+    bench.result(refusals=(Refusal(SequenceId(2), code, 77),))
+    error = bench.last("r").error
+    assert error is not None
+    assert error.code is OutputErrorCode.INTERNAL
+    assert code.value in error.message
+
+
+def test_a_fenced_sequence_that_starts_over_in_vain_says_that_the_session_is_lost() -> None:
+    bench = Bench(settings(max_retries=0))
+    bench.submit("r", 3)
+    bench.settle()
+    bench.result(refusals=(Refusal(SequenceId(1), RefusalCode.FENCED, 0),))
+    assert error_of(bench, "r") is OutputErrorCode.SESSION_LOST
+
+
+def test_a_result_without_the_token_that_was_due_is_a_fault() -> None:
+    bench = two_running()
+    bench.result({})
+    assert bench.core.stats().total_retries == 1
+
+
+# --- death and absence of workers
+
+
+def test_death_of_a_worker_retries_once_what_nobody_has_seen() -> None:
+    bench = two_running()
+    bench.list_workers(2)
+    bench.advance()
+    assert not bench.ops(Acquire), "the new epoch is not attached yet"
+    assert [op.lease_id for op in bench.ops(Release)] == [lease(1)], "a dead epoch touches nothing any more"
+    bench.core.worker_attached(W, WorkerEpoch(2), True, 0)
+    bench.advance()
+    (op,) = [op for op in bench.ops(Acquire) if op.lease_id == lease(2)]
+    bench.plans.clear()
+    for batch in bench.batches:
+        answers = tuple(bench.yes(op, epoch=2) for op in batch)
+        bench.core.index_message(AnswerBatch(bench.cache_epoch, answers), 0)
+    bench.batches.clear()
+    bench.advance()
+    assert bench.plans[0].step == 1
+    bench.core.worker_attached(W, WorkerEpoch(3), True, 0)
+    bench.advance()
+    assert error_of(bench, "r") is OutputErrorCode.WORKER_LOST
+    assert op.lease_id == lease(2)
+
+
+def test_death_of_a_worker_ends_what_was_seen() -> None:
+    bench = two_running(seen=True)
+    bench.core.worker_attached(W, WorkerEpoch(2), True, 0)
+    bench.advance()
+    assert error_of(bench, "r") is OutputErrorCode.WORKER_LOST
+    assert bench.text("r") == [5]
+
+
+def test_a_list_from_before_the_new_epoch_does_not_kill_it() -> None:
+    bench = Bench()
+    bench.core.worker_attached(W, WorkerEpoch(2), True, 0)
+    bench.list_workers(1)
+    bench.list_workers(2)
+    bench.submit("r", 3)
+    assert len(bench.ops(Acquire)) == 1
+
+
+def test_a_worker_that_is_listed_no_more_is_dead() -> None:
+    bench = two_running(seen=True)
+    bench.list_workers()
+    bench.advance()
+    assert error_of(bench, "r") is OutputErrorCode.WORKER_LOST
+
+
+def test_a_restarted_cache_that_lists_nobody_yet_kills_nobody() -> None:
+    bench = two_running(seen=True)
+    bench.core.index_lost(0)
+    bench.cache_epoch = CacheEpoch(2)
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(2), True, 0)
+    bench.list_workers()
+    bench.advance()
+    bench.result({1: 6})
+    assert bench.text("r") == [5, 6]
+
+
+def test_a_lost_connection_keeps_plans_in_flight() -> None:
+    bench = two_running()
+    bench.core.worker_lost(W, 0)
+    bench.advance()
+    assert not bench.outputs
+    bench.core.worker_attached(W, WorkerEpoch(1), False, 0)
+    bench.advance()
+    bench.result({1: 5})
+    bench.result({1: 6})
+    assert bench.text("r") == [5, 6]
+    assert [plan.step for plan in bench.plans] == [3, 4]
+
+
+def test_a_fresh_link_to_the_same_epoch_has_lost_the_sequences_and_keeps_the_seals() -> None:
+    bench = Bench()
+    bench.submit("r", 5, max_new=9)
+    bench.settle()
+    bench.result({1: 5})
+    bench.settle()
+    bench.result({1: 5})
+    sealed = [plan.sealed for plan in bench.plans if plan.sealed]
+    assert len(sealed) == 1
+    bench.plans.clear()
+    bench.core.worker_attached(W, WorkerEpoch(1), True, 0)
+    bench.advance()
+    assert error_of(bench, "r") is OutputErrorCode.WORKER_LOST
+    assert [(plan.step, plan.sealed) for plan in bench.plans] == [(1, sealed[0])]
+    assert not bench.plans[0].detach
+
+
+def test_a_worker_that_stays_away_loses_its_requests_through_a_fence() -> None:
+    bench = two_running(seen=True)
+    bench.submit("unseen", 3)
+    bench.settle()
+    bench.result({1: 6})
+    assert bench.plans[-1].attach
+    bench.core.worker_lost(W, 0)
+    bench.advance()
+    assert bench.core.next_wakeup_ns() == 30_000 * 1_000_000
+    bench.advance(30_000)
+    assert error_of(bench, "r") is OutputErrorCode.WORKER_LOST
+    assert {op.lease_id for op in bench.ops(Abandon)} == {lease(1), lease(2)}
+    bench.settle()
+    assert bench.core.stats().waiting == 1
+    bench.core.worker_attached(W, WorkerEpoch(1), False, bench.now_ns)
+    bench.advance()
+    while bench.plans and not bench.plans[0].detach:
+        bench.result({1: 1, 2: 1})
+    assert u32(bench.plans[0].detach) == [1, 2], "it came back: what was given up is taken off it"
+    bench.result()
+    assert not bench.ops(Release)
+
+
+def test_results_that_answer_no_plan_change_nothing() -> None:
+    bench = two_running()
+    plan = bench.plans[0]
+    bench.result({1: 5})
+    bench.plans.insert(0, plan)
+    bench.result({1: 5})
+    assert bench.text("r") == [5]
+
+
+# --- the cache service
+
+
+def test_answers_of_another_cache_epoch_are_dropped() -> None:
+    bench = Bench()
+    bench.submit("r", 3)
+    (op,) = bench.batches[0]
+    bench.core.index_message(AnswerBatch(CacheEpoch(9), (bench.yes(op),)), 0)
+    bench.advance()
+    assert not bench.plans
+    bench.answer()
+    assert bench.plans
+
+
+def test_answers_that_answer_nothing_are_dropped() -> None:
+    bench = Bench()
+    bench.submit("r", 3)
+    batch = bench.batches[0]
+    answers = tuple(bench.yes(op) for op in batch)
+    bench.answer_with(*answers)
+    bench.core.index_message(AnswerBatch(bench.cache_epoch, answers), 0)
+    bench.advance()
+    assert bench.core.stats().running == 1
+
+
+def test_a_restarted_cache_hears_the_claims_and_the_open_questions_again() -> None:
+    bench = two_running(seen=True)
+    bench.submit("s", 3)
+    assert [type(op) for batch in bench.batches for op in batch] == [Acquire]
+    bench.core.index_lost(0)
+    bench.result({1: 6})
+    assert len(bench.batches) == 1, "nothing is asked while nobody listens"
+    bench.batches.clear()
+    bench.cache_epoch = CacheEpoch(2)
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(2), True, 0)
+    bench.advance()
+    (reattach,) = bench.other_messages
+    assert isinstance(reattach, Reattach)
+    assert [(claim.lease_id, len(claim.owned) // 8) for claim in reattach.claims] == [(lease(1), 3)]
+    assert [(type(op), op.lease_id) for op in bench.batches[0]] == [(Acquire, lease(2))]
+    bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), ()), 0)
+    bench.advance()
+    assert [(type(op), op.lease_id) for op in bench.batches[-1]] == [(Publish, lease(1))]
+
+
+def test_extends_and_publishes_wait_for_the_verdict_on_their_claim() -> None:
+    bench = Bench(settings(extend_ahead_blocks=0))
+    bench.submit("r", 3, max_new=9)
+    bench.answer_with(bench.yes(bench.batches[0][0]))
+    assert bench.ops(Extend)
+    bench.core.index_lost(0)
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(1), True, 0)
+    bench.batches.clear()
+    bench.result({1: 1})
+    bench.result({1: 2})
+    assert not bench.batches
+    bench.core.index_message(Reattached(CacheEpoch(1), (lease(1),), ()), 0)
+    bench.advance()
+    assert {type(op) for op in bench.batches[0]} == {Extend, Publish}
+    bench.settle()
+    assert any(plan.repeat_rows for plan in bench.plans)
+
+
+def test_a_refused_claim_starts_its_request_over() -> None:
+    bench = two_running(seen=True)
+    bench.core.index_lost(0)
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(1), True, 0)
+    bench.core.index_message(Reattached(CacheEpoch(1), (), (lease(1), lease(99))), 0)
+    bench.advance()
+    assert bench.core.stats().total_retries == 1
+    assert [op.lease_id for op in bench.ops(Acquire)] == [lease(2)]
+    bench.result({1: 1})
+    bench.result()
+    assert not bench.ops(Release), "the lease is not known there"
+
+
+def test_another_scheduler_epoch_ends_what_was_seen_and_restarts_the_rest() -> None:
+    bench = two_running(seen=True)
+    bench.submit("unseen", 3)
+    bench.settle()
+    bench.result({1: 6})
+    bench.submit("asking", 3)
+    bench.core.index_lost(0)
+    bench.batches.clear()
+    bench.core.index_attached(SchedulerEpoch(2), CacheEpoch(1), True, 0)
+    bench.advance()
+    assert error_of(bench, "r") is OutputErrorCode.SESSION_LOST
+    assert not bench.other_messages, "there is nothing to claim"
+    assert [type(op) for op in bench.batches[0]] == [Acquire, Acquire]
+    while not bench.plans[0].detach:
+        bench.result({1: 1, 2: 1})
+    assert set(u32(bench.plans[0].detach)) == {1, 2}
+    bench.result()
+    assert not bench.ops(Release)
+
+
+def test_a_resumed_link_has_lost_nothing() -> None:
+    bench = Bench()
+    bench.submit("r", 3)
+    bench.core.index_lost(0)
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(1), False, 0)
+    bench.advance()
+    assert (len(bench.batches), bench.other_messages) == (1, [])
+    bench.answer()
+    assert bench.plans
+
+
+def test_an_outage_lets_sequences_run_on_with_what_they_have() -> None:
+    bench = Bench(settings(extend_ahead_blocks=4))
+    bench.submit("r", 3, max_new=30)
+    bench.settle()
+    bench.core.index_lost(0)
+    sampled = 0
+    while bench.plans:
+        bench.result({1: 9})
+        sampled += 1
+    assert sampled >= 4 * BLOCK
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(1), False, 0)
+    bench.advance()
+    bench.settle()
+    assert bench.plans
+
+
+def test_a_gone_lease_starts_its_request_over() -> None:
+    bench = Bench()
+    bench.submit("r", 3, max_new=9)
+    bench.answer_with(bench.yes(bench.batches[0][0]))
+    bench.answer_with(*(Gone(op.lease_id) for op in bench.batches[0]))
+    assert bench.core.stats().total_retries == 1
+    assert [op.lease_id for op in bench.ops(Acquire)] == [lease(2)]
+
+
+def test_an_invalid_acquire_ends_the_request_with_what_was_said() -> None:
+    bench = Bench()
+    bench.submit("r", 3)
+    bench.answer_with(Invalid(lease(1), "unknown domain d"))
+    error = bench.last("r").error
+    assert error is not None
+    assert "unknown domain d" in error.message
+
+
+def test_a_lease_that_is_not_publishable_is_asked_once() -> None:
+    bench = Bench()
+    bench.submit("r", 5, max_new=12)
+    bench.settle()
+    bench.result({1: 9})
+    assert len(bench.ops(Publish)) == 1
+    while bench.batches:
+        answers = [
+            NotPublished(op.lease_id, NotPublishedReason.DOMAIN_DISABLED) if isinstance(op, Publish) else bench.yes(op)
+            for op in bench.batches[0]
+        ]
+        bench.answer_with(*answers)
+    for _ in range(8):
+        bench.result({1: 9})
+        assert not bench.ops(Publish)
+        bench.settle()
+
+
+def test_a_different_digest_is_answered_with_the_lease_set() -> None:
+    bench = two_running(seen=True)
+    bench.core.index_message(LeaseDigest(1, lease_hash(lease(1))), 0)
+    bench.advance()
+    assert not bench.other_messages
+    bench.core.index_message(LeaseDigest(2, lease_hash(lease(1)) ^ 5), 0)
+    bench.advance()
+    assert bench.other_messages == [LeaseSet((lease(1),))]
+
+
+def test_a_digest_is_not_compared_while_an_op_is_unanswered() -> None:
+    bench = two_running(seen=True)
+    bench.submit("s", 3)
+    bench.core.index_message(LeaseDigest(7, 7), 0)
+    bench.advance()
+    assert not bench.other_messages

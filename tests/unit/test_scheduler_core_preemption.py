@@ -1,0 +1,171 @@
+"""Shortage of blocks while running: who gives way, how often, and that the oldest always gets on."""
+
+from __future__ import annotations
+
+import pytest
+
+from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release
+from coppice_scheduler.core.request import Finish, OutputErrorCode, SchedulerSettings
+from tests.fakes.scheduler_bench import Bench, rows_of
+from tests.fakes.scheduler_index import FakeIndex
+from tests.fakes.scheduler_worker import u32
+from tests.fakes.scheduler_world import World
+
+POOL_FULL = NoCapacityReason.POOL_FULL
+DOMAIN_MAXIMUM = NoCapacityReason.DOMAIN_MAXIMUM
+
+
+def settings(**fields: object) -> SchedulerSettings:
+    given = {"instance": b"instance", "max_running": 8, "max_step_tokens": 64, "extend_ahead_blocks": 0}
+    return SchedulerSettings(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def answer_extends(bench: Bench, reason: NoCapacityReason, *, refused: set[int] | None = None) -> None:
+    """Answer everything that waits; of the extends refuse those of the given leases (by number), or all."""
+    while bench.batches:
+        answers = []
+        for op in bench.batches[0]:
+            number = int.from_bytes(op.lease_id[8:], "little")
+            no = isinstance(op, Extend) and (refused is None or number in refused)
+            answers.append(bench.no(op, reason) if no else bench.yes(op))
+        bench.answer_with(*answers)
+
+
+def running(domains: str, **fields: object) -> Bench:
+    """Requests a, b, ... of these domains, sequences and leases 1, 2, ...: all lack their next block and ask for it."""
+    bench = Bench(settings(**fields))
+    bench.hold = True
+    for name, domain in zip("abcdef", domains, strict=False):
+        bench.submit(name, 3, max_new=20, domain=domain)
+    bench.advance()
+    bench.answer_with(*(bench.yes(op) for op in bench.batches[0]))
+    everybody = dict.fromkeys(range(1, len(domains) + 1), 9)
+    bench.result(everybody)
+    bench.result(everybody)
+    bench.hold = False
+    assert not bench.plans
+    assert len(bench.ops(Extend)) == len(domains)
+    return bench
+
+
+def detached(bench: Bench) -> list[int]:
+    return [sequence_id for plan in bench.plans for sequence_id in u32(plan.detach)]
+
+
+def test_the_latest_gives_way() -> None:
+    bench = running("dddd")
+    answer_extends(bench, POOL_FULL, refused={1})
+    assert detached(bench) == [4]
+    assert bench.core.stats().waiting == 1
+
+
+def test_the_oldest_is_never_preempted_for_a_younger_one() -> None:
+    bench = running("dddd")
+    answer_extends(bench, POOL_FULL, refused={4})
+    assert detached(bench) == [4], "the latest asked, and is itself the one to give way"
+
+
+def test_one_shortage_preempts_once() -> None:
+    bench = running("dddd")
+    answer_extends(bench, POOL_FULL, refused={1})
+    bench.advance(10)
+    bench.submit("late", 5)
+    assert bench.core.stats().total_preemptions == 1, "the victim's blocks are on their way: that is enough"
+    while not bench.ops(Release):
+        assert not bench.ops(Acquire), "nobody else takes what the stalled one waits for"
+        rows = {1, 2, 3} - set(detached(bench))
+        bench.result(dict.fromkeys(rows, 9))
+    (batch,) = [batch for batch in bench.batches if any(isinstance(op, Release) for op in batch)]
+    stalled = [op for op in batch if isinstance(op, Extend) and op.lease_id.endswith(b"\1" + bytes(7))]
+    (release,) = [op for op in batch if isinstance(op, Release)]
+    assert batch.index(release) < batch.index(stalled[0]), "the stalled one asks right after the release"
+    assert bench.core.stats().total_preemptions == 1
+
+
+def test_somebody_alone_waits_and_is_not_preempted() -> None:
+    bench = running("d")
+    answer_extends(bench, POOL_FULL)
+    assert bench.core.stats().total_preemptions == 0
+    bench.advance(49)
+    assert not bench.ops(Extend)
+    assert bench.core.next_wakeup_ns() == bench.now_ns + 1_000_000
+    bench.advance(1)
+    assert len(bench.ops(Extend)) == 1
+    bench.answer()
+    assert [rows_of(plan) for plan in bench.plans if not plan.sealed] == [{1: 1}]
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(POOL_FULL, OutputErrorCode.QUEUE_TIMEOUT), (DOMAIN_MAXIMUM, OutputErrorCode.TENANT_MAXIMUM)],
+)
+def test_waiting_for_a_block_has_an_end(reason: NoCapacityReason, code: OutputErrorCode) -> None:
+    bench = running("d", queue_timeout_ms=120)
+    for _ in range(4):
+        answer_extends(bench, reason)
+        bench.advance(40)
+    error = bench.last("a").error
+    assert error is not None
+    assert error.code is code
+
+
+def test_a_domain_at_its_maximum_preempts_only_within_it() -> None:
+    bench = running("xxy")
+    answer_extends(bench, DOMAIN_MAXIMUM, refused={1})
+    assert detached(bench) == [2], "the latest of domain x; not 3, the latest of all"
+
+
+def test_alone_in_its_domain_it_waits() -> None:
+    bench = running("xy")
+    answer_extends(bench, DOMAIN_MAXIMUM)
+    assert bench.core.stats().total_preemptions == 0
+
+
+def test_a_closed_ledger_preempts_nobody() -> None:
+    bench = running("dd")
+    answer_extends(bench, NoCapacityReason.NO_WORKER)
+    assert bench.core.stats().total_preemptions == 0
+
+
+def test_a_refusal_ahead_of_need_preempts_nobody() -> None:
+    bench = Bench(settings(extend_ahead_blocks=2, max_steps_in_flight=1))
+    for name in "ab":
+        bench.submit(name, 2, max_new=20)
+        bench.answer_with(*(bench.yes(op) for op in bench.batches[0]))
+    answer_extends(bench, POOL_FULL)
+    assert bench.core.stats().total_preemptions == 0
+    assert bench.plans, "they go on with what they have"
+
+
+def test_a_running_request_that_can_never_grow_ends() -> None:
+    bench = running("d")
+    answer_extends(bench, NoCapacityReason.NEVER_FITS)
+    error = bench.last("a").error
+    assert error is not None
+    assert error.code is OutputErrorCode.NEVER_FITS
+    assert bench.last("a").num_output_tokens == 2
+
+
+def test_a_victim_starts_over_with_all_its_tokens() -> None:
+    bench = running("dd")
+    answer_extends(bench, POOL_FULL, refused={1})
+    while not any(plan.attach for plan in bench.plans):
+        bench.result(dict.fromkeys({1} & set(u32(bench.plans[0].rows)), 9))
+        bench.settle()
+    (start,) = [start for plan in bench.plans for start in plan.attach]
+    assert len(start.tokens) // 4 == 5, "prompt and both tokens that it had"
+    assert start.sequence_id == 3, "a sequence id is never used twice"
+    assert bench.text("b") == [9, 9]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_everybody_gets_on_in_a_pool_that_fits_only_one(seed: int) -> None:
+    world = World(settings(extend_ahead_blocks=seed % 3), FakeIndex(4), seed)
+    world.add_worker("a", 6)
+    world.attach_index()
+    for number in range(6):
+        world.submit(f"r{number}", [seed, number, 1], 20, seed=number)
+    world.run()
+    assert [world.finish_of(f"r{number}") for number in range(6)] == [Finish.LENGTH] * 6
+    assert world.core.stats().total_preemptions > 0
+    assert world.core.is_idle()
