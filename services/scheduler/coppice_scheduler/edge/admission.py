@@ -15,11 +15,13 @@ from coppice_scheduler.edge.engine import ModelInfo
 from coppice_scheduler.edge.errors import ApiError, invalid
 from coppice_scheduler.edge.generation_spec import (
     COMPLETION_MAX_TOKENS,
+    MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_STOP_BYTES,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TEMPERATURE,
+    ROLES,
     ChatPrompt,
     GenerationSpec,
     Prompt,
@@ -78,6 +80,23 @@ def check_stops(spec: GenerationSpec, vocab_size: int) -> None:
             )
 
 
+def check_messages(prompt: ChatPrompt) -> None:
+    """Raises ApiError."""
+    if not prompt.messages:
+        raise invalid("messages is empty.", param="messages", code="empty")
+    if len(prompt.messages) > MAX_MESSAGES:
+        raise invalid(
+            f"messages has {len(prompt.messages)} entries; at most {MAX_MESSAGES} are taken.", param="messages"
+        )
+    for place, message in enumerate(prompt.messages):
+        if message.role not in ROLES:
+            raise invalid(
+                f"messages[{place}].role is {message.role[:50]!r}; supported are {', '.join(ROLES)}.",
+                param=f"messages[{place}].role",
+                code="unsupported_parameter",
+            )
+
+
 class PromptReader:
     """Turns prompts into tokens that fit the model."""
 
@@ -104,6 +123,7 @@ class PromptReader:
 
     async def _tokens_of(self, prompt: Prompt, field: str) -> bytes:
         if isinstance(prompt, ChatPrompt):
+            check_messages(prompt)
             text = await self._template.render(prompt.messages)
             self._refuse_hopeless(text, field)
             return await self._tokenizer.encode(text, add_special_tokens=False)

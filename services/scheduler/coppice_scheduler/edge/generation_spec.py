@@ -10,6 +10,8 @@ MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_PROMPTS = 128
+MAX_MESSAGES = 4096
+ROLES = ("system", "developer", "user", "assistant")
 MAX_TEMPERATURE = 2.0
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from coppice import __version__
 from coppice.telemetry import context_from_headers
+from coppice_scheduler.edge.auth import bearer_key
 from coppice_scheduler.edge.errors import ApiError, ErrorKind, model_not_found, not_ready
 from coppice_scheduler.edge.frontdoor import Call, FrontDoor
 from coppice_scheduler.edge.openai_bodies import Answer, Shape, model_body
@@ -50,11 +51,11 @@ class _Api:
         self._body_timeout_s = body_timeout_s
 
     async def list_models(self, request: Request) -> Response:
-        self._frontdoor.tenant_of(bearer_of(request))
+        self._frontdoor.tenant_of(_bearer(request))
         return JSONResponse({"object": "list", "data": [model_body(self._frontdoor.model)]})
 
     async def get_model(self, request: Request, model_id: str) -> Response:
-        self._frontdoor.tenant_of(bearer_of(request))
+        self._frontdoor.tenant_of(_bearer(request))
         if model_id != self._frontdoor.model.id:
             raise model_not_found(model_id, self._frontdoor.model.id)
         return JSONResponse(model_body(self._frontdoor.model))
@@ -66,7 +67,7 @@ class _Api:
         return await self._generate(request, parse_chat)
 
     async def _generate(self, request: Request, parse: Callable[[bytes], ParsedRequest]) -> Response:
-        tenant = self._frontdoor.tenant_of(bearer_of(request))
+        tenant = self._frontdoor.tenant_of(_bearer(request))
         parsed = parse(await read_body(request, self._body_timeout_s))
         call = await self._frontdoor.open(tenant, parsed.spec, context_from_headers(request.headers))
         shape = Shape(
@@ -132,10 +133,8 @@ async def _events(first: Delta, deltas: AsyncGenerator[Delta, None], shape: Shap
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-def bearer_of(request: Request) -> str | None:
-    """The key in `Authorization: Bearer KEY`."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+def _bearer(request: Request) -> str | None:
+    return bearer_key(request.headers.get("authorization", ""))
 
 
 async def read_body(request: Request, timeout_s: float) -> bytes:

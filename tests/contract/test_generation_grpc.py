@@ -1,0 +1,251 @@
+"""The gRPC API over a real channel, against the same fake engine as the REST API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from prometheus_client import CollectorRegistry
+
+import coppice
+from coppice.tenants import Tenant, TenantDirectory, digest_of_key
+from coppice_rpc.v1 import scheduler_pb2 as pb
+from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
+from coppice_scheduler.core.request import OutputError, OutputErrorCode, Refused, RefusedReason
+from coppice_scheduler.edge.checkpoint_text import CheckpointText, load_checkpoint_text
+from coppice_scheduler.edge.engine import ModelInfo
+from coppice_scheduler.edge.frontdoor import FrontDoor
+from coppice_scheduler.edge.generation_grpc import GenerationServicer
+from coppice_scheduler.edge.metrics import FrontDoorMetrics
+from tests.fakes.engine import FakeEngine, Script, pack, unpack
+
+DEMO = Path(coppice.__file__).parent / "demo_model"
+MODEL = "org/demo"
+WAIT_S = 20
+
+
+@dataclass
+class Served:
+    engine: FakeEngine
+    checkpoint: CheckpointText
+    stub: Any
+
+    def says(self, text: str, **fields: Any) -> list[int]:
+        ids = list(self.checkpoint.raw.encode(text).ids)
+        self.engine.script = lambda request: Script(ids, **fields)
+        return ids
+
+    async def ask(self, metadata: tuple[tuple[str, str], ...] = (), **fields: Any) -> list[pb.GenerateResponse]:
+        if not {"text", "token_ids", "chat"} & set(fields):
+            fields["text"] = "one"
+        request = pb.GenerateRequest(**{"model": MODEL, **fields})
+        return [r async for r in self.stub.Generate(request, timeout=WAIT_S, metadata=metadata)]
+
+    async def refusal(self, **fields: Any) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.ask(**fields)
+        return caught.value
+
+
+def serve(test: Callable[[Served], Awaitable[None]], tenants: TenantDirectory | None = None) -> None:
+    async def run() -> None:
+        checkpoint = load_checkpoint_text(DEMO)
+        engine = FakeEngine(ModelInfo(MODEL, 512, 1))
+        metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
+        frontdoor = FrontDoor(engine, checkpoint, tenants or TenantDirectory.single_default(), metrics)
+        server = grpc.aio.server()
+        pb_grpc.add_GenerationServicer_to_server(GenerationServicer(frontdoor), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await test(Served(engine, checkpoint, pb_grpc.GenerationStub(channel)))
+        finally:
+            await server.stop(None)
+
+    asyncio.run(run())
+
+
+def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
+    """google.rpc details by their type's last name."""
+    raw = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
+    status = status_pb2.Status.FromString(raw)
+    assert status.code == error.code().value[0]
+    assert status.message == error.details()
+    found = {}
+    for packed in status.details:
+        name = packed.type_url.rsplit(".", 1)[-1]
+        found[name] = getattr(error_details_pb2, name)()
+        packed.Unpack(found[name])
+    return found
+
+
+def test_text_tokens_usage_and_one_end() -> None:
+    async def test(served: Served) -> None:
+        ids = served.says("Grüße 🌲!", num_cached_tokens=2)
+        answers = await served.ask(max_tokens=40, temperature=0.0, top_k=3, seed=2**64 - 1)
+        assert "".join(answer.text for answer in answers) == "Grüße 🌲!"
+        assert unpack(b"".join(answer.tokens for answer in answers)) == ids
+        assert [answer.finish_reason for answer in answers] == [""] * (len(answers) - 1) + ["stop"]
+        assert not any(answer.HasField("usage") for answer in answers[:-1])
+        usage = answers[-1].usage
+        assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (1, 2, len(ids) + 1)
+        request = served.engine.requests[0]
+        assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.0, 3, 2**64 - 1)
+        assert request.tenant == "default"
+        await served.ask(ignore_eos=True)
+        assert served.engine.requests[1].stop_token_ids == frozenset()
+        assert served.engine.requests[1].sampling.temperature == 0.7  # the checkpoint's default: the field was absent
+
+    serve(test)
+
+
+def test_chats_and_token_ids() -> None:
+    async def test(served: Served) -> None:
+        chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
+        await served.ask(chat=chat)
+        await served.ask(token_ids=pb.TokenIds(tokens=pack([5, 6])), max_tokens=2)
+        first, second = served.engine.requests
+        assert served.checkpoint.raw.decode(unpack(first.tokens)) == "user: hi\nassistant:\n"
+        assert unpack(second.tokens) == [5, 6]
+
+    serve(test)
+
+
+def test_a_stop_string_ends_before_it() -> None:
+    async def test(served: Served) -> None:
+        served.says("one two three four", hangs=True)
+        answers = await served.ask(stop=["three"], max_tokens=100)
+        assert "".join(answer.text for answer in answers) == "one two "
+        assert answers[-1].finish_reason == "stop"
+
+    serve(test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "reason", "words"),
+    [
+        ({"model": ""}, "INVALID_ARGUMENT", "missing", "model is required"),
+        ({"model": "gpt-9"}, "NOT_FOUND", "model_not_found", "gpt-9"),
+        ({"text": ""}, "INVALID_ARGUMENT", "empty", "empty"),
+        ({"token_ids": pb.TokenIds()}, "INVALID_ARGUMENT", "empty", "empty"),
+        ({"token_ids": pb.TokenIds(tokens=b"\1\2\3")}, "INVALID_ARGUMENT", "invalid", "4-byte"),
+        ({"token_ids": pb.TokenIds(tokens=pack([9999]))}, "INVALID_ARGUMENT", "invalid_token_id", "9999"),
+        ({"chat": pb.ChatMessages()}, "INVALID_ARGUMENT", "empty", "messages is empty"),
+        (
+            {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="tool", content="x")])},
+            "INVALID_ARGUMENT",
+            "unsupported_parameter",
+            "messages[0].role",
+        ),
+        ({"text": "word " * 700}, "INVALID_ARGUMENT", "context_length_exceeded", "512"),
+        ({"max_tokens": 0}, "INVALID_ARGUMENT", "invalid", "max_tokens is 0"),
+        ({"max_tokens": 512}, "INVALID_ARGUMENT", "context_length_exceeded", "At most 511"),
+        ({"temperature": float("nan")}, "INVALID_ARGUMENT", "invalid", "temperature"),
+        ({"temperature": -1.0}, "INVALID_ARGUMENT", "invalid", "temperature"),
+        ({"top_p": 0.0}, "INVALID_ARGUMENT", "invalid", "top_p"),
+        ({"top_k": 2**32 - 1}, "INVALID_ARGUMENT", "invalid", "top_k"),
+        ({"stop": ["x"] * 17}, "INVALID_ARGUMENT", "invalid", "16"),
+    ],
+)
+def test_wrong_calls_are_refused(fields: dict[str, Any], code: str, reason: str, words: str) -> None:
+    async def test(served: Served) -> None:
+        error = await served.refusal(**fields)
+        assert error.code().name == code
+        assert words in str(error.details())
+        assert details_of(error)["ErrorInfo"].reason == reason
+        assert served.engine.requests == []
+
+    serve(test)
+
+
+def test_a_call_without_a_deadline_is_refused() -> None:
+    async def test(served: Served) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in served.stub.Generate(pb.GenerateRequest(model=MODEL, text="x")):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "deadline" in str(caught.value.details())
+
+    serve(test)
+
+
+def test_refusals_say_when_to_come_back() -> None:
+    async def test(served: Served) -> None:
+        served.says("", refused=Refused(RefusedReason.TENANT_QUEUE, "too many of yours wait", 1500))
+        error = await served.refusal()
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(error.trailing_metadata() or ())["retry-after-ms"] == "1500"
+        details = details_of(error)
+        assert details["RetryInfo"].retry_delay.ToMilliseconds() == 1500
+        assert details["QuotaFailure"].violations[0].description == "too many of yours wait"
+        served.says("", refused=Refused(RefusedReason.QUEUE_FULL, "full", 10))
+        assert "QuotaFailure" not in details_of(await served.refusal())
+        served.says("", refused=Refused(RefusedReason.DRAINING, "going down", 10))
+        assert (await served.refusal()).code() is grpc.StatusCode.UNAVAILABLE
+        served.engine.ready = False
+        assert (await served.refusal()).code() is grpc.StatusCode.UNAVAILABLE
+
+    serve(test)
+
+
+def test_a_failure_mid_stream_is_a_status_after_the_text() -> None:
+    async def test(served: Served) -> None:
+        served.says("some text", error=OutputError(OutputErrorCode.INTERNAL, "it broke"))
+        call = served.stub.Generate(pb.GenerateRequest(model=MODEL, text="x"), timeout=WAIT_S)
+        text = ""
+        with pytest.raises(grpc.aio.AioRpcError, match="it broke"):
+            async for response in call:
+                text += response.text
+        assert text == "some text"
+
+    serve(test)
+
+
+def test_a_cancelled_call_cancels_the_request() -> None:
+    async def test(served: Served) -> None:
+        served.says("some text", hangs=True)
+        call = served.stub.Generate(pb.GenerateRequest(model=MODEL, text="x"), timeout=WAIT_S)
+        assert (await call.read()).text
+        call.cancel()
+        await asyncio.to_thread(served.engine.some_cancelled.wait, WAIT_S)
+        assert served.engine.num_running == 0
+        assert len(served.engine.cancelled) == 1
+
+    serve(test)
+
+
+def test_the_deadline_ends_the_request() -> None:
+    async def test(served: Served) -> None:
+        served.says("some text", hangs=True)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in served.stub.Generate(pb.GenerateRequest(model=MODEL, text="x"), timeout=0.3):
+                pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await asyncio.to_thread(served.engine.some_cancelled.wait, WAIT_S)
+
+    serve(test)
+
+
+def test_models_and_credentials() -> None:
+    tenants = TenantDirectory([Tenant(id="a", api_key_sha256=(digest_of_key("key-a"),))])
+
+    async def test(served: Served) -> None:
+        key = (("authorization", "Bearer key-a"),)
+        models = await served.stub.ListModels(pb.ListModelsRequest(), metadata=key, timeout=WAIT_S)
+        assert [(model.id, model.max_context) for model in models.models] == [(MODEL, 512)]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.ListModels(pb.ListModelsRequest(), timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await served.refusal()).code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await served.refusal(metadata=(("authorization", "Bearer b"),))).code().name == "UNAUTHENTICATED"
+        await served.ask(metadata=key, max_tokens=1)
+        assert [request.domain for request in served.engine.requests] == ["tenant/a"]
+
+    serve(test, tenants)
