@@ -17,6 +17,7 @@ from coppice.up.ports import LOOPBACK, Address, check_free, free_addresses
 from coppice.up.probe import grpc_serving, valkey_answers
 
 SEAL_KEY_BYTES = 32
+DRAIN_S = 5  # what a request in flight gets after Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _scheduler_child(
     argv = [
         *(*services.scheduler, "--cache", str(cache), "--host", rest.host),
         *("--port", str(rest.port), "--grpc-port", str(grpc.port)),
-        *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
+        *("--model", str(checkpoint.folder), "--model-name", checkpoint.name, "--drain-s", str(DRAIN_S)),
     ]
     if options.tenants is not None:
         argv += ["--tenants", str(options.tenants.resolve())]
@@ -173,7 +174,7 @@ def _scheduler_child(
         tuple(argv + _tracing(options)),
         grpc_serving(reached),
         log_dir / "scheduler.log",
-        stop_grace_s=10.0,
+        stop_grace_s=DRAIN_S + 5.0,
     )
 
 
