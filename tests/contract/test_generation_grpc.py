@@ -199,11 +199,15 @@ def test_a_failure_mid_stream_is_a_status_after_the_text() -> None:
     async def test(served: Served) -> None:
         served.says("some text", error=OutputError(OutputErrorCode.INTERNAL, "it broke"))
         call = served.stub.Generate(pb.GenerateRequest(model=MODEL, text="x"), timeout=WAIT_S)
-        text = ""
-        with pytest.raises(grpc.aio.AioRpcError, match="it broke"):
+        texts: list[str] = []
+
+        async def read() -> None:
             async for response in call:
-                text += response.text
-        assert text == "some text"
+                texts.append(response.text)
+
+        with pytest.raises(grpc.aio.AioRpcError, match="it broke"):
+            await read()
+        assert "".join(texts) == "some text"
 
     serve(test)
 
