@@ -141,7 +141,8 @@ class Quotas:
         own_evictable = use.evictable - newly_protected
         from_own = max(0, use.held + count - use.maximum)
         if from_own > own_evictable:
-            return NoCapacityReason.DOMAIN_MAXIMUM
+            whole_pool = use.maximum >= self.num_blocks
+            return NoCapacityReason.POOL_FULL if whole_pool else NoCapacityReason.DOMAIN_MAXIMUM
         free = max(0, num_free - (self.reserve - use.reserve))
         from_pool = max(0, count - from_own - free)
         others = self.lendable - use.lendable
