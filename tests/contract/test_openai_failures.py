@@ -1,0 +1,180 @@
+"""Refusals and failures of the core, clients that go away, clients that are slow."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import openai
+import pytest
+from prometheus_client import generate_latest
+
+from coppice_scheduler.core.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from tests.contract.rest_fixture import served, shared_server
+from tests.fakes.engine import Script, echo, unpack
+from tests.fakes.rest import MODEL, WAIT_S, Served, error_of, events_of, serving
+
+__all__ = ["served", "shared_server"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        (RefusedReason.QUEUE_FULL, 429),
+        (RefusedReason.TENANT_CONCURRENCY, 429),
+        (RefusedReason.TENANT_QUEUE, 429),
+        (RefusedReason.TOO_LONG, 400),
+        (RefusedReason.NEVER_FITS, 400),
+        (RefusedReason.EMPTY, 400),
+        (RefusedReason.DRAINING, 503),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals_have_their_status_even_for_streams(
+    served: Served, reason: RefusedReason, status: int, stream: bool
+) -> None:
+    served.says("", refused=Refused(reason, "no, because", 1200 if status != 400 else 0))
+    response = served.complete(stream=stream)
+    assert error_of(response, status)["message"] == "no, because"
+    expected = ("2", "1200") if status != 400 else (None, None)
+    assert (response.headers.get("retry-after"), response.headers.get("retry-after-ms")) == expected
+
+
+def test_the_openai_client_sees_a_rate_limit(served: Served) -> None:
+    served.says("", refused=Refused(RefusedReason.QUEUE_FULL, "full", 5))
+    with pytest.raises(openai.RateLimitError, match="full"):
+        served.client().completions.create(model=MODEL, prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (OutputErrorCode.QUEUE_TIMEOUT, 429),
+        (OutputErrorCode.TENANT_MAXIMUM, 429),
+        (OutputErrorCode.WORKER_LOST, 503),
+        (OutputErrorCode.NEVER_FITS, 400),
+        (OutputErrorCode.INTERNAL, 500),
+    ],
+)
+def test_a_failure_before_the_first_token_has_a_status(served: Served, code: OutputErrorCode, status: int) -> None:
+    served.says("", error=OutputError(code, "it went wrong", 0))
+    for stream in (False, True):
+        response = served.complete(stream=stream)
+        assert error_of(response, status)["code"] == code.value
+        assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+def test_a_failure_mid_stream_is_an_event_and_the_end(served: Served) -> None:
+    served.says("some text", error=OutputError(OutputErrorCode.WORKER_LOST, "the worker died", 0))
+    events = events_of(served.chat(stream=True).text)
+    assert events[-1]["error"]["code"] == "worker_lost"
+    assert events[-1]["error"]["message"] == "the worker died"
+    assert "[DONE]" not in events
+    with pytest.raises(openai.APIError, match="the worker died"):
+        list(
+            served.client().chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True
+            )
+        )
+    assert served.chat().status_code == 503
+
+
+def test_one_refused_prompt_cancels_the_others(served: Served) -> None:
+    def script(request: Request) -> Script:
+        if unpack(request.tokens) == served.ids("bad"):
+            return Script([], refused=Refused(RefusedReason.TENANT_QUEUE, "no", 10))
+        return Script(served.ids("fine"), hangs=True)
+
+    served.engine.script = script
+    error_of(served.complete(prompt=["good", "bad", "good"]), 429)
+    assert served.engine.num_running == 0
+    assert len(served.engine.cancelled) == len(served.engine.requests) - 1
+
+
+def test_not_ready_is_503(served: Served) -> None:
+    served.engine.ready = False
+    assert served.complete().headers["retry-after"] == "1"
+    error_of(served.complete(), 503)
+    assert httpx.get(f"{served.url}/readyz").status_code == 503
+    assert httpx.get(f"{served.url}/healthz").status_code == 200
+    served.engine.ready = True
+    assert httpx.get(f"{served.url}/readyz").text == "ready\n"
+
+
+def raw_request(served: Served, body: bytes, *, length: int | None = None, key: str = "") -> socket.socket:
+    port = int(served.url.rsplit(":", 1)[1])
+    connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) if length is None else length}\r\n"
+    connection.sendall(head.encode() + b"\r\n" + body)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_disconnect_cancels(served: Served, stream: bool) -> None:
+    served.says("one two", hangs=True)
+    body = json.dumps({"model": MODEL, "prompt": ["x", "y"], "stream": stream}).encode()
+    connection = raw_request(served, body)
+    assert served.engine.some_hanging.wait(WAIT_S)
+    connection.close()
+    assert served.engine.some_cancelled.wait(WAIT_S)
+    served.engine.script = echo
+    assert served.complete(prompt="after", max_tokens=1).status_code == 200  # the server goes on
+    metrics = generate_latest(served.registry).decode()
+    assert 'code="cancelled"' in metrics
+
+
+def test_headers_and_bodies_must_arrive_in_time() -> None:
+    with serving(header_timeout_s=0.3, body_timeout_s=0.3) as served:
+        port = int(served.url.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHo")
+            assert read_until_closed(half) == b""
+        with raw_request(served, b'{"model"', length=100) as half:
+            answer = read_until_closed(half)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"request_timeout"' in answer
+        served.says("slow but sure")
+        with httpx.Client() as client:  # a connection in use is not one that dawdles
+            for _ in range(3):
+                assert client.get(f"{served.url}/healthz").status_code == 200
+
+
+def read_until_closed(connection: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while part := connection.recv(65536):
+            answer += part
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    with serving(write_timeout_s=0.3, send_buffer_bytes=4096) as served:
+        served.engine.script = lambda request: Script([], hangs=True)
+        endless = served.ids(" forest" * 200)
+        served.engine.script = lambda request: Script((endless * 100)[: request.max_new_tokens])
+        body = {"model": MODEL, "prompt": ["x"] * 100, "max_tokens": 500, "stream": True, "return_token_ids": True}
+        port = int(served.url.rsplit(":", 1)[1])
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", port))
+        raw = json.dumps(body).encode()
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+        assert served.engine.some_cancelled.wait(WAIT_S)
+        connection.close()
+
+
+def test_too_many_headers_and_too_many_requests() -> None:
+    with serving(max_requests=1) as served:
+        headers = {f"x-{number}": "1" for number in range(65)}
+        assert error_of(served.post({}, headers=headers), 400)["code"] == "too_many_headers"
+        served.says("", hangs=True)
+        connection = raw_request(served, json.dumps({"model": MODEL, "prompt": "x"}).encode())
+        assert served.engine.some_hanging.wait(WAIT_S)
+        response = served.complete()
+        assert error_of(response, 503)["code"] == "too_many_requests"
+        assert "retry-after" in response.headers
+        connection.close()
+        assert served.engine.some_cancelled.wait(WAIT_S)
