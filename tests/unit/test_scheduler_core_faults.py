@@ -384,3 +384,58 @@ def test_a_digest_is_not_compared_while_an_op_is_unanswered() -> None:
     bench.core.index_message(LeaseDigest(7, 7), 0)
     bench.advance()
     assert not bench.other_messages
+
+
+def publishing() -> Bench:
+    """Request r with its first block full: the Publish waits for its answer, alone."""
+    bench = Bench()
+    bench.submit("r", 5, max_new=9)
+    bench.settle()
+    bench.result({1: 5})
+    assert [[type(op) for op in batch] for batch in bench.batches] == [[Publish]]
+    return bench
+
+
+def test_a_publish_without_an_answer_is_said_again() -> None:
+    bench = publishing()
+    bench.batches.clear()
+    bench.core.index_lost(0)
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(1), True, 0)
+    bench.core.index_message(Reattached(CacheEpoch(1), (lease(1),), ()), 0)
+    bench.advance()
+    bench.result({1: 5})
+    (publish,) = bench.ops(Publish)
+    assert isinstance(publish, Publish)
+    assert publish.first_block == 0
+
+
+def test_what_filled_during_an_outage_is_published_before_the_release() -> None:
+    bench = Bench()
+    bench.submit("r", 5, max_new=2)
+    bench.settle()
+    bench.core.index_lost(0)
+    bench.result({1: 5})
+    bench.result({1: 5})
+    bench.result()
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(1), False, 0)
+    bench.advance()
+    assert [type(op) for op in bench.batches[0]] == [Publish, Release]
+
+
+def test_seals_of_a_dead_epoch_are_not_told_to_the_next_one() -> None:
+    bench = publishing()
+    bench.core.worker_attached(W, WorkerEpoch(2), True, 0)
+    bench.plans.clear()
+    bench.settle()
+    assert not [plan for plan in bench.plans if plan.sealed]
+
+
+def test_a_grant_of_a_dead_epoch_is_given_back() -> None:
+    bench = Bench()
+    bench.submit("r", 3)
+    bench.core.worker_attached(W, WorkerEpoch(2), True, 0)
+    bench.list_workers(2)
+    bench.answer_with(bench.yes(bench.batches[0][0], epoch=1))
+    assert [(type(op), op.lease_id) for op in bench.batches[0]] == [(Release, lease(1)), (Acquire, lease(2))]
+    assert not bench.plans
+    assert bench.core.stats().total_retries == 0, "nothing had begun"

@@ -129,12 +129,17 @@ def test_a_closed_ledger_preempts_nobody() -> None:
 
 def test_a_refusal_ahead_of_need_preempts_nobody() -> None:
     bench = Bench(settings(extend_ahead_blocks=2, max_steps_in_flight=1))
-    for name in "ab":
-        bench.submit(name, 2, max_new=20)
-        bench.answer_with(*(bench.yes(op) for op in bench.batches[0]))
+    bench.hold = True
+    bench.submit("a", 2, max_new=20)
+    bench.submit("b", 2, max_new=20)
+    bench.advance()
+    bench.answer()
+    assert len(bench.ops(Extend)) == 2
     answer_extends(bench, POOL_FULL)
+    bench.result({1: 9, 2: 9})
+    assert not bench.ops(Extend), "after a refusal no more is asked than the next token needs"
     assert bench.core.stats().total_preemptions == 0
-    assert bench.plans, "they go on with what they have"
+    assert rows_of(bench.plans[0]) == {1: 1, 2: 1}, "they go on with what they have"
 
 
 def test_a_running_request_that_can_never_grow_ends() -> None:
@@ -151,11 +156,14 @@ def test_a_victim_starts_over_with_all_its_tokens() -> None:
     answer_extends(bench, POOL_FULL, refused={1})
     while not any(plan.attach for plan in bench.plans):
         bench.result(dict.fromkeys({1} & set(u32(bench.plans[0].rows)), 9))
-        bench.settle()
+        while bench.batches:
+            bench.answer(cached_blocks=1)
     (start,) = [start for plan in bench.plans for start in plan.attach]
     assert len(start.tokens) // 4 == 5, "prompt and both tokens that it had"
     assert start.sequence_id == 3, "a sequence id is never used twice"
     assert bench.text("b") == [9, 9]
+    bench.cancel("b")
+    assert (start.num_computed_tokens, bench.last("b").num_cached_tokens) == (4, 0), "users see the first grant's"
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -95,7 +95,7 @@ def _loads(life: Lifecycle, workers: list[Worker]) -> dict[WorkerId, int]:
     loads = {worker.worker_id: worker.prefill_tokens() for worker in workers}
     if life.counts.asking:
         for lease in life.leases.leases.values():
-            if lease.state is LeaseState.ASKED and lease.wanted and lease.expected_worker in loads:
+            if lease.state is LeaseState.ASKED and lease.lease_id in life.by_lease and lease.expected_worker in loads:
                 loads[lease.expected_worker] += lease.num_prefill_tokens
     return loads
 

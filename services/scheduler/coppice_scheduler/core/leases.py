@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from coppice.handles import HANDLE_BYTES
-from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.ids import TOKEN_BYTES, CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import (
     Abandon,
     Acquire,
@@ -69,7 +69,6 @@ class Lease:
     domain: DomainId
     namespace: Namespace
     state: LeaseState = LeaseState.ASKED
-    wanted: bool = True  # False: its request ended while the Acquire was on the way
     expected_worker: WorkerId = WorkerId("")  # where its load is counted until the answer says where it is
     num_prefill_tokens: int = 0
     reserve_asked: int = 0  # tokens of the Acquire
@@ -81,6 +80,7 @@ class Lease:
     owned: bytearray = field(default_factory=bytearray)
     reserved_tokens: int = 0
     extend_asked: int = 0  # tokens of the Extend without an answer; 0 = none
+    tokens: bytearray = field(default_factory=bytearray)  # the request's own, growing with it
     publishable: bool = True
     num_full_blocks: int = 0  # full, and the step that wrote the last of them has completed
     num_publish_sent: int = 0
@@ -140,7 +140,7 @@ class LeaseTable:
         self.connected = False
         self.leases: dict[LeaseId, Lease] = {}
         self.unanswered: deque[tuple[Op, ...]] = deque()
-        self.to_publish: dict[LeaseId, tuple[Lease, bytearray]] = {}
+        self.to_publish: dict[LeaseId, Lease] = {}
         self.num_awaiting_verdict = 0
         self.num_live = 0
         self.digest = 0
@@ -220,6 +220,7 @@ class LeaseTable:
             if lease.state is not LeaseState.LIVE:
                 continue
             lease.num_publish_sent = lease.num_published
+            self._note_full(lease)
             if not lease.awaits_verdict:
                 lease.awaits_verdict = True
                 self.num_awaiting_verdict += 1
@@ -259,21 +260,23 @@ class LeaseTable:
 
     def filled(self, lease: Lease, tokens: bytearray, num_computed: int) -> None:
         """Completed steps cover `num_computed` tokens: note full blocks for the next batch."""
-        full = num_computed // lease.block_size
-        if full > lease.num_full_blocks:
-            lease.num_full_blocks = full
-        if full > lease.num_publish_sent and lease.publishable:
-            self.to_publish[lease.lease_id] = (lease, tokens)
+        lease.tokens = tokens
+        lease.num_full_blocks = max(lease.num_full_blocks, num_computed // lease.block_size)
+        self._note_full(lease)
+
+    def _note_full(self, lease: Lease) -> None:
+        if lease.num_full_blocks > lease.num_publish_sent and lease.publishable:
+            self.to_publish[lease.lease_id] = lease
 
     def take_publishes(self) -> list[Op]:
         ops: list[Op] = []
-        waiting: dict[LeaseId, tuple[Lease, bytearray]] = {}
-        for lease_id, (lease, tokens) in self.to_publish.items():
+        waiting = {}
+        for lease_id, lease in self.to_publish.items():
             if lease.awaits_verdict:
-                waiting[lease_id] = (lease, tokens)
+                waiting[lease_id] = lease
             elif lease.publishable and lease.num_full_blocks > lease.num_publish_sent:
-                block_bytes = lease.block_size * 4
-                part = tokens[lease.num_publish_sent * block_bytes : lease.num_full_blocks * block_bytes]
+                block_bytes = lease.block_size * TOKEN_BYTES
+                part = lease.tokens[lease.num_publish_sent * block_bytes : lease.num_full_blocks * block_bytes]
                 ops.append(Publish(lease_id, lease.num_publish_sent, bytes(part)))
                 lease.num_publish_sent = lease.num_full_blocks
         self.to_publish = waiting

@@ -176,8 +176,6 @@ class Lifecycle:
             self._stop_running(request)
         else:
             if request.status is RequestStatus.ASKING:
-                assert request.lease is not None
-                request.lease.wanted = False
                 self._part_from_lease(request)
                 self.counts.asking -= 1
             self._leave_queue(request)
