@@ -91,6 +91,13 @@ def test_a_first_token_keeps_the_space_before_its_word() -> None:
     assert "".join(pieces_of(raw, answer, [], context=[])) == "forests"
 
 
+def test_special_tokens_in_between_take_no_space_away() -> None:
+    raw = TOKENIZERS["sentencepiece-like"]
+    the, forest = raw.token_to_id("▁the"), raw.token_to_id("▁forest")
+    ids = [1, the, 2, forest, 2, 1, forest]
+    assert "".join(pieces_of(raw, ids, [])) == raw.decode(ids) == "the forest forest"
+
+
 def test_broken_bytes_do_not_hold_up_a_stream_for_ever() -> None:
     raw = TOKENIZERS["sentencepiece-like"]
     stream = DetokenizerFactory(raw).start([])
