@@ -13,6 +13,7 @@ from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
 from coppice.up.options import UpOptions
 from coppice.up.plan import Services, StackPlan, plan_stack
+from coppice.up.ports import Address, free_addresses, parse_address
 from coppice.up.stack import check_redis
 
 SERVICES = Services(cache=("cache",), worker=("worker",), scheduler=("scheduler",))
@@ -167,3 +168,17 @@ def test_version_and_help() -> None:
         assert name in listed
     for name in ("--tenants", "--redis-url", "--otlp-endpoint"):
         assert name in listed
+
+
+def test_health_of_a_service_that_is_not_there() -> None:
+    ended = coppice("health", str(free_addresses(1)[0]))
+    assert (ended.returncode, ended.stderr) == (1, "not serving\n")
+    assert coppice("health", "nowhere").returncode == 2
+
+
+def test_addresses_with_and_without_brackets() -> None:
+    assert parse_address("cache:7071") == Address("cache", 7071)
+    assert str(parse_address("[::1]:7071")) == "[::1]:7071"
+    for wrong in ("cache", ":1", "cache:many", "cache:70000"):
+        with pytest.raises(UsageError, match="is no address"):
+            parse_address(wrong)

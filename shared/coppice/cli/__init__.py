@@ -1,8 +1,9 @@
 """The `coppice` command.
 
-    coppice up             the whole stack on this machine, for development
-    coppice bench smoke    a short measurement of a running stack, or of one that it starts
-    coppice sim            the deterministic simulation of the three cores
+    coppice up                  the whole stack on this machine, for development
+    coppice bench smoke         a short measurement of a running stack, or of one that it starts
+    coppice sim                 the deterministic simulation of the three cores
+    coppice health HOST:PORT    whether a service serves, for container health checks
     coppice version
 
 Commands are thin: each turns flags into a call and an error into one line. Modules load when their command runs, so

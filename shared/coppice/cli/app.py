@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.errors import CoppiceError
+from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice.settings import refuse_unknown_variables
 from coppice.up.options import DEVICES, DTYPES, UpOptions
 
@@ -120,6 +120,17 @@ def sim(context: typer.Context) -> None:
             f"the simulation is not installed ({error.name} is missing)", hint="install from a checkout: make venv"
         ) from error
     raise typer.Exit(main(context.args))
+
+
+@app.command()
+def health(address: Annotated[str, typer.Argument(help="HOST:PORT of a gRPC server.")]) -> None:
+    """Ask a service for its gRPC health: exit code 0 when it serves, 1 when not. For container health checks."""
+    from coppice.up.ports import parse_address
+    from coppice.up.probe import grpc_serving
+
+    serves = grpc_serving(parse_address(address))()
+    typer.echo("serving" if serves else "not serving", err=not serves)
+    raise typer.Exit(EXIT_OK if serves else EXIT_FAILURE)
 
 
 @app.command()

@@ -18,7 +18,10 @@ TAIL_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run and how to tell that it is ready. `stop_grace_s`: from SIGTERM to SIGKILL."""
+    """What to run and how to tell that it is ready.
+
+    `stop_grace_s`: from SIGTERM to SIGKILL. `stop_turn`: children of turn 0 are stopped first, together.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -26,6 +29,7 @@ class ChildSpec:
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_grace_s: float = 5.0
+    stop_turn: int = 0
 
 
 class Child:

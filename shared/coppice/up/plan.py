@@ -84,7 +84,7 @@ def _valkey_child(address: Address, log_dir: Path) -> ChildSpec:
         *(_valkey_binary(), "--bind", address.host, "--port", str(address.port), "--dir", str(log_dir)),
         *("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning", "--set-proc-title", "no"),
     )
-    return ChildSpec("valkey", argv, valkey_answers(address), log_dir / "valkey.log")
+    return ChildSpec("valkey", argv, valkey_answers(address), log_dir / "valkey.log", stop_turn=3)
 
 
 def _valkey_binary() -> str:
@@ -124,6 +124,7 @@ def _cache_child(
         grpc_serving(grpc),
         log_dir / "cache.log",
         environment={"COPPICE_SEAL_KEY": key},
+        stop_turn=2,
     )
 
 
@@ -149,7 +150,7 @@ def _worker_child(
     threads = options.threads or (max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0)
     if threads:
         argv += ["--threads", str(threads)]
-    return ChildSpec(name, tuple(argv + _tracing(options)), grpc_serving(grpc), log_dir / f"{name}.log")
+    return ChildSpec(name, tuple(argv + _tracing(options)), grpc_serving(grpc), log_dir / f"{name}.log", stop_turn=1)
 
 
 def _scheduler_child(
@@ -175,6 +176,7 @@ def _scheduler_child(
         grpc_serving(reached),
         log_dir / "scheduler.log",
         stop_grace_s=DRAIN_S + 5.0,
+        stop_turn=0,  # it drains what runs, and needs the others for that
     )
 
 

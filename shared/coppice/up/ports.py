@@ -24,6 +24,14 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def parse_address(text: str) -> Address:
+    """`host:port` or `[v6]:port`. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r} is no address", hint="give HOST:PORT")
+    return Address(host.strip("[]"), int(port))
+
+
 def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:
     """`count` different free ports. All are held until the last is found, so that none is handed out twice."""
     sockets = [socket.socket(_family(host)) for _ in range(count)]

@@ -1,8 +1,8 @@
-"""Starts children in stages, brings a crashed one back, stops them in reverse.
+"""Starts children in stages, brings a crashed one back, stops them in turns.
 
     start:   stage 1 ready ──► stage 2 ready ──► ...      a death before the first readiness ends everything
     watch:   a death after it: start again, at most RESTARTS_MAX times within RESTART_WINDOW_S, then end everything
-    stop:    last stage first: SIGTERM, grace, SIGKILL    a second request to stop: SIGKILL at once
+    stop:    turn 0, turn 1, ...: SIGTERM, grace, SIGKILL      a second request to stop: SIGKILL at once
 
 One thread does all of this. Children must be started by the thread that lives as long as the process: the kernel ties
 a child to the *thread* that started it.
@@ -104,23 +104,26 @@ class Supervisor:
                 self._look_for_readiness(tended, now_s)
 
     def stop(self) -> None:
-        """Stop what runs, last stage first. Returns when no child is left."""
+        """Stop what runs, turn by turn. Returns when no child is left."""
         self._display.close()
-        for stage in reversed(self._tended):
-            running = [tended.child for tended in stage if tended.child.is_running()]
-            for child in running:
-                child.terminate()
-            deadline_s = time.monotonic() + max((child.spec.stop_grace_s for child in running), default=0.0)
-            while any(child.is_running() for child in running):
-                if self._stop_requests > 1 or time.monotonic() > deadline_s:
-                    break
-                time.sleep(TICK_S / 4)
-            for child in running:
-                if child.is_running():
-                    if self._stop_requests <= 1:
-                        self._display.note(f"{child.spec.name} did not stop in {child.spec.stop_grace_s:.0f} s; killed")
-                    child.kill()
+        children = [tended.child for tended in self._all()]
+        for turn in sorted({child.spec.stop_turn for child in children}):
+            self._stop_together([c for c in children if c.spec.stop_turn == turn and c.is_running()])
         self._tended.clear()
+
+    def _stop_together(self, running: Sequence[Child]) -> None:
+        for child in running:
+            child.terminate()
+        deadline_s = time.monotonic() + max((child.spec.stop_grace_s for child in running), default=0.0)
+        while any(child.is_running() for child in running):
+            if self._stop_requests > 1 or time.monotonic() > deadline_s:
+                break
+            time.sleep(TICK_S / 4)
+        for child in running:
+            if child.is_running():
+                if self._stop_requests <= 1:
+                    self._display.note(f"{child.spec.name} did not stop in {child.spec.stop_grace_s:.0f} s; killed")
+                child.kill()
 
     def _all(self) -> list[_Tended]:
         return [tended for stage in self._tended for tended in stage]
