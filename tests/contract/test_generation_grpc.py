@@ -145,6 +145,7 @@ def test_a_stop_string_ends_before_it() -> None:
             "messages[0].role",
         ),
         ({"text": "word " * 700}, "INVALID_ARGUMENT", "context_length_exceeded", "512"),
+        ({"text": "x" * (2 << 20)}, "INVALID_ARGUMENT", "request_too_large", "2097152"),
         ({"max_tokens": 0}, "INVALID_ARGUMENT", "invalid", "max_tokens is 0"),
         ({"max_tokens": 512}, "INVALID_ARGUMENT", "context_length_exceeded", "At most 511"),
         ({"temperature": float("nan")}, "INVALID_ARGUMENT", "invalid", "temperature"),

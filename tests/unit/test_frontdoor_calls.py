@@ -23,12 +23,14 @@ from coppice_scheduler.core.request import Finish, Output, OutputError, OutputEr
 from coppice_scheduler.edge import tracing
 from coppice_scheduler.edge.chat import ChatMessage
 from coppice_scheduler.edge.checkpoint_text import load_checkpoint_text
+from coppice_scheduler.edge.detokenizer import DetokenizerFactory
 from coppice_scheduler.edge.engine import ModelInfo
 from coppice_scheduler.edge.errors import ApiError
 from coppice_scheduler.edge.frontdoor import FrontDoor
 from coppice_scheduler.edge.generation_spec import ChatPrompt, GenerationSpec, TextPrompt, TokenPrompt
 from coppice_scheduler.edge.metrics import MAX_TENANT_LABELS, OTHER_TENANTS, FrontDoorMetrics, TenantLabels
-from coppice_scheduler.edge.text_stream import Delta
+from coppice_scheduler.edge.stops import StopScanner
+from coppice_scheduler.edge.text_stream import Delta, TextStream, Usage
 from tests.fakes.engine import FakeEngine, Script, pack
 
 MODEL = "demo"
@@ -110,6 +112,31 @@ def test_a_stop_string_that_only_the_end_completes() -> None:
         assert deltas[-1].ending.stop is None
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "stop"),
+    [((), "ab cd", None), (("cd",), "ab ", "cd"), (("b c",), "a", "b c"), (("x",), "ab cd", None)],
+)
+def test_tokens_in_the_last_output_count_too(stops: tuple[str, ...], text: str, stop: str | None) -> None:
+    """A slow reader gets everything joined into one Output, its end included."""
+    tokens = [CHECKPOINT.raw.token_to_id(piece) for piece in ("ab", "Ġc", "d")]
+    assert None not in tokens
+    finished: list[bool] = []
+    stream = TextStream(
+        0,
+        7,
+        DetokenizerFactory(CHECKPOINT.raw).start([]),
+        StopScanner(stops) if stops else None,
+        lambda: finished.append(True),
+    )
+    output = Output("r", pack(tokens), finish=Finish.STOP, num_output_tokens=4, num_cached_tokens=1, stop_token=True)
+    delta = stream.take(output)
+    assert delta is not None
+    assert delta.ending is not None
+    assert (delta.text, delta.ending.stop, delta.ending.reason) == (text, stop, "stop")
+    assert delta.ending.usage == Usage(7, len(delta.tokens) // 4 if stop else 4, 1)
+    assert finished == []  # the engine has ended it by itself
 
 
 class EndsBadly(FakeEngine):

@@ -26,7 +26,14 @@ from coppice_scheduler.edge.auth import bearer_key
 from coppice_scheduler.edge.chat import ChatMessage
 from coppice_scheduler.edge.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.frontdoor import FrontDoor
-from coppice_scheduler.edge.generation_spec import ChatPrompt, GenerationSpec, Prompt, TextPrompt, TokenPrompt
+from coppice_scheduler.edge.generation_spec import (
+    MAX_BODY_BYTES,
+    ChatPrompt,
+    GenerationSpec,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from coppice_scheduler.edge.text_stream import Delta
 
 log = logging.getLogger("coppice.scheduler.grpc")
@@ -96,6 +103,10 @@ class GenerationServicer(pb_grpc.GenerationServicer):
 
 def spec_of(request: pb.GenerateRequest) -> GenerationSpec:
     """Raises ApiError."""
+    if request.ByteSize() > MAX_BODY_BYTES:
+        raise ApiError(
+            ErrorKind.TOO_LARGE, f"The request is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large"
+        )
     if not request.model:
         raise invalid("model is required.", param="model", code="missing")
 

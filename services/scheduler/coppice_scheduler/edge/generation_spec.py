@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from coppice_scheduler.edge.chat import ChatMessage
 
+MAX_BODY_BYTES = 2 * 1024 * 1024  # one request, as JSON or protobuf
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64

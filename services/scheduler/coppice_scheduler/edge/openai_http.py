@@ -20,12 +20,12 @@ from coppice.telemetry import context_from_headers
 from coppice_scheduler.edge.auth import bearer_key
 from coppice_scheduler.edge.errors import ApiError, ErrorKind, model_not_found, not_ready
 from coppice_scheduler.edge.frontdoor import Call, FrontDoor
+from coppice_scheduler.edge.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.openai_bodies import Answer, Shape, model_body
 from coppice_scheduler.edge.openai_schema import ParsedRequest, parse_chat, parse_completion
 from coppice_scheduler.edge.sse import DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.text_stream import NO_USAGE, Delta
 
-MAX_BODY_BYTES = 2 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
 _CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
 
