@@ -24,6 +24,9 @@ def settings(**fields: object) -> SchedulerSettings:
     return SchedulerSettings(**{"instance": b"instance", "max_running": 8, "max_step_tokens": 64, **fields})  # type: ignore[arg-type]
 
 
+MANY = TenantLimits(2000, 2000)
+
+
 def asked(bench: Bench) -> list[str]:
     """Requests with an Acquire on its way, by the length of their prompts."""
     return [str(len(op.tokens) // 4) for op in bench.ops(Acquire) if isinstance(op, Acquire)]
@@ -201,3 +204,14 @@ def test_nothing_is_asked_while_no_worker_is_open() -> None:
     bench.list_workers(1)
     bench.advance()
     assert asked(bench) == ["2"]
+
+
+def test_a_batch_of_ops_has_a_largest_size() -> None:
+    bench = Bench(settings(max_running=1030, max_step_tokens=2048, max_queued=1030, default_limits=MANY))
+    bench.hold = True
+    for number in range(1030):
+        assert bench.submit(str(number), 1) is None
+    bench.advance()
+    assert [len(batch) for batch in bench.batches] == [1024, 6]
+    bench.answer()
+    assert bench.core.stats().running == 1030

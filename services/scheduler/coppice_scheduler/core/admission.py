@@ -42,14 +42,15 @@ def refusal(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
 
 def _retry_after_ms(life: Lifecycle, now_ns: int) -> int:
     """As long as the head of the queue has waited so far: the best guess of how long a place takes."""
-    since = life.queue.oldest_since_ns()
-    waited_ms = 0 if since is None else (now_ns - since) // NS_PER_MS
+    oldest = life.queue.oldest()
+    waited_ms = 0 if oldest is None else (now_ns - oldest.queued_ns) // NS_PER_MS
     return min(max(waited_ms, 100), life.settings.queue_timeout_ms)
 
 
 def expire(life: Lifecycle, now_ns: int) -> None:
     """End what waited longer than the queue's timeout."""
-    while (request := life.queue.pop_expired(now_ns)) is not None:
+    timeout_ns = life.settings.queue_timeout_ms * NS_PER_MS
+    while (request := life.queue.oldest()) is not None and request.queued_ns + timeout_ns <= now_ns:
         waited_ms = (now_ns - request.queued_ns) // NS_PER_MS
         if request.domain_blocked:
             code = OutputErrorCode.TENANT_MAXIMUM

@@ -211,7 +211,7 @@ class SchedulerCore:
     def stats(self) -> SchedulerStats:
         life = self._life
         counts, totals = life.counts, life.totals
-        since = life.queue.oldest_since_ns()
+        oldest = life.queue.oldest()
         tenants = {
             tenant: TenantStats(counts.tenant_running[tenant], counts.tenant_waiting[tenant])
             for tenant in {*counts.tenant_running, *counts.tenant_waiting}
@@ -220,7 +220,7 @@ class SchedulerCore:
             running=counts.running,
             waiting=counts.waiting,
             waiting_tokens=counts.waiting_tokens,
-            oldest_wait_ms=0 if since is None else (self._now_ns - since) // NS_PER_MS,
+            oldest_wait_ms=0 if oldest is None else (self._now_ns - oldest.queued_ns) // NS_PER_MS,
             tenants=tenants,
             leases=life.leases.num_live,
             steps_in_flight=sum(len(worker.in_flight) for worker in life.workers.values()),

@@ -41,6 +41,8 @@ from coppice.messages.index import (
     lease_hash,
 )
 
+OPS_PER_BATCH_MAX = 1024  # the cache service refuses batches beyond its own, higher, limit
+
 _ANSWERS: dict[type[Op], tuple[type[Answer], ...]] = {
     Acquire: (Grant, NoCapacity, Gone, Invalid),
     Extend: (Extended, NoCapacity, Gone, Invalid),
@@ -288,9 +290,10 @@ class LeaseTable:
 
     def take_messages(self, ops: list[Op]) -> tuple[FromClient, ...]:
         messages, self._first = self._first, []
-        if ops:
-            self.unanswered.append(tuple(ops))
-            messages.append(OpBatch(tuple(ops)))
+        for start in range(0, len(ops), OPS_PER_BATCH_MAX):
+            batch = tuple(ops[start : start + OPS_PER_BATCH_MAX])
+            self.unanswered.append(batch)
+            messages.append(OpBatch(batch))
         return tuple(messages)
 
     def extend(self, lease: Lease, reserve_tokens: int) -> Op:

@@ -77,6 +77,7 @@ class Lifecycle:
         self.queue.enter(request, now_ns)
 
     def _leave_queue(self, request: RequestState) -> None:
+        self.queue.leave(request)
         self.counts.waiting -= 1
         self.counts.waiting_tokens -= request.num_tokens
         _decrement(self.counts.tenant_waiting, request.request.tenant)

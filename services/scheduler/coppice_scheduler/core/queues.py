@@ -1,12 +1,12 @@
 """Where requests wait: one heap per domain, by (priority, arrival); the earliest head of the domains goes next.
 
-Heaps per domain let a domain at its maximum be stepped over without walking its requests. Entries are dropped lazily:
-a request that left has another ticket.
+Heaps per domain let a domain at its maximum be stepped over without walking its requests. Entries of a heap are
+dropped lazily: a request that left it is no longer WAITING under that ticket.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -24,7 +24,7 @@ class WaitingQueue:
         self._timeout_ns = timeout_ns
         self._next_ticket = 1
         self._heaps: dict[DomainId, list[Entry]] = {}
-        self._deadlines: deque[tuple[int, int, RequestState]] = deque()  # constant timeout: sorted as they come
+        self._stays: OrderedDict[int, RequestState] = OrderedDict()  # by ticket; one timeout for all: oldest first
 
     def enter(self, request: RequestState, now_ns: int) -> None:
         """A new stay, with a new deadline."""
@@ -32,8 +32,12 @@ class WaitingQueue:
         request.ticket = self._next_ticket
         request.queued_ns = now_ns
         self._next_ticket += 1
-        self._deadlines.append((now_ns + self._timeout_ns, request.ticket, request))
+        self._stays[request.ticket] = request
         self._push(request)
+
+    def leave(self, request: RequestState) -> None:
+        """Its stay is over: it got memory, or an outcome."""
+        del self._stays[request.ticket]
 
     def put_back(self, request: RequestState) -> None:
         """Its Acquire brought nothing: the same stay goes on."""
@@ -61,27 +65,12 @@ class WaitingQueue:
         while heap and (heap[0][1] != heap[0][2].ticket or heap[0][2].status is not RequestStatus.WAITING):
             heappop(heap)
 
-    def _drop_settled(self) -> None:
-        waiting = (RequestStatus.WAITING, RequestStatus.ASKING)
-        while self._deadlines:
-            _, ticket, request = self._deadlines[0]
-            if ticket == request.ticket and request.status in waiting:
-                return
-            self._deadlines.popleft()
-
-    def pop_expired(self, now_ns: int) -> RequestState | None:
-        self._drop_settled()
-        if self._deadlines and self._deadlines[0][0] <= now_ns:
-            return self._deadlines.popleft()[2]
-        return None
+    def oldest(self) -> RequestState | None:
+        return next(iter(self._stays.values()), None)
 
     def next_deadline_ns(self) -> int | None:
-        self._drop_settled()
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def oldest_since_ns(self) -> int | None:
-        self._drop_settled()
-        return self._deadlines[0][2].queued_ns if self._deadlines else None
+        oldest = self.oldest()
+        return oldest.queued_ns + self._timeout_ns if oldest is not None else None
 
 
 @dataclass(slots=True)

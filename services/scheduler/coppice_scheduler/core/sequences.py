@@ -106,8 +106,3 @@ class Sequence:
     def blocked(self) -> bool:
         """Its next token has no block."""
         return self.num_planned >= self.lease.reserved_tokens
-
-    @property
-    def ends_in_flight(self) -> bool:
-        """The tokens sampled in flight reach its length: it must not be planned further."""
-        return self.request.num_output_tokens + self.num_pending >= self.request.max_output_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Growth, SequenceStart, StepPlan
 from coppice_scheduler.core.sequences import Sequence, SequenceState
 from coppice_scheduler.core.settings import SchedulerSettings
@@ -90,15 +91,17 @@ def _choose_rows(worker: Worker, settings: SchedulerSettings) -> list[Row]:
     prefills = []
     budget = settings.max_step_tokens
     for sequence in worker.running.values():
-        to_plan = sequence.request.num_tokens + sequence.num_pending - sequence.num_planned
+        request, planned = sequence.request, sequence.num_planned
+        to_plan = (len(request.tokens) // TOKEN_BYTES) + sequence.num_pending - planned
         if to_plan > 1:
             prefills.append(sequence)
-        elif budget and not sequence.ends_in_flight:
-            if sequence.blocked:
-                worker.wants_blocks[sequence.sequence_id] = sequence
-            else:
-                rows.append(Row(sequence, 1, True, max(0, min(1, sequence.num_start_tokens - sequence.num_planned))))
-                budget -= 1
+        elif not budget or request.num_output_tokens + sequence.num_pending >= request.max_output_tokens:
+            continue  # without the budget, or ended by the tokens that are sampled in flight
+        elif planned >= sequence.lease.reserved_tokens:
+            worker.wants_blocks[sequence.sequence_id] = sequence
+        else:
+            rows.append(Row(sequence, 1, True, 1 if planned < sequence.num_start_tokens else 0))
+            budget -= 1
     prefills.sort(key=lambda sequence: sequence.request.order)
     for sequence in prefills:
         to_plan = sequence.num_to_plan

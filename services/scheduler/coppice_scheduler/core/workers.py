@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from coppice.ids import CacheEpoch, LeaseId, SequenceId, WorkerEpoch, WorkerId
 from coppice.messages.index import NoCapacityReason, WorkerInfo
@@ -12,8 +13,7 @@ from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.sequences import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What one sequence computes in one step."""
 
     sequence: Sequence
