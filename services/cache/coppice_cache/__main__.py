@@ -24,7 +24,6 @@ from coppice_cache.edge.registry import Registry, connect
 from coppice_cache.edge.service import IndexService
 from coppice_cache.edge.settings import CacheSettings, core_settings
 from coppice_cache.edge.tracing import AcquireSpans
-from coppice_rpc.v1 import cache_pb2_grpc
 
 _log = logging.getLogger("coppice.cache")
 PROG = "coppice cache"
@@ -75,8 +74,7 @@ class _Process:
         )
         self._registry = Registry(redis, self._service.list_workers) if redis is not None else None
         self._readiness = Readiness(self._problems)
-        servicer = PrefixIndexServicer(self._service)
-        self._grpc.add(lambda server: cache_pb2_grpc.add_PrefixIndexServicer_to_server(servicer, server))
+        self._grpc.add(PrefixIndexServicer(self._service).add_to)
 
     def start(self) -> None:
         metrics = CollectorRegistry()

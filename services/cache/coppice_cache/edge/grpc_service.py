@@ -33,6 +33,9 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
     def __init__(self, service: IndexService) -> None:
         self._service = service
 
+    def add_to(self, server: grpc.Server) -> None:
+        cache_pb2_grpc.add_PrefixIndexServicer_to_server(self, server)
+
     def Session(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
         yield from self._service.client_server.serve(request_iterator, context)
 
