@@ -1,4 +1,4 @@
-"""Ledger, eviction and quotas: which block, whose, and at whose expense."""
+"""Ledger and eviction: which block, under which generation, and which goes first."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from coppice.handles import COUNTER_MAX, block_ids, block_of, epoch_of, generation_of, make_generation
 from coppice.ids import CacheEpoch, DomainId
-from coppice.messages.index import Answer, Extended, Grant, NoCapacity, NoCapacityReason
-from coppice_cache.core.index import CoreSettings, DomainConfig, InvariantBroken, Mode, SettingsRefused
+from coppice.messages.index import Answer, Extended, NoCapacity, NoCapacityReason
+from coppice_cache.core.index import CoreSettings, DomainConfig, InvariantBroken, Mode
 from coppice_cache.core.ledger import BlockState
 from tests.unit.cache_world import ALICE, KEY, NAMESPACE, W, World, registration, settings, tokens
 
@@ -121,6 +121,32 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     assert [cached(world, data) for data in (first, second, third)] == [2, 0, 2]
 
 
+def test_the_end_of_a_lease_counts_as_use() -> None:
+    world = World(num_blocks=6)
+    first, second = tokens(8, 100), tokens(8, 200)
+    for number, data in ((1, first), (2, second)):
+        world.granted(number, data)
+        world.publish(number, 0, data)
+    world.release(2)
+    world.release(1)
+    world.granted(3, tokens(16, 500))
+    assert (cached(world, first), cached(world, second)) == (2, 0)
+
+
+def test_an_acquire_counts_as_use_even_when_its_session_expires() -> None:
+    world = World(num_blocks=6)
+    first, second = tokens(8, 100), tokens(8, 200)
+    for number, data in ((1, first), (2, second)):
+        world.fill(number, data)
+    world.granted(3, first + tokens(1))
+    world.core.end_client(world.session, world.now_ns)
+    world.collect()
+    world.ack(world.fences()[0])
+    world.session = world.attach()
+    world.granted(4, tokens(16, 500))
+    assert (cached(world, first), cached(world, second)) == (2, 0)
+
+
 def test_tails_are_trimmed_block_by_block() -> None:
     world = World(num_blocks=6)
     world.fill(1, tokens(24))
@@ -212,138 +238,6 @@ def test_eviction_follows_a_plain_lru(random: Random) -> None:
         while len(order) > spare:
             order.remove(next(p for p in order if p != prompt))
         assert [p for p in range(14) if cached(world, tokens(4, p * 10))] == sorted(order)
-
-
-# quotas
-
-
-def test_a_domain_never_holds_more_than_its_maximum() -> None:
-    world = World(settings(DomainConfig(ALICE, maximum_share=0.5)), num_blocks=16)
-    world.granted(1, tokens(24))
-    assert reason(world.acquire(2, tokens(12, 900))) is NoCapacityReason.DOMAIN_MAXIMUM
-    assert reason(world.acquire(2, tokens(36, 900))) is NoCapacityReason.NEVER_FITS
-    assert reason(world.extend(1, 36)) is NoCapacityReason.NEVER_FITS
-    world.granted(3, tokens(8, 900))
-    assert reason(world.extend(1, 28)) is NoCapacityReason.DOMAIN_MAXIMUM
-
-
-def test_at_its_maximum_a_domain_evicts_its_own() -> None:
-    world = World(settings(DomainConfig(ALICE, maximum_share=0.5)), num_blocks=16)
-    world.fill(1, tokens(16))
-    world.fill(2, tokens(16), domain=BOB)
-    world.granted(3, tokens(24, 900))
-    assert (cached(world, tokens(16)), cached(world, tokens(16), BOB)) == (2, 4)
-
-
-def test_the_domain_furthest_over_its_guarantee_pays_first() -> None:
-    config = settings(DomainConfig(ALICE, guarantee_share=0.5), DomainConfig(BOB))
-    world = World(config, num_blocks=16)
-    world.fill(1, tokens(40), domain=ALICE)  # 10 held, 2 over
-    world.fill(2, tokens(20), domain=BOB)  # 5 held, 5 over
-    world.granted(3, tokens(12, 900), domain=CAROL)
-    assert (cached(world, tokens(40), ALICE), cached(world, tokens(20), BOB)) == (10, 3)
-
-
-def test_nobody_takes_from_a_guarantee() -> None:
-    world = World(settings(DomainConfig(ALICE, guarantee_share=0.5)), num_blocks=16)
-    world.fill(1, tokens(40))
-    assert reason(world.acquire(2, tokens(36, 900), domain=BOB)) is NoCapacityReason.POOL_FULL
-    assert cached(world, tokens(40)) == 10
-    world.granted(3, tokens(32, 900), domain=BOB)
-    assert cached(world, tokens(40)) == 8
-
-
-def test_a_domain_may_always_evict_its_own() -> None:
-    world = World(settings(DomainConfig(ALICE, guarantee_share=0.5)), num_blocks=16)
-    world.fill(1, tokens(32))
-    world.granted(2, tokens(32, 900), domain=BOB)
-    world.granted(3, tokens(32, 1_900))
-    assert cached(world, tokens(32)) == 0
-
-
-def test_borrowed_blocks_come_back_to_the_guaranteed_domain() -> None:
-    world = World(settings(DomainConfig(ALICE, guarantee_share=0.5)), num_blocks=16)
-    world.fill(1, tokens(64), domain=BOB)
-    assert len(world.granted(2, tokens(32)).owned) == 64
-    assert cached(world, tokens(64), BOB) == 8
-
-
-def test_a_strict_share_is_never_lent() -> None:
-    world = World(settings(DomainConfig(ALICE, mode=STRICT, guarantee_share=0.25)), num_blocks=16)
-    assert reason(world.acquire(1, tokens(52), domain=BOB)) is NoCapacityReason.NEVER_FITS
-    world.granted(2, tokens(48), domain=BOB)
-    assert reason(world.acquire(3, tokens(4, 900), domain=BOB)) is NoCapacityReason.POOL_FULL
-    world.granted(4, tokens(16))
-    assert reason(world.acquire(5, tokens(4, 900))) is NoCapacityReason.DOMAIN_MAXIMUM
-    assert reason(world.acquire(5, tokens(20, 900))) is NoCapacityReason.NEVER_FITS
-
-
-def test_a_strict_domain_sees_only_itself() -> None:
-    """Non-interference: the same ops get the same answers, whatever the others do in between."""
-    config = settings(DomainConfig(ALICE, mode=STRICT, guarantee_share=0.5), DomainConfig(BOB, guarantee_share=0.2))
-
-    def transcript(noise: int) -> list[object]:
-        world, random, others = World(config, num_blocks=20), Random(5), Random(noise)
-        heard: list[object] = []
-        for number in range(120):
-            start = world.now_ns
-            for step in range(others.randrange(4) if noise else 0):
-                other = 10_000 + number * 10 + step
-                whose = others.choice((BOB, CAROL))
-                answer = world.acquire(other, tokens(others.randint(1, 40), others.randrange(3) * 4), domain=whose)
-                if isinstance(answer, Grant) and others.random() < 0.8:
-                    world.release(other)
-            world.now_ns = start + 10_000_000
-            data = tokens(random.randint(1, 40), random.randrange(3) * 4)
-            answer = world.acquire(number, data)
-            if isinstance(answer, Grant):
-                heard.append((answer.num_cached_tokens, len(answer.shared), len(answer.owned), len(answer.zero)))
-                whole = len(data) // 16 * 16
-                if whole:
-                    world.publish(number, 0, data[:whole])
-                if random.random() < 0.8:
-                    world.release(number)
-            else:
-                heard.append(answer)
-            heard.append([cached(world, tokens(40, first)) for first in (0, 4, 8)])
-        return heard
-
-    alone = transcript(0)
-    assert any(isinstance(answer, NoCapacity) for answer in alone)
-    assert all(transcript(noise) == alone for noise in (1, 2, 3))
-
-
-def test_many_domains_take_turns_to_pay() -> None:
-    world = World(num_blocks=64)
-    names = [DomainId(f"d{n}") for n in range(8)]
-    for number, name in enumerate(names):
-        world.fill(number, tokens(32), domain=name)
-    for number in range(20, 36):
-        world.fill(number, tokens(8, number * 100), domain=CAROL)
-        if number < 30:
-            held = [cached(world, tokens(32), name) for name in names]
-            assert max(held) - min(held) <= 2
-    assert world.core.stats().cached_blocks == 64
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: CoreSettings(b"short"), "seal_key"),
-        (lambda: settings(DomainConfig(ALICE), DomainConfig(ALICE)), "twice"),
-        (lambda: settings(*(DomainConfig(d, guarantee_share=0.6) for d in (ALICE, BOB))), "sum"),
-        (lambda: settings(default_domain=DomainConfig(ALICE, guarantee_share=0.1)), "default_domain"),
-        (lambda: settings(heartbeat_ms=10_000), "heartbeat_ms"),
-        (lambda: settings(session_ttl_ms=0), "session_ttl_ms"),
-        (lambda: DomainConfig(ALICE, guarantee_share=0.5, maximum_share=0.4), "above"),
-        (lambda: DomainConfig(ALICE, maximum_share=1.5), "between"),
-        (lambda: DomainConfig(ALICE, mode=STRICT), "strict"),
-        (lambda: DomainConfig(ALICE, mode=STRICT, guarantee_share=0.2, maximum_share=0.4), "strict"),
-    ],
-)
-def test_settings_that_contradict_themselves(build: object, message: str) -> None:
-    with pytest.raises(SettingsRefused, match=message):
-        build()  # type: ignore[operator]
 
 
 # the check can fail

@@ -79,10 +79,24 @@ def test_a_worker_may_lag_behind_grants_and_seals() -> None:
     assert world.core.stats().leases == 1
 
 
+def test_a_report_may_be_older_than_a_publication() -> None:
+    world = World(num_blocks=8)
+    grant = world.granted(1, tokens(4))
+    before = registration(num_blocks=8, epoch=grant.worker_epoch, highest=1)
+    world.publish(1, 0, tokens(4))
+    assert world.register(before).worker_epoch == grant.worker_epoch
+    world.tick(20_000, alive=(world.session,))
+    world.granted(2, tokens(4, 50))
+    world.publish(2, 0, tokens(4, 50))
+    assert world.register(before).worker_epoch != grant.worker_epoch
+
+
 @pytest.mark.parametrize("damage", ["ahead", "behind a cached block", "another seal", "another size"])
 def test_a_difference_that_cannot_be_explained_ends_the_epoch(damage: str) -> None:
     world = World(num_blocks=8)
     world.fill(1, tokens(8))
+    world.tick(20_000, alive=(world.session,))
+    world.fill(2, tokens(8, 100))
     old = world.core.state.workers[W].epoch
     generations = bytearray(world.core.state.workers[W].ledger.generation.tobytes())
     seals = bytearray(world.core.state.workers[W].ledger.seals)

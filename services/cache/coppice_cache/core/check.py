@@ -64,6 +64,7 @@ def _explain_leases(state: State, worker: Worker) -> dict[int, BlockState]:
             _require(block not in expected, "I7", f"block {block} of {worker.worker_id} has two owners")
             expected[block] = BlockState.DRAINING if lease.draining else BlockState.LEASED
             _require(worker.ledger.last_use[block] is lease.use, "I3", f"block {block} is another domain's")
+            _require(not any(worker.ledger.seal(block)), "I7", f"writable block {block} is sealed")
         _check_table(worker, lease)
         _require(lease.tree is None or lease.tree.domain == lease.use.config.domain, "I3", f"tree of lease {number}")
     for block, holders in worker.holders.items():

@@ -104,7 +104,7 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
     if spot.blocks_into < spot.node.num_blocks:
         worker.num_nodes += 1
     node = settle_spot(spot, worker.block_bytes)
-    node.touch(now_ns)
+    node.last_use_ns = now_ns
     number = state.next_lease_number()
     use.protected += node.pin(number)
     worker.quotas.settle(use)

@@ -17,7 +17,7 @@ from coppice_cache.core.leases import Lease
 from coppice_cache.core.ledger import unpack_blocks
 from coppice_cache.core.radix import EDGE_BLOCKS_MAX, Node, Tree, add_child, path, settle_spot, walk
 from coppice_cache.core.settings import Mode
-from coppice_cache.core.state import State
+from coppice_cache.core.state import NS_PER_MS, State
 from coppice_cache.core.workers import Worker
 
 
@@ -52,7 +52,7 @@ def _advance(state: State, worker: Worker, lease: Lease, tokens: bytes, now_ns: 
     if rest:
         node = _hang_up(state, worker, lease, node, start + found, rest, now_ns)
     if node is not old:
-        node.touch(now_ns)
+        node.last_use_ns = now_ns
         worker.pin(lease, node)
         worker.unpin(lease, old)
     lease.num_settled = start + len(tokens) // block_bytes
@@ -68,6 +68,7 @@ def _hang_up(state: State, worker: Worker, lease: Lease, node: Node, first: int,
     seals = chain_seals(state.settings.seal_key, parent_seal, tokens, worker.block_bytes)
     for index, block in enumerate(unpack_blocks(handles)):
         worker.ledger.publish(block, seals[index * SEAL_BYTES : (index + 1) * SEAL_BYTES])
+    worker.remember_publication(handles, now_ns, state.settings.worker_ttl_ms * NS_PER_MS)
     alone = node.pins == {lease.number} and not node.children and not isinstance(node, Tree)
     if alone and node.num_blocks + count <= EDGE_BLOCKS_MAX:
         node.append(tokens, handles, seals)

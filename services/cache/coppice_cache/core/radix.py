@@ -13,6 +13,9 @@ guards has no pin anywhere below it, so its blocks can be evicted, leaves first.
 
 Parent links make cycles with `children`; both are cut when a node leaves the tree, so that reference counting alone
 frees it.
+
+Only the deepest node of a used path gets a new `last_use_ns`. That is enough for an order of eviction: an inner node
+becomes a leaf when its last child goes, and that child was the coldest leaf, so its parent may as well be next.
 """
 
 from __future__ import annotations
@@ -84,13 +87,6 @@ class Node:
             lost += node.num_blocks
             node = node.parent
         return lost
-
-    def touch(self, now_ns: int) -> None:
-        """Stamp the whole path as used."""
-        node: Node | None = self
-        while node is not None:
-            node.last_use_ns = now_ns
-            node = node.parent
 
     def append(self, tokens: bytes, handles: bytes, seals: bytes) -> None:
         """Make the edge longer in place."""

@@ -15,7 +15,7 @@ from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
 from coppice.messages.registration import FenceAck, Register, Registered
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.errors import MessageRefused
-from coppice_cache.core.ledger import BlockState, Ledger
+from coppice_cache.core.ledger import BlockState, Ledger, unpack_blocks
 from coppice_cache.core.lifetimes import end_worker, finish_fenced
 from coppice_cache.core.quotas import Quotas
 from coppice_cache.core.reattach import accept_window_ack, close_windows, judge_held_claims
@@ -96,7 +96,8 @@ def _is_explained(worker: Worker, message: Register) -> bool:
     """Whether the reported blocks can follow from the ledger.
 
     A worker may lag behind a grant that was not attached yet, and behind a seal that is on its way. It can never be
-    ahead, and a cached block was written under its generation. In a closed ledger the second look will tell.
+    ahead. A cached block was written under its generation, so a report shows it, unless it was published while the
+    report was on its way. In a closed ledger the second look will tell.
     """
     same_pool = (message.num_blocks, message.block_size, message.namespace, message.model) == (
         worker.num_blocks,
@@ -111,7 +112,8 @@ def _is_explained(worker: Worker, message: Register) -> bool:
     if bool((reported > ours).any()):
         return False
     cached = np.frombuffer(worker.ledger.state, dtype=np.uint8) == BlockState.CACHED
-    if bool((cached & (reported != ours)).any()):
+    missing = set(np.flatnonzero(cached & (reported != ours)).tolist())
+    if missing - {block for _, handles in worker.published for block in unpack_blocks(handles)}:
         return False
     sealed = np.frombuffer(message.seals, dtype="<u8").reshape(-1, 2)
     known = np.frombuffer(bytes(worker.ledger.seals), dtype="<u8").reshape(-1, 2)

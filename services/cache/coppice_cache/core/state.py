@@ -35,6 +35,7 @@ class State:
         self.reattach_closed = False  # some worker's window was fenced: who is not back by then is dead
         self.dead_epochs: set[SchedulerEpoch] = set()  # of earlier cache epochs, ended here: never back
         self.dismantling: list[Node] = []
+        self._fencing: dict[WorkerEpoch, Worker] = {}  # with leases that `flush` has to fence
         self._session_count = 0
         self._worker_count = 0
         self._lease_count = 0
@@ -85,14 +86,16 @@ class State:
     def fence_leases(self, worker: Worker, lease: Lease) -> None:
         """Drain one lease; `flush` sends a single fence for all that drained in the same call."""
         worker.drain(lease)
+        self._fencing[worker.epoch] = worker
         worker.to_fence.append(lease)
 
     def flush(self) -> None:
         """Send what was collected during one call: lease fences, then the list of workers."""
-        for worker in self.workers.values():
-            if worker.to_fence:
-                leases, worker.to_fence = worker.to_fence, []
-                ids = tuple(lease.lease_id for lease in leases)
+        fencing, self._fencing = self._fencing, {}
+        for worker in fencing.values():
+            leases, worker.to_fence = worker.to_fence, []
+            ids = tuple(lease.lease_id for lease in leases)
+            if self.workers.get(worker.worker_id) is worker:
                 self.send_fence(worker, Fence(self.next_fence_id(), worker.epoch, lease_ids=ids), leases)
         if self.workers_changed:
             self.workers_changed = False

@@ -8,6 +8,7 @@ Only an OPEN worker grants. In the other phases whatever is given back drains un
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -75,6 +76,7 @@ class Worker:
         self.fences: dict[int, PendingFence] = {}
         self.to_fence: list[Lease] = []  # drained, to be named in the next lease fence
         self.last_heard_ns = now_ns
+        self.published: deque[tuple[int, bytes]] = deque()  # lately: when, and which handles
         self.mean_hold_ms = 1_000.0
 
     @property
@@ -115,6 +117,12 @@ class Worker:
     def unpin(self, lease: Lease, node: Node) -> None:
         lease.use.protected -= node.unpin(lease.number)
         lease.use.queue.offer(node)
+
+    def remember_publication(self, handles: bytes, now_ns: int, ttl_ns: int) -> None:
+        """Kept for a worker's time to live: a report that was on its way meanwhile does not show these blocks yet."""
+        self.published.append((now_ns, handles))
+        while self.published[0][0] < now_ns - ttl_ns:
+            self.published.popleft()
 
     # eviction
 
