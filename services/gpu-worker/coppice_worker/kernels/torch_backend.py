@@ -24,7 +24,7 @@ from .pool import KvPool
 
 _QUERY_SLICE = 256  # queries per attention call of a prefill row; bounds the mask to this many rows
 _GROUP_WASTE_MAX = 0.25  # share of padding blocks that a group of decodes may gather
-_GROUP_TOKENS_MAX = 1 << 16  # context tokens gathered at a time; bounds the buffers
+_GROUP_TOKENS_MAX = 1 << 14  # context tokens gathered at a time; bounds the buffers, and a longer row goes alone
 
 
 class TorchBackend:

@@ -7,13 +7,13 @@ embed -> [ norm -> qkv -> rotate -> attend (writes KV, reads blocks) -> output -
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
 from coppice_worker.kernels.backend import AttentionStep
 
 from .config import ModelConfig
 from .rope import Rotary, rotate
-from .weights import DecoderWeights, LayerWeights, Linear
+from .weights import DecoderWeights, LayerWeights
 
 
 class Attention:
@@ -30,11 +30,11 @@ class Attention:
         self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], step: AttentionStep
     ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        qkv = _project(hidden, self._weights.qkv).view(-1, *self._heads)
+        qkv = self._weights.qkv(hidden).view(-1, *self._heads)
         rotated = rotate(qkv[:, : self._num_rotated], *angles)
         query, key = rotated[:, : self._num_query], rotated[:, self._num_query :]
         attended = step.attend(self._index, query, key, qkv[:, self._num_rotated :])
-        return _project(attended, self._weights.output)
+        return self._weights.output(attended)
 
 
 class Mlp:
@@ -45,8 +45,8 @@ class Mlp:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gate, up = _project(hidden, self._weights.gate_up).chunk(2, dim=-1)
-        return _project(silu(gate).mul_(up), self._weights.down)
+        gate, up = self._weights.gate_up(hidden).chunk(2, dim=-1)
+        return self._weights.down(silu(gate).mul_(up))
 
 
 class Decoder:
@@ -71,11 +71,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, hidden] of the rows to sample -> logits [R, vocab]."""
-        return linear(self._norm(hidden, self._weights.final_norm), self._weights.head)
+        return self._weights.head(self._norm(hidden, self._weights.final_norm))
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
-
-
-def _project(hidden: torch.Tensor, projection: Linear) -> torch.Tensor:
-    return linear(hidden, projection.weight, projection.bias)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import Int32, Int64, PoolSpec, StepBatch
+from coppice_worker.core.batch import Int32, Int64, PoolSpec, SampleRows, StepBatch
 from coppice_worker.kernels.backend import Backend
 from coppice_worker.kernels.pool import KvPool, KvShape
 from coppice_worker.kernels.torch_backend import TorchBackend
@@ -90,6 +90,15 @@ class TorchExecutor:
         """Bytes of one block, K and V of all layers."""
         return self._pool.shape.bytes_per_block(self._pool.block_size, self._pool.storage.dtype)
 
+    def warm_up(self) -> None:
+        """Computes a small chunk and a decode, so that no request waits for kernels to compile or memory to grow.
+
+        Uses and then zeroes block 0: call it before any block is handed out.
+        """
+        for start, end in ((0, 2), (2, 3)):
+            self.execute(_one_row(start, end))
+        self.zero_blocks(np.zeros(1, dtype=np.int32))
+
     @torch.inference_mode()
     def zero_blocks(self, block_ids: Int32) -> None:
         if block_ids.size:
@@ -158,6 +167,28 @@ def _choose_backend(kernels: str, pool: KvPool) -> Backend:
     from coppice_worker.kernels.triton.backend import TritonBackend
 
     return TritonBackend(pool)
+
+
+def _one_row(start: int, end: int) -> StepBatch:
+    """Tokens [start, end) of a sequence that lies at the beginning of block 0; the last one is sampled."""
+    positions = np.arange(start, end, dtype=np.int64)
+    sample_one = SampleRows(
+        rows=np.zeros(1, np.int32),
+        temperature=np.ones(1, np.float32),
+        top_k=np.zeros(1, np.int32),
+        top_p=np.full(1, 0.9, np.float32),
+        seed=np.zeros(1, np.uint64),
+        position=np.full(1, end, np.int64),
+    )
+    return StepBatch(
+        token_ids=np.zeros(end - start, np.int64),
+        positions=positions,
+        slots=positions,
+        query_starts=np.array([0, end - start], np.int32),
+        context_lens=np.array([end], np.int32),
+        block_tables=np.zeros((1, 1), np.int32),
+        sample=sample_one,
+    )
 
 
 def _describe(config: ModelConfig, digest: str, dtype: str) -> ModelInfo:

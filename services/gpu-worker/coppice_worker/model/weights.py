@@ -16,20 +16,13 @@ from typing import Protocol
 import torch
 
 from .config import ModelConfig
+from .linear import Linear, lay_out
 
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A projection: weight [out, in] and, in some families, a bias [out]."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +40,7 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [hidden]
-    head: torch.Tensor  # [vocab, hidden]; the embedding itself where both are tied
+    head: Linear  # [vocab, hidden]; shares the embedding's memory where both are tied
 
 
 class TensorSource(Protocol):
@@ -98,7 +91,7 @@ def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
     """Builds the decoder's weights from a source that holds all of `expected_shapes`."""
 
     def linear(*names: str, bias: bool) -> Linear:
-        weight = source.stacked([f"{name}.weight" for name in names])
+        weight = lay_out(source.stacked([f"{name}.weight" for name in names]))
         return Linear(weight, source.stacked([f"{name}.bias" for name in names]) if bias else None)
 
     def layer(index: int) -> LayerWeights:
@@ -118,5 +111,5 @@ def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=source.stacked([FINAL_NORM]),
-        head=embedding if config.tied_embeddings else source.stacked([HEAD]),
+        head=Linear(embedding if config.tied_embeddings else lay_out(source.stacked([HEAD]))),
     )

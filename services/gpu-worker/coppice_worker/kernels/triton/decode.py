@@ -18,7 +18,8 @@ import triton.language as tl
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
 
 
-@triton.jit
+# Values that change from step to step must not each compile a kernel of their own.
+@triton.jit(do_not_specialize=["table_width", "num_splits"])
 def decode_kernel(
     query_ptr,  # [T, H, D], token rows `query_stride` elements apart
     key_pool_ptr,  # [num_blocks, HK, BLOCK_SIZE, D]
@@ -85,7 +86,7 @@ def decode_kernel(
     tl.store(lse_ptr + out_row, (highest + tl.log2(total)) * 0.6931471805599453, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def reduce_kernel(
     partial_ptr,  # [B, H, num_splits, D] float32
     lse_ptr,  # [B, H, num_splits] float32; -inf marks a split without tokens, whose partial was never written

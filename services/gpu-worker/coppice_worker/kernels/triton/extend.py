@@ -63,7 +63,8 @@ def _attend_tiles(
     return highest, total, out
 
 
-@triton.jit
+# A value that changes from step to step must not compile a kernel of its own.
+@triton.jit(do_not_specialize=["table_width"])
 def extend_kernel(
     query_ptr,  # [T, H, D], token rows `query_stride` elements apart
     key_pool_ptr,  # [num_blocks, HK, BLOCK_SIZE, D]
