@@ -1,4 +1,4 @@
-"""One span per acquire: domain, tokens found in the cache, and how it was answered. Never a token or a prompt."""
+"""One span per acquire, in the trace of its request: domain, tokens found in the cache, and how it was answered. Never a token or a prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from opentelemetry.trace import Tracer
 
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import Acquire, Answer, Grant, NoCapacity, Op
-from coppice.telemetry import Tracing
+from coppice.telemetry import Tracing, context_from_traceparent
 
 
 class AcquireSpans:
@@ -40,4 +40,5 @@ class AcquireSpans:
             attributes["coppice.cached_tokens"] = answer.num_cached_tokens
         elif isinstance(answer, NoCapacity):
             attributes["coppice.reason"] = answer.reason.value
-        self._tracer.start_span("cache.acquire", attributes=attributes, start_time=start_ns).end(end_ns)
+        parent = context_from_traceparent(op.traceparent)
+        self._tracer.start_span("cache.acquire", parent, attributes=attributes, start_time=start_ns).end(end_ns)
