@@ -45,6 +45,9 @@ def test_describes_itself(executor: TorchExecutor) -> None:
     assert info.eos_token_ids == (257,)
     assert info.rope.kind == "llama3"
     assert len(info.checkpoint_digest) == 32
+    namespace = executor.namespace
+    assert (namespace.revision, namespace.kv_dtype, namespace.block_size) == (info.checkpoint_digest, "float32", 16)
+    assert namespace.rope == "llama3 10000.0 8.0 1.0 4.0 64"
 
 
 def test_unknown_choices_are_refused(checkpoint: Path) -> None:

@@ -37,6 +37,11 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_max_context: int = 0  # tokens
 
+    def describe(self) -> str:
+        """One line that is equal exactly for equal settings, for namespaces and logs."""
+        values = (self.kind, self.theta, self.factor, self.low_freq_factor, self.high_freq_factor)
+        return " ".join(map(str, (*values, self.original_max_context)))
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:

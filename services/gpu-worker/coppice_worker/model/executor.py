@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from coppice.namespaces import NamespaceFields
 from coppice_worker.core.batch import Int32, Int64, PoolSpec, SampleRows, StepBatch
 from coppice_worker.kernels.backend import Backend
 from coppice_worker.kernels.pool import KvPool, KvShape
@@ -85,6 +86,17 @@ class TorchExecutor:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def namespace(self) -> NamespaceFields:
+        """What the KV in this pool depends on beside tokens."""
+        return NamespaceFields(
+            model=self._info.family,
+            revision=self._info.checkpoint_digest,
+            kv_dtype=self._info.kv_dtype,
+            block_size=self._pool.block_size,
+            rope=self._info.rope.describe(),
+        )
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of one block, K and V of all layers."""
