@@ -169,18 +169,20 @@ def with_bos(raw: Tokenizer) -> Tokenizer:
     return raw
 
 
-def test_completions_get_the_start_token_once_and_chats_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("flag", [None, True, False])
+def test_completions_get_the_start_token_as_in_transformers_and_chats_none(
+    tmp_path: Path, adds: bool, flag: bool | None
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    raw = with_bos(sentencepiece_like()) if adds else sentencepiece_like()
+    config = {"bos_token": "<s>"} if flag is None else {"bos_token": "<s>", "add_bos_token": flag}
+    tokenizer = PromptTokenizer(checkpoint_at(tmp_path, raw, **config))
     body = list(sentencepiece_like().encode("the forest").ids)
-    for raw, config in (
-        (with_bos(sentencepiece_like()), {"bos_token": "<s>"}),
-        (with_bos(sentencepiece_like()), {"bos_token": "<s>", "add_bos_token": True}),
-        (sentencepiece_like(), {"bos_token": {"content": "<s>"}, "add_bos_token": True}),
-    ):
-        tokenizer = PromptTokenizer(checkpoint_at(tmp_path, raw, **config))
-        assert unpack_tokens(tokenizer.encode_now("the forest", add_special_tokens=True)) == [1, *body]
-        assert unpack_tokens(tokenizer.encode_now("the forest", add_special_tokens=False)) == body
-    plain = PromptTokenizer(checkpoint_at(tmp_path, sentencepiece_like(), bos_token="<s>"))
-    assert unpack_tokens(plain.encode_now("the forest", add_special_tokens=True)) == body
+    completion = unpack_tokens(tokenizer.encode_now("the forest", add_special_tokens=True))
+    assert completion == ([1, *body] if adds else body)
+    assert completion == transformers.AutoTokenizer.from_pretrained(tmp_path)("the forest").input_ids
+    assert unpack_tokens(tokenizer.encode_now("the forest", add_special_tokens=False)) == body
 
 
 def test_the_lower_bound_of_tokens_is_one(tmp_path: Path) -> None:

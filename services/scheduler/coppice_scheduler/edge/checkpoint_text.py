@@ -1,7 +1,7 @@
 """What a checkpoint directory says about text: tokenizer, chat template, end tokens, sampling defaults.
 
 tokenizer.json           required
-tokenizer_config.json    bos/eos/... tokens, add_bos_token, chat_template
+tokenizer_config.json    bos/eos/... tokens, chat_template
 chat_template.jinja      wins over the template in tokenizer_config.json
 generation_config.json   eos_token_id, temperature, top_p, top_k, max_new_tokens
 config.json              eos_token_id, where generation_config.json names none
@@ -39,7 +39,6 @@ class CheckpointText:
 
     raw: RawTokenizer
     directory: str
-    add_bos_token: bool | None  # None = as tokenizer.json does by itself
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ...
     eos_token_ids: frozenset[int]
     chat_template: str | None
@@ -56,11 +55,9 @@ def load_checkpoint_text(directory: str | Path) -> CheckpointText:
     generation_config = _read_json(root / "generation_config.json")
     config = _read_json(root / "config.json")
     special = _special_tokens(tokenizer_config)
-    add_bos = tokenizer_config.get("add_bos_token")
     return CheckpointText(
         raw=raw,
         directory=root.name,
-        add_bos_token=add_bos if isinstance(add_bos, bool) else None,
         special_tokens=special,
         eos_token_ids=_eos_token_ids(raw, generation_config, config, special),
         chat_template=_chat_template(root, tokenizer_config),

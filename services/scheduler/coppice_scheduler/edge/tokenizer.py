@@ -19,32 +19,22 @@ class Tokenizer:
     def __init__(self, checkpoint: CheckpointText) -> None:
         self.raw: RawTokenizer = checkpoint.raw
         self.vocab_size: int = checkpoint.raw.get_vocab_size(with_added_tokens=True)
-        self._bos = self._bos_to_add(checkpoint)
         # In a byte-level vocabulary every byte of the text is in some token, so the text's length bounds the number of
         # tokens from below. A normalizer may shrink the text, and other vocabularies may drop parts of it.
         covers_all = isinstance(checkpoint.raw.decoder, ByteLevel) and checkpoint.raw.normalizer is None
         vocab = checkpoint.raw.get_vocab(with_added_tokens=True)
         self._longest_token_chars = max(map(len, vocab), default=1) if covers_all else 0
 
-    @staticmethod
-    def _bos_to_add(checkpoint: CheckpointText) -> bytes:
-        """The start token, where tokenizer_config.json asks for it and tokenizer.json does not add it by itself."""
-        text = checkpoint.special_tokens.get("bos_token")
-        bos = checkpoint.raw.token_to_id(text) if text is not None else None
-        if bos is None or not checkpoint.add_bos_token:
-            return b""
-        added = checkpoint.raw.encode("", add_special_tokens=True).ids
-        return b"" if added[:1] == [bos] else pack_tokens([bos])
-
     def at_least_tokens(self, text: str) -> int:
         """A lower bound of the tokens of `text`, without encoding it. 0 where nothing is known."""
         return len(text) // self._longest_token_chars if self._longest_token_chars else 0
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Packed tokens of `text`. A completion gets the special tokens; a rendered chat already has its own."""
-        ids = self.raw.encode(text, add_special_tokens=add_special_tokens).ids
-        packed = pack_tokens(ids)
-        return self._bos + packed if add_special_tokens else packed
+        """Packed tokens of `text`. A completion gets the special tokens; a rendered chat already has its own.
+
+        What tokenizer.json adds is what counts, as in transformers 5: `add_bos_token` beside it changes nothing.
+        """
+        return pack_tokens(self.raw.encode(text, add_special_tokens=add_special_tokens).ids)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
