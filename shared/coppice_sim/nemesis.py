@@ -96,7 +96,8 @@ class Nemesis:
             host.go_on()
 
     def _any(self) -> str:
-        return self._rng.choice([process.name for process in self._world.processes()])
+        """A process that lives; the cache service when none does."""
+        return self._rng.choice([process.name for process in self._world.processes()] or ["cache"])
 
     def _crash(self) -> None:
         name = self._any()
@@ -104,9 +105,11 @@ class Nemesis:
         self._world.crash(name, down_ms=self._rng.choice((5, 50, 300, 2500)))
 
     def _pause(self) -> None:
-        name = self._any()
-        process = next(p for p in self._world.processes() if p.name == name)
-        self._world.trace(f"pause {name}")
+        processes = self._world.processes()
+        if not processes:
+            return
+        process = self._rng.choice(processes)
+        self._world.trace(f"pause {process.name}")
         process.pause()
         self._world.sometimes["paused"] += 1
         self._world.timeline.after(self._rng.choice((5, 100, 700, 2500)) * MS, process.go_on)

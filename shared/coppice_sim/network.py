@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from coppice_sim.process import Process
 from coppice_sim.timeline import MS, Timeline
 
+KEEPALIVE_MS = 1_500
+
 
 @dataclass(slots=True)
 class Weather:
@@ -74,7 +76,7 @@ class Connection:
         if not self.is_open:
             return
         self.is_open = False
-        self._network.open_connections.discard(self)
+        self._network.open_connections.pop(self, None)
         for direction in (self._up, self._down):
             if everything_lost:
                 direction.is_cut = True
@@ -87,7 +89,7 @@ class Network:
         self.timeline = timeline
         self.rng = rng
         self.weather = Weather()
-        self.open_connections: set[Connection] = set()
+        self.open_connections: dict[Connection, None] = {}  # in the order in which they were opened
         self.num_lost = 0
         self.num_doubled = 0
         self.num_late = 0  # frames that arrived after their connection had broken
@@ -97,12 +99,12 @@ class Network:
         if server is None or self._is_blocked(frozenset({client.process.name, server.process.name})):
             return None
         connection = Connection(self, client, server)
-        self.open_connections.add(connection)
+        self.open_connections[connection] = None
         return connection
 
     def reset_all(self, name: str) -> None:
         """Break every connection of a process."""
-        for connection in sorted(self.open_connections, key=id):
+        for connection in list(self.open_connections):
             if name in connection.names:
                 connection.reset()
 
@@ -113,8 +115,9 @@ class Network:
         if rng.random() < weather.loss or self._is_blocked(connection.names):
             self.num_lost += 1
             direction.is_cut = True
-            if rng.random() < 0.7:  # else both ends must find out by silence
-                self.timeline.after(self._delay_ns() * 3, connection.reset)
+            # The other direction goes on; sooner or later the transport's own timeout ends both.
+            silent_ns = self._delay_ns() * 3 if rng.random() < 0.7 else KEEPALIVE_MS * MS
+            self.timeline.after(silent_ns, connection.reset)
             return
         times = 1
         if rng.random() < weather.duplication:

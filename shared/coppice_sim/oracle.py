@@ -150,6 +150,11 @@ class Oracle:
             self._world.sometimes["block reused after a restart"] += before > 0
         self._granted[key] = (generation, lease)
 
+    def pool_is_new(self, worker_id: WorkerId) -> None:
+        """A new worker epoch: no handle of before is accepted, so generations may start again."""
+        for key in [key for key in self._granted if key[0] == worker_id]:
+            del self._granted[key]
+
     def repeated(self, batch: OpBatch, first: AnswerBatch, second: AnswerBatch) -> None:
         """I10: the same op gets the same answer, unless its lease was released in between."""
         released = {op.lease_id for op in batch.ops if isinstance(op, Release)}

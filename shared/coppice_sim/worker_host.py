@@ -75,6 +75,7 @@ class WorkerHost(Process):
     def _registered(self, message: Registered) -> None:
         if self.core.registered(message):
             self._links.clear()
+            self.world.oracle.pool_is_new(self.core.settings.worker_id)
             self.schedulers.replace(ServerLinks(message.worker_epoch, message.worker_epoch))
 
     def _fence(self, fence: Fence, attachment: int) -> None:
