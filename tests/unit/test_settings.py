@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field, SecretStr, ValidationError, model_validator
+
 from coppice.errors import UsageError
 from coppice.settings import EnvOnly, Settings, parse_settings, read_settings
-from pydantic import Field, SecretStr, ValidationError, model_validator
 
 
 class Demo(Settings):

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
-from coppice import telemetry
-from coppice.errors import UnavailableError, UsageError
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry, Gauge
+
+from coppice import telemetry
+from coppice.errors import UnavailableError, UsageError
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
