@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from coppice.session.link import ServerLinks
 from coppice_rpc.v1 import worker_pb2
 from tests.fakes.link_ends import ClientEnd, RawStream, ServerEnd
 from tests.fakes.tcp_proxy import TcpProxy
-from tests.fakes.waiting import wait_for
+from tests.fakes.waiting import WAIT_S, wait_for
 
 Keep = Callable[[Any], Any]
 INCARNATIONS = itertools.count(1)
@@ -148,18 +149,35 @@ def test_an_older_connection_cannot_come_back(keep: Keep) -> None:
     assert refused.code is RejectCode.STALE_CONNECTION
 
 
-def test_bytes_for_a_replaced_incarnation_are_ignored(keep: Keep) -> None:
+@pytest.mark.parametrize("way", ["replaced", "ended"])
+def test_bytes_for_a_session_that_is_over_are_ignored(keep: Keep, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     server = keep(ServerEnd(links()))
     stream = keep(RawStream(server.port))
     stream.write(HELLO)
     assert isinstance(stream.read(), Welcome)
     link = server.newest()
-    server.server.replace(links())
-    stream.write(Data(1, 1, 0, StepPlan(66)))
+    decode, decoded = server.server._decode, threading.Event()
+
+    def decode_and_tell(wire: Any) -> Any:
+        decoded.set()
+        return decode(wire)
+
+    monkeypatch.setattr(server.server, "_decode", decode_and_tell)
+    with server.server._delivering:  # the reader has the message in its hands and waits here
+        stream.write(Data(1, 1, 0, StepPlan(66)))
+        assert decoded.wait(WAIT_S)
+        if way == "replaced":
+            server.server.replace(links())
+        else:
+            server.server.end(link)
     stream.wait_end()
+    wait_for(lambda: not reader_runs(), "the reader ends")
     assert link.received == 0
     assert server.steps == []
-    assert server.server.post(link, StepResult(1))  # harmless: nobody reads it
+
+
+def reader_runs() -> bool:
+    return any(thread.name == "session raw" for thread in threading.enumerate())
 
 
 def test_a_lost_welcome_is_no_lost_session(keep: Keep) -> None:
@@ -338,7 +356,7 @@ def test_a_client_that_is_away_too_long_loses_its_session(keep: Keep) -> None:
     stream.wait_end()
 
 
-def test_posts_wake_only_their_own_session(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_posts_of_one_session_write_nothing_to_others(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_server, "HEARTBEAT_S", 30.0)
     server = keep(ServerEnd(links()))
     busy, idle = keep(RawStream(server.port)), keep(RawStream(server.port))
