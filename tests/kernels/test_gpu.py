@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3)])
 @pytest.mark.parametrize(("group", "block_size", "head_dim"), [(1, 16, 64), (4, 16, 128), (7, 64, 128), (3, 32, 80)])
 def test_mixed_step(dtype: torch.dtype, tolerance: float, group: int, block_size: int, head_dim: int) -> None:
     from coppice_worker.kernels.triton.backend import TritonBackend

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from coppice_worker.core.batch import Executor, PoolSpec
-from coppice_worker.model.executor import TorchExecutor
+from coppice_worker.model.executor import TorchExecutor, prefers_triton
 from tests.fakes.checkpoints import LLAMA3_ROPE, write_tiny_checkpoint
 from tests.fakes.step_driver import DrivenSequence, build_batch
 
@@ -55,6 +55,12 @@ def test_unknown_choices_are_refused(checkpoint: Path) -> None:
         TorchExecutor(checkpoint, num_blocks=1, dtype="int8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="auto, torch, triton"):
         TorchExecutor(checkpoint, num_blocks=1, kernels="cuda")  # type: ignore[arg-type]
+
+
+def test_triton_is_for_narrow_dtypes_on_cuda() -> None:
+    assert prefers_triton("cuda", torch.bfloat16)
+    assert not prefers_triton("cuda", torch.float32)
+    assert not prefers_triton("cpu", torch.bfloat16)
 
 
 def test_threads_are_the_callers_choice(checkpoint: Path) -> None:

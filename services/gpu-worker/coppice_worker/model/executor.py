@@ -170,11 +170,16 @@ def suggest_num_blocks(checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeN
     return memory_bytes // per_block
 
 
+def prefers_triton(device_type: str, dtype: torch.dtype) -> bool:
+    """On CUDA, for the dtypes that its matrix units take: exact float32 tiles would spill their registers."""
+    return device_type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
 def _choose_backend(kernels: str, pool: KvPool) -> Backend:
-    if kernels == "torch" or (kernels == "auto" and pool.storage.device.type != "cuda"):
-        return TorchBackend(pool)
-    if kernels not in ("auto", "triton"):
+    if kernels not in ("auto", "torch", "triton"):
         raise ValueError(f"kernels {kernels!r} is not known; known: auto, torch, triton")
+    if kernels == "torch" or (kernels == "auto" and not prefers_triton(pool.storage.device.type, pool.storage.dtype)):
+        return TorchBackend(pool)
     # Imported here, as a machine without a GPU need not have Triton.
     from coppice_worker.kernels.triton.backend import TritonBackend
 
