@@ -7,8 +7,13 @@ from random import Random
 
 import pytest
 
+from coppice.messages.index import Grant
 from coppice.messages.step import RefusalCode
+from coppice_scheduler.core.engine import SchedulerCore
+from coppice_scheduler.core.leases import Lease, LeaseTable
+from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.request import Finish, SchedulerSettings
+from coppice_scheduler.core.sequences import Sequence
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import World
 
@@ -165,3 +170,42 @@ def test_index_faults(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(15))
 def test_all_faults(seed: int) -> None:
     assert_settled(play(seed, ALL_FAULTS, 80), SEALS_LOST)
+
+
+# --- the fakes see a rule that is broken
+
+
+def test_an_early_release_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = Lifecycle.close
+
+    def hasty(self: Lifecycle, sequence: Sequence) -> None:
+        close(self, sequence)
+        self.release(sequence.lease)
+
+    monkeypatch.setattr(Lifecycle, "close", hasty)
+    with pytest.raises(AssertionError, match="released before it was removed"):
+        play(1, CALM, 60)
+
+
+def test_an_early_publish_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = LeaseTable.filled
+
+    def hasty(self: LeaseTable, lease: Lease, tokens: bytearray, num_computed: int) -> None:
+        filled(self, lease, tokens, num_computed + lease.block_size)
+
+    monkeypatch.setattr(LeaseTable, "filled", hasty)
+    with pytest.raises(AssertionError, match="published before"):
+        play(1, CALM, 60)
+
+
+def test_a_row_without_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_grant = Lease.take_grant
+
+    def generous(self: Lease, grant: Grant, block_size: int) -> None:
+        take_grant(self, grant, block_size)
+        self.reserved_tokens += block_size
+
+    monkeypatch.setattr(Lease, "take_grant", generous)
+    monkeypatch.setattr(SchedulerCore, "check", lambda self: None)  # the worker must see it without
+    with pytest.raises(AssertionError, match="a row without a block"):
+        play(1, CALM, 60)
