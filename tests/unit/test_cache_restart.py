@@ -157,7 +157,9 @@ def test_reattached_leases_extend_and_release_but_do_not_publish() -> None:
     world = Restarted(Pool().seal(0), S1, attach=(S1,))
     world.session = S1
     world.claims(S1, claim(1, shared=handle(0, 5), owned=handle(1, 5)))
-    assert isinstance(world.extend(1, 16), NoCapacity)
+    closed = world.extend(1, 16)
+    assert isinstance(closed, NoCapacity)
+    assert closed.reason is NoCapacityReason.NO_WORKER
     world.open()
     answer = world.extend(1, 16)
     assert isinstance(answer, Extended)

@@ -218,13 +218,13 @@ class Worker:
         self.quotas.settle(lease.use)
 
     def open_ledger(self) -> None:
-        """The window's fence was acknowledged: what drains without a holder is free."""
-        kept = set(self.holders)
-        for lease in self.leases.values():
-            kept.update(lease.own_blocks())
+        """The window's fence was acknowledged: what drains without a holder is free.
+
+        Nothing was granted until now, so every block of every lease has its holders on record.
+        """
         self.phase = Phase.OPEN
         for block in range(self.num_blocks):
-            if self.ledger.state[block] == BlockState.DRAINING and block not in kept:
+            if self.ledger.state[block] == BlockState.DRAINING and block not in self.holders:
                 self.ledger.put_free(block)
         for use in self.quotas.uses.values():
             self.quotas.settle(use)
