@@ -16,8 +16,8 @@ import grpc
 from coppice.edge import index_codec, step_codec
 from coppice.edge.grpc_server import CHANNEL_OPTIONS
 from coppice.edge.link_client import LinkClient
-from coppice.ids import SchedulerEpoch, WorkerId
-from coppice.messages.index import FromClient, ToClient, WorkerInfo
+from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
+from coppice.messages.index import FromClient, ToClient, WorkerInfo, Workers
 from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import KEY_BYTES, Reject
 from coppice.session.link import Attached, ClientLink
@@ -148,6 +148,7 @@ class WorkerClients:
         self._lost = lost
         self._clients: dict[WorkerId, WorkerClient] = {}
         self._attached_ids: set[WorkerId] = set()
+        self._listed_under: dict[WorkerId, CacheEpoch] = {}
         self._epoch = SchedulerEpoch(0)
 
     @property
@@ -160,12 +161,18 @@ class WorkerClients:
             self.stop()
             self._epoch = epoch
 
-    def listed(self, infos: tuple[WorkerInfo, ...]) -> None:
-        wanted = {info.worker_id: info for info in infos}
+    def listed(self, message: Workers) -> None:
+        """A cache service that just came back lists nobody yet: only who was listed by it before is gone."""
+        wanted = {info.worker_id: info for info in message.workers}
         for worker_id, client in list(self._clients.items()):
-            if worker_id not in wanted or wanted[worker_id].address != client.address:
+            if worker_id in wanted:
+                gone = wanted[worker_id].address != client.address
+            else:
+                gone = self._listed_under.get(worker_id) == message.cache_epoch
+            if gone:
                 self._drop(worker_id)
         for worker_id, info in wanted.items():
+            self._listed_under[worker_id] = message.cache_epoch
             if worker_id not in self._clients:
                 self._clients[worker_id] = WorkerClient(info, self._epoch, self._name, self._inbox, self)
 
@@ -180,6 +187,7 @@ class WorkerClients:
 
     def _drop(self, worker_id: WorkerId) -> None:
         self._attached_ids.discard(worker_id)
+        self._listed_under.pop(worker_id, None)
         self._clients.pop(worker_id).stop()
         self._lost(worker_id)
 

@@ -140,7 +140,7 @@ class Planner:
 
     def _index_message(self, message: ToClient) -> None:
         if isinstance(message, Workers):
-            self._workers.listed(message.workers)
+            self._workers.listed(message)
         self._core.index_message(message, time.monotonic_ns())
 
     def _index_lost(self) -> None:
