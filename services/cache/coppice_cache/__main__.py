@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
-from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
-from coppice.edge.grpc_server import GrpcServer, PortInUse
-from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, run_main
-from coppice.ids import CacheEpoch
+from coppice.errors import EXIT_OK, CoppiceError, run_main
 from coppice.settings import read_settings
-from coppice.telemetry import configure_logging, configure_tracing
-from coppice_cache.edge.admin_http import AdminServer, Readiness, build_app
-from coppice_cache.edge.epochs import EpochFile, next_epoch
-from coppice_cache.edge.grpc_service import SERVICES, PrefixIndexServicer
-from coppice_cache.edge.metrics import CacheMetrics
-from coppice_cache.edge.registry import Registry, connect
-from coppice_cache.edge.service import IndexService
-from coppice_cache.edge.settings import CacheSettings, core_settings
-from coppice_cache.edge.tracing import AcquireSpans
+from coppice.telemetry import configure_logging
+from coppice_cache.edge.process import CacheProcess
+from coppice_cache.edge.settings import CacheSettings
 
-_log = logging.getLogger("coppice.cache")
 PROG = "coppice cache"
-GRACE_S = 1.0
 
 
 def main() -> int:
@@ -41,7 +27,7 @@ def run(settings: CacheSettings) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    process = _Process(settings, stopping)
+    process = CacheProcess(settings, stopping)
     process.start()
     stopping.wait()
     process.stop()
@@ -49,80 +35,6 @@ def run(settings: CacheSettings) -> int:
         hint = "start it again: workers and sessions re-attach"
         raise CoppiceError(f"the core broke: {process.failures[0]!r}", hint=hint)
     return EXIT_OK
-
-
-class _Process:
-    """All parts of one service process. Both ports are taken before a cache epoch is used up."""
-
-    def __init__(self, settings: CacheSettings, stopping: threading.Event) -> None:
-        self._settings = settings
-        self._stopping = stopping
-        self.failures: list[BaseException] = []
-        core = core_settings(settings)
-        if not settings.has_seal_key:
-            _log.warning("COPPICE_SEAL_KEY is not set: after a restart, seals of before will not be recognised")
-        redis = connect(settings.redis_url) if settings.redis_url else None
-        self._epoch_file = EpochFile(Path(settings.epoch_file)) if settings.epoch_file else None
-        self._grpc, self._http = _listen(settings)
-        self._tracing = configure_tracing("coppice-cache", settings.otlp_endpoint)
-        self._service = IndexService(
-            core,
-            next_epoch(self._epoch_file, redis),
-            remember=self._remember,
-            failed=self._failed,
-            observer=AcquireSpans(self._tracing),
-        )
-        self._registry = Registry(redis, self._service.list_workers) if redis is not None else None
-        self._readiness = Readiness(self._problems)
-        self._grpc.add(PrefixIndexServicer(self._service).add_to)
-
-    def start(self) -> None:
-        metrics = CollectorRegistry()
-        metrics.register(
-            CacheMetrics(self._service.stats, lambda: bool(self._problems()), lambda: self._tracing.spans_dropped)
-        )
-        self._service.start()
-        self._http.start(build_app(self._service, metrics, self._readiness))
-        if self._registry is not None:
-            self._registry.start()
-        self._grpc.start()
-        self._readiness.is_serving = True
-        self._grpc.set_ready(True)
-        host, port = self._settings.host, self._grpc.port
-        _log.info("cache epoch %d; gRPC on %s:%d, REST on %d", self._service.cache_epoch, host, port, self._http.port)
-
-    def stop(self) -> None:
-        _log.info("stopping")
-        self._readiness.is_serving = False
-        self._grpc.set_ready(False)
-        self._service.close()
-        self._grpc.stop(GRACE_S)
-        if self._registry is not None:
-            self._registry.stop()
-        self._http.stop()
-        self._tracing()
-
-    def _remember(self, epoch: CacheEpoch) -> None:
-        if self._epoch_file is not None:
-            self._epoch_file.write(epoch)
-
-    def _failed(self, error: BaseException) -> None:
-        self.failures.append(error)
-        self._stopping.set()
-
-    def _problems(self) -> list[str]:
-        return [self._registry.problem] if self._registry is not None and self._registry.problem else []
-
-
-def _listen(settings: CacheSettings) -> tuple[GrpcServer, AdminServer]:
-    """Take both ports before an epoch is used up. Raises UnavailableError."""
-    http = AdminServer(settings.host, settings.http_port)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    try:
-        return GrpcServer(f"{host}:{settings.grpc_port}", SERVICES, None, "cache"), http
-    except PortInUse as error:
-        http.stop()
-        raise UnavailableError(str(error), hint="choose another --grpc-port") from error
 
 
 if __name__ == "__main__":

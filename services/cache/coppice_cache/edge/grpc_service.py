@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import grpc
 
@@ -16,6 +17,7 @@ from coppice.edge.index_codec import (
 )
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerId
 from coppice.messages.index import Abandon, Acquire, Invalid, Op, Release
+from coppice.telemetry import context_from_metadata, traceparent_of
 from coppice_cache.core.errors import MessageRefused
 from coppice_cache.edge.service import IndexService
 from coppice_rpc.v1 import cache_pb2 as pb
@@ -23,6 +25,7 @@ from coppice_rpc.v1 import cache_pb2_grpc
 
 SERVICES = ("coppice_rpc.v1.PrefixIndex",)
 NAME_BYTES_MAX = 128
+DEADLINE_S_MAX = 366 * 86_400.0
 
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -72,7 +75,10 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
 
     def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.Answer:
         _require_deadline(context)
-        return self._execute(request.session_epoch, acquire_from_wire(request.acquire), context)
+        op = acquire_from_wire(request.acquire)
+        if not op.traceparent and self._service.observer.is_watching:
+            op = replace(op, traceparent=traceparent_of(context_from_metadata(context.invocation_metadata())))
+        return self._execute(request.session_epoch, op, context)
 
     def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.Answer:
         _require_deadline(context)
@@ -157,10 +163,7 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
 
 
 def _require_deadline(context: Any) -> None:
-    if context.time_remaining() is None:
-        _refuse(context, "this call has no deadline; give one, so that a lost answer cannot hold the caller for ever")
-
-
-def _refuse(context: Any, why: str) -> NoReturn:
-    context.abort(_INVALID, why)
-    raise AssertionError("abort raises")
+    # Without a deadline, gRPC for Python reports one that lies centuries ahead.
+    remaining_s = context.time_remaining()
+    if remaining_s is None or remaining_s > DEADLINE_S_MAX:
+        context.abort(_INVALID, "this call has no deadline; give one, so that a lost answer cannot hold you for ever")

@@ -62,6 +62,10 @@ class Audit:
     evidence: str = ""
 
 
+class CoreBroken(Exception):
+    """The core ended in a bug; this process is about to end."""
+
+
 class IndexService:
     """Everything that may be asked of the cache service, from any thread.
 
@@ -94,6 +98,7 @@ class IndexService:
         self.worker_server = LinkServer(
             _links(cache_epoch), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self.workers
         )
+        self._broken: BaseException | None = None
         self._stopping = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="cache ticker", daemon=True)
 
@@ -152,8 +157,13 @@ class IndexService:
 
     @contextmanager
     def entered(self) -> Iterator[IndexCore]:
-        """Hold the lock around calls of the core; their effects are carried out at the end."""
+        """Hold the lock around calls of the core; their effects are carried out at the end.
+
+        Raises CoreBroken once a call ended in a bug: what it left behind must not be built upon.
+        """
         with self._lock:
+            if self._broken is not None:
+                raise CoreBroken(f"the core broke before: {self._broken!r}")
             try:
                 yield self._core
                 self._carry_out(self._core.take_effects())
@@ -161,6 +171,7 @@ class IndexService:
                 self._carry_out(self._core.take_effects())
                 raise
             except Exception as error:
+                self._broken = error
                 self._failed(error)
                 raise
 

@@ -1,4 +1,4 @@
-"""One span per acquire, in the trace of its request: domain, tokens found in the cache, and how it was answered. Never a token or a prompt."""
+"""One span per acquire, in the trace of its request: domain, tokens found, answer. Never a token or a prompt."""
 
 from __future__ import annotations
 
