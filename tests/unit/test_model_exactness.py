@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coppice_worker.model.executor import TorchExecutor
 from transformers import AutoModelForCausalLM
 
+from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import LLAMA3_ROPE, Family, write_tiny_checkpoint
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 
