@@ -29,7 +29,7 @@ from torch import Tensor
 from demo import corpus
 from demo.batches import batches
 from demo.corpus import Document
-from demo.evaluate import evaluate
+from demo.evaluate import RESULTS, evaluate
 from demo.export import MODEL_FOLDER, write_model
 from demo.formats import answer, signed
 from demo.network import Llama, Shape
@@ -245,7 +245,9 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     (arguments.work / "run.json").write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
     if not arguments.skip_evaluation:
-        evaluate(arguments.out, arguments.work)
+        # The recorded figures belong to the shipped weights; a trial run's stay beside its checkpoint.
+        shipped = arguments.out.resolve() == MODEL_FOLDER
+        evaluate(arguments.out, arguments.work, RESULTS if shipped else arguments.work / "results.json")
 
 
 if __name__ == "__main__":
