@@ -97,8 +97,11 @@ class _Clients:
 
     def session_opening(self, hello: Hello) -> int | Reject:
         host = self._host
+        holder = host.client_links.get(SchedulerEpoch(hello.epoch))
+        # Somebody else's by now: after a restart that forgot its own epoch.
+        is_anothers = holder is not None and holder.key != hello.key
         try:
-            epoch = host.core.attach_client(SchedulerEpoch(hello.epoch), host.now_ns)
+            epoch = host.core.attach_client(SchedulerEpoch(0 if is_anothers else hello.epoch), host.now_ns)
         except MessageRefused as refused:
             return Reject(RejectCode.NOT_READY, str(refused))
         if hello.epoch and epoch == hello.epoch:

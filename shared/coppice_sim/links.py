@@ -63,8 +63,10 @@ class ClientEnd:
     def on_frame(self, connection: Connection, frame: Any) -> None:
         if self._is_over:
             return
-        if connection is self._connection:
-            self._heard_ns = self.process.now_ns
+        if connection is not self._connection:
+            self._old_frame(frame)
+            return
+        self._heard_ns = self.process.now_ns
         try:
             event = self.link.receive(frame)
         except LinkBroken:
@@ -72,8 +74,7 @@ class ClientEnd:
             return
         match event:
             case Reject():
-                if connection is self._connection:
-                    self._lose()
+                self._lose()
             case Attached():
                 self._retry_ms = 10
                 self._handler.link_attached(event)
@@ -81,6 +82,11 @@ class ClientEnd:
             case bodies:
                 for body in bodies:
                     self._handler.link_body(body)
+
+    def _old_frame(self, frame: Any) -> None:
+        """What comes late from a connection before this one has no effect; without a connection nobody listens."""
+        if self._connection is not None and not isinstance(frame, Reject):
+            assert self.link.receive(frame) == [], "a frame of an old connection had an effect"
 
     def on_closed(self, connection: Connection) -> None:
         if connection is self._connection:

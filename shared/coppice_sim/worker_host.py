@@ -97,6 +97,8 @@ class WorkerHost(Process):
             self.world.touched(self)
 
     def plan(self, link: ServerLink[Any], plan: StepPlan, *, again: bool) -> None:
+        if link.is_ended:
+            return
         epoch = SchedulerEpoch(link.epoch)
         try:
             outcome = self.core.apply(epoch, plan)
@@ -155,6 +157,13 @@ class WorkerHost(Process):
                 del self._links[epoch]
                 self.schedulers.end(link)
 
+    def end_earlier(self, epoch: int) -> None:
+        """A scheduler that opens a second session under its epoch has given up the first."""
+        earlier = self._links.pop(epoch, None)
+        if earlier is not None:
+            self.world.sometimes["second session of an epoch"] += 1
+            self.schedulers.end(earlier)
+
     def connected(self, link: ServerLink[Any]) -> None:
         self._links[link.epoch] = link
         self.drop_others()
@@ -166,14 +175,12 @@ class _Schedulers:
 
     def session_opening(self, hello: Hello) -> int | Reject:
         host = self._host
+        host.end_earlier(hello.epoch)
         answer = host.core.attach_scheduler(SchedulerEpoch(hello.epoch))
         host.world.touched(host)
         if not isinstance(answer, SchedulerAccepted):
             host.world.sometimes[f"scheduler refused: {answer.reason.name.lower()}"] += 1
             return Reject(RejectCode.FENCED, answer.reason.value)
-        if answer.last_step:
-            host.world.sometimes["second session of an epoch"] += 1
-            return Reject(RejectCode.INVALID, f"epoch {hello.epoch} has a session here already")
         host.world.sometimes["takeover"] += answer.took_over
         return hello.epoch
 

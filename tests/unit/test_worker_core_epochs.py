@@ -82,19 +82,21 @@ def test_new_worker_epoch_starts_over():
     assert message.scheduler_epochs == ()
     late = run(core, StepPlan(3, attach=(start(9, 4, handles(h(1, 5))),), rows=u32(9), row_tokens=u32(4)))
     assert codes(late) == {9: "fenced"}, "a plan of the old worker epoch runs nothing"
-    assert core.attach_scheduler(EPOCH) == SchedulerAccepted(WorkerEpoch(2), last_step=0, took_over=False)
+    assert core.attach_scheduler(EPOCH) == SchedulerAccepted(WorkerEpoch(2), took_over=False)
     assert core.apply(EPOCH, StepPlan(3)) == StepGap(1)
 
 
-def test_reconnecting_scheduler_keeps_its_sequences():
+def test_second_session_of_the_same_scheduler_starts_over():
     core = busy_core()
-    assert core.attach_scheduler(EPOCH) == SchedulerAccepted(WorkerEpoch(1), last_step=2, took_over=False)
-    assert len(core.sequences) == 2
+    assert core.attach_scheduler(EPOCH) == SchedulerAccepted(WorkerEpoch(1), took_over=False)
+    assert len(core.sequences) == 0
+    assert not core.pool.has_user().any()
+    assert core.apply(EPOCH, StepPlan(3)) == StepGap(1)
 
 
 def test_newer_scheduler_takes_over_and_the_older_is_refused():
     core = busy_core()
-    assert core.attach_scheduler(epoch(8)) == SchedulerAccepted(WorkerEpoch(1), last_step=0, took_over=True)
+    assert core.attach_scheduler(epoch(8)) == SchedulerAccepted(WorkerEpoch(1), took_over=True)
     assert len(core.sequences) == 0
     assert not core.pool.has_user().any()
     assert core.attach_scheduler(EPOCH) == SchedulerRefused(SchedulerRefusedReason.SUPERSEDED)

@@ -37,7 +37,6 @@ class SchedulerRefusedReason(Enum):
 @dataclass(frozen=True, slots=True)
 class SchedulerAccepted:
     worker_epoch: WorkerEpoch
-    last_step: int  # the last plan that was applied under this pair of epochs
     took_over: bool  # another scheduler epoch planned here before; its sequences are gone
 
 

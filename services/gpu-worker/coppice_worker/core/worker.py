@@ -148,7 +148,11 @@ class WorkerCore:
         return self._planning
 
     def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
-        """A scheduler opens its session. The newest unfenced epoch plans; it takes over from an older one."""
+        """A scheduler opens a new session. The newest unfenced epoch plans; it takes over from an older one.
+
+        A reconnect within a session does not come here. So an epoch that plans here already has given up its earlier
+        session and everything in it: it starts over, too, and nothing that was sent there may be applied any more.
+        """
         if self.worker_epoch == 0:
             return SchedulerRefused(SchedulerRefusedReason.NOT_REGISTERED)
         if epoch < self._highest_scheduler_epoch:
@@ -156,12 +160,11 @@ class WorkerCore:
         if epoch in self._fenced:
             return SchedulerRefused(SchedulerRefusedReason.FENCED)
         took_over = self._planning is not None and epoch > self._planning
-        if epoch != self._planning:
-            self._detach_scheduler()
-            self._planning = epoch
-            self._highest_scheduler_epoch = epoch
-            self._fenced.forget_below(epoch)
-        return SchedulerAccepted(self.worker_epoch, self._last_step, took_over)
+        self._detach_scheduler()
+        self._planning = epoch
+        self._highest_scheduler_epoch = epoch
+        self._fenced.forget_below(epoch)
+        return SchedulerAccepted(self.worker_epoch, took_over)
 
     def _detach_scheduler(self) -> None:
         """Nobody plans here; the steps of the next scheduler start at 1."""

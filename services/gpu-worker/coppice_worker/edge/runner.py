@@ -80,11 +80,13 @@ class StepRunner:
         self,
         epoch: SchedulerEpoch,
         plan: StepPlan,
+        wanted: Callable[[], bool],
         answer: Callable[[StepResult], Any],
         broken: Callable[[str], Any],
     ) -> None:
-        """Apply, compute and answer `plan`; `broken` hears of a plan that breaks the protocol."""
-        self._items.put(lambda: self._step(epoch, plan, answer, broken))
+        """Apply, compute and answer `plan` if it is still `wanted` when its turn comes; `broken` hears of a plan that
+        breaks the protocol."""
+        self._items.put(lambda: self._step(epoch, plan, answer, broken) if wanted() else None)
 
     # ---- the thread ----
 

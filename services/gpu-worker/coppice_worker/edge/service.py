@@ -180,6 +180,12 @@ class _SchedulerSessions:
             return Reject(RejectCode.NOT_READY, "the worker drains")
         if hello.epoch == 0:
             return Reject(RejectCode.INVALID, "a scheduler gets its epoch from the cache service first")
+        with self._lock:
+            earlier = self._links.pop(hello.epoch, None)
+        if earlier is not None:
+            # The scheduler gave that session up. It ends before the new one is attached, so that no plan of it that
+            # still waits for the step thread can be taken for one of the new session.
+            self.server.end(earlier)
         try:
             answer = self._runner.ask(
                 lambda core: core.attach_scheduler(SchedulerEpoch(hello.epoch)), timeout_s=ASK_TIMEOUT_S
@@ -188,8 +194,6 @@ class _SchedulerSessions:
             return Reject(RejectCode.NOT_READY, "the worker is busy with a long step")
         if not isinstance(answer, SchedulerAccepted):
             return Reject(RejectCode.FENCED, answer.reason.value)
-        if answer.last_step:
-            return Reject(RejectCode.INVALID, f"epoch {hello.epoch} has a session here already")
         _log.info("scheduler %s attached with epoch %d", hello.name, hello.epoch)
         return hello.epoch
 
@@ -205,6 +209,7 @@ class _SchedulerSessions:
         self._runner.step(
             SchedulerEpoch(link.epoch),
             body,
+            lambda: not link.is_ended,
             lambda result: self.server.post(link, result),
             lambda why: self._broken(link, why),
         )
