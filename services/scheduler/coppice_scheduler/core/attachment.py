@@ -60,13 +60,17 @@ def workers_listed(life: Lifecycle, message: Workers, now_ns: int) -> None:
         worker = life.workers.setdefault(worker_id, Worker(worker_id))
         if info.worker_epoch in worker.dead_epochs:
             continue
+        if worker.attached and info.worker_epoch < worker.epoch:
+            continue  # said before the worker registered again: its own word is newer
         worker.info = info
         worker.listed_by = message.cache_epoch
         if worker.attached and worker.epoch != info.worker_epoch:
             _epoch_over(life, worker, now_ns)
     for worker in life.workers.values():
         if worker.worker_id not in listed:
-            was_listed = worker.listed_by == message.cache_epoch
+            # Not listed under the epoch that attached here: it was, or will be; the worker's own word is newer.
+            known = worker.info is not None and worker.info.worker_epoch == worker.epoch
+            was_listed = worker.listed_by == message.cache_epoch and known
             worker.info = None
             worker.listed_by = CacheEpoch(0)
             if was_listed and worker.attached:
