@@ -159,6 +159,11 @@ def test_a_body_that_is_no_json_object_of_ours(served: Served, body: bytes) -> N
     error_of(served.post(body), 400)
 
 
+def test_a_body_that_would_blow_up_in_memory_is_refused_before_it_is_parsed(served: Served) -> None:
+    bomb = b'{"prompt": [' + b"[]," * 200_000 + b"[]]}"
+    assert error_of(served.post(bomb), 400)["code"] == "too_complex"
+
+
 def test_many_brackets_inside_a_text_are_just_text(served: Served) -> None:
     error = error_of(served.complete(prompt='[{"' * 60_000), 400)
     assert error["code"] == "context_length_exceeded"
