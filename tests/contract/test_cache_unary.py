@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,6 @@ from tests.fakes.waiting import wait_for
 
 Keep = Callable[[Any], Any]
 Code = grpc.StatusCode
-
-
-@pytest.fixture
-def keep() -> Iterator[Keep]:
-    """Stops whatever a test made, last first."""
-    kept: list[Any] = []
-
-    def keep_one(thing: Any) -> Any:
-        kept.append(thing)
-        return thing
-
-    yield keep_one
-    for thing in reversed(kept):
-        thing.stop()
 
 
 @pytest.fixture

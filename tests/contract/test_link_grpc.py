@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,21 +31,6 @@ HELLO = Hello(key=b"r" * 16, connection=1, incarnation=0, received=0, epoch=0, n
 
 def links(outbox_max: int = 65_536) -> ServerLinks[Any]:
     return ServerLinks(next(INCARNATIONS), server_epoch=5, outbox_max=outbox_max)
-
-
-@pytest.fixture
-def keep() -> Iterator[Keep]:
-    """Stops or closes whatever a test made, last first."""
-    kept: list[Any] = []
-
-    def keep_one(thing: Any) -> Any:
-        kept.append(thing)
-        return thing
-
-    yield keep_one
-    for thing in reversed(kept):
-        getattr(thing, "stop", None) and thing.stop()
-        getattr(thing, "close", None) and thing.close()
 
 
 @pytest.fixture(autouse=True)

@@ -176,6 +176,7 @@ class AdminServer:
             app, log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
         self._server = uvicorn.Server(config)
+        self._socket.listen()  # whoever asks before the thread is up waits instead of being refused
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="admin http", daemon=True
         )
