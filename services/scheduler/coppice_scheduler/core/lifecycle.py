@@ -127,6 +127,10 @@ class Lifecycle:
     def preempt(self, request: RequestState, now_ns: int) -> None:
         """Take its blocks back; it waits and recomputes."""
         self.totals.preemptions += 1
+        self.requeue(request, now_ns)
+
+    def requeue(self, request: RequestState, now_ns: int) -> None:
+        """Start it over without counting a fault: what stopped it is mended."""
         self._stop_running(request)
         self._enter_queue(request, now_ns)
 

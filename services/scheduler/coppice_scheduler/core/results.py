@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from coppice.handles import block_of
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Refusal, RefusalCode, StepResult
 from coppice_scheduler.core.lifecycle import Lifecycle
@@ -25,7 +26,9 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
         if row.sequence.state is not SequenceState.ATTACHED:
             continue
         refusal = refusals.get(row.sequence.sequence_id)
-        if refusal is not None:
+        if refusal is not None and refusal.code is RefusalCode.WRONG_SEAL and _repeat_seals(worker, row, refusal):
+            life.requeue(row.sequence.request, now_ns)
+        elif refusal is not None:
             life.retry(row.sequence.request, _refused(worker, refusal), now_ns)
         elif row.samples and row.sequence.sequence_id not in sampled:
             life.retry(row.sequence.request, _silent(worker, result.step), now_ns)
@@ -35,6 +38,21 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
                 _accept(life, row.sequence, sampled[row.sequence.sequence_id], now_ns)
     for sequence in step.removed:
         life.removed(sequence)
+
+
+def _repeat_seals(worker: Worker, row: Row, refusal: Refusal) -> bool:
+    """Whoever published these blocks may have died, or lost the worker, before it told the worker of their seals. The
+    grant's are as good: the worker takes a seal only for the same occupancy, and never over another one.
+
+    False when they were repeated before: then the worker has another seal there.
+    """
+    block = block_of(refusal.handle)
+    if worker.resealed.get(block) == refusal.handle:
+        return False
+    worker.resealed[block] = refusal.handle
+    worker.sealed += row.sequence.lease.shared
+    worker.seals += row.sequence.lease.shared_seals
+    return True
 
 
 def _progress(life: Lifecycle, step: InFlight, row: Row, now_ns: int) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coppice.ids import CacheEpoch, LeaseId, SequenceId, WorkerEpoch, WorkerId
+from coppice.ids import BlockId, CacheEpoch, LeaseId, SequenceId, WorkerEpoch, WorkerId
 from coppice.messages.index import NoCapacityReason, WorkerInfo
 from coppice.messages.step import StepPlan
 from coppice_scheduler.core.leases import Lease
@@ -63,6 +63,7 @@ class Worker:
     wants_blocks: dict[SequenceId, Sequence] = field(default_factory=dict)
     sealed: bytearray = field(default_factory=bytearray)
     seals: bytearray = field(default_factory=bytearray)
+    resealed: dict[BlockId, int] = field(default_factory=dict)  # handles whose seals were repeated to it
     last_decode_rows: bytes = b""  # rows of the last plan if it was pure decode, else empty
 
     @property
