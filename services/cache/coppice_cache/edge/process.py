@@ -19,7 +19,7 @@ from coppice_cache.edge.metrics import CacheMetrics
 from coppice_cache.edge.registry import Registry, connect
 from coppice_cache.edge.service import IndexService
 from coppice_cache.edge.settings import CacheSettings, core_settings
-from coppice_cache.edge.tracing import AcquireSpans
+from coppice_cache.edge.tracing import LeaseSpans
 
 _log = logging.getLogger("coppice.cache")
 GRACE_S = 1.0
@@ -48,7 +48,7 @@ class CacheProcess:
             next_epoch(self._epoch_file, redis),
             remember=self._remember,
             failed=self._failed,
-            observer=AcquireSpans(self._tracing),
+            observer=LeaseSpans(self._tracing),
         )
         self._registry = Registry(redis, self._service.list_workers) if redis is not None else None
         self._readiness = Readiness(self._problems)

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from opentelemetry import trace
@@ -100,7 +100,10 @@ class FrontDoor:
                 _Run(
                     engine=self._engine,
                     metrics=self._metrics,
-                    request=self._request(f"{call_id}-{index}", tenant, spec, sampling, prompt, arrived_ns),
+                    request=replace(
+                        self._request(f"{call_id}-{index}", tenant, spec, sampling, prompt, arrived_ns),
+                        traceparent=span.traceparent,
+                    ),
                     span=span,
                     make_stream=self._stream_maker(index, prompt, spec),
                 )

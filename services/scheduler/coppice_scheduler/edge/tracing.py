@@ -12,6 +12,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from coppice.telemetry import traceparent_of
 from coppice_scheduler.core.request import Mark
 from coppice_scheduler.edge.generation_spec import GenerationSpec
 from coppice_scheduler.edge.text_stream import Usage
@@ -39,6 +40,11 @@ class CallSpan:
         self.span: Span = self._tracer.start_span(
             f"{operation} {model}", context=parent, kind=SpanKind.SERVER, attributes=attributes
         )
+
+    @property
+    def traceparent(self) -> str:
+        """What the other services continue; empty when nothing is recorded."""
+        return traceparent_of(trace.set_span_in_context(self.span)) if self.span.is_recording() else ""
 
     def timeline(self, marks: Iterable[Mark]) -> None:
         """Child spans of one prompt."""
