@@ -54,7 +54,7 @@ def spans_of(collector: Collector, trace_id: str, root: str) -> list[Span]:
 
     wait_until(complete, f"the trace to be complete, not {[(s.service, s.name) for s in collector.spans]}", 15)
     # The web framework adds spans of its own; they are no part of what is promised.
-    spans = [span for span in collector.trace(trace_id) if not span.name.startswith("fastapi.")]
+    spans = [span for span in collector.trace(trace_id) if span.scope.startswith("coppice")]
     request = next(span for span in spans if span.name == root)
     for span in spans:
         assert span.start_ns <= span.end_ns

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 @dataclass(frozen=True, slots=True)
 class Span:
     service: str
+    scope: str  # of the instrumentation: ours or a library's
     name: str
     trace_id: str
     span_id: str
@@ -37,7 +38,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         for resource in request.resource_spans:
             service = next(a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
             for scope in resource.scope_spans:
-                spans += [_span(service, wire) for wire in scope.spans]
+                spans += [_span(service, scope.scope.name, wire) for wire in scope.spans]
         with self._lock:
             self._spans += spans
         return trace_service_pb2.ExportTraceServiceResponse()
@@ -55,10 +56,11 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self._server.stop(0)
 
 
-def _span(service: str, wire: Any) -> Span:
+def _span(service: str, scope: str, wire: Any) -> Span:
     attributes = {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in wire.attributes}
     return Span(
         service=service,
+        scope=scope,
         name=wire.name,
         trace_id=wire.trace_id.hex(),
         span_id=wire.span_id.hex(),
