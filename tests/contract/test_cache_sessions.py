@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from coppice.handles import epoch_of, generations
@@ -27,7 +28,8 @@ from coppice.messages.index import (
     lease_hash,
 )
 from coppice.session.frames import RejectCode
-from tests.fakes.cache_ends import Cache, FakeWorker, StreamClient, UnaryClient, claim, lease, prompt
+from coppice_rpc.v1 import cache_pb2 as pb
+from tests.fakes.cache_ends import CALL_S, Cache, FakeWorker, StreamClient, UnaryClient, claim, lease, prompt
 from tests.fakes.waiting import wait_for
 
 Keep = Callable[[Any], Any]
@@ -154,6 +156,47 @@ def test_an_epoch_that_somebody_holds_is_not_shared(cache: Cache, keep: Keep) ->
     unary = keep(UnaryClient(cache))
     third = keep(StreamClient(cache, epoch=unary.epoch))
     assert len({first.epoch, second.epoch, unary.epoch, third.epoch}) == 4
+
+
+def test_the_unary_forms_do_not_reach_a_streams_session(cache: Cache, keep: Keep) -> None:
+    keep(FakeWorker(cache)).wait_registered()
+    stream, unary = keep(StreamClient(cache)), keep(UnaryClient(cache))
+    granted(stream, 1, 9)
+    unary.epoch = stream.epoch
+    assert not unary.renew()
+    with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+        unary.acquire(2, prompt(9))
+    assert unary.release(1).WhichOneof("answer") == "released"
+    assert unary.extend(1, 20).WhichOneof("answer") == "gone"
+    unary.stub.CloseSession(pb.CloseSessionRequest(session_epoch=stream.epoch), timeout=CALL_S)
+    assert cache.stats()["leases"] == 1
+    assert isinstance(stream.ask(Extend(lease(1), 12))[0], Extended)
+
+
+def test_what_a_replaced_worker_still_says_is_ignored(cache: Cache, keep: Keep) -> None:
+    worker = keep(FakeWorker(cache)).wait_registered()
+    workers = cache.process._service.workers
+    old = workers._by_id[worker.worker_id].link
+    newer = keep(FakeWorker(cache)).wait_registered()
+    workers.session_body(old, worker.register_message())
+    workers.session_heard(old)
+    assert [entry["worker_epoch"] for entry in cache.stats()["workers"]] == [newer.epoch]
+
+
+def test_what_an_ended_client_still_says_is_ignored(cache: Cache, keep: Keep) -> None:
+    keep(FakeWorker(cache)).wait_registered()
+    service = cache.process._service
+    client = keep(StreamClient(cache))
+    link = service.clients._by_epoch[SchedulerEpoch(client.epoch)].link
+    assert link is not None
+    with service.entered() as core:
+        core.end_client(SchedulerEpoch(link.epoch), service.now_ns())
+    reconnected = keep(StreamClient(cache, epoch=link.epoch))
+    assert reconnected.epoch != link.epoch
+    service.clients.session_body(link, OpBatch((client.acquire(1, prompt(9)),)))
+    service.clients.session_connected(link, False)
+    assert cache.stats()["leases"] == 0
+    assert SchedulerEpoch(link.epoch) not in service.clients._by_epoch
 
 
 def test_register_must_name_the_sessions_worker(cache: Cache, keep: Keep) -> None:

@@ -25,6 +25,7 @@ from coppice_rpc.v1 import cache_pb2_grpc
 
 SERVICES = ("coppice_rpc.v1.PrefixIndex",)
 NAME_BYTES_MAX = 128
+NO_SESSION = SchedulerEpoch(0)  # never minted
 DEADLINE_S_MAX = 366 * 86_400.0
 
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -97,14 +98,17 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
     def _execute(self, session_epoch: int, op: Op, context: Any) -> pb.Answer:
         if len(op.lease_id) != LEASE_ID_BYTES:
             context.abort(_INVALID, f"lease_id has {len(op.lease_id)} bytes; it must have {LEASE_ID_BYTES}")
-        # A lease of a session that is gone is gone itself, and releasing it succeeds: the core answers that. Only an
-        # acquire needs a session.
-        if not self._renew(session_epoch) and isinstance(op, Acquire):
-            context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"no session {session_epoch}: never opened, closed or expired; open one with OpenSession",
-            )
-        answer = self._service.execute(SchedulerEpoch(session_epoch), op)
+        epoch = SchedulerEpoch(session_epoch)
+        if not self._renew(session_epoch):
+            if isinstance(op, Acquire):
+                context.abort(
+                    grpc.StatusCode.NOT_FOUND,
+                    f"no session {session_epoch}: never opened, closed or expired; open one with OpenSession",
+                )
+            # A lease of a session that is gone is gone itself, and releasing it succeeds: so the core answers for a
+            # session that never was. An epoch that belongs to a stream must not be reached from here.
+            epoch = NO_SESSION
+        answer = self._service.execute(epoch, op)
         if isinstance(answer, Invalid):
             context.abort(_INVALID, answer.message)
         return answer_to_wire(answer)

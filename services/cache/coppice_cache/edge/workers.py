@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coppice.edge.link_server import SessionRefused
 from coppice.ids import WorkerEpoch, WorkerId
-from coppice.messages.registration import Register, Registered, ToWorker
+from coppice.messages.registration import Registered, ToWorker
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLink
 from coppice_cache.core.errors import MessageRefused
@@ -107,8 +107,6 @@ class WorkerSessions:
                 core.heard_worker(WorkerId(link.name), self._service.now_ns())
 
     def session_body(self, link: ServerLink[Any], body: Any) -> None:
-        if isinstance(body, Register) and body.worker_id != link.name:
-            raise SessionRefused(f"the session is worker {link.name!r}'s, Register names {body.worker_id!r}")
         try:
             with self._service.entered() as core:
                 if self._is_current(link):
