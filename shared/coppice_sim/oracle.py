@@ -165,8 +165,28 @@ class Oracle:
                 self._world.fail("I10", f"{type(op).__name__} answered {once}, then {twice}")
 
     def launched(self, host: WorkerHost, applied: Applied) -> None:
+        self._check_residue(host, applied)
         for refusal in applied.refusals:
             self._world.sometimes[f"refused: {refusal.code.value}"] += 1
+
+    def _check_residue(self, host: WorkerHost, applied: Applied) -> None:
+        """I15: what a domain that must leave no trace wrote, or is about to write over, was zeroed in between."""
+        if applied.batch is None:
+            return
+        size, leases = host.executor.pool.block_size, host.core.sequences.leases
+        wipes = {
+            self._world.salt_of_domain(config.domain): config.wipes for config in self._world.settings.index.domains
+        }
+        rows = np.repeat(applied.rows.slots, applied.rows.num_tokens)
+        pairs = {(int(block), int(slot)) for block, slot in zip(applied.batch.slots // size, rows, strict=True)}
+        zeroed = set(applied.zero.tolist())
+        for block, slot in sorted(pairs - {(block, slot) for block, slot in pairs if block in zeroed}):
+            lease = leases[slot]
+            assert lease is not None
+            own = self._world.salt_of_lease(lease)
+            found = set(host.executor.salts[block * size : (block + 1) * size].tolist()) - {0, own}
+            if found and (wipes[own] or any(wipes[salt] for salt in found)):
+                self._world.fail("I15", f"block {block} of {host.name} changed its domain and was not zeroed")
 
     def watch_scheduler(self, host: SchedulerHost) -> None:
         """Count what only the scheduler knows, by standing in front of two of its methods."""

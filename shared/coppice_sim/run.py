@@ -37,16 +37,18 @@ class Report:
         return f"seed {self.seed}: {self.events} events, {self.virtual_ms} ms, {outcomes or 'no requests'}: {verdict}"
 
 
-def run(seed: int, *, steps: int = DEFAULT_STEPS, faults: FaultProfile | None = None) -> Report:
+def run(
+    seed: int, *, steps: int = DEFAULT_STEPS, faults: FaultProfile | None = None, check_cores: bool = True
+) -> Report:
     """`steps` events with faults (drawn from the seed unless given), then heal and wait for rest."""
-    world = World(seed, faults)
+    world = World(seed, faults, check_cores=check_cores)
     broken, history = "", ()
     try:
         for _ in range(steps):
             world.step()
         world.heal()
-        if world.internal_errors and faults is None:
-            world.sometimes["internal errors"] += len(world.internal_errors)
+        if world.internal_errors:
+            world.fail("O3", f"internal errors reached clients: {world.internal_errors[:3]}")
     except (BrokenInvariantError, InvariantBroken) as error:
         broken = str(error)
     except Exception as error:  # an assertion of a core, or a crash of one, is a finding like any other

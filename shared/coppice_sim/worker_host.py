@@ -74,6 +74,7 @@ class WorkerHost(Process):
 
     def _registered(self, message: Registered) -> None:
         if self.core.registered(message):
+            self.executor.zero_blocks(np.arange(self.core.settings.pool.num_blocks, dtype=np.int32))
             self._links.clear()
             self.world.oracle.pool_is_new(self.core.settings.worker_id)
             self.schedulers.replace(ServerLinks(message.worker_epoch, message.worker_epoch))
