@@ -81,14 +81,22 @@ def zeroed(world: World, number: int, domain: DomainId, count: int = 2) -> int:
 
 def test_zeroing_when_the_domain_asks_on_either_side() -> None:
     world = World(settings(DomainConfig(ALICE, zero_on_change=True)), num_blocks=2)
-    assert [zeroed(world, n, d) for n, d in enumerate((BOB, CAROL, ALICE, ALICE, BOB, CAROL))] == [0, 0, 2, 0, 2, 0]
+    assert [zeroed(world, n, d) for n, d in enumerate((BOB, CAROL, ALICE, ALICE, BOB, CAROL))] == [0, 0, 2, 2, 2, 2]
+
+
+def test_what_was_to_be_zeroed_is_so_until_it_is_published() -> None:
+    """The lease may have ended before the worker was told to zero anything."""
+    world = World(settings(DomainConfig(ALICE, zero_on_change=True)), num_blocks=2)
+    assert [zeroed(world, 1, BOB), zeroed(world, 2, ALICE), zeroed(world, 3, ALICE)] == [0, 2, 2]
+    world.fill(4, tokens(8, 400), domain=ALICE)
+    assert zeroed(world, 5, ALICE) == 0
 
 
 def test_strict_blocks_are_zeroed_always() -> None:
     world = World(settings(DomainConfig(ALICE, mode=STRICT, guarantee_share=0.5)), num_blocks=4)
     assert [zeroed(world, 1, ALICE), zeroed(world, 2, ALICE)] == [2, 2]
     assert [zeroed(world, 3, BOB), zeroed(world, 4, BOB)] == [2, 2]
-    assert [zeroed(world, 5, BOB), zeroed(world, 6, BOB)] == [0, 0]
+    assert [zeroed(world, 5, BOB), zeroed(world, 6, BOB)] == [2, 2], "nobody has said that they were zeroed"
 
 
 def test_extended_blocks_are_zeroed_too() -> None:

@@ -173,6 +173,7 @@ def test_refused_attach_is_skipped_by_the_plan_that_is_on_its_way():
         (StepPlan(2, detach=b"abc"), "detach"),
         (StepPlan(2, sealed=handles(h(1)), seals=b"x"), "seals"),
         (StepPlan(2, copy_src=handles(h(1))), "copy_dst"),
+        (StepPlan(2, copy_src=handles(h(1), h(2)), copy_dst=handles(h(9), h(1))), "reads what another writes"),
         (StepPlan(2, rows=u32(1)), "row_tokens"),
         (StepPlan(2, rows=u32(1, 1), row_tokens=u32(1, 1)), "twice"),
         (StepPlan(2, rows=u32(1), row_tokens=u32(0)), "no token"),

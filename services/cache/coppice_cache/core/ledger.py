@@ -66,6 +66,8 @@ class Ledger:
         self._nobody = DomainUse(_NOBODY, 0)
         self.unknown = DomainUse(_UNKNOWN, 0)
         self.last_use = [self._nobody] * num_blocks
+        # Blocks to be zeroed by a lease that did not publish them since: it may have ended before it told the worker.
+        self._zeroing = bytearray(num_blocks)
         self.counts = [num_blocks, 0, 0, 0]
         self.free: deque[int] = deque(range(num_blocks))
         self.checked = self.generation[:]  # generations at the last check (I4)
@@ -116,7 +118,8 @@ class Ledger:
             self.generation[block] = after
             self.set_seal(block, NO_SEAL)
             handle = (after << BLOCK_BITS) | block
-            if self._must_zero(self.last_use[block], use):
+            if self._zeroing[block] or self._must_zero(self.last_use[block], use):
+                self._zeroing[block] = True
                 zero.append(handle)
             self.last_use[block] = use
             self._move(block, _LEASED)
@@ -126,6 +129,7 @@ class Ledger:
     def publish(self, block: int, seal: bytes) -> None:
         assert self.state[block] == _LEASED
         self.set_seal(block, seal)
+        self._zeroing[block] = False  # it was written under its generation, and zeroed before that
         self._move(block, _CACHED)
 
     def drain(self, block: int) -> None:

@@ -104,7 +104,8 @@ class WorkerCore:
     def registered(self, message: Registered) -> bool:
         """True when the epoch changed: everything that the old one knew is gone, schedulers attach again.
 
-        The caller guarantees that the device is quiet: an outstanding step will not write any more.
+        The caller guarantees that the device is quiet (an outstanding step will not write any more), and zeroes the
+        whole pool when the old epoch was not 0: from now on nobody can tell whose bytes are where (I15).
         """
         self._highest_cache_epoch = CacheEpoch(max(self._highest_cache_epoch, message.cache_epoch))
         if message.worker_epoch == self.worker_epoch:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 
 from coppice.edge import registration_codec, step_codec
 from coppice.edge.grpc_server import CHANNEL_OPTIONS, GrpcServer
@@ -38,6 +39,7 @@ class WorkerService:
         self, core: WorkerCore, executor: Executor, observer: StepObserver, failed: Callable[[BaseException], None]
     ) -> None:
         self._core = core
+        self._executor = executor
         self.runner = StepRunner(core, executor, observer, failed)
         self._schedulers = _SchedulerSessions(core, self.runner)
         self._server: GrpcServer | None = None
@@ -75,7 +77,11 @@ class WorkerService:
     # ---- on the step thread ----
 
     def _registered(self, message: Registered) -> None:
+        had_epoch = self._core.worker_epoch != 0
         if self._core.registered(message):
+            if had_epoch:
+                # Generations start again at 0, so nobody can tell any more whose bytes are where (I15).
+                self._executor.zero_blocks(np.arange(self._executor.pool.num_blocks, dtype=np.int32))
             _log.info("registered: worker epoch %d, cache epoch %d", message.worker_epoch, message.cache_epoch)
             self._schedulers.restart(message.worker_epoch)
         self.problems.pop("registration", None)
