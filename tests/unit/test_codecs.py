@@ -34,6 +34,7 @@ OPS: dict[type, st.SearchStrategy[Any]] = {
     index.Publish: st.builds(index.Publish, LEASE, U32, RAW),
     index.Release: st.builds(index.Release, LEASE),
     index.Abandon: st.builds(index.Abandon, LEASE),
+    index.Distrust: st.builds(index.Distrust, LEASE, RAW),
 }
 ANSWERS: dict[type, st.SearchStrategy[Any]] = {
     index.Grant: st.builds(index.Grant, LEASE, TEXT, U64, U64, RAW, RAW, RAW, RAW),
@@ -42,6 +43,7 @@ ANSWERS: dict[type, st.SearchStrategy[Any]] = {
     index.Published: st.builds(index.Published, LEASE, U32, RAW, RAW),
     index.NotPublished: st.builds(index.NotPublished, LEASE, st.sampled_from(index.NotPublishedReason)),
     index.Released: st.builds(index.Released, LEASE),
+    index.Distrusted: st.builds(index.Distrusted, LEASE),
     index.Gone: st.builds(index.Gone, LEASE),
     index.Invalid: st.builds(index.Invalid, LEASE, TEXT),
 }

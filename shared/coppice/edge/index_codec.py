@@ -67,6 +67,8 @@ def op_to_wire(op: m.Op) -> pb.Op:
             return pb.Op(release=pb.Release(lease_id=lease_id))
         case m.Abandon(lease_id):
             return pb.Op(abandon=pb.Abandon(lease_id=lease_id))
+        case m.Distrust(lease_id, handles):
+            return pb.Op(distrust=pb.Distrust(lease_id=lease_id, handles=handles))
 
 
 def op_from_wire(wire: pb.Op) -> m.Op:
@@ -81,8 +83,10 @@ def op_from_wire(wire: pb.Op) -> m.Op:
             return m.Release(LeaseId(wire.release.lease_id))
         case "abandon":
             return m.Abandon(LeaseId(wire.abandon.lease_id))
+        case "distrust":
+            return m.Distrust(LeaseId(wire.distrust.lease_id), wire.distrust.handles)
         case _:
-            raise MalformedFrame("an op names none of acquire, extend, publish, release, abandon")
+            raise MalformedFrame("an op names none of acquire, extend, publish, release, abandon, distrust")
 
 
 # ---- answers ----
@@ -103,6 +107,8 @@ def answer_to_wire(answer: m.Answer) -> pb.Answer:
             wire.not_published.reason = _UNPUBLISHED_TO_WIRE[why]
         case m.Released():
             wire.released.SetInParent()
+        case m.Distrusted():
+            wire.distrusted.SetInParent()
         case m.Gone():
             wire.gone.SetInParent()
         case m.Invalid(_, message):
@@ -140,6 +146,8 @@ def answer_from_wire(wire: pb.Answer) -> m.Answer:
             return m.NotPublished(lease, _known(_UNPUBLISHED_FROM_WIRE, wire.not_published.reason))
         case "released":
             return m.Released(lease)
+        case "distrusted":
+            return m.Distrusted(lease)
         case "gone":
             return m.Gone(lease)
         case "invalid":

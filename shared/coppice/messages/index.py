@@ -77,7 +77,18 @@ class Abandon:
     lease_id: LeaseId
 
 
-Op = Acquire | Extend | Publish | Release | Abandon
+@dataclass(frozen=True, slots=True)
+class Distrust:
+    """The worker refused these blocks, which the lease shares: they and all that follows them leave the tree.
+
+    Whoever holds them keeps them. Handles that the lease's path does not have are ignored.
+    """
+
+    lease_id: LeaseId
+    handles: bytes
+
+
+Op = Acquire | Extend | Publish | Release | Abandon | Distrust
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,13 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Distrusted:
+    """Also the answer for a lease that is unknown or finished: success without effect."""
+
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """The answer to `Extend` and `Publish` of an unknown, finished, expired or displaced lease."""
 
@@ -143,7 +161,7 @@ class Invalid:
     message: str
 
 
-Answer = Grant | NoCapacity | Extended | Published | NotPublished | Released | Gone | Invalid
+Answer = Grant | NoCapacity | Extended | Published | NotPublished | Released | Distrusted | Gone | Invalid
 
 
 @dataclass(frozen=True, slots=True)

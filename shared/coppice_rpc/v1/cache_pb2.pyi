@@ -171,6 +171,28 @@ class Abandon(_message.Message):
 Global___Abandon: _TypeAlias = Abandon  # noqa: Y015
 
 @_typing.final
+class Distrust(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    HANDLES_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.bytes
+    handles: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.bytes = ...,
+        handles: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles", "lease_id", b"lease_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Distrust: _TypeAlias = Distrust  # noqa: Y015
+
+@_typing.final
 class Op(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -179,6 +201,7 @@ class Op(_message.Message):
     PUBLISH_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     ABANDON_FIELD_NUMBER: _builtins.int
+    DISTRUST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def acquire(self) -> Global___Acquire: ...
     @_builtins.property
@@ -189,6 +212,8 @@ class Op(_message.Message):
     def release(self) -> Global___Release: ...
     @_builtins.property
     def abandon(self) -> Global___Abandon: ...
+    @_builtins.property
+    def distrust(self) -> Global___Distrust: ...
     def __init__(
         self,
         *,
@@ -197,12 +222,13 @@ class Op(_message.Message):
         publish: Global___Publish | None = ...,
         release: Global___Release | None = ...,
         abandon: Global___Abandon | None = ...,
+        distrust: Global___Distrust | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "distrust", b"distrust", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "distrust", b"distrust", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["acquire", "extend", "publish", "release", "abandon"]  # noqa: Y015
+    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["acquire", "extend", "publish", "release", "abandon", "distrust"]  # noqa: Y015
     _WhichOneofArgType_op: _TypeAlias = _typing.Literal["op", b"op"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_op) -> _WhichOneofReturnType_op | None: ...
 
@@ -386,6 +412,21 @@ class Released(_message.Message):
 Global___Released: _TypeAlias = Released  # noqa: Y015
 
 @_typing.final
+class Distrusted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Distrusted: _TypeAlias = Distrusted  # noqa: Y015
+
+@_typing.final
 class Gone(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -432,6 +473,7 @@ class Answer(_message.Message):
     RELEASED_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
+    DISTRUSTED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     @_builtins.property
     def grant(self) -> Global___Grant: ...
@@ -449,6 +491,8 @@ class Answer(_message.Message):
     def gone(self) -> Global___Gone: ...
     @_builtins.property
     def invalid(self) -> Global___Invalid: ...
+    @_builtins.property
+    def distrusted(self) -> Global___Distrusted: ...
     def __init__(
         self,
         *,
@@ -461,12 +505,13 @@ class Answer(_message.Message):
         released: Global___Released | None = ...,
         gone: Global___Gone | None = ...,
         invalid: Global___Invalid | None = ...,
+        distrusted: Global___Distrusted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "no_capacity", b"no_capacity", "not_published", b"not_published", "published", b"published", "released", b"released"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "distrusted", b"distrusted", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "no_capacity", b"no_capacity", "not_published", b"not_published", "published", b"published", "released", b"released"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "lease_id", b"lease_id", "no_capacity", b"no_capacity", "not_published", b"not_published", "published", b"published", "released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "distrusted", b"distrusted", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "lease_id", b"lease_id", "no_capacity", b"no_capacity", "not_published", b"not_published", "published", b"published", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["grant", "no_capacity", "extended", "published", "not_published", "released", "gone", "invalid"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["grant", "no_capacity", "extended", "published", "not_published", "released", "gone", "invalid", "distrusted"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 

@@ -29,6 +29,8 @@ def check_state(state: State) -> None:
     for worker in state.workers.values():
         expected = _explain_leases(state, worker)
         nodes = _check_trees(worker, expected)
+        nodes |= _check_orphans(worker, expected)
+        _check_count(worker, nodes)
         _check_ledger(worker, expected)
         _check_pins(worker, nodes)
         _check_accounts(worker, nodes)
@@ -99,8 +101,31 @@ def _check_trees(worker: Worker, expected: dict[int, BlockState]) -> dict[int, N
                 _require(child.tokens[: worker.block_bytes] == key, "I11", f"a child in {domain!r} has another key")
                 _check_edge(worker, tree, child, expected)
                 waiting.append(child)
-    _require(worker.num_nodes == len(nodes) - len(worker.trees), "I11", f"{worker.num_nodes} nodes are counted")
     return nodes
+
+
+def _check_orphans(worker: Worker, expected: dict[int, BlockState]) -> dict[int, Node]:
+    """What left a tree but is still read: every such node guards a lease, and no parent in a tree lists it."""
+    orphans: dict[int, Node] = {}
+    for lease in worker.leases.values():
+        node = lease.node
+        while lease.tree is not None and node.is_orphan and id(node) not in orphans:
+            orphans[id(node)] = node
+            _require(node.parent is not None and node.guards > 0, "I11", f"an orphan guards nothing: {lease.number}")
+            assert node.parent is not None
+            found = _is_listed(node, worker.block_bytes) and not node.parent.is_orphan
+            _require(not found, "I11", f"an orphan can be found in {lease.tree.domain!r}")
+            _check_edge(worker, lease.tree, node, expected)
+            node = node.parent
+    return orphans
+
+
+def _is_listed(node: Node, block_bytes: int) -> bool:
+    return node.parent is not None and node.parent.children.get(node.tokens[:block_bytes]) is node
+
+
+def _check_count(worker: Worker, nodes: dict[int, Node]) -> None:
+    _require(worker.num_nodes == len(nodes) - len(worker.trees), "I11", f"{worker.num_nodes} nodes are counted")
 
 
 def _check_edge(worker: Worker, tree: Tree, node: Node, expected: dict[int, BlockState]) -> None:
@@ -147,9 +172,12 @@ def _check_pins(worker: Worker, nodes: dict[int, Node]) -> None:
             continue
         _require(id(lease.node) in nodes, "I2", f"lease {number} is pinned to a node outside of every tree")
         pins.setdefault(id(lease.node), set()).add(number)
+    num_hidden = Counter(
+        id(node.parent) for node in nodes.values() if node.is_orphan and not _is_listed(node, worker.block_bytes)
+    )
     for key, node in nodes.items():
         _require(set(node.pins) == pins.get(key, set()), "I2", f"pins {set(node.pins)} against {pins.get(key)}")
-        guards = bool(node.pins) + sum(1 for child in node.children.values() if child.guards)
+        guards = bool(node.pins) + sum(1 for child in node.children.values() if child.guards) + num_hidden[key]
         _require(guards == node.guards, "I2", f"{node.guards} guards where {guards} were found")
     for lease in worker.leases.values():
         if lease.tree is not None:
@@ -163,6 +191,9 @@ def _check_pins(worker: Worker, nodes: dict[int, Node]) -> None:
 def _check_accounts(worker: Worker, nodes: dict[int, Node]) -> None:
     """I13, I14 and the sums that decisions rest on."""
     protected: Counter[str] = Counter()
+    for node in nodes.values():
+        if node.is_orphan:
+            protected[_domain_of(node)] += node.num_blocks
     evictable: dict[str, set[int]] = {}
     by_state: Counter[tuple[int, int]] = Counter()
     for block, use in enumerate(worker.ledger.last_use):
@@ -187,6 +218,14 @@ def _check_accounts(worker: Worker, nodes: dict[int, Node]) -> None:
     _require(sum(use.lendable for use in uses.values()) == worker.quotas.lendable, "I14", "sum of lendable blocks")
     _require(sum(use.reserve for use in uses.values()) == worker.quotas.reserve, "I14", "sum of strict reserves")
     _require(sum(use.guarantee for use in uses.values()) <= worker.num_blocks, "I13", "sum of guarantees")
+
+
+def _domain_of(node: Node) -> str:
+    root = node
+    while root.parent is not None:
+        root = root.parent
+    assert isinstance(root, Tree)
+    return root.domain
 
 
 def _check_limits(domain: str, use: DomainUse) -> None:

@@ -1,4 +1,4 @@
-"""The five ops of a client. Each is idempotent under its lease id and changes nothing unless it succeeds."""
+"""The six ops of a client. Each is idempotent under its lease id and changes nothing unless it succeeds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from coppice.messages.index import (
     Abandon,
     Acquire,
     Answer,
+    Distrust,
+    Distrusted,
     Extend,
     Gone,
     Invalid,
@@ -19,6 +21,7 @@ from coppice.messages.index import (
     Release,
     Released,
 )
+from coppice_cache.core.distrust import distrust
 from coppice_cache.core.errors import OpRefused
 from coppice_cache.core.grants import acquire, extend
 from coppice_cache.core.leases import Lease
@@ -46,6 +49,8 @@ def execute_unknown(op: Op) -> Answer:
         return Invalid(op.lease_id, "this session has ended or never was; attach again for a new scheduler epoch")
     if isinstance(op, Release | Abandon):
         return Released(op.lease_id)
+    if isinstance(op, Distrust):
+        return Distrusted(op.lease_id)
     return Gone(op.lease_id)
 
 
@@ -63,6 +68,8 @@ def _dispatch(state: State, session: Session, op: Op, now_ns: int) -> Answer:
             else:
                 abandon(state, session, worker, lease)
         return Released(op.lease_id)
+    if isinstance(op, Distrust):
+        return Distrusted(op.lease_id) if lease is None else distrust(session.workers[op.lease_id], lease, op)
     if lease is None:
         return Gone(op.lease_id)
     if isinstance(op, Extend):
@@ -105,4 +112,6 @@ def _claimed(state: State, session: Session, op: Op) -> Answer:
         return Released(op.lease_id)
     if isinstance(op, Publish):
         return NotPublished(op.lease_id, NotPublishedReason.TREE_GONE)
+    if isinstance(op, Distrust):
+        return Distrusted(op.lease_id)
     return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, state.settings.heartbeat_ms)

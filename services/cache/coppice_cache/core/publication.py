@@ -25,7 +25,7 @@ def publish(state: State, worker: Worker, lease: Lease, op: Publish, now_ns: int
     """Blocks [first_block, first_block + n) of the sequence are full and written."""
     if lease.use.config.mode is Mode.DISABLED:
         return NotPublished(op.lease_id, NotPublishedReason.DOMAIN_DISABLED)
-    if lease.tree is None:
+    if lease.tree is None or lease.node.is_orphan:
         return NotPublished(op.lease_id, NotPublishedReason.TREE_GONE)
     count = _check(state, worker, lease, op)
     end = op.first_block + count
@@ -69,7 +69,7 @@ def _hang_up(state: State, worker: Worker, lease: Lease, node: Node, first: int,
     for index, block in enumerate(unpack_blocks(handles)):
         worker.ledger.publish(block, seals[index * SEAL_BYTES : (index + 1) * SEAL_BYTES])
     worker.remember_publication(handles, now_ns, state.settings.worker_ttl_ms * NS_PER_MS)
-    alone = node.pins == {lease.number} and not node.children and not isinstance(node, Tree)
+    alone = node.pins == {lease.number} and node.guards == 1 and not node.children and not isinstance(node, Tree)
     if alone and node.num_blocks + count <= EDGE_BLOCKS_MAX:
         node.append(tokens, handles, seals)
         lease.use.protected += count

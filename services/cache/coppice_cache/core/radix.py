@@ -11,6 +11,10 @@ binary search. Lookups never change the tree. A pin is the number of a lease and
 only. `guards` counts what protects a node: its own pins as one, and each child that is guarded. A node without
 guards has no pin anywhere below it, so its blocks can be evicted, leaves first.
 
+A node that holds what is not to be trusted any more becomes an orphan with all that hangs below it: its parent does not
+list it, so no walk finds it, while it still guards its parent for the leases that read both. What guards no lease is
+freed at once.
+
 Parent links make cycles with `children`; both are cut when a node leaves the tree, so that reference counting alone
 frees it.
 
@@ -33,7 +37,7 @@ _NO_PINS: frozenset[int] = frozenset()
 class Node:
     """One edge and what hangs below it."""
 
-    __slots__ = ("children", "guards", "handles", "last_use_ns", "parent", "pins", "seals", "tokens")
+    __slots__ = ("children", "guards", "handles", "is_orphan", "last_use_ns", "parent", "pins", "seals", "tokens")
 
     def __init__(self, parent: Node | None, tokens: bytes, handles: bytes, seals: bytes, last_use_ns: int) -> None:
         self.parent = parent
@@ -44,6 +48,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.pins: set[int] | frozenset[int] = _NO_PINS
         self.guards = 0
+        self.is_orphan = False
 
     @property
     def num_blocks(self) -> int:
@@ -101,18 +106,29 @@ class Node:
         assert keep >= 0
         taken = self.handles[keep * HANDLE_BYTES :]
         if keep == 0:
-            self._leave(block_bytes)
+            self.leave(block_bytes)
         else:
             self.tokens = self.tokens[: keep * block_bytes]
             self.seals = self.seals[: keep * SEAL_BYTES]
             self.handles = self.handles[: keep * HANDLE_BYTES]
         return taken
 
-    def _leave(self, block_bytes: int) -> None:
+    def leave(self, block_bytes: int) -> bytes:
+        """Go, as nothing hangs below any more; returns the handles."""
         assert self.parent is not None
-        del self.parent.children[self.tokens[:block_bytes]]
+        assert not self.children
+        self.hide(block_bytes)
         self.parent = None
+        handles = self.handles
         self.tokens = self.handles = self.seals = b""
+        return handles
+
+    def hide(self, block_bytes: int) -> None:
+        """The parent lists this node no more; another one may stand under the same key by now."""
+        assert self.parent is not None
+        key = self.tokens[:block_bytes]
+        if self.parent.children.get(key) is self:
+            del self.parent.children[key]
 
 
 class Tree(Node):

@@ -116,7 +116,19 @@ class Worker:
 
     def unpin(self, lease: Lease, node: Node) -> None:
         lease.use.protected -= node.unpin(lease.number)
-        lease.use.queue.offer(node)
+        self.offer(lease.use, node)
+
+    def offer(self, use: DomainUse, node: Node) -> None:
+        """Something that protected the node may be gone: an orphan is freed then, others may be evicted from now on."""
+        while node.is_orphan and not node.guards and not node.children:
+            assert node.parent is not None
+            parent = node.parent
+            for block in unpack_blocks(node.leave(self.block_bytes)):
+                self.ledger.put_free(block)
+            self.num_nodes -= 1
+            node = parent
+        use.queue.offer(node)
+        self.drop_if_unused(node)
 
     def remember_publication(self, handles: bytes, now_ns: int, ttl_ns: int) -> None:
         """Kept for a worker's time to live: a report that was on its way meanwhile does not show these blocks yet."""
@@ -169,7 +181,6 @@ class Worker:
         )
         if lease.tree is not None:
             self.unpin(lease, lease.node)
-            self.drop_if_unused(lease.node)
         for block in lease.own_blocks():
             self._give_back(block)
         for block in lease.held:
