@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -25,7 +25,7 @@ class Load:
         self._stopping = threading.Event()
         self.served: list[tuple[list[int], list[int]]] = []
         self.failed: list[tuple[int, Any]] = []
-        self._threads = [threading.Thread(target=self._ask, args=(index,)) for index in range(NUM_CLIENTS)]
+        self._threads = [threading.Thread(target=self._ask, args=(index,), daemon=True) for index in range(NUM_CLIENTS)]
         for thread in self._threads:
             thread.start()
 
@@ -42,6 +42,12 @@ class Load:
             else:
                 self.failed.append((status, answer))
                 self._stopping.wait(0.1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -82,37 +88,37 @@ def wait_served(load: Load, more: int) -> None:
 
 
 def test_the_cache_service_dies(stack: Stack, oracle: Oracle) -> None:
-    load = Load(stack)
-    wait_served(load, 6)
-    stack.services["cache"].kill()
-    stack.services["cache"].start()
-    wait_served(load, 12)
-    load.stop()
-    assert not load.failed, "a request failed though only the cache service died"
-    check(stack, load, oracle)
+    with Load(stack) as load:
+        wait_served(load, 6)
+        stack.services["cache"].kill()
+        stack.services["cache"].start()
+        wait_served(load, 12)
+        load.stop()
+        assert not load.failed, "a request failed though only the cache service died"
+        check(stack, load, oracle)
 
 
 def test_a_worker_dies(stack: Stack, oracle: Oracle) -> None:
-    load = Load(stack)
-    wait_served(load, 6)
-    stack.services["worker-0"].kill()
-    stack.services["worker-0"].start()
-    wait_served(load, 12)
-    load.stop()
-    for status, answer in load.failed:
-        assert status in (500, 502, 503), (status, answer)
-        assert answer["error"]["message"]
-    check(stack, load, oracle)
+    with Load(stack) as load:
+        wait_served(load, 6)
+        stack.services["worker-0"].kill()
+        stack.services["worker-0"].start()
+        wait_served(load, 12)
+        load.stop()
+        for status, answer in load.failed:
+            assert status in (500, 502, 503), (status, answer)
+            assert answer["error"]["message"]
+        check(stack, load, oracle)
 
 
 def test_the_scheduler_dies(stack: Stack, oracle: Oracle) -> None:
-    load = Load(stack)
-    wait_served(load, 6)
-    stack.services["scheduler"].kill()
-    stack.services["scheduler"].start()
-    stack.wait_ready()
-    wait_served(load, 12)
-    load.stop()
-    assert {status for status, _ in load.failed} <= {0, 503}, load.failed
-    wait_until(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire", 30)
-    check(stack, load, oracle)
+    with Load(stack) as load:
+        wait_served(load, 6)
+        stack.services["scheduler"].kill()
+        stack.services["scheduler"].start()
+        stack.wait_ready()
+        wait_served(load, 12)
+        load.stop()
+        assert {status for status, _ in load.failed} <= {0, 503}, load.failed
+        wait_until(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire", 30)
+        check(stack, load, oracle)
