@@ -132,7 +132,18 @@ def test_a_truncated_checkpoint_is_named_and_ends_with_a_failure(tmp_path: Path)
     for file in demo.iterdir():
         content = file.read_bytes()
         (broken / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
-    command = [sys.executable, "-m", "coppice.cli", "up", "--port", "0", "--model", str(broken)]
+    command = [
+        sys.executable,
+        "-m",
+        "coppice.cli",
+        "up",
+        "--port",
+        "0",
+        "--model",
+        str(broken),
+        "--log-dir",
+        str(tmp_path),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
     assert ended.returncode == 1
     assert "model.safetensors" in ended.stdout
