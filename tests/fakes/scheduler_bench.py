@@ -12,6 +12,8 @@ from coppice.messages.index import (
     Acquire,
     Answer,
     AnswerBatch,
+    Distrust,
+    Distrusted,
     Extend,
     Extended,
     Grant,
@@ -147,7 +149,7 @@ class Bench:
         if isinstance(op, Publish):
             count = len(op.tokens) // (4 * BLOCK)
             return Published(op.lease_id, op.first_block + count, self.handles(count), b"p" * 16 * count)
-        return Released(op.lease_id)
+        return Distrusted(op.lease_id) if isinstance(op, Distrust) else Released(op.lease_id)
 
     def reserved_blocks(self, lease_id: LeaseId) -> int:
         return self.core._life.leases.leases[lease_id].reserved_tokens // BLOCK

@@ -19,6 +19,8 @@ from coppice.messages.index import (
     Acquire,
     Answer,
     AnswerBatch,
+    Distrust,
+    Distrusted,
     Extend,
     Extended,
     Gone,
@@ -152,6 +154,8 @@ class FakeIndex:
             assert not self.still_used(op.lease_id), "released before it was removed"
             self._end(op.lease_id)
             return Released(op.lease_id)
+        if isinstance(op, Distrust):
+            return Distrusted(op.lease_id)
         lease = self.leases.get(op.lease_id)
         if lease is None:
             return Gone(op.lease_id)

@@ -64,22 +64,6 @@ def test_a_refused_sequence_starts_over_once_and_then_ends_naming_the_code(code:
     assert code.value in error.message
 
 
-def test_seals_that_the_worker_lacks_are_repeated_once_and_cost_the_request_no_retry() -> None:
-    bench = Bench(settings(max_retries=0))
-    bench.submit("r", 9)
-    bench.answer(cached_blocks=1)
-    (start,) = bench.plans[0].attach
-    handle = int.from_bytes(start.shared, "little")
-    bench.result(refusals=(Refusal(SequenceId(1), RefusalCode.WRONG_SEAL, handle),))
-    assert (start.shared, start.shared_seals) in [(plan.sealed, plan.seals) for plan in bench.plans]
-    bench.answer(cached_blocks=1)
-    assert not [output for output in bench.outputs if output.finish is not None]
-    while not bench.plans[0].attach:
-        bench.result()
-    bench.result(refusals=(Refusal(SequenceId(2), RefusalCode.WRONG_SEAL, handle),))
-    assert error_of(bench, "r") is OutputErrorCode.INTERNAL, "repeated in vain: the worker has another seal there"
-
-
 def test_a_fenced_sequence_that_starts_over_in_vain_says_that_the_session_is_lost() -> None:
     bench = Bench(settings(max_retries=0))
     bench.submit("r", 3)

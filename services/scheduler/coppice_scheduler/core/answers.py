@@ -6,6 +6,7 @@ from coppice.handles import HANDLE_BYTES
 from coppice.messages.index import (
     Acquire,
     Answer,
+    Distrust,
     Extend,
     Extended,
     Gone,
@@ -39,7 +40,7 @@ def take_answer(life: Lifecycle, op: Op, answer: Answer, now_ns: int) -> None:
         _extended(life, lease, op, answer, now_ns)
     elif isinstance(op, Publish):
         _published(life, lease, answer, now_ns)
-    else:
+    elif not isinstance(op, Distrust):
         life.released(lease)
 
 

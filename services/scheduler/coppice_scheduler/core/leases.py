@@ -20,6 +20,8 @@ from coppice.messages.index import (
     Acquire,
     Answer,
     AnswerBatch,
+    Distrust,
+    Distrusted,
     Extend,
     Extended,
     FromClient,
@@ -49,6 +51,7 @@ _ANSWERS: dict[type[Op], tuple[type[Answer], ...]] = {
     Publish: (Published, NotPublished, Gone, Invalid),
     Release: (Released, Invalid),
     Abandon: (Released, Invalid),
+    Distrust: (Distrusted, Invalid),
 }
 
 
@@ -147,7 +150,7 @@ class LeaseTable:
         self.num_live = 0
         self.digest = 0
         self._first: list[FromClient] = []  # before any op: Reattach, LeaseSet
-        self._settling: list[Op] = []  # Acquires asked again, Releases, Abandons
+        self._settling: list[Op] = []  # Acquires asked again, Releases, Abandons, Distrusts
 
     def open(self, domain: DomainId, namespace: Namespace) -> Lease:
         """A lease id that was never used before, not asked for yet."""
@@ -168,6 +171,11 @@ class LeaseTable:
 
     def abandon(self, lease: Lease) -> None:
         self._give_back(lease, Abandon(lease.lease_id))
+
+    def distrust(self, lease: Lease, handles: bytes) -> None:
+        """The worker refused these shared blocks: nobody may find them again."""
+        if lease.state is LeaseState.LIVE:
+            self._settling.append(Distrust(lease.lease_id, handles))
 
     def _give_back(self, lease: Lease, op: Op) -> None:
         if lease.state is not LeaseState.LIVE:
@@ -228,7 +236,7 @@ class LeaseTable:
                 self.num_awaiting_verdict += 1
             claims.append(lease.claim())
         self._first.append(Reattach(tuple(claims)))
-        again = [op for op in ops if isinstance(op, Acquire | Release | Abandon)]
+        again = [op for op in ops if isinstance(op, Acquire | Release | Abandon | Distrust)]
         self._settling = again + self._settling
 
     def answered(self, batch: AnswerBatch) -> tuple[Op, ...]:

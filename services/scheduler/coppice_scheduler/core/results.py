@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coppice.handles import block_of
+from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Refusal, RefusalCode, StepResult
 from coppice_scheduler.core.lifecycle import Lifecycle
@@ -26,7 +26,7 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
         if row.sequence.state is not SequenceState.ATTACHED:
             continue
         refusal = refusals.get(row.sequence.sequence_id)
-        if refusal is not None and refusal.code is RefusalCode.WRONG_SEAL and _repeat_seals(worker, row, refusal):
+        if refusal is not None and _mend(life, worker, row.sequence, refusal, result.step):
             life.requeue(row.sequence.request, now_ns)
         elif refusal is not None:
             life.retry(row.sequence.request, _refused(worker, refusal), now_ns)
@@ -40,18 +40,30 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
         life.removed(sequence)
 
 
-def _repeat_seals(worker: Worker, row: Row, refusal: Refusal) -> bool:
+def _mend(life: Lifecycle, worker: Worker, sequence: Sequence, refusal: Refusal, step: int) -> bool:
+    """Whether what is wrong with the blocks that the cache service shared out has been seen to."""
+    if refusal.code not in (RefusalCode.STALE, RefusalCode.WRONG_SEAL):
+        return False
+    if not bool((handles_array(sequence.lease.shared) == np.uint64(refusal.handle)).any()):
+        return False
+    if refusal.code is RefusalCode.STALE or not _repeat_seals(worker, sequence, refusal, step):
+        life.leases.distrust(sequence.lease, refusal.handle.to_bytes(HANDLE_BYTES, "little"))
+    return True
+
+
+def _repeat_seals(worker: Worker, sequence: Sequence, refusal: Refusal, step: int) -> bool:
     """Whoever published these blocks may have died, or lost the worker, before it told the worker of their seals. The
     grant's are as good: the worker takes a seal only for the same occupancy, and never over another one.
 
-    False when they were repeated before: then the worker has another seal there.
+    False when the worker refuses although it was told again before: then it has another seal there.
     """
     block = block_of(refusal.handle)
-    if worker.resealed.get(block) == refusal.handle:
-        return False
-    worker.resealed[block] = refusal.handle
-    worker.sealed += row.sequence.lease.shared
-    worker.seals += row.sequence.lease.shared_seals
+    handle, told_in_step = worker.resealed.get(block, (0, 0))
+    if handle == refusal.handle:
+        return step < told_in_step
+    worker.resealed[block] = refusal.handle, worker.next_step
+    worker.sealed += sequence.lease.shared
+    worker.seals += sequence.lease.shared_seals
     return True
 
 

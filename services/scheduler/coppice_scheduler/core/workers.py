@@ -63,7 +63,9 @@ class Worker:
     wants_blocks: dict[SequenceId, Sequence] = field(default_factory=dict)
     sealed: bytearray = field(default_factory=bytearray)
     seals: bytearray = field(default_factory=bytearray)
-    resealed: dict[BlockId, int] = field(default_factory=dict)  # handles whose seals were repeated to it
+    resealed: dict[BlockId, tuple[int, int]] = field(
+        default_factory=dict
+    )  # handles, and the step that repeats the seal
     last_decode_rows: bytes = b""  # rows of the last plan if it was pure decode, else empty
 
     @property
@@ -84,4 +86,5 @@ class Worker:
         self.next_step = 1
         self.in_flight.clear()
         self.to_detach.clear()
+        self.resealed.clear()
         self.last_decode_rows = b""
