@@ -120,7 +120,9 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         codes = self.close()
-        if kind is None:
+        if kind is not None:
+            print(self.logs())
+        else:
             assert set(codes.values()) <= {0}, f"exit codes {codes}\n{self.logs()}"
 
     def close(self) -> dict[str, int]:

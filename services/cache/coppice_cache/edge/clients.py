@@ -93,6 +93,8 @@ class ClientSessions:
     # ---- the session stream ----
 
     def session_opening(self, hello: Hello) -> int | Reject:
+        if (reject := self._service.outlived(hello)) is not None:
+            return reject
         claimed = SchedulerEpoch(hello.epoch)
         try:
             with self._service.entered() as core:

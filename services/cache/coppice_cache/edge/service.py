@@ -20,8 +20,10 @@ from typing import Any, Protocol
 
 from coppice.edge import index_codec, registration_codec
 from coppice.edge.link_server import LinkServer
+from coppice.handles import CACHE_EPOCH_MAX
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
 from coppice.messages.index import Answer, Op, OpBatch, Workers
+from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLinks
 from coppice_cache.core.errors import InvariantBroken, MessageRefused
 from coppice_cache.core.index import IndexCore
@@ -92,11 +94,12 @@ class IndexService:
         self._core = IndexCore(settings, cache_epoch, now_ns())
         self.clients = ClientSessions(self)
         self.workers = WorkerSessions(self)
+        self._incarnation = _incarnation(cache_epoch)
         self.client_server = LinkServer(
-            _links(cache_epoch), index_codec.SERVER_FRAMES, index_codec.CLIENT_FRAMES, self.clients
+            self._links(), index_codec.SERVER_FRAMES, index_codec.CLIENT_FRAMES, self.clients
         )
         self.worker_server = LinkServer(
-            _links(cache_epoch), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self.workers
+            self._links(), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self.workers
         )
         self._broken: BaseException | None = None
         self._stopping = threading.Event()
@@ -206,13 +209,29 @@ class IndexService:
 
     def _reincarnate(self, cache_epoch: CacheEpoch) -> None:
         """A worker knows a higher cache epoch than ours: nothing of this incarnation may grant again (rule 9)."""
-        _log.warning("a worker was registered by a later cache epoch; starting over as epoch %d", cache_epoch)
+        _log.warning("another incarnation had this cache epoch or a later one; starting over as epoch %d", cache_epoch)
         self._remember(cache_epoch)
         self._core = IndexCore(self.settings, cache_epoch, self.now_ns())
+        self._incarnation = _incarnation(cache_epoch)
         self.clients.forget_all()
         self.workers.forget_all()
-        self.client_server.replace(_links(cache_epoch))
-        self.worker_server.replace(_links(cache_epoch))
+        self.client_server.replace(self._links())
+        self.worker_server.replace(self._links())
+
+    def _links(self) -> ServerLinks[Any]:
+        return ServerLinks(self._incarnation, self._core.cache_epoch)
+
+    def outlived(self, hello: Hello) -> Reject | None:
+        """Was the peer attached to another incarnation with our epoch or a later one? Then we start over above it.
+
+        Peers tell incarnations apart by the epoch alone, so no epoch may be used twice, whatever was forgotten.
+        """
+        theirs = CacheEpoch(hello.incarnation >> 32)
+        with self._lock:
+            if hello.incarnation == self._incarnation or not self._core.cache_epoch <= theirs < CACHE_EPOCH_MAX:
+                return None
+            self._reincarnate(CacheEpoch(theirs + 1))
+        return Reject(RejectCode.NOT_READY, f"starting over above cache epoch {theirs}")
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_S):
@@ -224,5 +243,5 @@ class IndexService:
                 return
 
 
-def _links(cache_epoch: CacheEpoch) -> ServerLinks[Any]:
-    return ServerLinks((cache_epoch << 32) | secrets.randbits(32), cache_epoch)
+def _incarnation(cache_epoch: CacheEpoch) -> int:
+    return (cache_epoch << 32) | secrets.randbits(32)

@@ -71,6 +71,8 @@ class WorkerSessions:
     def session_opening(self, hello: Hello) -> int | Reject:
         if not 0 < len(hello.name.encode()) <= WORKER_ID_BYTES_MAX:
             return Reject(RejectCode.INVALID, f"Hello.name is the worker id: 1 to {WORKER_ID_BYTES_MAX} bytes")
+        if (reject := self._service.outlived(hello)) is not None:
+            return reject
         with self._service.entered():
             if hello.key in self._replaced_keys:
                 return Reject(RejectCode.FENCED, f"a newer process is registered as worker {hello.name!r}")
