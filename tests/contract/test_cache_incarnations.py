@@ -1,0 +1,39 @@
+"""A cache service that forgot its epoch (no Redis, no file) never runs under one that its peers know already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from coppice.edge import index_codec, registration_codec
+from coppice.session.frames import Hello, Reject, RejectCode, Welcome
+from coppice_rpc.v1 import cache_pb2_grpc
+from tests.fakes.cache_ends import CALL_S, Cache
+
+Keep = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize("rpc", ["Session", "WorkerSession"])
+def test_a_peer_of_a_later_incarnation_makes_it_start_over_above(keep: Keep, rpc: str) -> None:
+    cache = keep(Cache())
+    before = cache.process._service.cache_epoch
+    later = before + 4
+    codec = index_codec if rpc == "Session" else registration_codec
+    encode = (index_codec.CLIENT_FRAMES if rpc == "Session" else registration_codec.WORKER_FRAMES).encode
+
+    def hello(connection: int) -> Any:
+        frame = Hello(b"k" * 16, connection, incarnation=(later << 32) | 5, received=0, epoch=0, name="peer")
+        with grpc.insecure_channel(f"127.0.0.1:{cache.port}") as channel:
+            stub = cache_pb2_grpc.PrefixIndexStub(channel)
+            answers = getattr(stub, rpc)(iter([encode(frame)]), timeout=CALL_S)
+            return codec.SERVER_FRAMES.decode(next(iter(answers)))
+
+    refused = hello(1)
+    assert isinstance(refused, Reject)
+    assert refused.code is RejectCode.NOT_READY
+    welcome = hello(2)
+    assert isinstance(welcome, Welcome)
+    assert welcome.server_epoch == cache.process._service.cache_epoch == later + 1
