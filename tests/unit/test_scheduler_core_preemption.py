@@ -121,6 +121,26 @@ def test_alone_in_its_domain_it_waits() -> None:
     assert bench.core.stats().total_preemptions == 0
 
 
+def test_a_domain_at_its_maximum_keeps_only_its_own_requests_out() -> None:
+    bench = running("xy")
+    answer_extends(bench, DOMAIN_MAXIMUM, refused={1})
+    bench.submit("mine", 5, domain="x")
+    bench.submit("other", 5, domain="y")
+    assert [op.domain for op in bench.ops(Acquire) if isinstance(op, Acquire)] == ["y"]
+
+
+def test_a_full_pool_takes_from_the_domain_that_wants_more_before_any_other() -> None:
+    bench = running("xxy")
+    answer_extends(bench, POOL_FULL, refused={1})
+    assert detached(bench) == [2], "the latest of domain x; not 3, whose share may be its own by right"
+
+
+def test_a_full_pool_that_is_held_by_one_of_each_domain_takes_from_the_latest() -> None:
+    bench = running("xyz")
+    answer_extends(bench, POOL_FULL, refused={1})
+    assert detached(bench) == [3]
+
+
 def test_a_closed_ledger_preempts_nobody() -> None:
     bench = running("dd")
     answer_extends(bench, NoCapacityReason.NO_WORKER)

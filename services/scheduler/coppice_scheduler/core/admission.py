@@ -75,10 +75,13 @@ def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
     loads = _loads(life, workers)
     ops: list[Op] = []
     while places > 0:
-        request = life.queue.pop_next(lambda domain: life.gates.skips(domain, now_ns))
+        request = life.queue.pop_next(
+            lambda domain: life.gates.skips(domain, now_ns) or all(worker.is_short(domain) for worker in workers)
+        )
         if request is None:
             break
-        ops.append(_acquire(life, request, workers, loads, now_ns))
+        candidates = [worker for worker in workers if not worker.is_short(request.request.domain)]
+        ops.append(_acquire(life, request, candidates, loads, now_ns))
         life.gates.asked(request.request.domain)
         places = 0 if gate is not None else places - 1
     return ops

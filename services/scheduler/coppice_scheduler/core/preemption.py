@@ -1,7 +1,8 @@
 """When a running sequence cannot get its next block: who gives way.
 
-The victim is the latest among those who share the shortage: all on that worker when its pool is full, those of the
-domain there when the domain is at its maximum. So the oldest is never preempted for a younger one, and makes progress.
+The victim is the latest among those who share the shortage: those of the domain on that worker when the domain is at
+its maximum; when the pool is full, those of the domains that want more, or all there if each of these has only one. So
+the oldest is never preempted for a younger one, and makes progress, and who floods a pool is the first to give way.
 Blocks on their way back count as credit, so that one shortage preempts once; while they come nobody else is preempted.
 Somebody who is alone waits: there is nobody whose blocks would help. So does everybody while the worker's ledger is
 closed (`NO_WORKER`): no block can be granted then, whoever gives way.
@@ -9,6 +10,7 @@ closed (`NO_WORKER`): no block can be granted then, whoever gives way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from coppice.ids import DomainId
@@ -44,14 +46,21 @@ def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain:
         lease.num_owned_blocks for lease in worker.returning.values() if domain is None or lease.domain == domain
     )
     while _num_refused(worker, stalls) > credit:
-        sharing = [
-            sequence for sequence in worker.running.values() if domain is None or sequence.lease.domain == domain
-        ]
+        sharing = _sharing(worker, stalls, domain)
         if len(sharing) < 2:
             return
         victim = choose_victim(sharing)
         credit += victim.lease.num_owned_blocks
         life.preempt(victim.request, now_ns)
+
+
+def _sharing(worker: Worker, stalls: list[Stall], domain: DomainId | None) -> list[Sequence]:
+    running = list(worker.running.values())
+    if domain is not None:
+        return [sequence for sequence in running if sequence.lease.domain == domain]
+    counts = Counter(sequence.lease.domain for sequence in running)
+    wanting = {stall.sequence.lease.domain for stall in stalls if _is_refused(worker, stall)}
+    return [s for s in running if s.lease.domain in wanting and counts[s.lease.domain] > 1] or running
 
 
 def choose_victim(sequences: Iterable[Sequence]) -> Sequence:
@@ -60,7 +69,11 @@ def choose_victim(sequences: Iterable[Sequence]) -> Sequence:
 
 def _num_refused(worker: Worker, stalls: list[Stall]) -> int:
     """Stalls that nothing has come back for since they were refused."""
-    return sum(stall.refused and stall.sequence.sequence_id in worker.stalled for stall in stalls)
+    return sum(_is_refused(worker, stall) for stall in stalls)
+
+
+def _is_refused(worker: Worker, stall: Stall) -> bool:
+    return stall.refused and stall.sequence.sequence_id in worker.stalled
 
 
 def _end_overdue(life: Lifecycle, worker: Worker, now_ns: int) -> None:

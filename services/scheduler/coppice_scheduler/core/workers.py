@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coppice.ids import BlockId, CacheEpoch, LeaseId, SequenceId, WorkerEpoch, WorkerId
+from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, SequenceId, WorkerEpoch, WorkerId
 from coppice.messages.index import NoCapacityReason, WorkerInfo
 from coppice.messages.step import StepPlan
 from coppice_scheduler.core.leases import Lease
@@ -76,7 +76,12 @@ class Worker:
     def open(self) -> bool:
         """It may be given new requests."""
         info = self.info
-        return self.usable and info is not None and info.open and info.worker_epoch == self.epoch and not self.stalled
+        ready = self.usable and info is not None and info.open and info.worker_epoch == self.epoch
+        return ready and all(stall.reason is NoCapacityReason.DOMAIN_MAXIMUM for stall in self.stalled.values())
+
+    def is_short(self, domain: DomainId) -> bool:
+        """A sequence of this domain waits for a block: new ones would take what it waits for."""
+        return any(stall.sequence.lease.domain == domain for stall in self.stalled.values())
 
     def prefill_tokens(self) -> int:
         """Work that stands before a new request: what prefills still need, and one token a step of each decode."""
