@@ -307,7 +307,9 @@ def test_a_service_that_forgot_its_epoch_learns_it_from_workers(keep: Keep) -> N
     recovery.worker.wait_registered(2)
     assert recovery.worker.cache_epoch == first_epoch + 1
     wait_for(lambda: recovery.client.attached[-1].server_epoch == first_epoch + 1, "clients hear of it")
-    wait_for(lambda: recovery.client.epoch == recovery.epoch, "the session goes on under its epoch")
+    told = [attached.server_epoch for attached in recovery.client.attached]
+    assert told == [first_epoch, first_epoch + 1], "no epoch is told twice"
+    assert recovery.client.epoch == recovery.epoch, "the session goes on under its epoch"
     recovery.client.post(Reattach((recovery.claim(),)))
     wait_for(lambda: recovery.client.reattached, "the verdict")
     assert recovery.client.reattached[-1].accepted == (lease(2),)

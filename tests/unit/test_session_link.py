@@ -61,7 +61,7 @@ def _keep_acknowledged(flow: Any, ack: int) -> None:
 
 
 def _one_incarnation(links: Any) -> int:
-    return int(links._incarnation)
+    return int(links._upper) | 1
 
 
 TAKE = link_module._Flow.take
@@ -175,6 +175,20 @@ def test_the_client_names_its_epoch_after_a_restart() -> None:
     client: ClientLink[str] = ClientLink(KEY, "c")
     attach(client, ServerLinks(1, 1), epoch=77)
     assert client.connect().epoch == 77
+
+
+def test_a_server_knows_the_incarnations_that_it_gave_out() -> None:
+    mine, before = ServerLinks[str]((7 << 32) | 5, 7), ServerLinks[str]((7 << 32) | 6, 7)
+    given = []
+    for number in range(3):
+        links = attach(ClientLink(bytes([number]) * 16, "c"), mine)
+        given.append(links.incarnation)
+        mine.forget(links)
+    assert len(set(given)) == 3
+    assert all(mine.issued(incarnation) for incarnation in given)
+    assert {incarnation >> 32 for incarnation in given} == {7}
+    others = [0, given[0] - 1, given[2] + 1, given[0] + (1 << 32), attach(ClientLink(KEY, "c"), before).incarnation]
+    assert not any(mine.issued(incarnation) for incarnation in others)
 
 
 def test_a_pause_moves_deadlines_by_its_length() -> None:

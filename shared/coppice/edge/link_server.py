@@ -87,6 +87,11 @@ class LinkServer:
             self._links = links
             self._wake_all_locked()
 
+    def issued(self, incarnation: int) -> bool:
+        """Whether a session of the present incarnation has or had this number in its Welcome."""
+        with self._lock:
+            return self._links is not None and self._links.issued(incarnation)
+
     def close(self) -> None:
         """End every stream and refuse new ones."""
         with self._lock:

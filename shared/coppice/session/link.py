@@ -30,6 +30,7 @@ from coppice.session.frames import (
 )
 
 OUTBOX_MAX = 65_536
+_LOWER = (1 << 32) - 1
 
 
 class LinkBroken(Exception):
@@ -249,11 +250,16 @@ class ServerLinks(Generic[BodyT]):
     `incarnation` is never 0 and differs after every restart; `server_epoch` is told to clients. Each session gets an
     incarnation of its own, derived from it: a client that was forgotten and whose next Welcome got lost names the old
     session, not the one that was opened for it meanwhile, and must not resume that one with the old numbers.
+
+        63          32 31                            0
+        | as given    | digest of all + nth session  |      an incarnation of a session
     """
 
     def __init__(self, incarnation: int, server_epoch: int, *, outbox_max: int = OUTBOX_MAX) -> None:
         assert incarnation != 0
-        self._incarnation = incarnation
+        self._upper = incarnation & ~_LOWER
+        named = blake2b(incarnation.to_bytes(8, "little"), digest_size=4, person=b"coppice.session")
+        self._tag = int.from_bytes(named.digest(), "little")
         self._server_epoch = server_epoch
         self._outbox_max = outbox_max
         self._num_opened = 0
@@ -290,10 +296,13 @@ class ServerLinks(Generic[BodyT]):
         return None
 
     def _next_incarnation(self) -> int:
-        """64 bits that no other session has, of this or another incarnation of the server; never 0."""
         self._num_opened += 1
-        named = self._incarnation.to_bytes(8, "little") + self._num_opened.to_bytes(8, "little")
-        return int.from_bytes(blake2b(named, digest_size=8, person=b"coppice.session").digest(), "little") or 1
+        return self._upper | (self._tag + self._num_opened) & _LOWER
+
+    def issued(self, incarnation: int) -> bool:
+        """Whether a session here has or had this incarnation."""
+        opened = (incarnation - self._tag) & _LOWER
+        return incarnation & ~_LOWER == self._upper and 1 <= opened <= self._num_opened
 
     def _welcome(self, link: ServerLink[BodyT], hello: Hello, is_new: bool) -> Accepted[BodyT] | Reject:
         # A client that never saw our first Welcome still names another session: nothing was exchanged yet, so this

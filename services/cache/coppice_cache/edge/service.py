@@ -94,12 +94,11 @@ class IndexService:
         self._core = IndexCore(settings, cache_epoch, now_ns())
         self.clients = ClientSessions(self)
         self.workers = WorkerSessions(self)
-        self._incarnation = _incarnation(cache_epoch)
         self.client_server = LinkServer(
-            self._links(), index_codec.SERVER_FRAMES, index_codec.CLIENT_FRAMES, self.clients
+            _links(cache_epoch), index_codec.SERVER_FRAMES, index_codec.CLIENT_FRAMES, self.clients
         )
         self.worker_server = LinkServer(
-            self._links(), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self.workers
+            _links(cache_epoch), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self.workers
         )
         self._broken: BaseException | None = None
         self._stopping = threading.Event()
@@ -212,14 +211,10 @@ class IndexService:
         _log.warning("another incarnation had this cache epoch or a later one; starting over as epoch %d", cache_epoch)
         self._remember(cache_epoch)
         self._core = IndexCore(self.settings, cache_epoch, self.now_ns())
-        self._incarnation = _incarnation(cache_epoch)
         self.clients.forget_all()
         self.workers.forget_all()
-        self.client_server.replace(self._links())
-        self.worker_server.replace(self._links())
-
-    def _links(self) -> ServerLinks[Any]:
-        return ServerLinks(self._incarnation, self._core.cache_epoch)
+        self.client_server.replace(_links(cache_epoch))
+        self.worker_server.replace(_links(cache_epoch))
 
     def outlived(self, hello: Hello) -> Reject | None:
         """Was the peer attached to another incarnation with our epoch or a later one? Then we start over above it.
@@ -228,7 +223,8 @@ class IndexService:
         """
         theirs = CacheEpoch(hello.incarnation >> 32)
         with self._lock:
-            if hello.incarnation == self._incarnation or not self._core.cache_epoch <= theirs < CACHE_EPOCH_MAX:
+            ours = self.client_server.issued(hello.incarnation) or self.worker_server.issued(hello.incarnation)
+            if ours or not self._core.cache_epoch <= theirs < CACHE_EPOCH_MAX:
                 return None
             self._reincarnate(CacheEpoch(theirs + 1))
         return Reject(RejectCode.NOT_READY, f"starting over above cache epoch {theirs}")
@@ -243,5 +239,5 @@ class IndexService:
                 return
 
 
-def _incarnation(cache_epoch: CacheEpoch) -> int:
-    return (cache_epoch << 32) | secrets.randbits(32)
+def _links(cache_epoch: CacheEpoch) -> ServerLinks[Any]:
+    return ServerLinks((cache_epoch << 32) | secrets.randbits(32), cache_epoch)
