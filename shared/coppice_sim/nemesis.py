@@ -33,6 +33,17 @@ class FaultProfile:
         return FaultProfile(Weather(delay_ms=0.5), cancels=0.0)
 
     @staticmethod
+    def restarts() -> FaultProfile:
+        """A good network, and processes that die often."""
+        return FaultProfile(Weather(delay_ms=1.0), crashes=2.5, cancels=3.0)
+
+    @staticmethod
+    def absences() -> FaultProfile:
+        """Nobody dies, everybody is away again and again, and schedulers take over from each other."""
+        weather = Weather(delay_ms=2.0, spike=0.1)
+        return FaultProfile(weather, pauses=5.0, partitions=4.0, takeovers=3.0, cancels=3.0)
+
+    @staticmethod
     def random(rng: Random) -> FaultProfile:
         """Each kind of fault is absent in a third of all runs: too many kinds at once hide each other."""
 

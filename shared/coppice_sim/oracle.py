@@ -39,6 +39,9 @@ class Oracle:
         self._world = world
         self._granted: dict[tuple[WorkerId, WorkerEpoch, int], tuple[int, LeaseId]] = {}
         self._events = 0
+        self._evicted = 0  # blocks, by all cache services
+        self._evicted_at: dict[LeaseId, int] = {}  # when its acquire left the scheduler
+        self._evicted_of: dict[tuple[WorkerId, WorkerEpoch, str], int] = {}
 
     # -- after every event
 
@@ -119,6 +122,8 @@ class Oracle:
     def answered(self, core: IndexCore, batch: AnswerBatch) -> None:
         """I4: every newly granted handle is above all earlier ones of its block; a repeated one has the same lease."""
         for answer in batch.answers:
+            if self._evicted_at.pop(answer.lease_id, self._evicted) != self._evicted:
+                self._world.sometimes["evicted while an acquire was in flight"] += 1
             if isinstance(answer, NoCapacity):
                 quota = answer.reason is NoCapacityReason.DOMAIN_MAXIMUM
                 self._world.sometimes["quota refusal" if quota else "no room"] += 1
@@ -130,6 +135,20 @@ class Oracle:
             if worker is not None:
                 for handle in handles_array(answer.owned).tolist():
                     self._granted_handle(worker, handle, answer.lease_id)
+                self._count_evictions(worker, answer.lease_id)
+
+    def acquiring(self, lease: LeaseId) -> None:
+        self._evicted_at[lease] = self._evicted
+
+    def _count_evictions(self, worker: IndexWorker, lease: LeaseId) -> None:
+        own = self._world.domain_of_lease[lease]
+        for domain, use in worker.quotas.uses.items():
+            key = (worker.worker_id, worker.epoch, domain)
+            more = use.evicted_blocks - self._evicted_of.get(key, 0)
+            self._evicted_of[key] = use.evicted_blocks
+            if more > 0:
+                self._evicted += more
+                self._world.sometimes["evicted" if domain == own else "borrowed blocks taken back"] += 1
 
     @staticmethod
     def _holder(core: IndexCore, answer: Grant | Extended) -> IndexWorker | None:

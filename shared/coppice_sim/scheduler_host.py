@@ -106,6 +106,7 @@ class SchedulerHost(Process):
                 for op in message.ops:
                     if isinstance(op, Acquire):
                         self.world.domain_of_lease[op.lease_id] = op.domain
+                        self.world.oracle.acquiring(op.lease_id)
             self._cache.post(message)
         for output in effects.outputs:
             self.world.workload.output(self, output)

@@ -139,6 +139,7 @@ class WorkerHost(Process):
         if applied.batch is not None:
             self.executor.row_salts = salts
             sampled = self.executor.execute(applied.batch)
+        self.world.sometimes["result of a session that is over"] += link.is_ended
         result = self.core.complete(applied, sampled)
         self.outstanding = None
         self._answer(link, result)

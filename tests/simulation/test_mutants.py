@@ -1,0 +1,93 @@
+"""The suite must notice when a protection is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from coppice_sim.mutants import MASKED, MUTANTS, Mutant
+from coppice_sim.run import main, run
+from tests.unit import (
+    test_cache_claims,
+    test_cache_distrust,
+    test_cache_restart,
+    test_cache_sessions,
+    test_cache_workers,
+    test_scheduler_core_outages,
+    test_worker_core_blocks,
+    test_worker_core_epochs,
+)
+from tests.unit.cache_world import World, tokens
+
+SEEDS = range(1, 16)
+STEPS = 2_500
+
+
+def killed_by(mutant: Mutant, *, check_cores: bool = True) -> str:
+    """What the first seed that notices says; empty when none does."""
+    with mutant.applied():
+        for seed in SEEDS:
+            report = run(seed, steps=STEPS, faults=mutant.faults, check_cores=check_cores)
+            if report.broken:
+                return report.broken
+    return ""
+
+
+def named(name: str) -> Mutant:
+    return next(mutant for mutant in (*MUTANTS, *MASKED) if mutant.name == name)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_run_notices(mutant: Mutant) -> None:
+    assert killed_by(mutant), f"{mutant.breaks}: no seed noticed"
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence"),
+    [("shared root", "I12"), ("no zeroing", "I15"), ("forgets to release", "O4"), ("step order unchecked", "I12")],
+)
+def test_clients_and_workers_notice_without_the_checks_of_the_cores(name: str, evidence: str) -> None:
+    assert evidence in killed_by(named(name), check_cores=False)
+
+
+def _cached_blocks() -> World:
+    world = World(num_blocks=16)
+    world.fill(1, tokens(16))
+    return world
+
+
+# What hides the loss of a protection in a whole run does not hide it from a question asked directly.
+DIRECT: dict[str, Callable[[], None]] = {
+    "no generation check": test_worker_core_blocks.test_only_an_owned_handle_opens_an_occupancy,
+    "no seal check": test_worker_core_blocks.test_unsealed_block_is_not_read_even_with_a_seal_of_zeros,
+    "no drain pins": lambda: test_cache_distrust.test_a_drain_pin_keeps_the_blocks_until_the_fence(_cached_blocks()),
+    "no second look": test_cache_restart.test_the_second_look_takes_what_is_someone_elses_by_now,
+    "shared claims are not judged": test_cache_claims.test_shared_claims_need_equal_generation_and_seal,
+    "fenced sessions come back": test_cache_restart.test_fenced_sessions_never_reattach,
+    "epoch not raised": test_cache_workers.test_a_worker_that_saw_a_higher_epoch_calls_for_a_new_incarnation,
+    "no pause guard": test_cache_sessions.test_our_own_pause_expires_nobody,
+    "lease digest ignored": test_scheduler_core_outages.test_a_different_digest_is_answered_with_the_lease_set,
+    "old scheduler plans on": test_worker_core_epochs.test_newer_scheduler_takes_over_and_the_older_is_refused,
+}
+
+
+@pytest.mark.parametrize("mutant", MASKED, ids=lambda mutant: mutant.name)
+def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> None:
+    ask = DIRECT[mutant.name]
+    ask()
+    noticed = False
+    with mutant.applied():
+        try:
+            ask()
+        except Exception:
+            noticed = True
+    assert noticed, f"{mutant.breaks}: the unit test did not notice"
+
+
+def test_a_broken_run_names_the_seed_and_what_broke(capsys: pytest.CaptureFixture[str]) -> None:
+    with named("shared root").applied():
+        assert main(["--seed", "1", "--runs", "1", "--steps", "400"]) == 1
+    out = capsys.readouterr().out
+    assert "BROKEN I3" in out
+    assert "replay: coppice sim --seed 1 --runs 1 --steps 400" in out
