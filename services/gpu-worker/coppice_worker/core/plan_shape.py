@@ -25,9 +25,9 @@ def check_shape(plan: StepPlan, live: Collection[SequenceId], block_size: int) -
         _require(len(packed) % unit == 0, plan, f"{name} has {len(packed)} bytes, no multiple of {unit}")
     _require(len(plan.seals) * HANDLE_BYTES == len(plan.sealed) * SEAL_BYTES, plan, "seals do not match sealed")
     _require(len(plan.copy_dst) == len(plan.copy_src), plan, "copy_dst does not match copy_src")
-    _require(
-        not set(block_ids(plan.copy_src)) & set(block_ids(plan.copy_dst)), plan, "a copy reads what another writes"
-    )
+    if plan.copy_src:
+        overlap = np.intersect1d(block_ids(plan.copy_src), block_ids(plan.copy_dst))
+        _require(not len(overlap), plan, "a copy reads what another writes")
     _require(len(plan.row_tokens) == len(plan.rows), plan, "row_tokens does not match rows")
     _require(not (plan.repeat_rows and plan.rows), plan, "repeat_rows comes with rows")
     rows = np.frombuffer(plan.rows, "<u4")
