@@ -171,6 +171,16 @@ def test_a_renewed_client_starts_over_under_another_key() -> None:
     assert client.outgoing() == []
 
 
+def test_a_welcome_to_a_session_that_was_given_up_meanwhile_attaches_nothing() -> None:
+    client: ClientLink[str] = ClientLink(KEY, "c")
+    accepted = ServerLinks[str](7, 3).accept(client.connect(), lambda _: 9)
+    assert not isinstance(accepted, Reject)
+    client.renew(b"n" * 16)
+    assert client.receive(accepted.welcome) == []
+    assert not client.is_attached
+    attach(client, ServerLinks(8, 4))
+
+
 def test_the_client_names_its_epoch_after_a_restart() -> None:
     client: ClientLink[str] = ClientLink(KEY, "c")
     attach(client, ServerLinks(1, 1), epoch=77)

@@ -135,6 +135,7 @@ class ClientLink(Generic[BodyT]):
         self._key = key
         self._incarnation = 0
         self._flow.reset()
+        self._flow.connection += 1  # a Welcome that is still on its way belongs to the session that was given up
         self.is_attached = False
 
     def connect(self) -> Hello:
