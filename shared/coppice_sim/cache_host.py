@@ -46,12 +46,25 @@ class CacheHost(Process):
         return IndexCore(self.world.settings.index, epoch, self.now_ns)
 
     def _open_ports(self) -> None:
-        incarnation = self.world.next_incarnation()
+        incarnation = (self.core.cache_epoch << 32) | self.world.next_incarnation()
         self.client_links.clear()
         self.worker_links.clear()
         self.registered.clear()
         self.clients.replace(ServerLinks(incarnation, self.core.cache_epoch))
         self.workers.replace(ServerLinks(incarnation, self.core.cache_epoch))
+
+    def outlived(self, hello: Hello, end: ServerEnd) -> Reject | None:
+        """A peer that was attached to another incarnation with our epoch or a later one: we start over above it."""
+        theirs = hello.incarnation >> 32
+        if theirs < self.core.cache_epoch or end.issued(hello.incarnation):
+            return None
+        self._reincarnate(CacheEpoch(theirs + 1))
+        return Reject(RejectCode.NOT_READY, f"starting over above cache epoch {theirs}")
+
+    def _reincarnate(self, epoch: CacheEpoch) -> None:
+        self.world.sometimes["reincarnated"] += 1
+        self.core = self._start_core(epoch)
+        self._open_ports()
 
     def _tick(self) -> None:
         self.core.tick(self.now_ns)
@@ -82,9 +95,7 @@ class CacheHost(Process):
                         self.workers.end(self.worker_links.pop(worker_id))
                         del self.registered[worker_id]
                 case Reincarnate(cache_epoch):
-                    self.world.sometimes["reincarnated"] += 1
-                    self.core = self._start_core(cache_epoch)
-                    self._open_ports()
+                    self._reincarnate(cache_epoch)
                     return
         self.world.touched(self)
 
@@ -97,6 +108,8 @@ class _Clients:
 
     def session_opening(self, hello: Hello) -> int | Reject:
         host = self._host
+        if (reject := host.outlived(hello, host.clients)) is not None:
+            return reject
         holder = host.client_links.get(SchedulerEpoch(hello.epoch))
         # Somebody else's by now: after a restart that forgot its own epoch.
         is_anothers = holder is not None and holder.key != hello.key
@@ -147,7 +160,7 @@ class _Workers:
         self._host = host
 
     def session_opening(self, hello: Hello) -> int | Reject:
-        return 1
+        return self._host.outlived(hello, self._host.workers) or 1
 
     def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
         host, worker_id = self._host, WorkerId(link.name)

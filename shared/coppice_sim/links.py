@@ -157,6 +157,9 @@ class ServerEnd:
         for connection in list(self._session_of):
             self._drop(connection)
 
+    def issued(self, incarnation: int) -> bool:
+        return self._links is not None and self._links.issued(incarnation)
+
     def post(self, link: ServerLink[Any], body: Any) -> None:
         link.post(body)
         self._flush(link)
