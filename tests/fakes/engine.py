@@ -109,5 +109,9 @@ class FakeEngine:
     def finish(self, request_id: str) -> None:
         self.finished_early.append(request_id)
 
+    @property
+    def accepts(self) -> bool:
+        return self.ready
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(self.num_running, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)

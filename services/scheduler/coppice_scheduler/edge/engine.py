@@ -43,6 +43,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def accepts(self) -> bool:
+        """Whether new requests are taken: when it is ready, and through a short outage, in which they wait."""
+        ...
+
+    @property
     def model(self) -> ModelInfo: ...
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:

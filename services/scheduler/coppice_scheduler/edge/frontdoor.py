@@ -85,7 +85,7 @@ class FrontDoor:
         try:
             check_stops(spec, self._prompts.vocab_size)
             sampling = sampling_of(spec, self._defaults)
-            if not self._engine.ready:
+            if not self._engine.accepts:
                 raise not_ready()
             admitted = await self._prompts.admit(spec)
         except BaseException as error:

@@ -9,6 +9,7 @@ Nothing is ignored in silence: a caller who sends `logit_bias` and gets an answe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,7 +127,7 @@ def check_fields(body: Mapping[str, Any], own: frozenset[str]) -> None:
             _refuse_unknown(name, own)
             continue
         if not any(value == other and type(value) in _kin(other) for other in harmless):
-            accepted = f" Leave it out or send {_shown(harmless[0])}." if harmless else " Leave it out."
+            accepted = f" Leave it out or send {_shown(harmless, value)}." if harmless else " Leave it out."
             raise invalid(
                 f"{name} is not supported yet.{accepted}",
                 param=name,
@@ -139,8 +140,10 @@ def _kin(value: Any) -> tuple[type, ...]:
     return (int, float) if type(value) in (int, float) else (type(value),)
 
 
-def _shown(value: Any) -> str:
-    return {True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
+def _shown(harmless: tuple[Any, ...], sent: Any) -> str:
+    """A value that changes nothing, as JSON; of the type that was sent where there is one."""
+    alike = [value for value in harmless if type(value) in _kin(sent)]
+    return json.dumps((alike or harmless)[0])
 
 
 def _refuse_unknown(name: str, own: frozenset[str]) -> None:

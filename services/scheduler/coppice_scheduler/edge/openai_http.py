@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from coppice import __version__
 from coppice.telemetry import context_from_headers
@@ -28,6 +29,7 @@ from coppice_scheduler.edge.text_stream import NO_USAGE, Delta
 
 BODY_TIMEOUT_S = 30.0
 _CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
+_READ = ["GET", "HEAD"]  # load balancers probe with HEAD
 
 log = logging.getLogger("coppice.scheduler.http")
 
@@ -38,8 +40,8 @@ def create_app(frontdoor: FrontDoor, registry: CollectorRegistry, *, body_timeou
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
     api = _Api(frontdoor, body_timeout_s)
-    app.get("/v1/models")(api.list_models)
-    app.get("/v1/models/{model_id:path}")(api.get_model)
+    app.api_route("/v1/models", methods=_READ)(api.list_models)
+    app.api_route("/v1/models/{model_id:path}", methods=_READ)(api.get_model)
     app.post("/v1/completions")(api.completions)
     app.post("/v1/chat/completions")(api.chat_completions)
     return app
@@ -192,17 +194,23 @@ def _add_error_handlers(app: FastAPI) -> None:
                 ApiError(ErrorKind.NOT_FOUND, f"No such path: {request.method} {request.url.path}", code="not_found")
             )
         if error.status_code == 405:
-            return error_response(
+            response = error_response(
                 ApiError(ErrorKind.METHOD, f"{request.url.path} has no {request.method}.", code="method_not_allowed")
             )
+            response.headers.update(error.headers or {})  # Allow
+            return response
         body: dict[str, Any] = ApiError(ErrorKind.INVALID, str(error.detail)).body()
         return JSONResponse(body, status_code=error.status_code)
+
+    async def on_disconnect(_: Request, error: Exception) -> Response:
+        return Response(status_code=_CLIENT_CLOSED_STATUS)
 
     async def on_bug(_: Request, error: Exception) -> Response:
         return error_response(_internal())
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, on_bug)
 
 
@@ -216,6 +224,6 @@ def _add_health(app: FastAPI, frontdoor: FrontDoor, registry: CollectorRegistry)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    app.get("/healthz")(healthz)
-    app.get("/readyz")(readyz)
-    app.get("/metrics")(metrics)
+    app.api_route("/healthz", methods=_READ)(healthz)
+    app.api_route("/readyz", methods=_READ)(readyz)
+    app.api_route("/metrics", methods=_READ)(metrics)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
@@ -30,6 +31,7 @@ from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
 _log = logging.getLogger(__name__)
 IDLE_WAKEUP_S = 1.0
 STATS_EVERY_NS = 200_000_000
+OUTAGE_S = 15.0  # a part that is gone for so long is not merely restarting: clients are told to go elsewhere
 TURN_EVENTS_MAX = 1_000  # of the inbox, before the core is asked again
 
 
@@ -56,6 +58,7 @@ class Planner:
         self._stopping = False
         self._stats = core.stats()
         self._stats_ns = 0
+        self._ready_ns: int | None = None  # when it was without problems last
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
 
     def start(self) -> None:
@@ -79,6 +82,13 @@ class Planner:
         if not self._workers.num_attached:
             return ("no worker is attached",)
         return ()
+
+    @property
+    def seconds_in_trouble(self) -> float:
+        """How long ago it was ready; infinite before it ever was."""
+        if self._ready_ns is None:
+            return math.inf
+        return (time.monotonic_ns() - self._ready_ns) / 1e9 if self.problems else 0.0
 
     @property
     def stats(self) -> SchedulerStats:
@@ -110,6 +120,8 @@ class Planner:
         except queue.Empty:
             pass
         now_ns = time.monotonic_ns()
+        if not self.problems:
+            self._ready_ns = now_ns
         effects = self._core.advance(now_ns)
         for worker_id, plan in effects.plans:
             self._workers.post(worker_id, plan)
@@ -196,6 +208,10 @@ class PlannerEngine:
     @property
     def ready(self) -> bool:
         return not self._draining and not self.planner.problems
+
+    @property
+    def accepts(self) -> bool:
+        return not self._draining and self.planner.seconds_in_trouble < OUTAGE_S
 
     @property
     def model(self) -> ModelInfo:

@@ -193,6 +193,7 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             max_context=limits.max_context,
             tenants=by_tenant if tenants.needs_key else {},
             default_limits=unlimited,
+            fixed_domains=frozenset(shares.domain for shares in tenants.domains() if shares.mode == "strict"),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
