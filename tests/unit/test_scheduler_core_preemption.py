@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release
 from coppice_scheduler.core.request import Finish, OutputErrorCode, SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, rows_of
@@ -139,6 +140,20 @@ def test_a_full_pool_that_is_held_by_one_of_each_domain_takes_from_the_latest() 
     bench = running("xyz")
     answer_extends(bench, POOL_FULL, refused={1})
     assert detached(bench) == [3]
+
+
+def test_the_share_of_a_fixed_domain_helps_nobody_else_so_it_is_not_preempted() -> None:
+    bench = running("xyz", fixed_domains=frozenset({DomainId("z")}))
+    answer_extends(bench, POOL_FULL, refused={1})
+    assert detached(bench) == [2]
+
+
+def test_a_fixed_domain_comes_in_while_a_full_pool_keeps_others_out() -> None:
+    bench = running("x", fixed_domains=frozenset({DomainId("z")}))
+    answer_extends(bench, POOL_FULL)
+    bench.submit("other", 5, domain="y")
+    bench.submit("fixed", 5, domain="z")
+    assert [op.domain for op in bench.ops(Acquire) if isinstance(op, Acquire)] == ["z"]
 
 
 def test_a_closed_ledger_preempts_nobody() -> None:

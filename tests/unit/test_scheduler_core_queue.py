@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.ids import DomainId
 from coppice.messages.index import Acquire, NoCapacityReason
 from coppice_scheduler.core.request import (
     Finish,
@@ -215,3 +216,18 @@ def test_a_batch_of_ops_has_a_largest_size() -> None:
     assert [len(batch) for batch in bench.batches] == [1024, 6]
     bench.answer()
     assert bench.core.stats().running == 1030
+
+
+def test_a_request_that_found_the_pool_full_does_not_keep_a_fixed_domain_waiting() -> None:
+    fixed = frozenset({DomainId("fixed")})
+    bench = Bench(SchedulerSettings(instance=b"instance", max_running=8, max_step_tokens=64, fixed_domains=fixed))
+    bench.submit("big", 40, domain="a")
+    bench.answer_with(bench.no(bench.batches[0][0], NoCapacityReason.POOL_FULL, 50))
+    bench.submit("later", 3, domain="b")
+    bench.submit("own", 3, domain="fixed")
+    (op,) = bench.ops(Acquire)
+    assert isinstance(op, Acquire)
+    assert op.domain == "fixed"
+    bench.answer_with(bench.no(op, NoCapacityReason.POOL_FULL, 500))
+    bench.advance(50)
+    assert [op.domain for op in bench.ops(Acquire) if isinstance(op, Acquire)] == ["a"], "its refusal is its own too"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, WorkerId
+from functools import partial
+
+from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, WorkerId
 from coppice.messages.index import Acquire, Candidate, Op
 from coppice_scheduler.core.leases import LeaseState
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
@@ -69,22 +71,31 @@ def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
     if places <= 0 or counts.waiting == counts.asking:
         return []
     workers = _candidates(life)
-    gate = life.gates.pool_gate()
-    if not workers or (gate is not None and not gate.opens(now_ns)):
+    if not workers:
         return []
+    gate = life.gates.pool_gate()
+    is_shut = gate is not None and not gate.opens(now_ns)
     loads = _loads(life, workers)
     ops: list[Op] = []
     while places > 0:
-        request = life.queue.pop_next(
-            lambda domain: life.gates.skips(domain, now_ns) or all(worker.is_short(domain) for worker in workers)
-        )
+        request = life.queue.pop_next(partial(_is_kept_out, life, workers, is_shut, now_ns))
         if request is None:
             break
-        candidates = [worker for worker in workers if not worker.is_short(request.request.domain)]
+        domain = request.request.domain
+        fixed = domain in life.settings.fixed_domains
+        candidates = [worker for worker in workers if not worker.is_short(domain, fixed=fixed)]
         ops.append(_acquire(life, request, candidates, loads, now_ns))
-        life.gates.asked(request.request.domain)
-        places = 0 if gate is not None else places - 1
+        life.gates.asked(domain)
+        is_shut = is_shut or (gate is not None and not fixed)
+        places -= 1
     return ops
+
+
+def _is_kept_out(life: Lifecycle, workers: list[Worker], is_shut: bool, now_ns: int, domain: DomainId) -> bool:
+    fixed = domain in life.settings.fixed_domains
+    if life.gates.skips(domain, now_ns) or (is_shut and not fixed):
+        return True
+    return all(worker.is_short(domain, fixed=fixed) for worker in workers)
 
 
 def _candidates(life: Lifecycle) -> list[Worker]:

@@ -55,7 +55,7 @@ class Lifecycle:
         self.by_lease: dict[LeaseId, RequestState] = {}  # who asks for a lease, or runs under it
         self.workers: dict[WorkerId, Worker] = {}
         self.queue = WaitingQueue(settings.queue_timeout_ms * NS_PER_MS)
-        self.gates = Gates()
+        self.gates = Gates(fixed=settings.fixed_domains)
         self.leases = LeaseTable(settings.instance)
         self.totals = Totals()
         self.counts = Counts()

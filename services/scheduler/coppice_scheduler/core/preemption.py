@@ -46,7 +46,7 @@ def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain:
         lease.num_owned_blocks for lease in worker.returning.values() if domain is None or lease.domain == domain
     )
     while _num_refused(worker, stalls) > credit:
-        sharing = _sharing(worker, stalls, domain)
+        sharing = _sharing(worker, stalls, domain, life.settings.fixed_domains)
         if len(sharing) < 2:
             return
         victim = choose_victim(sharing)
@@ -54,12 +54,15 @@ def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain:
         life.preempt(victim.request, now_ns)
 
 
-def _sharing(worker: Worker, stalls: list[Stall], domain: DomainId | None) -> list[Sequence]:
+def _sharing(
+    worker: Worker, stalls: list[Stall], domain: DomainId | None, fixed: frozenset[DomainId]
+) -> list[Sequence]:
     running = list(worker.running.values())
     if domain is not None:
         return [sequence for sequence in running if sequence.lease.domain == domain]
     counts = Counter(sequence.lease.domain for sequence in running)
     wanting = {stall.sequence.lease.domain for stall in stalls if _is_refused(worker, stall)}
+    running = [s for s in running if s.lease.domain in wanting or s.lease.domain not in fixed]
     return [s for s in running if s.lease.domain in wanting and counts[s.lease.domain] > 1] or running
 
 

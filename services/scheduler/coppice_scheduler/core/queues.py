@@ -86,11 +86,13 @@ class Gate:
 
 @dataclass(slots=True)
 class Gates:
-    """Refusals that waiting requests have met: a full pool stops everybody, a domain's maximum only that domain."""
+    """Refusals that waiting requests have met: a full pool stops everybody but the fixed domains, which have their own
+    share of it; a domain's maximum stops only that domain."""
 
     pool: Gate | None = None
     pool_request: RequestState | None = None  # the refused one: until it got in or left, nobody overtakes it
     domains: dict[DomainId, Gate] = field(default_factory=dict)
+    fixed: frozenset[DomainId] = frozenset()
 
     def pool_gate(self) -> Gate | None:
         left = (RequestStatus.RUNNING, RequestStatus.FINISHED)
@@ -106,10 +108,13 @@ class Gates:
         gate = self.domains.get(domain)
         if gate is not None:
             gate.asking = True
-        if self.pool is not None:
+        if self.pool is not None and domain not in self.fixed:
             self.pool.asking = True
 
     def pool_full(self, request: RequestState, retry_ns: int) -> None:
+        if request.request.domain in self.fixed:
+            self.domain_full(request.request.domain, retry_ns)
+            return
         gate = self.pool_gate()
         self.answered(request.request.domain)
         if gate is None or self.pool_request is None or request.order <= self.pool_request.order:
@@ -125,7 +130,7 @@ class Gates:
         self.domains.pop(domain, None)
 
     def answered(self, domain: DomainId) -> None:
-        if self.pool is not None:
+        if self.pool is not None and domain not in self.fixed:
             self.pool.asking = False
         gate = self.domains.get(domain)
         if gate is not None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from coppice.ids import DomainId
+
 INSTANCE_BYTES = 8
 
 
@@ -35,6 +37,9 @@ class SchedulerSettings:
     worker_absent_ms: int = 30_000  # without a connection for so long, a worker's requests are taken from it
     tenants: Mapping[str, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
     default_limits: TenantLimits = TenantLimits()
+    fixed_domains: frozenset[DomainId] = (
+        frozenset()
+    )  # strict: their share is theirs alone, others' shortage is not theirs
 
     def __post_init__(self) -> None:
         if len(self.instance) != INSTANCE_BYTES:

@@ -76,12 +76,12 @@ class Worker:
     def open(self) -> bool:
         """It may be given new requests."""
         info = self.info
-        ready = self.usable and info is not None and info.open and info.worker_epoch == self.epoch
-        return ready and all(stall.reason is NoCapacityReason.DOMAIN_MAXIMUM for stall in self.stalled.values())
+        return self.usable and info is not None and info.open and info.worker_epoch == self.epoch
 
-    def is_short(self, domain: DomainId) -> bool:
-        """A sequence of this domain waits for a block: new ones would take what it waits for."""
-        return any(stall.sequence.lease.domain == domain for stall in self.stalled.values())
+    def is_short(self, domain: DomainId, *, fixed: bool) -> bool:
+        """A sequence waits for a block here that a new one of this domain might take from it."""
+        reasons = {NoCapacityReason.NO_WORKER} if fixed else {NoCapacityReason.NO_WORKER, NoCapacityReason.POOL_FULL}
+        return any(stall.sequence.lease.domain == domain or stall.reason in reasons for stall in self.stalled.values())
 
     def prefill_tokens(self) -> int:
         """Work that stands before a new request: what prefills still need, and one token a step of each decode."""
