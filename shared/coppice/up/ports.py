@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import random
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from coppice.errors import UnavailableError, UsageError
 
 LOOPBACK = "127.0.0.1"
+_INTERNAL_PORTS = (15_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,25 @@ def parse_address(text: str) -> Address:
 
 
 def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:
-    """`count` different free ports. All are held until the last is found, so that none is handed out twice."""
-    sockets = [socket.socket(_family(host)) for _ in range(count)]
+    """`count` different free ports. All are held until the last is found, so that none is handed out twice.
+
+    They lie below the range from which systems give ports to outgoing connections: one of those could take a port
+    between now and the start of the service that is to listen there, or while it is started again.
+    """
+    held: list[socket.socket] = []
     try:
-        for held in sockets:
-            held.bind((host, 0))
-        return [Address(host, held.getsockname()[1]) for held in sockets]
+        while len(held) < count:
+            candidate = socket.socket(_family(host))
+            try:
+                candidate.bind((host, random.randrange(*_INTERNAL_PORTS)))
+            except OSError:
+                candidate.close()
+                continue
+            held.append(candidate)
+        return [Address(host, bound.getsockname()[1]) for bound in held]
     finally:
-        for held in sockets:
-            held.close()
+        for bound in held:
+            bound.close()
 
 
 def check_free(address: Address, flag: str) -> None:
