@@ -140,6 +140,20 @@ def test_headers_and_bodies_must_arrive_in_time() -> None:
                 assert client.get(f"{served.url}/healthz").status_code == 200
 
 
+def test_a_client_that_leaves_inside_its_body_is_no_error_of_ours(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(served.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as broken:
+        broken.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n")
+        read_until_closed(broken)
+    with raw_request(served, b'{"model"', length=100) as leaving:
+        leaving.shutdown(socket.SHUT_WR)
+        read_until_closed(leaving)
+    assert served.complete().status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def read_until_closed(connection: socket.socket) -> bytes:
     answer = b""
     try:

@@ -138,6 +138,22 @@ def test_values_that_change_nothing_are_accepted(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "instead"),
+    [
+        ("logit_bias", {"1": 2}, "{}"),
+        ("tools", [{"type": "function"}], "[]"),
+        ("suffix", "x", '""'),
+        ("response_format", {"type": "json_object"}, '{"type": "text"}'),
+        ("echo", True, "false"),
+        ("n", 2, "1"),
+    ],
+)
+def test_what_may_be_sent_instead_is_said_in_json(served: Served, field: str, value: Any, instead: str) -> None:
+    error = error_of(served.complete(**{field: value}), 400)
+    assert error["message"] == f"{field} is not supported yet. Leave it out or send {instead}."
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
@@ -189,4 +205,9 @@ def test_unknown_models_paths_and_methods(served: Served) -> None:
     assert MODEL in error["message"]
     assert error["code"] == "model_not_found"
     assert "/v1/embeddings" in error_of(served.post({}, "/v1/embeddings"), 404)["message"]
-    error_of(httpx.get(f"{served.url}/v1/completions"), 405)
+    refused = httpx.get(f"{served.url}/v1/completions")
+    error_of(refused, 405)
+    assert refused.headers["allow"] == "POST"
+    for path in ("/v1/models", f"/v1/models/{MODEL}", "/healthz", "/readyz"):
+        probe = httpx.head(f"{served.url}{path}")
+        assert (probe.status_code, probe.content) == (200, b"")
