@@ -279,3 +279,14 @@ def test_a_maximum_that_was_lowered_meanwhile_revokes_nothing() -> None:
     assert isinstance(world.extend(1, 20), NoCapacity)
     world.release(1)
     assert isinstance(world.acquire(2, tokens(8)), Grant)
+
+
+def test_a_claim_does_not_say_whether_its_holder_has_zeroed_the_block() -> None:
+    """The holder may never have told the worker: its handle is newer than what the worker has."""
+    world = Restarted(Pool(), S1, attach=(S1,), default_domain=DomainConfig(ALICE, zero_on_change=True))
+    accepted, _ = world.claims(S1, claim(1, owned=handle(3, 6)))
+    assert accepted == ids(1)
+    world.open()
+    world.do(Release(lease_id(1)))
+    grant = world.granted(2, tokens(4 * BLOCKS), session=S1)
+    assert handle(3, 1, epoch=2) in [grant.zero[at : at + 8] for at in range(0, len(grant.zero), 8)]

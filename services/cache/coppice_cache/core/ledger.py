@@ -151,6 +151,8 @@ class Ledger:
         if generation > self.generation[block]:
             self.generation[block] = generation
             self.set_seal(block, NO_SEAL)
+        # Whether the claimant has zeroed it, of whatever was there before, is not known here.
+        self._zeroing[block] = self._any_wipes
         self.last_use[block] = use
         use.draining += 1
         self._move(block, _LEASED)
