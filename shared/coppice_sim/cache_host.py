@@ -81,10 +81,11 @@ class CacheHost(Process):
                         self.clients.post(client, message)
                 case ToWorkerEffect(worker_id, to_worker):
                     worker = self.worker_links.get(worker_id)
+                    if worker is None:
+                        continue
                     if isinstance(to_worker, Registered):
                         self.registered[worker_id] = to_worker.worker_epoch
-                    if worker is not None:
-                        self.workers.post(worker, to_worker)
+                    self.workers.post(worker, to_worker)
                 case SessionEnded(epoch):
                     self.world.sometimes["session ended"] += 1
                     ended = self.client_links.pop(epoch, None)
