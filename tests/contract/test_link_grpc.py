@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coppice.edge import link_client, link_server
+from coppice.edge import grpc_server, link_client, link_server
 from coppice.edge.grpc_server import GrpcServer, PortInUse
 from coppice.edge.link_server import SessionRefused
 from coppice.messages.step import StepPlan, StepResult
@@ -354,6 +354,19 @@ def test_posts_of_one_session_write_nothing_to_others(keep: Keep, monkeypatch: p
         server.server.post(link, StepResult(step))
     assert [busy.read().body.step for _ in range(50)] == list(range(1, 51))
     assert idle._inbox.empty()
+
+
+def test_streams_that_say_nothing_give_their_threads_back(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "STREAMS_MAX", 3)
+    server = keep(ServerEnd(links(), hello_s=0.2))
+    silent = [keep(RawStream(server.port)) for _ in range(3)]
+    stream = keep(RawStream(server.port))
+    stream.write(HELLO)
+    assert isinstance(stream.read(), Welcome), "every thread waits for a Hello"
+    for other in silent:
+        other.wait_end()
+    beats = [stream.read() for _ in range(5)]  # five tenths of a second, longer than a stream may be silent at first
+    assert all(isinstance(beat, Heartbeat) for beat in beats)
 
 
 def test_a_port_in_use_is_said() -> None:

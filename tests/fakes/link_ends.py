@@ -16,7 +16,7 @@ import grpc
 from coppice.edge import step_codec
 from coppice.edge.grpc_server import CHANNEL_OPTIONS, GrpcServer
 from coppice.edge.link_client import LinkClient
-from coppice.edge.link_server import LinkServer
+from coppice.edge.link_server import HELLO_S, LinkServer
 from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import KEY_BYTES, Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
@@ -27,7 +27,7 @@ from tests.fakes.waiting import WAIT_S, wait_for
 class ServerEnd:
     """A LinkServer on a real port. `refusal` is answered to new sessions; `on_body` may raise."""
 
-    def __init__(self, links: ServerLinks[Any] | None, port: int = 0) -> None:
+    def __init__(self, links: ServerLinks[Any] | None, port: int = 0, hello_s: float = HELLO_S) -> None:
         self.bodies: list[tuple[int, int]] = []  # (session epoch, step)
         self.connected: list[tuple[ServerLink[Any], bool]] = []
         self.heard = 0
@@ -35,7 +35,7 @@ class ServerEnd:
         self.refusal: Reject | None = None
         self.on_body: Any = lambda step: None
         self._epochs = 0
-        self.server = LinkServer(links, step_codec.RESULT_FRAMES, step_codec.PLAN_FRAMES, self)
+        self.server = LinkServer(links, step_codec.RESULT_FRAMES, step_codec.PLAN_FRAMES, self, hello_s=hello_s)
         servicer = _Servicer(self.server)
         self.grpc = GrpcServer(
             f"127.0.0.1:{port}",

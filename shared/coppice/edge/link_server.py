@@ -22,6 +22,7 @@ from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import Accepted, LinkBroken, LinkOverflow, ServerLink, ServerLinks
 
 _log = logging.getLogger(__name__)
+HELLO_S = 5.0  # every open stream keeps a thread of the server, so one that does not introduce itself is ended
 
 
 class SessionHandler(Protocol):
@@ -68,8 +69,10 @@ class LinkServer:
         incoming: FrameCodec[Any],
         handler: SessionHandler,
         not_ready: str = "the service is starting",
+        hello_s: float = HELLO_S,
     ) -> None:
         self._links = links
+        self._hello_s = hello_s
         self._encode = outgoing.encode
         self._decode = incoming.decode
         self._handler = handler
@@ -138,7 +141,7 @@ class LinkServer:
     def serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         """Body of the bidirectional rpc."""
         try:
-            hello = self._decode(next(requests))
+            hello = self._decode(self._first(requests, context))
         except (StopIteration, grpc.RpcError):
             return
         except MalformedFrame as error:
@@ -159,6 +162,16 @@ class LinkServer:
             yield from self._write(stream, context)
         finally:
             self._close_stream(stream)
+
+    def _first(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        """The first message. Raises grpc.RpcError when none comes in time: only the end of the call wakes the wait."""
+        timer = threading.Timer(self._hello_s, context.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            return next(requests)
+        finally:
+            timer.cancel()
 
     def _open(self, hello: Any) -> tuple[Accepted[Any], _Stream] | Reject:
         if not isinstance(hello, Hello):
