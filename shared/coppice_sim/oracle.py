@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coppice.handles import block_ids, block_of, generation_of, handles_array
 from coppice.ids import LeaseId, WorkerEpoch, WorkerId
-from coppice.messages.index import AnswerBatch, Extended, Grant, NoCapacity, NoCapacityReason, OpBatch, Release
+from coppice.messages.index import Abandon, AnswerBatch, Extended, Grant, NoCapacity, NoCapacityReason, OpBatch, Release
 from coppice.seals import chain_seals, root_seal
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.ledger import BlockState
@@ -176,11 +176,11 @@ class Oracle:
 
     def repeated(self, batch: OpBatch, first: AnswerBatch, second: AnswerBatch) -> None:
         """I10: the same op gets the same answer, unless its lease was released in between."""
-        released = {op.lease_id for op in batch.ops if isinstance(op, Release)}
+        released = {op.lease_id for op in batch.ops if isinstance(op, Release | Abandon)}
         self._world.sometimes["duplicate release"] += bool(released)
         for op, once, twice in zip(batch.ops, first.answers, second.answers, strict=True):
             same = once == twice or isinstance(once, NoCapacity)
-            if not same and (op.lease_id not in released or isinstance(op, Release)):
+            if not same and (op.lease_id not in released or isinstance(op, Release | Abandon)):
                 self._world.fail("I10", f"{type(op).__name__} answered {once}, then {twice}")
 
     def launched(self, host: WorkerHost, applied: Applied) -> None:
