@@ -238,7 +238,9 @@ def load_tenants(path: Path) -> TenantsFile:
     try:
         return TenantsFile.model_validate(data)
     except ValidationError as error:
-        problems = [_explain(path, root, dict(problem)) for problem in error.errors(include_url=False)]
+        # A tenant with a mistake does not count as one, so a file of nothing else would also be called empty.
+        found = [problem for problem in error.errors(include_url=False) if problem["type"] != "too_short"]
+        problems = [_explain(path, root, dict(problem)) for problem in found or error.errors(include_url=False)]
         raise UsageError("; ".join(problems), hint="see deploy/tenants.example.yaml") from None
 
 
@@ -279,6 +281,13 @@ _KNOWN_KEYS: Mapping[int, tuple[str, ...]] = {
 }
 
 
+_PLAIN_WORDS: Mapping[str, str] = {
+    "too_short": "must have at least one entry",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping, such as {id: ..., api_key_sha256: ...}",
+}
+
+
 def _explain(path: Path, root: Any, problem: Mapping[str, Any]) -> str:
     location: tuple[str | int, ...] = problem["loc"]
     where = f"{path}:{_line_of(root, location)}"
@@ -287,5 +296,5 @@ def _explain(path: Path, root: Any, problem: Mapping[str, Any]) -> str:
         return f"{where}: unknown key {name}; {nearest(str(location[-1]), _KNOWN_KEYS.get(len(location), ('shared',)))}"
     if problem["type"] == "missing":
         return f"{where}: {name} is missing"
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = _PLAIN_WORDS.get(problem["type"]) or str(problem["msg"]).removeprefix("Value error, ")
     return f"{where}: {name}: {message}" if name else f"{where}: {message}"

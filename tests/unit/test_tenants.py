@@ -94,7 +94,9 @@ def test_strict_is_a_fixed_share(tmp_path: Path) -> None:
         ("tenants: [\n", ["tenants.yaml:2", "not valid YAML"]),
         ("- a\n", ["must be a mapping"]),
         ("", ["must be a mapping"]),
-        ("tenants: []\n", ["tenants.yaml:1", "at least 1"]),
+        ("tenants: []\n", ["tenants.yaml:1", "tenants: must have at least one entry"]),
+        ("tenants: a\n", ["tenants.yaml:1", "tenants: must be a list"]),
+        ("tenants: [a]\n", ["tenants.yaml:1", "tenants.0: must be a mapping"]),
         ("tenants:\n" + entry('"a b"'), ["tenants.yaml:2", "tenants.0.id"]),
     ],
 )
@@ -102,6 +104,10 @@ def test_a_wrong_file_is_refused_with_its_line_and_what_to_do(tmp_path: Path, te
     message = refusal(tmp_path, text)
     for part in expected:
         assert part in message
+
+
+def test_one_mistake_is_one_message(tmp_path: Path) -> None:
+    assert ";" not in refusal(tmp_path, "tenants:\n" + entry("a", max_share=1.5)).removesuffix(")")
 
 
 def test_no_message_repeats_a_key_digest(tmp_path: Path) -> None:

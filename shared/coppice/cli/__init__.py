@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import sys
 
-from coppice.errors import run_main
+from coppice.errors import EXIT_OK, run_main
 
 
 def main() -> None:
     """Entry point of the console script. Exit codes: 0 orderly, 1 failure, 2 wrong usage."""
-    from coppice.cli.app import app
+    sys.exit(run_main("coppice", _run))
 
-    sys.exit(run_main("coppice", lambda: app(prog_name="coppice")))
+
+def _run() -> int:
+    from coppice.cli.app import app  # here, so that Ctrl-C while modules load ends as quietly as later
+
+    return int(app(prog_name="coppice") or EXIT_OK)
 
 
 if __name__ == "__main__":

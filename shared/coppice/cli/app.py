@@ -33,8 +33,15 @@ Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
 Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
 
 
+def _refuse_unknown_variables(context: typer.Context) -> None:
+    """A mistyped variable of the command that runs is an error; those of other commands and services may be set."""
+    prefix = f"{context.auto_envvar_prefix}_"
+    refuse_unknown_variables(prefix, {prefix + name.upper() for name in context.params}, os.environ)
+
+
 @app.command()
 def up(
+    context: typer.Context,
     model: Model = _DEFAULTS.model,
     port: Annotated[int, typer.Option(help="Port of the REST API; 0 takes a free one.")] = _DEFAULTS.port,
     host: Annotated[str, typer.Option(help="Address of REST and gRPC; other than loopback needs --tenants.")] = (
@@ -73,13 +80,13 @@ def up(
         log_dir=log_dir,
         verbose=verbose,
     )
-    known = {f"COPPICE_UP_{name.upper()}" for name in UpOptions.__dataclass_fields__}
-    refuse_unknown_variables("COPPICE_UP_", known, os.environ)
+    _refuse_unknown_variables(context)
     raise typer.Exit(run_up(options))
 
 
 @bench.command()
 def smoke(
+    context: typer.Context,
     url: Annotated[str, typer.Option(help="A running stack, http://HOST:PORT. Default: start one, then stop it.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")] = False,
     api_key: Annotated[str, typer.Option(help="Bearer token, for a stack with tenants.")] = "",
@@ -94,6 +101,7 @@ def smoke(
     """Measure prefill, decode, and the first token with a cold and a warm cache; under a minute on a small machine."""
     from coppice.cli.bench import run_smoke
 
+    _refuse_unknown_variables(context)
     options = UpOptions(
         model=model,
         port=0,

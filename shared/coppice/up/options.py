@@ -46,6 +46,8 @@ class UpOptions:
             raise UsageError(f"--block-size {self.block_size} is out of range", hint="16 is usual")
         if self.num_blocks < 0:
             raise UsageError(f"--num-blocks {self.num_blocks} is out of range", hint="leave it out for a default")
+        if self.threads < 0:
+            raise UsageError(f"--threads {self.threads} is out of range", hint="leave it out to share the machine out")
         for flag, port in (("--port", self.port), ("--grpc-port", self.grpc_port)):
             if not 0 <= port <= 65535:
                 raise UsageError(f"{flag} {port} is out of range", hint="0 to 65535; 0 takes a free one")
