@@ -6,7 +6,7 @@
         http_port: int = Field(8081, ge=0, le=65535, description="Port of the admin HTTP server.")
         seal_key: Annotated[SecretStr, EnvOnly("COPPICE_SEAL_KEY")] = Field(SecretStr(""), description="Hex key.")
 
-    settings = read_settings(CacheSettings, sys.argv[1:], os.environ, "coppice cache")
+    settings = read_settings(CacheSettings, sys.argv[1:], os.environ, "python -m coppice_cache")
 
 A field `http_port` is the flag `--http-port` and the variable `COPPICE_CACHE_HTTP_PORT`. A flag or a variable under the
 prefix that no field answers to is an error which names the nearest one that exists, because a setting that is silently

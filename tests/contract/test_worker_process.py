@@ -31,7 +31,7 @@ def run(*args: str) -> tuple[int, str]:
 def refused(error: str, *words: str) -> None:
     lines = error.strip().splitlines()
     assert len(lines) == 1, error
-    assert lines[0].startswith("coppice worker: ")
+    assert lines[0].startswith("python -m coppice_worker: ")
     for word in words:
         assert word in lines[0]
 

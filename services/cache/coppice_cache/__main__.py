@@ -13,7 +13,7 @@ from coppice.telemetry import configure_logging
 from coppice_cache.edge.process import CacheProcess
 from coppice_cache.edge.settings import CacheSettings
 
-PROG = "coppice cache"
+PROG = "python -m coppice_cache"
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_
 from coppice_worker.model.resolve import resolve_checkpoint
 
 _log = logging.getLogger("coppice.worker")
-PROG = "coppice worker"
+PROG = "python -m coppice_worker"
 SERVICES = ("coppice_rpc.v1.Worker",)
 GRACE_S = 2.0
 

@@ -12,7 +12,7 @@ from coppice.telemetry import configure_logging, configure_tracing
 from coppice_scheduler.edge.service import serve
 from coppice_scheduler.edge.settings import ServiceSettings
 
-PROG = "coppice scheduler"
+PROG = "python -m coppice_scheduler"
 
 
 def main() -> int:

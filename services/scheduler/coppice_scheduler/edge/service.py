@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from coppice.edge.grpc_server import SERVER_OPTIONS
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.tenants import TenantDirectory
+from coppice.up.ports import is_loopback
 from coppice_rpc.v1 import scheduler_pb2_grpc
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
@@ -62,6 +63,12 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: ServiceSettings) -> None:
     """Run until a signal. Raises CoppiceError."""
+    if not settings.tenants and not is_loopback(settings.host):
+        raise UsageError(
+            f"--host {settings.host} can be reached from other machines, and without a tenants file everybody who "
+            "reaches it may use it",
+            hint="give --tenants FILE, or listen on 127.0.0.1",
+        )
     checkpoint = load_checkpoint_text(settings.model)
     limits = _model_limits(Path(settings.model))
     tenants = TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
