@@ -122,3 +122,21 @@ def test_the_scheduler_dies(stack: Stack, oracle: Oracle) -> None:
         assert {status for status, _ in load.failed} <= {0, 503}, load.failed
         wait_until(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire", 30)
         check(stack, load, oracle)
+
+
+def test_one_of_two_workers_dies_and_the_other_serves(checkpoint: Path, oracle: Oracle, tmp_path: Path) -> None:
+    ttl = ["--session-ttl-ms=2000", "--worker-ttl-ms=2000"]
+    with Stack(checkpoint, tmp_path, num_blocks=128, num_workers=2, cache_args=ttl) as stack:
+        wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "both workers to be registered")
+        with Load(stack) as load:
+            wait_served(load, 16)
+            computed = [stack.metric(port, "coppice_worker_tokens_computed_total") for port in stack.worker_http]
+            assert min(computed) > 0, "a worker was never chosen"
+            stack.services["worker-1"].kill()
+            wait_served(load, 16)
+            load.stop()
+        for status, answer in load.failed:
+            assert (status, answer["error"]["code"]) == (503, "worker_lost"), (status, answer)
+        stack.services["worker-1"].start()
+        wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "the worker to be back")
+        check(stack, load, oracle)
