@@ -47,7 +47,13 @@ def rows_of(plan: StepPlan) -> dict[int, int]:
 
 
 class Bench:
-    def __init__(self, settings: SchedulerSettings | None = None, *, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings | None = None,
+        *,
+        num_blocks: int = 64,
+        limits: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
         self.settings = settings or SchedulerSettings(instance=b"instance", max_running=8, max_step_tokens=64)
         self.core = SchedulerCore(self.settings)
         self.now_ns = 0
@@ -56,6 +62,7 @@ class Bench:
         self.plans: list[StepPlan] = []  # without a result
         self.outputs: list[Output] = []
         self.num_blocks = num_blocks
+        self.limits = limits  # of the worker: max_sequences, max_step_tokens, max_context
         self.cache_epoch = CacheEpoch(1)
         self._next_block = 0
         self.hold = False  # True: submitted requests wait for the next `advance`, to come in together
@@ -67,7 +74,7 @@ class Bench:
     def list_workers(self, *epochs: int, open_: bool = True) -> None:
         """Worker "w", if an epoch is given, as the cache service lists it."""
         infos = tuple(
-            WorkerInfo(W, WorkerEpoch(epoch), "here:0", self.num_blocks, BLOCK, NAMESPACE, "m", open_)
+            WorkerInfo(W, WorkerEpoch(epoch), "here:0", self.num_blocks, BLOCK, NAMESPACE, "m", open_, *self.limits)
             for epoch in epochs
         )
         self.core.index_message(Workers(self.cache_epoch, infos), self.now_ns)

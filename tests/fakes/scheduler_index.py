@@ -98,6 +98,7 @@ class FakeIndex:
         self.retry_after_ms = retry_after_ms
         self.epoch = CacheEpoch(1)
         self.ledgers: dict[WorkerId, Ledger] = {}
+        self.max_sequences = 0  # of every worker
         self.leases: dict[LeaseId, HeldLease] = {}
         self.still_used: Callable[[LeaseId], bool] = lambda lease_id: False
         self.was_computed: Callable[[Publish, int], bool] = lambda op, block_size: True
@@ -113,7 +114,17 @@ class FakeIndex:
 
     def workers(self) -> Workers:
         infos = [
-            WorkerInfo(name, ledger.epoch, "here:0", ledger.num_blocks, self.block_size, NAMESPACE, "m", ledger.open)
+            WorkerInfo(
+                name,
+                ledger.epoch,
+                "here:0",
+                ledger.num_blocks,
+                self.block_size,
+                NAMESPACE,
+                "m",
+                ledger.open,
+                max_sequences=self.max_sequences,
+            )
             for name, ledger in sorted(self.ledgers.items())
         ]
         return Workers(self.epoch, tuple(infos))

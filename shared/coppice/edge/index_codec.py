@@ -207,6 +207,9 @@ def workers_to_wire(message: m.Workers) -> pb.Workers:
                 namespace=info.namespace,
                 model=info.model,
                 open=info.open,
+                max_sequences=info.max_sequences,
+                max_step_tokens=info.max_step_tokens,
+                max_context=info.max_context,
             )
             for info in message.workers
         ],
@@ -224,6 +227,9 @@ def workers_from_wire(wire: pb.Workers) -> m.Workers:
             namespace=Namespace(info.namespace),
             model=info.model,
             open=info.open,
+            max_sequences=info.max_sequences,
+            max_step_tokens=info.max_step_tokens,
+            max_context=info.max_context,
         )
         for info in wire.workers
     )

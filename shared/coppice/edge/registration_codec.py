@@ -21,6 +21,9 @@ def _register_to_wire(message: m.Register) -> pb.Register:
         generations=message.generations,
         seals=message.seals,
         scheduler_epochs=message.scheduler_epochs,
+        max_sequences=message.max_sequences,
+        max_step_tokens=message.max_step_tokens,
+        max_context=message.max_context,
     )
 
 
@@ -37,6 +40,9 @@ def _register_from_wire(wire: pb.Register) -> m.Register:
         generations=wire.generations,
         seals=wire.seals,
         scheduler_epochs=tuple(SchedulerEpoch(epoch) for epoch in wire.scheduler_epochs),
+        max_sequences=wire.max_sequences,
+        max_step_tokens=wire.max_step_tokens,
+        max_context=wire.max_context,
     )
 
 

@@ -189,6 +189,9 @@ class WorkerInfo:
     namespace: Namespace
     model: str
     open: bool  # False while its ledger waits for re-attachment and fences
+    max_sequences: int = 0  # attached at once; 0 = not said, here and in the next two
+    max_step_tokens: int = 0  # computed in one step
+    max_context: int = 0  # tokens of one sequence
 
 
 @dataclass(frozen=True, slots=True)

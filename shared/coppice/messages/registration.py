@@ -26,6 +26,9 @@ class Register:
     generations: bytes  # u64 [num_blocks]; 0 = never granted
     seals: bytes  # 16 bytes x num_blocks; zeros = unsealed
     scheduler_epochs: tuple[SchedulerEpoch, ...]  # sessions with live sequences here, or that may still send
+    max_sequences: int = 0  # attached at once; 0 = not said, here and in the next two
+    max_step_tokens: int = 0  # computed in one step
+    max_context: int = 0  # tokens of one sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -572,6 +572,9 @@ class WorkerInfo(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     address: _builtins.str
@@ -580,6 +583,10 @@ class WorkerInfo(_message.Message):
     namespace: _builtins.bytes
     model: _builtins.str
     open: _builtins.bool
+    max_sequences: _builtins.int
+    """0: not said, here and in the next two"""
+    max_step_tokens: _builtins.int
+    max_context: _builtins.int
     def __init__(
         self,
         *,
@@ -591,10 +598,13 @@ class WorkerInfo(_message.Message):
         namespace: _builtins.bytes = ...,
         model: _builtins.str = ...,
         open: _builtins.bool = ...,
+        max_sequences: _builtins.int = ...,
+        max_step_tokens: _builtins.int = ...,
+        max_context: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "open", b"open", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "open", b"open", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -851,6 +861,9 @@ class Register(_message.Message):
     GENERATIONS_FIELD_NUMBER: _builtins.int
     SEALS_FIELD_NUMBER: _builtins.int
     SCHEDULER_EPOCHS_FIELD_NUMBER: _builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     address: _builtins.str
@@ -861,6 +874,10 @@ class Register(_message.Message):
     highest_cache_epoch: _builtins.int
     generations: _builtins.bytes
     seals: _builtins.bytes
+    max_sequences: _builtins.int
+    """0: not said, here and in the next two"""
+    max_step_tokens: _builtins.int
+    max_context: _builtins.int
     @_builtins.property
     def scheduler_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -877,10 +894,13 @@ class Register(_message.Message):
         generations: _builtins.bytes = ...,
         seals: _builtins.bytes = ...,
         scheduler_epochs: _abc.Iterable[_builtins.int] | None = ...,
+        max_sequences: _builtins.int = ...,
+        max_step_tokens: _builtins.int = ...,
+        max_context: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "generations", b"generations", "highest_cache_epoch", b"highest_cache_epoch", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "scheduler_epochs", b"scheduler_epochs", "seals", b"seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "generations", b"generations", "highest_cache_epoch", b"highest_cache_epoch", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "scheduler_epochs", b"scheduler_epochs", "seals", b"seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

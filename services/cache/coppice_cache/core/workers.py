@@ -65,6 +65,7 @@ class Worker:
         self.block_bytes = message.block_size * 4
         self.namespace = message.namespace
         self.model = message.model
+        self.limits = (message.max_sequences, message.max_step_tokens, message.max_context)
         self.ledger = ledger
         self.quotas = quotas
         self.phase = phase
@@ -85,6 +86,7 @@ class Worker:
 
     @property
     def info(self) -> WorkerInfo:
+        max_sequences, max_step_tokens, max_context = self.limits
         return WorkerInfo(
             worker_id=self.worker_id,
             worker_epoch=self.epoch,
@@ -94,6 +96,9 @@ class Worker:
             namespace=self.namespace,
             model=self.model,
             open=self.is_open,
+            max_sequences=max_sequences,
+            max_step_tokens=max_step_tokens,
+            max_context=max_context,
         )
 
     def blocks_for(self, num_tokens: int) -> int:

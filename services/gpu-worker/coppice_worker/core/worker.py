@@ -99,6 +99,9 @@ class WorkerCore:
             generations=self.pool.packed_generations(),
             seals=self.pool.packed_seals(),
             scheduler_epochs=() if self._planning is None else (self._planning,),
+            max_sequences=self.settings.max_sequences,
+            max_step_tokens=self.settings.max_step_tokens,
+            max_context=self.settings.max_context,
         )
 
     def registered(self, message: Registered) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, WorkerId
 from coppice.messages.index import Acquire, Candidate, Op
@@ -19,8 +20,9 @@ def refusal(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
     num_tokens = len(request.tokens) // TOKEN_BYTES
     if not num_tokens or request.max_new_tokens < 1:
         return Refused(RefusedReason.EMPTY, "there is nothing to do: the prompt or max_new_tokens is empty", 0)
-    if num_tokens >= settings.max_context:
-        message = f"the prompt has {num_tokens} tokens; with one to generate it exceeds {settings.max_context}"
+    context = max_context(life)
+    if num_tokens >= context:
+        message = f"the prompt has {num_tokens} tokens; with one to generate it exceeds {context}"
         return Refused(RefusedReason.TOO_LONG, message, 0)
     pools = [worker.info.num_blocks * worker.info.block_size for worker in life.workers.values() if worker.info]
     if pools and num_tokens > max(pools):
@@ -40,6 +42,14 @@ def refusal(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
         message = f"{counts.waiting} requests with {counts.waiting_tokens} tokens are waiting, no more are taken"
         return Refused(RefusedReason.QUEUE_FULL, message, retry_ms)
     return None
+
+
+def max_context(life: Lifecycle) -> int:
+    """Tokens of the longest sequence: the own limit, or that of the roomiest worker that is listed."""
+    infos = [worker.info for worker in life.workers.values() if worker.info]
+    if not infos or any(not info.max_context for info in infos):
+        return life.settings.max_context
+    return min(life.settings.max_context, max(info.max_context for info in infos))
 
 
 def _retry_after_ms(life: Lifecycle, now_ns: int) -> int:
@@ -76,22 +86,68 @@ def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
     gate = life.gates.pool_gate()
     is_shut = gate is not None and not gate.opens(now_ns)
     loads = _loads(life, workers)
+    room = _room(life, workers)
+    held_up: set[DomainId] = set()  # their heads wait for a worker with a longer context
     ops: list[Op] = []
     while places > 0:
-        request = life.queue.pop_next(partial(_is_kept_out, life, workers, is_shut, now_ns))
+        able = [worker for worker in workers if room[worker.worker_id] > 0]
+        request = life.queue.pop_next(partial(_is_kept_out, life, able, held_up, is_shut, now_ns))
         if request is None:
             break
+        if _outgrows_all(life, request, now_ns):
+            continue
         domain = request.request.domain
         fixed = domain in life.settings.fixed_domains
-        candidates = [worker for worker in workers if not worker.is_short(domain, fixed=fixed)]
+        candidates = [
+            worker
+            for worker in able
+            if not worker.is_short(domain, fixed=fixed) and worker.has_context_for(request.num_tokens_max)
+        ]
+        if not candidates:
+            held_up.add(domain)
+            life.queue.put_back(request)
+            continue
         ops.append(_acquire(life, request, candidates, loads, now_ns))
+        for worker in candidates:
+            room[worker.worker_id] -= 1
         life.gates.asked(domain)
         is_shut = is_shut or (gate is not None and not fixed)
         places -= 1
     return ops
 
 
-def _is_kept_out(life: Lifecycle, workers: list[Worker], is_shut: bool, now_ns: int, domain: DomainId) -> bool:
+def _outgrows_all(life: Lifecycle, request: RequestState, now_ns: int) -> bool:
+    """Taken while no worker was listed, or a roomier one: it is cut to what there is. True: ended, nobody can go on."""
+    context = max_context(life)
+    if request.num_tokens_max <= context:
+        return False
+    if request.num_tokens < context:
+        request.max_output_tokens = context - request.num_prompt_tokens
+        return False
+    message = f"{request.num_tokens} tokens and one to generate exceed the {context} that a worker takes"
+    life.finish(request, Finish.ERROR, now_ns, error=OutputError(OutputErrorCode.NEVER_FITS, message))
+    return True
+
+
+def _room(life: Lifecycle, workers: list[Worker]) -> dict[WorkerId, float]:
+    """Sequences that each worker can still take. An unanswered Acquire may end on any worker that it names."""
+    room = {
+        worker.worker_id: inf if worker.max_sequences is None else worker.max_sequences - len(worker.running)
+        for worker in workers
+    }
+    if life.counts.asking and any(worker.max_sequences is not None for worker in workers):
+        for lease in life.leases.leases.values():
+            if lease.state is LeaseState.ASKED and lease.lease_id in life.by_lease:
+                for worker_id in room.keys() & set(lease.candidates):
+                    room[worker_id] -= 1
+    return room
+
+
+def _is_kept_out(
+    life: Lifecycle, workers: list[Worker], held_up: set[DomainId], is_shut: bool, now_ns: int, domain: DomainId
+) -> bool:
+    if domain in held_up:
+        return True
     fixed = domain in life.settings.fixed_domains
     if life.gates.skips(domain, now_ns) or (is_shut and not fixed):
         return True
@@ -123,6 +179,7 @@ def _acquire(
     lease = life.leases.open(request.request.domain, info.namespace)
     assert len(lease.lease_id) == LEASE_ID_BYTES
     candidates = tuple(Candidate(worker.worker_id, loads[worker.worker_id]) for worker in workers)
+    lease.candidates = tuple(worker.worker_id for worker in workers)
     lease.expected_worker = min(candidates, key=lambda candidate: candidate.load_cost).worker_id
     lease.num_prefill_tokens = request.num_tokens
     lease.reserve_asked = min(request.num_tokens + 1, request.num_kv_tokens_max)

@@ -62,7 +62,7 @@ def workers_listed(life: Lifecycle, message: Workers, now_ns: int) -> None:
             continue
         if worker.attached and info.worker_epoch < worker.epoch:
             continue  # said before the worker registered again: its own word is newer
-        worker.info = info
+        worker.take_info(info)
         worker.listed_by = message.cache_epoch
         if worker.attached and worker.epoch != info.worker_epoch:
             _epoch_over(life, worker, now_ns)

@@ -75,6 +75,7 @@ def _check_worker(life: Lifecycle, worker: Worker) -> None:
     steps = [step.plan.step for step in worker.in_flight]
     assert steps == list(range(worker.next_step - len(steps), worker.next_step))
     assert len(steps) <= life.settings.max_steps_in_flight
+    assert worker.max_sequences is None or len(worker.running) <= worker.max_sequences
     planned: dict[Sequence, int] = {}
     pending: dict[Sequence, int] = {}
     for step in worker.in_flight:

@@ -10,7 +10,7 @@ from coppice.ids import TOKEN_BYTES, CacheEpoch, SchedulerEpoch, WorkerEpoch, Wo
 from coppice.messages.index import AnswerBatch, FromClient, LeaseDigest, Reattached, ToClient, Workers
 from coppice.messages.step import StepPlan, StepResult
 from coppice_scheduler.core import attachment
-from coppice_scheduler.core.admission import expire, refusal
+from coppice_scheduler.core.admission import expire, max_context, refusal
 from coppice_scheduler.core.answers import collect_ops, take_answer
 from coppice_scheduler.core.check import check
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
@@ -82,7 +82,7 @@ class SchedulerCore:
             order=(request.priority, self._arrivals),
             tokens=bytearray(request.tokens),
             num_prompt_tokens=num_prompt,
-            max_output_tokens=min(request.max_new_tokens, self._settings.max_context - num_prompt),
+            max_output_tokens=min(request.max_new_tokens, max_context(life) - num_prompt),
             emitted_bytes=len(request.tokens),
         )
         life.enter(state, now_ns)

@@ -74,6 +74,7 @@ class Lease:
     domain: DomainId
     namespace: Namespace
     state: LeaseState = LeaseState.ASKED
+    candidates: tuple[WorkerId, ...] = ()  # that the Acquire names: any of them may be the one
     expected_worker: WorkerId = WorkerId("")  # where its load is counted until the answer says where it is
     num_prefill_tokens: int = 0
     reserve_asked: int = 0  # tokens of the Acquire

@@ -69,6 +69,11 @@ class RequestState:
         return len(self.tokens) // TOKEN_BYTES
 
     @property
+    def num_tokens_max(self) -> int:
+        """Prompt and output together."""
+        return self.num_prompt_tokens + self.max_output_tokens
+
+    @property
     def num_kv_tokens_max(self) -> int:
         """KV positions that it can ever need: the last token's KV is never computed."""
         return self.num_prompt_tokens + self.max_output_tokens - 1

@@ -89,7 +89,7 @@ def _start_of(sequence: Sequence) -> SequenceStart:
 def _choose_rows(worker: Worker, settings: SchedulerSettings) -> list[Row]:
     rows = []
     prefills = []
-    budget = settings.max_step_tokens
+    budget = min(settings.max_step_tokens, worker.max_step_tokens or settings.max_step_tokens)
     for sequence in worker.running.values():
         request, planned = sequence.request, sequence.num_planned
         to_plan = (len(request.tokens) // TOKEN_BYTES) + sequence.num_pending - planned

@@ -52,6 +52,8 @@ class Worker:
     abandoned: bool = False  # gone for so long that its leases were given up
     lost_ns: int = 0
     info: WorkerInfo | None = None
+    max_sequences: int | None = None  # that it may be given at once; None: it has not said. Kept while it is unlisted
+    max_step_tokens: int | None = None  # that one step of it may compute
     listed_by: CacheEpoch = CacheEpoch(0)  # incarnation of the cache service that listed it last
     dead_epochs: set[WorkerEpoch] = field(default_factory=set)
     next_step: int = 1
@@ -77,6 +79,17 @@ class Worker:
         """It may be given new requests."""
         info = self.info
         return self.usable and info is not None and info.open and info.worker_epoch == self.epoch
+
+    def take_info(self, info: WorkerInfo) -> None:
+        """What the cache service lists. Every sequence needs one token of a step to decode, so that bounds them too."""
+        self.info = info
+        self.max_step_tokens = info.max_step_tokens or None
+        limits = [limit for limit in (info.max_sequences, info.max_step_tokens) if limit]
+        self.max_sequences = min(limits) if limits else None
+
+    def has_context_for(self, num_tokens: int) -> bool:
+        """A sequence of so many tokens, prompt and output together, fits its tables."""
+        return self.info is None or not self.info.max_context or num_tokens <= self.info.max_context
 
     def is_short(self, domain: DomainId, *, fixed: bool) -> bool:
         """A sequence waits for a block here that a new one of this domain might take from it."""
