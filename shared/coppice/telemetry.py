@@ -36,6 +36,8 @@ EXPORT_EVERY_MS = 1000
 EXPORT_TIMEOUT_S = 2
 SHUTDOWN_MS = 2000
 
+_log = logging.getLogger("coppice.telemetry")
+
 LogLevel = str
 _LEVELS = ("debug", "info", "warning", "error")
 _propagator = TraceContextTextMapPropagator()
@@ -63,7 +65,7 @@ def configure_logging(level: LogLevel = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # The exporter logs each failed attempt with a stack; the dropped-span counter says the same in one number.
+    # The exporter logs each failed attempt with a stack; we say it once, and count.
     logging.getLogger("opentelemetry").setLevel("CRITICAL")
 
 
@@ -81,6 +83,7 @@ class _BoundedExport(SpanProcessor):
         self._lock = threading.Lock()
         self._held = 0
         self._dropped = 0
+        self._is_failing = False
         self._batch = BatchSpanProcessor(
             _CountingExporter(exporter, self._note_exported),
             max_queue_size=held_max,
@@ -117,6 +120,12 @@ class _BoundedExport(SpanProcessor):
         with self._lock:
             self._held -= count
             self._dropped += lost
+            changed = self._is_failing != bool(lost)
+            self._is_failing = bool(lost)
+        if changed and lost:
+            _log.warning("the OTLP endpoint does not take traces; spans are dropped until it does")
+        elif changed:
+            _log.info("the OTLP endpoint takes traces again")
 
 
 class _CountingExporter(SpanExporter):
@@ -292,6 +301,8 @@ class _MetricsHandler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
     not_ready_because: Callable[[], Sequence[str]]
     protocol_version = "HTTP/1.1"
+    server_version = "coppice"
+    sys_version = ""  # versions are nobody's business
     timeout = 10
 
     def do_GET(self) -> None:
@@ -307,6 +318,8 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         else:
             self._answer(404, b"known: /metrics /healthz /readyz\n", "text/plain; charset=utf-8")
 
+    do_HEAD = do_GET  # noqa: N815  (the standard library's name; load balancers probe with HEAD)
+
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are not worth a log line each."""
 
@@ -315,4 +328,5 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)

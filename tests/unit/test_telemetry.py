@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -81,6 +81,26 @@ def test_a_collector_that_does_not_answer_costs_spans_not_requests() -> None:
     assert len(exporter.names) == 8
 
 
+def test_a_dead_endpoint_is_said_once_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "coppice.telemetry")
+    results = [SpanExportResult.SUCCESS, *[SpanExportResult.FAILURE] * 3, *[SpanExportResult.SUCCESS] * 2]
+
+    class Flaky(CollectingExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return results[int(spans[0].name)]
+
+    processor = telemetry._BoundedExport(Flaky(), 8)
+    tracer = TracerProvider(shutdown_on_exit=False)
+    tracer.add_span_processor(processor)
+    for number in range(len(results)):
+        tracer.get_tracer("t").start_span(str(number)).end()
+        processor.force_flush()
+    processor.shutdown()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "the OTLP endpoint does not take traces" in caplog.text
+    assert processor.dropped == 3
+
+
 def test_context_crosses_grpc_metadata() -> None:
     tracing = telemetry.configure_tracing("coppice-test", None, exporter=CollectingExporter())
     with tracing.tracer("t").start_as_current_span("request") as span:
@@ -108,10 +128,10 @@ def test_an_endpoint_of_the_wrong_kind_is_refused() -> None:
         telemetry.configure_tracing("coppice-test", "ftp://collector:4317")
 
 
-def get(port: int, path: str) -> tuple[int, str]:
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("GET", path)
+        connection.request(method, path)
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:
@@ -129,6 +149,7 @@ def test_metrics_server_says_what_is_missing() -> None:
         assert get(server.port, "/readyz") == (503, "not registered with the cache service\n")
         reasons.clear()
         assert get(server.port, "/readyz") == (200, "ready\n")
+        assert get(server.port, "/readyz", "HEAD") == (200, "")
         assert get(server.port, "/nope")[0] == 404
         with pytest.raises(UnavailableError, match=f"127.0.0.1:{server.port}"):
             telemetry.serve_metrics("127.0.0.1", server.port, registry, list)
