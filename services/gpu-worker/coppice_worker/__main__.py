@@ -23,6 +23,7 @@ from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.service import WorkerService
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.tracing import Observers, WorkerSpans
+from coppice_worker.edge.watchdog import StepWatchdog
 from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
 from coppice_worker.model.resolve import resolve_checkpoint
 
@@ -58,6 +59,8 @@ def run(settings: WorkerSettings) -> int:
     service = WorkerService(core, executor, observers, failed)
     server.add(service.add_to)
     http = serve_metrics(settings.host, settings.http_port, registry, lambda: tuple(service.problems.values()))
+    # Not stopped at the end: a step that hangs then must not keep the process either.
+    StepWatchdog(service.runner, settings.step_timeout_s).start()
     service.serve(server)
     service.register_with(settings.cache)
     _log.info("%s listens on %s:%d, metrics on port %d", settings.worker_id, settings.host, server.port, http.port)

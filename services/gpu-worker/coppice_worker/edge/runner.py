@@ -49,6 +49,7 @@ class StepRunner:
         self._observer = observer
         self._failed = failed
         self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._began_ns: int | None = None  # monotonic: when the item that runs began
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
 
     def start(self) -> None:
@@ -88,16 +89,24 @@ class StepRunner:
         breaks the protocol."""
         self._items.put(lambda: self._step(epoch, plan, answer, broken) if wanted() else None)
 
+    def busy_ns(self, now_ns: int) -> int:
+        """How long the step thread has been at one step; 0 when it waits. `now_ns` is `time.monotonic_ns`."""
+        began_ns = self._began_ns
+        return 0 if began_ns is None else now_ns - began_ns
+
     # ---- the thread ----
 
     def _run(self) -> None:
         while (work := self._items.get()) is not None:
+            self._began_ns = time.monotonic_ns()
             try:
                 work()
             except Exception as error:
                 _log.exception("the step thread failed")
                 self._failed(error)
                 return
+            finally:
+                self._began_ns = None
 
     def _step(
         self,

@@ -32,5 +32,6 @@ class WorkerSettings(Settings):
     threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: torch's own choice.")
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")
     max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
+    step_timeout_s: float = Field(300.0, gt=0, description="A step that runs longer hangs: the process ends, exit 1.")
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
