@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coppice.ids import WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire
+from coppice_scheduler.core import step
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Finish, OutputErrorCode, RefusedReason, SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, rows_of
@@ -104,3 +107,28 @@ def test_what_came_before_any_worker_was_listed_is_cut_or_ended() -> None:
     error = bench.last("long").error
     assert error is not None
     assert error.code is OutputErrorCode.NEVER_FITS
+
+
+@pytest.mark.parametrize("cached_blocks", [0, 3])
+def test_a_plan_attaches_no_more_bytes_than_a_message_takes(
+    monkeypatch: pytest.MonkeyPatch, cached_blocks: int
+) -> None:
+    monkeypatch.setattr(step, "ATTACH_BYTES_MAX", 2 * 13 * 4)
+    bench = Bench()
+    bench.hold = True
+    for name in "abcde":
+        assert bench.submit(name, 13, max_new=1) is None
+    bench.hold = False
+    bench.advance()
+    bench.answer(cached_blocks=cached_blocks)
+    assert [[start.sequence_id for start in plan.attach] for plan in bench.plans] == [[1, 2], [3, 4]]
+    bench.result({1: 5, 2: 5})
+    assert [start.sequence_id for start in bench.plans[-1].attach] == [5]
+
+
+def test_a_sequence_that_is_too_long_for_the_bound_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "ATTACH_BYTES_MAX", 4)
+    bench = Bench()
+    bench.submit("a", 13)
+    bench.answer()
+    assert [start.sequence_id for start in bench.plans[0].attach] == [1]
