@@ -48,6 +48,7 @@ class Hanging:
         core = WorkerCore(
             WorkerCoreSettings(WorkerId("w0"), "here:0", HangingExecutor.pool, Namespace(b"n"), "counter")
         )
+        self.core = core
         core.registered(Registered(WorkerEpoch(1), CacheEpoch(1)))
         core.attach_scheduler(SchedulerEpoch(1))
         self.executor = HangingExecutor()

@@ -151,6 +151,11 @@ class WorkerCore:
         """The scheduler epoch that plans here."""
         return self._planning
 
+    @property
+    def attachment(self) -> int:
+        """Changes whenever a scheduler's sequences are dropped all at once: a takeover, a fence, a new epoch."""
+        return self._attachment
+
     def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
         """A scheduler opens a new session. The newest unfenced epoch plans; it takes over from an older one.
 

@@ -37,6 +37,10 @@ class WorkerMetrics(StepObserver):
         self._live.update(start.sequence_id for start in plan.attach)
         self._sequences.set(len(self._live))
 
+    def cleared(self) -> None:
+        self._live.clear()
+        self._sequences.set(0)
+
     def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
         self._steps.inc()
         self._computed.inc(result.num_tokens)

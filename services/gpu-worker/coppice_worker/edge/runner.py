@@ -33,6 +33,9 @@ class StepObserver:
     def planned(self, plan: StepPlan) -> None:
         """A plan was taken."""
 
+    def cleared(self) -> None:
+        """Every sequence is gone without having been detached."""
+
     def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
         """Its result is ready; times are `time.time_ns`."""
 
@@ -49,6 +52,7 @@ class StepRunner:
         self._observer = observer
         self._failed = failed
         self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._attachment = core.attachment
         self._began_ns: int | None = None  # monotonic: when the item that runs began
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
 
@@ -65,17 +69,26 @@ class StepRunner:
         self._items.put(work)
 
     def ask(self, question: Callable[[WorkerCore], ResultT], timeout_s: float) -> ResultT:
-        """Answer a question about the core from another thread. Raises TimeoutError."""
+        """Answer a question about the core from another thread. Raises TimeoutError, and then it is never asked:
+        what it would change is not wanted any more.
+        """
         answer: Future[ResultT] = Future()
 
         def work() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(question(self._core))
             except Exception as error:
                 answer.set_exception(error)
 
         self._items.put(work)
-        return answer.result(timeout=timeout_s)
+        try:
+            return answer.result(timeout=timeout_s)
+        except TimeoutError:
+            if answer.cancel():
+                raise
+            return answer.result(timeout=timeout_s)  # it has begun: what it changes must be known
 
     def step(
         self,
@@ -101,6 +114,9 @@ class StepRunner:
             self._began_ns = time.monotonic_ns()
             try:
                 work()
+                if self._attachment != self._core.attachment:
+                    self._attachment = self._core.attachment
+                    self._observer.cleared()
             except Exception as error:
                 _log.exception("the step thread failed")
                 self._failed(error)

@@ -36,11 +36,16 @@ class WorkerSpans(StepObserver):
                 self._traced[start.sequence_id] = _Traced(context_from_traceparent(start.traceparent))
         if self._traced and plan.detach:
             for sequence_id in memoryview(plan.detach).cast("I"):
-                traced = self._traced.pop(sequence_id, None)
-                if traced is not None and traced.num_decoded:
-                    self._span(
-                        traced, "worker.decode", traced.num_decoded, traced.decode_started_ns, traced.last_step_ns
-                    )
+                self._end(sequence_id)
+
+    def cleared(self) -> None:
+        for sequence_id in list(self._traced):
+            self._end(sequence_id)
+
+    def _end(self, sequence_id: int) -> None:
+        traced = self._traced.pop(sequence_id, None)
+        if traced is not None and traced.num_decoded:
+            self._span(traced, "worker.decode", traced.num_decoded, traced.decode_started_ns, traced.last_step_ns)
 
     def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
         if not self._traced:
@@ -71,6 +76,10 @@ class Observers(StepObserver):
     def planned(self, plan: StepPlan) -> None:
         for observer in self._observers:
             observer.planned(plan)
+
+    def cleared(self) -> None:
+        for observer in self._observers:
+            observer.cleared()
 
     def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
         for observer in self._observers:

@@ -1,0 +1,64 @@
+"""The step thread's bookkeeping: observers forget what was dropped, questions that are late are not asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry
+
+from coppice.ids import SchedulerEpoch, WorkerEpoch
+from coppice.messages.registration import Fence
+from coppice.messages.step import StepPlan
+from coppice_worker.core.worker import WorkerCore
+from coppice_worker.edge.metrics import WorkerMetrics
+from coppice_worker.edge.runner import StepRunner
+from coppice_worker.edge.tracing import Observers, WorkerSpans
+from tests.contract.test_worker_grpc import handle, start, u32
+from tests.contract.test_worker_watchdog import Hanging
+from tests.fakes.waiting import WAIT_S, wait_for
+
+
+def take_over(core: WorkerCore) -> object:
+    return core.attach_scheduler(SchedulerEpoch(2))
+
+
+def fence(core: WorkerCore) -> object:
+    return core.fence(Fence(1, WorkerEpoch(1), scheduler_epochs=(SchedulerEpoch(1),)))
+
+
+@pytest.mark.parametrize("drop", [take_over, fence])
+def test_observers_forget_what_a_scheduler_left_behind(drop: Callable[[WorkerCore], object]) -> None:
+    registry = CollectorRegistry()
+    spans = WorkerSpans(TracerProvider().get_tracer("test"))
+    device = Hanging()
+    runner = StepRunner(device.core, device.executor, Observers(WorkerMetrics(registry), spans), device.results.append)
+    runner.start()
+    device.executor.let_go.set()
+    context = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    begun = replace(start(1, 2, handle(3)), traceparent=context)
+    plan = StepPlan(1, attach=(begun,), rows=u32(1), row_tokens=u32(2))
+    runner.step(SchedulerEpoch(1), plan, lambda: True, device.results.append, device.results.append)
+    wait_for(lambda: device.results, "the step")
+    assert registry.get_sample_value("coppice_worker_sequences") == 1
+    assert spans._traced
+    runner.ask(drop, WAIT_S)
+    runner.ask(lambda core: None, WAIT_S)  # behind whatever the drop led to
+    assert registry.get_sample_value("coppice_worker_sequences") == 0
+    assert not spans._traced
+    runner.stop()
+    device.close()
+
+
+def test_a_question_that_came_too_late_is_not_asked() -> None:
+    device = Hanging()
+    device.step()
+    asked: list[str] = []
+    with pytest.raises(TimeoutError):
+        device.runner.ask(lambda core: asked.append("late"), 0.01)
+    device.executor.let_go.set()
+    device.runner.ask(lambda core: asked.append("in time"), WAIT_S)
+    assert asked == ["in time"]
+    device.close()
