@@ -24,7 +24,15 @@ from coppice.messages.index import ToClient, Workers
 from coppice.messages.step import StepResult
 from coppice.session.link import Attached
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.request import Finish, Output, Refused, Request, SchedulerStats
+from coppice_scheduler.core.request import (
+    Finish,
+    Output,
+    OutputError,
+    OutputErrorCode,
+    Refused,
+    Request,
+    SchedulerStats,
+)
 from coppice_scheduler.edge.clients import IndexClient, WorkerClients
 from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
 
@@ -203,15 +211,17 @@ class PlannerEngine:
         self._streams: dict[str, _Stream] = {}
         self._model = model
         self._draining = False
-        self.planner = Planner(core, cache_address, name, self._hand_over, failed)
+        self._failed = failed
+        self._is_dead = False
+        self.planner = Planner(core, cache_address, name, self._hand_over, self._planner_failed)
 
     @property
     def ready(self) -> bool:
-        return not self._draining and not self.planner.problems
+        return not self._draining and not self._is_dead and not self.planner.problems
 
     @property
     def accepts(self) -> bool:
-        return not self._draining and self.planner.seconds_in_trouble < OUTAGE_S
+        return not self._draining and not self._is_dead and self.planner.seconds_in_trouble < OUTAGE_S
 
     @property
     def model(self) -> ModelInfo:
@@ -233,6 +243,8 @@ class PlannerEngine:
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         stream = self._streams[request.request_id] = _Stream()
         finished = False
+        if self._is_dead:
+            stream.put(_planner_lost(request.request_id))
         self.planner.later(lambda: self._submit(request, stream))
         try:
             while not finished:
@@ -267,6 +279,20 @@ class PlannerEngine:
         stream.refused = refused
         stream.changed.set()
 
+    def _planner_failed(self, error: BaseException) -> None:
+        """On the planner's thread, its last act: nobody else will ever end the open streams."""
+        try:
+            self._loop.call_soon_threadsafe(self._end_streams)
+        except RuntimeError:
+            _log.debug("the front door is closed; it has no streams to end")
+        self._failed(error)
+
+    def _end_streams(self) -> None:
+        self._is_dead = True
+        for request_id, stream in self._streams.items():
+            if stream.output is None or stream.output.finish is None:
+                stream.put(_planner_lost(request_id))
+
     def _hand_over(self, outputs: tuple[Output, ...]) -> None:
         """On the planner's thread: one call into the loop for all outputs of a turn."""
         try:
@@ -279,3 +305,8 @@ class PlannerEngine:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output)
+
+
+def _planner_lost(request_id: str) -> Output:
+    text = "the scheduler failed while it served this request; send it again"
+    return Output(request_id, b"", Finish.ERROR, OutputError(OutputErrorCode.INTERNAL, text, retry_after_ms=1000))
