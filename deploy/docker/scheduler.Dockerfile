@@ -9,7 +9,7 @@ COPY services services
 RUN pip install --no-cache-dir -c constraints.txt '.[scheduler]'
 
 USER coppice
-# 8000: REST (OpenAI, /metrics, /healthz, /readyz). 7070: gRPC (Generation).
+# 8000: REST (OpenAI, /healthz, /readyz). 7070: gRPC (Generation). /metrics: where --metrics-port says.
 EXPOSE 8000 7070
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=12 CMD ["coppice", "health", "127.0.0.1:7070"]
 ENTRYPOINT ["python", "-m", "coppice_scheduler"]

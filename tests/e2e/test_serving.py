@@ -87,6 +87,13 @@ def test_a_key_is_needed_when_there_are_tenants(tenants: Stack) -> None:
     assert tenants.get(f"{tenants.url}/v1/models")[0] == 401
 
 
+def test_metrics_that_name_tenants_are_not_for_tenants(tenants: Stack) -> None:
+    assert tenants.get(f"{tenants.url}/metrics")[0] == 404
+    status, text = tenants.get(f"http://127.0.0.1:{tenants.metrics_port}/metrics")
+    assert status == 200
+    assert 'tenant="acme"' in text
+
+
 def test_a_tenant_at_its_maximum_is_refused_while_the_other_is_served(tenants: Stack) -> None:
     body = {"model": "tiny", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 

@@ -112,8 +112,10 @@ def test_prometheus_scrapes_ports_that_are_served(compose: dict[str, Any]) -> No
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}
     http_port = CacheSettings.model_fields["http_port"].default
     assert jobs["cache"]["static_configs"] == [{"targets": [f"cache:{http_port}"]}]
-    rest_port = ServiceSettings.model_fields["port"].default
-    assert jobs["scheduler"]["static_configs"] == [{"targets": [f"scheduler:{rest_port}"]}]
+    metrics_port = compose["services"]["scheduler"]["environment"]["COPPICE_SCHEDULER_METRICS_PORT"]
+    assert jobs["scheduler"]["static_configs"] == [{"targets": [f"scheduler:{metrics_port}"]}]
+    published = [port.rsplit(":", 1)[1] for port in compose["services"]["scheduler"]["ports"]]
+    assert str(metrics_port) not in published
     assert jobs["worker"]["dns_sd_configs"][0]["port"] == WorkerSettings.model_fields["http_port"].default
     for name in ("worker-cpu", "worker-gpu"):
         assert (

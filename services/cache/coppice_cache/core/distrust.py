@@ -1,7 +1,7 @@
 """A worker refused blocks that the tree says it has: the entry and everything below it leave the tree.
 
-    tree    [a b c]--[d e f]--[g]        distrusted: e
-            [a b c]--[d]    [e f]--[g]   [e f] and [g] are orphans: found by nobody, freed when no lease reads them
+tree    [a b c]--[d e f]--[g]        distrusted: e
+        [a b c]--[d]    [e f]--[g]   [e f] and [g] are orphans: found by nobody, freed when no lease reads them
 """
 
 from __future__ import annotations

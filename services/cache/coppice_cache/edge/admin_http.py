@@ -38,7 +38,9 @@ class Readiness:
 
 
 def build_app(service: IndexService, registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
-    app = FastAPI(title="Coppice cache service", version=__version__, openapi_url="/openapi.json")
+    app = FastAPI(
+        title="Coppice cache service", version=__version__, openapi_url="/openapi.json", docs_url=None, redoc_url=None
+    )
     _add_health(app, service, registry, readiness)
     _add_views(app, service)
     app.add_exception_handler(HTTPException, _http_error)
@@ -146,7 +148,8 @@ def _page(stats: IndexStats, readiness: Readiness) -> str:
         f"<h1>Coppice cache</h1><p>{state} · epoch {stats.cache_epoch} · {stats.sessions} sessions · "
         f"{stats.leases} leases · cached share of looked-up tokens: {share}</p>"
         "<table><tr><th>worker<th>ledger<th>blocks<th>free<th>leased<th>cached<th>draining<th>leases<th>fences</tr>"
-        f"{rows}</table><p><a href=/v1/stats>stats</a> · <a href=/metrics>metrics</a> · <a href=/docs>API</a></p>"
+        f"{rows}</table>"
+        "<p><a href=/v1/stats>stats</a> · <a href=/metrics>metrics</a> · <a href=/openapi.json>API</a></p>"
     )
 
 

@@ -34,8 +34,10 @@ _READ = ["GET", "HEAD"]  # load balancers probe with HEAD
 log = logging.getLogger("coppice.scheduler.http")
 
 
-def create_app(frontdoor: FrontDoor, registry: CollectorRegistry, *, body_timeout_s: float = BODY_TIMEOUT_S) -> FastAPI:
-    """The ASGI application of one front door."""
+def create_app(
+    frontdoor: FrontDoor, registry: CollectorRegistry | None, *, body_timeout_s: float = BODY_TIMEOUT_S
+) -> FastAPI:
+    """The ASGI application of one front door. Without a registry it serves no /metrics: that names tenants."""
     app = FastAPI(title="Coppice", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
@@ -214,16 +216,18 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_bug)
 
 
-def _add_health(app: FastAPI, frontdoor: FrontDoor, registry: CollectorRegistry) -> None:
+def _add_health(app: FastAPI, frontdoor: FrontDoor, registry: CollectorRegistry | None) -> None:
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
 
     async def readyz() -> Response:
         return PlainTextResponse("ready\n") if frontdoor.ready else error_response(not_ready())
 
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
     app.api_route("/healthz", methods=_READ)(healthz)
     app.api_route("/readyz", methods=_READ)(readyz)
-    app.api_route("/metrics", methods=_READ)(metrics)
+    if registry is not None:
+
+        async def metrics() -> Response:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+        app.api_route("/metrics", methods=_READ)(metrics)

@@ -19,12 +19,14 @@ from pathlib import Path
 
 import grpc
 import uvicorn
+from fastapi import FastAPI
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from coppice.edge.grpc_server import SERVER_OPTIONS
 from coppice.errors import CoppiceError, UnavailableError, UsageError
+from coppice.telemetry import serve_metrics
 from coppice.tenants import TenantDirectory
 from coppice.up.ports import is_loopback
 from coppice_rpc.v1 import scheduler_pb2_grpc
@@ -93,20 +95,38 @@ async def serve(settings: ServiceSettings) -> None:
     registry = CollectorRegistry()
     registry.register(PlannerCollector(engine.stats, model.id))
     frontdoor = FrontDoor(engine, checkpoint, tenants, FrontDoorMetrics(registry, model.id))
-    await _run(settings, frontdoor, registry, engine, stopping)
+    # Metrics name tenants and tell how busy each is, which is no tenant's to know.
+    is_public = settings.metrics_port is None and not tenants.needs_key
+    app = create_app(frontdoor, registry if is_public else None)
+    with _metrics_listener(settings, registry, engine):
+        await _run(settings, app, frontdoor, engine, stopping)
     if failures:
         raise CoppiceError(f"the planner failed: {failures[0]}", hint="see the log above; start the scheduler again")
 
 
+@contextlib.contextmanager
+def _metrics_listener(settings: ServiceSettings, registry: CollectorRegistry, engine: PlannerEngine) -> Iterator[None]:
+    """/metrics on a port of its own, where one is wanted."""
+    if settings.metrics_port is None:
+        yield
+        return
+    server = serve_metrics(settings.metrics_host, settings.metrics_port, registry, lambda: engine.planner.problems)
+    _log.info("metrics on %s:%d", settings.metrics_host, server.port)
+    try:
+        yield
+    finally:
+        server.close()
+
+
 async def _run(
     settings: ServiceSettings,
+    app: FastAPI,
     frontdoor: FrontDoor,
-    registry: CollectorRegistry,
     engine: PlannerEngine,
     stopping: asyncio.Event,
 ) -> None:
     listener = _listen(settings)
-    rest = _Server(uvicorn_config(create_app(frontdoor, registry), settings.host, settings.port))
+    rest = _Server(uvicorn_config(app, settings.host, settings.port))
     grpc_server, ready = await _start_grpc(settings, frontdoor)
     engine.planner.start()
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))

@@ -21,6 +21,10 @@ class ServiceSettings(Settings):
     model: str = Field(description="Checkpoint folder: tokenizer, chat template and limits are read from it.")
     model_name: str | None = Field(None, description="Name that clients use; default: the folder's name.")
     tenants: str | None = Field(None, description="tenants.yaml; without it there is one tenant and no key.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Own port for /metrics; default: the REST port, with tenants nowhere."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
     max_step_tokens: int = Field(2048, ge=1, description="Token budget of one step of one worker.")
     max_chunk_tokens: int = Field(1024, ge=1, description="Tokens of one prompt in one step.")
