@@ -50,7 +50,7 @@ class Tenant(BaseModel):
     guarantee_share: float = Field(0.0, ge=0, le=1)  # of each worker's blocks, always available
     max_share: float = Field(1.0, gt=0, le=1)  # of each worker's blocks, at most
     concurrency: int = Field(256, ge=1)  # requests, running and waiting together
-    max_queued: int = Field(256, ge=1)  # requests that hold no memory yet
+    max_queued: int = Field(256, ge=1)  # requests that found no place and wait for one
 
     @field_validator("mode", mode="before")
     @classmethod

@@ -72,6 +72,18 @@ def test_limits_hold_at_their_edge_and_pass_when_something_ends() -> None:
     assert bench.core.stats().waiting == 2
 
 
+def test_a_burst_on_an_idle_worker_is_not_a_queue() -> None:
+    """`max_queued` bounds those that found no place, not those that nobody has looked at yet."""
+    bench = Bench(settings(max_running=2, default_limits=TenantLimits(5, 1)))
+    for name in "abc":
+        assert bench.submit(name, 2) is None
+    bench.answer()
+    assert bench.core.stats().tenants["t"].running == 2
+    refused = bench.submit("d", 2)
+    assert refused is not None
+    assert refused.reason is RefusedReason.TENANT_QUEUE
+
+
 def test_a_draining_scheduler_takes_nothing_and_finishes_what_it_has() -> None:
     bench = Bench()
     bench.submit("a", 2, max_new=1)

@@ -35,7 +35,7 @@ def refusal(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
     if waiting + counts.tenant_running[request.tenant] >= limits.max_concurrency:
         message = f"tenant {request.tenant} has {limits.max_concurrency} requests at work, its maximum"
         return Refused(RefusedReason.TENANT_CONCURRENCY, message, retry_ms)
-    if waiting >= limits.max_queued:
+    if counts.tenant_queued(request.tenant) >= limits.max_queued:
         message = f"tenant {request.tenant} has {limits.max_queued} requests waiting, its maximum"
         return Refused(RefusedReason.TENANT_QUEUE, message, retry_ms)
     if counts.waiting >= settings.max_queued or counts.waiting_tokens + num_tokens > settings.max_queued_tokens:

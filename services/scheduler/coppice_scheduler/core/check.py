@@ -40,6 +40,7 @@ def _check_requests(life: Lifecycle) -> None:
     assert counts[RequestStatus.ASKING] == life.counts.asking
     assert counts[RequestStatus.ASKING] + counts[RequestStatus.WAITING] == life.counts.waiting
     assert life.counts.waiting == sum(life.counts.tenant_waiting.values())
+    assert life.counts.asking == sum(life.counts.tenant_asking.values())
     assert life.counts.waiting_tokens == waiting_tokens
     assert life.counts.running + life.counts.asking <= life.settings.max_running
     assert len(life.by_lease) == life.counts.running + life.counts.asking

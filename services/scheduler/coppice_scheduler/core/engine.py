@@ -163,6 +163,7 @@ class SchedulerCore:
         messages: tuple[FromClient, ...] = ()
         if life.leases.connected:
             messages = life.leases.take_messages(collect_ops(life, now_ns))
+        life.counts.tenant_unseen.clear()
         return Effects(to_index=messages, plans=plans, outputs=life.take_outputs())
 
     def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:

@@ -46,6 +46,12 @@ class Counts:
     waiting_tokens: int = 0
     tenant_running: Counter[str] = field(default_factory=Counter)
     tenant_waiting: Counter[str] = field(default_factory=Counter)
+    tenant_asking: Counter[str] = field(default_factory=Counter)
+    tenant_unseen: Counter[str] = field(default_factory=Counter)  # came since the last `advance`
+
+    def tenant_queued(self, tenant: str) -> int:
+        """Requests of a tenant that were looked at and found no place. On an idle worker nobody is queued."""
+        return max(self.tenant_waiting[tenant] - self.tenant_asking[tenant] - self.tenant_unseen[tenant], 0)
 
 
 class Lifecycle:
@@ -68,6 +74,7 @@ class Lifecycle:
     def enter(self, request: RequestState, now_ns: int) -> None:
         self.requests[request.request.request_id] = request
         self.totals.submitted += 1
+        self.counts.tenant_unseen[request.request.tenant] += 1
         self._enter_queue(request, now_ns)
 
     def _enter_queue(self, request: RequestState, now_ns: int) -> None:
@@ -88,11 +95,16 @@ class Lifecycle:
         self.by_lease[lease.lease_id] = request
         request.asked_ns = now_ns
         self.counts.asking += 1
+        self.counts.tenant_asking[request.request.tenant] += 1
+
+    def _asked(self, request: RequestState) -> None:
+        self.counts.asking -= 1
+        _decrement(self.counts.tenant_asking, request.request.tenant)
 
     def unask(self, request: RequestState) -> None:
         """Its Acquire brought nothing: it waits on where it stood."""
         assert request.status is RequestStatus.ASKING
-        self.counts.asking -= 1
+        self._asked(request)
         self._part_from_lease(request)
         self.queue.put_back(request)
 
@@ -101,7 +113,7 @@ class Lifecycle:
         assert request.status is RequestStatus.ASKING
         request.mark("queue", request.queued_ns, request.asked_ns)
         request.mark("acquire", request.asked_ns, now_ns)
-        self.counts.asking -= 1
+        self._asked(request)
         self._leave_queue(request)
         self.counts.running += 1
         self.counts.tenant_running[request.request.tenant] += 1
@@ -182,7 +194,7 @@ class Lifecycle:
         else:
             if request.status is RequestStatus.ASKING:
                 self._part_from_lease(request)
-                self.counts.asking -= 1
+                self._asked(request)
             self._leave_queue(request)
             request.mark("queue", request.queued_ns, now_ns)
         if request.first_token_ns:

@@ -16,7 +16,7 @@ class TenantLimits:
     """Ceilings of one tenant in this scheduler."""
 
     max_concurrency: int = 256  # requests, running and waiting together
-    max_queued: int = 256  # requests that hold no memory yet
+    max_queued: int = 256  # requests that found no place and wait for one
 
 
 @dataclass(frozen=True, slots=True)
