@@ -69,9 +69,13 @@ def run(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """One line per seed; what broke, with the last events, and exit code 1."""
-    parser = argparse.ArgumentParser(prog="coppice sim", description="Run the three cores under faults, from seeds.")
+    parser = argparse.ArgumentParser(
+        prog="coppice sim",
+        description="Run the three cores under faults, from seeds.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--seed", type=int, default=1, help="first seed")
-    parser.add_argument("--runs", type=int, default=20, help="how many seeds")
+    parser.add_argument("--runs", type=int, default=1, help="how many seeds, counted up from the first")
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="events with faults, per seed")
     chosen = parser.parse_args(argv)
     sometimes: Counter[str] = Counter()
