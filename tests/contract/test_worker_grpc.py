@@ -17,7 +17,7 @@ from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_client import LinkClient
 from coppice.handles import make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, LeaseId, Namespace, SchedulerEpoch, SequenceId, WorkerEpoch, WorkerId
-from coppice.messages.registration import Fence, FenceAck, Register
+from coppice.messages.registration import Draining, Fence, FenceAck, Register
 from coppice.messages.step import RefusalCode, SamplingParams, SequenceStart, StepPlan, StepResult
 from coppice.session.frames import KEY_BYTES, Reject
 from coppice.session.link import Attached, ClientLink
@@ -226,3 +226,27 @@ def test_a_plan_out_of_order_ends_the_session(stack: Stack, planner: Planner) ->
     planner.next(Attached)
     planner.link.post(StepPlan(3, rows=b"", row_tokens=b""), 1)
     assert isinstance(planner.events.get(timeout=WAIT_S), str)
+
+
+def test_a_new_session_under_the_same_epoch_starts_over(stack: Stack, planner: Planner) -> None:
+    planner.next(Attached)
+    planner.step(StepPlan(1, attach=(start(1, 2, handle(3)),), rows=u32(1), row_tokens=u32(2)))
+    again = Planner(stack.address, epoch=7)
+    assert again.next(Attached).fresh
+    result = again.step(StepPlan(1, attach=(start(2, 2, handle(4)),), rows=u32(2), row_tokens=u32(2)))
+    assert result.sampled_ids == u32(2)
+    again.close()
+
+
+def test_a_draining_worker_says_so_and_waits_for_its_sequences(stack: Stack, planner: Planner) -> None:
+    planner.next(Attached)
+    planner.step(StepPlan(1, attach=(start(1, 2, handle(3)),), rows=u32(1), row_tokens=u32(2)))
+    with grpc.insecure_channel(stack.address) as channel:
+        drained = worker_pb2_grpc.WorkerStub(channel).Drain.future(worker_pb2.DrainRequest(), timeout=WAIT_S)
+        assert stack.registrar.received.get(timeout=WAIT_S) == Draining(WorkerEpoch(1))
+        assert planner.step(StepPlan(2, rows=u32(1), row_tokens=u32(1))).num_tokens == 1
+        assert not drained.done()
+        planner.step(StepPlan(3, detach=u32(1)))
+        drained.result()
+    stack.registrar.restart()
+    assert stack.registrar.received.get(timeout=WAIT_S).draining

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
 import pytest
 
+from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
@@ -139,4 +141,21 @@ def test_one_of_two_workers_dies_and_the_other_serves(checkpoint: Path, oracle: 
             assert (status, answer["error"]["code"]) == (503, "worker_lost"), (status, answer)
         stack.services["worker-1"].start()
         wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "the worker to be back")
+        check(stack, load, oracle)
+
+
+def test_a_drained_worker_leaves_without_a_loss(checkpoint: Path, oracle: Oracle, tmp_path: Path) -> None:
+    with Stack(checkpoint, tmp_path, num_blocks=128, num_workers=2) as stack:
+        wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "both workers to be registered")
+        with Load(stack) as load:
+            wait_served(load, 16)
+            with grpc.insecure_channel(f"127.0.0.1:{stack.worker_grpc[1]}") as channel:
+                worker_pb2_grpc.WorkerStub(channel).Drain(worker_pb2.DrainRequest(), timeout=30)
+            before = stack.metric(stack.worker_http[1], "coppice_worker_tokens_computed_total")
+            wait_served(load, 8)
+            assert stack.metric(stack.worker_http[1], "coppice_worker_tokens_computed_total") == before
+            assert stack.services["worker-1"].stop() == 0
+            wait_served(load, 8)
+            load.stop()
+        assert not load.failed
         check(stack, load, oracle)

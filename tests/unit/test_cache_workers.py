@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coppice.handles import make_generation
@@ -17,7 +19,7 @@ from coppice.messages.index import (
     NoCapacityReason,
     Release,
 )
-from coppice.messages.registration import Fence, FenceAck, Register
+from coppice.messages.registration import Draining, Fence, FenceAck, Register
 from coppice_cache.core.index import IndexCore, MessageRefused, Reincarnate, ToWorkerEffect, WorkerEnded
 from tests.unit.cache_world import (
     ALICE,
@@ -67,6 +69,23 @@ def test_a_reconnect_keeps_the_state_and_repeats_the_fences() -> None:
     assert world.register(same_pool(world)).worker_epoch == before.workers[0].worker_epoch
     assert world.core.stats() == before
     assert world.fences()[told:] == world.fences()[:told] != []
+
+
+def test_a_draining_worker_is_announced_until_a_new_registration() -> None:
+    world = World(num_blocks=8)
+    epoch = world.core.state.workers[W].epoch
+
+    def announced() -> list[bool]:
+        return [info.draining for info in world.core.state.workers_message().workers]
+
+    world.core.receive_worker(W, Draining(WorkerEpoch(epoch + 1)), world.now_ns)
+    assert announced() == [False], "a word of another worker epoch"
+    world.core.receive_worker(W, Draining(epoch), world.now_ns)
+    assert announced() == [True]
+    world.register(replace(same_pool(world), draining=True))
+    assert announced() == [True]
+    world.register(registration())
+    assert announced() == [False]
 
 
 def test_a_worker_may_lag_behind_grants_and_seals() -> None:

@@ -48,7 +48,7 @@ ANSWERS: dict[type, st.SearchStrategy[Any]] = {
     index.Invalid: st.builds(index.Invalid, LEASE, TEXT),
 }
 CLAIM = st.builds(index.LeaseClaim, LEASE, TEXT, RAW, TEXT, U64, RAW, RAW, RAW)
-WORKER = st.builds(index.WorkerInfo, TEXT, U64, TEXT, U32, U32, RAW, TEXT, st.booleans(), U32, U32, U32)
+WORKER = st.builds(index.WorkerInfo, TEXT, U64, TEXT, U32, U32, RAW, TEXT, st.booleans(), U32, U32, U32, st.booleans())
 FROM_CLIENT: dict[type, st.SearchStrategy[Any]] = {
     index.OpBatch: st.builds(index.OpBatch, many(st.one_of(*OPS.values()))),
     index.Reattach: st.builds(index.Reattach, many(CLAIM)),
@@ -62,9 +62,25 @@ TO_CLIENT: dict[type, st.SearchStrategy[Any]] = {
 }
 FROM_WORKER: dict[type, st.SearchStrategy[Any]] = {
     registration.Register: st.builds(
-        registration.Register, TEXT, U64, TEXT, U32, U32, RAW, TEXT, U32, RAW, RAW, many(U64), U32, U32, U32
+        registration.Register,
+        TEXT,
+        U64,
+        TEXT,
+        U32,
+        U32,
+        RAW,
+        TEXT,
+        U32,
+        RAW,
+        RAW,
+        many(U64),
+        U32,
+        U32,
+        U32,
+        st.booleans(),
     ),
     registration.FenceAck: st.builds(registration.FenceAck, U64, U64, RAW, RAW),
+    registration.Draining: st.builds(registration.Draining, U64),
 }
 TO_WORKER: dict[type, st.SearchStrategy[Any]] = {
     registration.Registered: st.builds(registration.Registered, U64, U32),

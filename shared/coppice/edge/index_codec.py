@@ -210,6 +210,7 @@ def workers_to_wire(message: m.Workers) -> pb.Workers:
                 max_sequences=info.max_sequences,
                 max_step_tokens=info.max_step_tokens,
                 max_context=info.max_context,
+                draining=info.draining,
             )
             for info in message.workers
         ],
@@ -230,6 +231,7 @@ def workers_from_wire(wire: pb.Workers) -> m.Workers:
             max_sequences=info.max_sequences,
             max_step_tokens=info.max_step_tokens,
             max_context=info.max_context,
+            draining=info.draining,
         )
         for info in wire.workers
     )

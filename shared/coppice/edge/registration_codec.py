@@ -24,6 +24,7 @@ def _register_to_wire(message: m.Register) -> pb.Register:
         max_sequences=message.max_sequences,
         max_step_tokens=message.max_step_tokens,
         max_context=message.max_context,
+        draining=message.draining,
     )
 
 
@@ -43,6 +44,7 @@ def _register_from_wire(wire: pb.Register) -> m.Register:
         max_sequences=wire.max_sequences,
         max_step_tokens=wire.max_step_tokens,
         max_context=wire.max_context,
+        draining=wire.draining,
     )
 
 
@@ -88,6 +90,12 @@ WORKER_FRAMES = FrameCodec(
     (
         BodyField("register", m.Register, _register_to_wire, _register_from_wire),
         BodyField("fence_ack", m.FenceAck, _ack_to_wire, _ack_from_wire),
+        BodyField(
+            "draining",
+            m.Draining,
+            lambda body: pb.Draining(worker_epoch=body.worker_epoch),
+            lambda wire: m.Draining(WorkerEpoch(wire.worker_epoch)),
+        ),
     ),
 )
 

@@ -192,6 +192,7 @@ class WorkerInfo:
     max_sequences: int = 0  # attached at once; 0 = not said, here and in the next two
     max_step_tokens: int = 0  # computed in one step
     max_context: int = 0  # tokens of one sequence
+    draining: bool = False  # not a candidate for new leases
 
 
 @dataclass(frozen=True, slots=True)

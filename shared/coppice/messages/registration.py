@@ -1,6 +1,6 @@
 """Messages between a worker and the cache service, on the session that the worker opens.
 
-worker -> cache   Register, FenceAck
+worker -> cache   Register, FenceAck, Draining
 cache -> worker   Registered, Fence
 """
 
@@ -29,6 +29,7 @@ class Register:
     max_sequences: int = 0  # attached at once; 0 = not said, here and in the next two
     max_step_tokens: int = 0  # computed in one step
     max_context: int = 0  # tokens of one sequence
+    draining: bool = False  # takes no new lease; what it has goes on to its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +64,12 @@ class FenceAck:
     seals: bytes = b""
 
 
-FromWorker = Register | FenceAck
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The worker takes no new lease from now on; a later Register says so too."""
+
+    worker_epoch: WorkerEpoch
+
+
+FromWorker = Register | FenceAck | Draining
 ToWorker = Registered | Fence

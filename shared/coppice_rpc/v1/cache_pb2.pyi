@@ -575,6 +575,7 @@ class WorkerInfo(_message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     address: _builtins.str
@@ -587,6 +588,8 @@ class WorkerInfo(_message.Message):
     """0: not said, here and in the next two"""
     max_step_tokens: _builtins.int
     max_context: _builtins.int
+    draining: _builtins.bool
+    """not a candidate for new leases"""
     def __init__(
         self,
         *,
@@ -601,10 +604,11 @@ class WorkerInfo(_message.Message):
         max_sequences: _builtins.int = ...,
         max_step_tokens: _builtins.int = ...,
         max_context: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "open", b"open", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "draining", b"draining", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "open", b"open", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -864,6 +868,7 @@ class Register(_message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     address: _builtins.str
@@ -878,6 +883,7 @@ class Register(_message.Message):
     """0: not said, here and in the next two"""
     max_step_tokens: _builtins.int
     max_context: _builtins.int
+    draining: _builtins.bool
     @_builtins.property
     def scheduler_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -897,10 +903,11 @@ class Register(_message.Message):
         max_sequences: _builtins.int = ...,
         max_step_tokens: _builtins.int = ...,
         max_context: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "generations", b"generations", "highest_cache_epoch", b"highest_cache_epoch", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "scheduler_epochs", b"scheduler_epochs", "seals", b"seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "draining", b"draining", "generations", b"generations", "highest_cache_epoch", b"highest_cache_epoch", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "scheduler_epochs", b"scheduler_epochs", "seals", b"seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -997,6 +1004,27 @@ class FenceAck(_message.Message):
 Global___FenceAck: _TypeAlias = FenceAck  # noqa: Y015
 
 @_typing.final
+class Draining(_message.Message):
+    """Takes no new lease from now on; what it has goes on to its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_EPOCH_FIELD_NUMBER: _builtins.int
+    worker_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        worker_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_epoch", b"worker_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draining: _TypeAlias = Draining  # noqa: Y015
+
+@_typing.final
 class WorkerFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1004,6 +1032,7 @@ class WorkerFrame(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     REGISTER_FIELD_NUMBER: _builtins.int
     FENCE_ACK_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _session_pb2.Hello: ...
     @_builtins.property
@@ -1012,6 +1041,8 @@ class WorkerFrame(_message.Message):
     def register(self) -> Global___Register: ...
     @_builtins.property
     def fence_ack(self) -> Global___FenceAck: ...
+    @_builtins.property
+    def draining(self) -> Global___Draining: ...
     def __init__(
         self,
         *,
@@ -1019,12 +1050,13 @@ class WorkerFrame(_message.Message):
         header: _session_pb2.Header | None = ...,
         register: Global___Register | None = ...,
         fence_ack: Global___FenceAck | None = ...,
+        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "draining", b"draining", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "draining", b"draining", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["register", "fence_ack"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["register", "fence_ack", "draining"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
 from coppice.messages.index import Answer, AnswerBatch, FromClient, LeaseSet, Op, OpBatch, Reattach, Reattached
-from coppice.messages.registration import FromWorker, Register
+from coppice.messages.registration import Draining, FromWorker, Register
 from coppice_cache.core.check import check_state
 from coppice_cache.core.clock import Clock
 from coppice_cache.core.errors import CoreError, InvariantBroken, MessageRefused, SettingsRefused
@@ -21,7 +21,7 @@ from coppice_cache.core.lifetimes import attach_session, end_session, end_worker
 from coppice_cache.core.ops import abandon, drop_claim, execute, execute_unknown
 from coppice_cache.core.radix import walk
 from coppice_cache.core.reattach import reattach
-from coppice_cache.core.registration import acknowledge, register
+from coppice_cache.core.registration import acknowledge, drain, register
 from coppice_cache.core.results import (
     DomainStats,
     Effect,
@@ -137,6 +137,8 @@ class IndexCore:
         self.heard_worker(worker_id, now_ns)
         if isinstance(message, Register):
             register(self.state, worker_id, message, now_ns)
+        elif isinstance(message, Draining):
+            drain(self.state, worker_id, message)
         else:
             acknowledge(self.state, worker_id, message, now_ns)
         self.state.flush()

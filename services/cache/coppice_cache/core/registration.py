@@ -12,7 +12,7 @@ import numpy as np
 
 from coppice.handles import CACHE_EPOCH_MAX, COUNTER_BITS
 from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
-from coppice.messages.registration import FenceAck, Register, Registered
+from coppice.messages.registration import Draining, FenceAck, Register, Registered
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.errors import MessageRefused
 from coppice_cache.core.ledger import BlockState, Ledger, unpack_blocks
@@ -67,6 +67,14 @@ def acknowledge(state: State, worker_id: WorkerId, ack: FenceAck, now_ns: int) -
     finish_fenced(state, worker, worker.fences.pop(ack.fence_id).leases)
 
 
+def drain(state: State, worker_id: WorkerId, message: Draining) -> None:
+    """Schedulers hear of it and acquire there no more. A word of another worker epoch changes nothing."""
+    worker = state.workers.get(worker_id)
+    if worker is not None and worker.epoch == message.worker_epoch and not worker.draining:
+        worker.draining = True
+        state.workers_changed = True
+
+
 def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int, *, survived: bool) -> Worker:
     ledger = Ledger(message.num_blocks, state.cache_epoch, any_wipes=state.domains.any_wipes)
     ledger.load(message.generations, message.seals)
@@ -84,8 +92,8 @@ def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int
 def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:
     """Same epoch, same cache epoch: nothing was lost but messages, so what is unanswered is said again."""
     worker.last_heard_ns = max(worker.last_heard_ns, now_ns)
-    if worker.address != message.address:
-        worker.address = message.address
+    if (worker.address, worker.draining) != (message.address, message.draining):
+        worker.address, worker.draining = message.address, message.draining
         state.workers_changed = True
     state.tell_worker(worker.worker_id, Registered(worker.epoch, state.cache_epoch))
     for pending in worker.fences.values():

@@ -65,6 +65,7 @@ class Worker:
         self.block_bytes = message.block_size * 4
         self.namespace = message.namespace
         self.model = message.model
+        self.draining = message.draining
         self.limits = (message.max_sequences, message.max_step_tokens, message.max_context)
         self.ledger = ledger
         self.quotas = quotas
@@ -99,6 +100,7 @@ class Worker:
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             max_context=max_context,
+            draining=self.draining,
         )
 
     def blocks_for(self, num_tokens: int) -> int:

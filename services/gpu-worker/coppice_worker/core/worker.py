@@ -18,7 +18,7 @@ import numpy as np
 
 from coppice.handles import handles_array
 from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
-from coppice.messages.registration import Fence, FenceAck, Register, Registered
+from coppice.messages.registration import Draining, Fence, FenceAck, Register, Registered
 from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
 from coppice_worker.core.attach import Attacher
 from coppice_worker.core.batch import Int32
@@ -70,6 +70,7 @@ class WorkerCore:
         self._planning: SchedulerEpoch | None = None
         self._highest_scheduler_epoch = SchedulerEpoch(0)
         self._attachment = 0
+        self._draining = False
         self._fenced = FencedEpochs()
         self._fenced_leases: OrderedDict[LeaseId, None] = OrderedDict()
         self._last_step = 0
@@ -102,7 +103,13 @@ class WorkerCore:
             max_sequences=self.settings.max_sequences,
             max_step_tokens=self.settings.max_step_tokens,
             max_context=self.settings.max_context,
+            draining=self._draining,
         )
+
+    def drain(self) -> Draining:
+        """From now on every registration says that this worker takes no new lease; so does the returned message."""
+        self._draining = True
+        return Draining(self.worker_epoch)
 
     def registered(self, message: Registered) -> bool:
         """True when the epoch changed: everything that the old one knew is gone, schedulers attach again.

@@ -30,6 +30,7 @@ from coppice_worker.edge.runner import StepObserver, StepRunner
 _log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 60.0  # a question waits behind the steps that were handed over before
 DRAIN_POLL_S = 0.05
+DRAIN_QUIET_S = 0.5  # longer than a grant that was on its way takes to arrive
 
 
 class WorkerService:
@@ -60,7 +61,7 @@ class WorkerService:
         self._cache.start()
 
     def add_to(self, server: grpc.Server) -> None:
-        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self._schedulers, self.runner), server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self._schedulers, self.runner, self._drain), server)
 
     def stop(self, grace_s: float) -> None:
         if self._server is not None:
@@ -73,6 +74,10 @@ class WorkerService:
             self._server.stop(grace_s)
         if self._channel is not None:
             self._channel.close()
+
+    def _drain(self) -> None:
+        if self._cache is not None:
+            self._cache.drain()
 
     # ---- on the step thread ----
 
@@ -108,6 +113,7 @@ class _CacheSession:
         self._runner = runner
         self._registered = registered
         self._fenced = fenced
+        self._attachment = 0
         name = core.settings.worker_id
         stub = cache_pb2_grpc.PrefixIndexStub(channel)
         self._link = LinkClient(
@@ -127,7 +133,12 @@ class _CacheSession:
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
         if attached.fresh:
+            self._attachment = attachment
             self._runner.later(lambda: self._link.post(self._core.registration(), attachment))
+
+    def drain(self) -> None:
+        """Tell the cache service to send nothing new here."""
+        self._runner.later(lambda: self._link.post(self._core.drain(), self._attachment))
 
     def link_body(self, body: Any, attachment: int) -> None:
         match body:
@@ -156,7 +167,6 @@ class _SchedulerSessions:
         self._runner = runner
         self._lock = threading.Lock()
         self._links: dict[int, ServerLink[Any]] = {}  # by scheduler epoch
-        self.draining = False
         self.server = LinkServer(
             None, step_codec.RESULT_FRAMES, step_codec.PLAN_FRAMES, self, "the worker is not registered yet"
         )
@@ -182,8 +192,6 @@ class _SchedulerSessions:
     # ---- SessionHandler ----
 
     def session_opening(self, hello: Hello) -> int | Reject:
-        if self.draining:
-            return Reject(RejectCode.NOT_READY, "the worker drains")
         if hello.epoch == 0:
             return Reject(RejectCode.INVALID, "a scheduler gets its epoch from the cache service first")
         with self._lock:
@@ -226,21 +234,23 @@ class _SchedulerSessions:
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
-    def __init__(self, schedulers: _SchedulerSessions, runner: StepRunner) -> None:
+    def __init__(self, schedulers: _SchedulerSessions, runner: StepRunner, drain: Callable[[], None]) -> None:
         self._schedulers = schedulers
         self._runner = runner
+        self._drain = drain
 
     def Steps(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
         yield from self._schedulers.server.serve(request_iterator, context)
 
     def Drain(self, request: Any, context: Any) -> Any:
-        """Take no new scheduler and answer when the last sequence is gone, or the caller's deadline is near."""
-        self._schedulers.draining = True
+        """Have nothing new sent here, and answer when no sequence was seen for a while: then it may be stopped."""
+        self._drain()
         pause = threading.Event()
-        while self._runner.ask(lambda core: core.stats().sequences, ASK_TIMEOUT_S):
-            if not context.is_active():
-                break
+        quiet_s = 0.0
+        while quiet_s < DRAIN_QUIET_S and context.is_active():
             pause.wait(DRAIN_POLL_S)
+            sequences = self._runner.ask(lambda core: core.stats().sequences, ASK_TIMEOUT_S)
+            quiet_s = 0.0 if sequences else quiet_s + DRAIN_POLL_S
         return worker_pb2.DrainResponse()
 
     def Stats(self, request: Any, context: Any) -> Any:

@@ -155,8 +155,9 @@ def _is_kept_out(
 
 
 def _candidates(life: Lifecycle) -> list[Worker]:
-    """Open workers of one namespace: that of the first of them by name."""
-    workers = sorted((worker for worker in life.workers.values() if worker.open), key=lambda worker: worker.worker_id)
+    """Open workers of one namespace, that of the first of them by name, but for those that drain."""
+    able = (worker for worker in life.workers.values() if worker.open and worker.info and not worker.info.draining)
+    workers = sorted(able, key=lambda worker: worker.worker_id)
     namespaces = [worker.info.namespace for worker in workers if worker.info]
     return [worker for worker in workers if worker.info and worker.info.namespace == namespaces[0]]
 
