@@ -91,7 +91,8 @@ def test_text_tokens_usage_and_one_end() -> None:
         ids = served.says("Grüße 🌲!", num_cached_tokens=2)
         answers = await served.ask(max_tokens=40, temperature=0.0, top_k=3, seed=2**64 - 1)
         assert "".join(answer.text for answer in answers) == "Grüße 🌲!"
-        assert unpack(b"".join(answer.tokens for answer in answers)) == ids
+        end_token = 0
+        assert unpack(b"".join(answer.tokens for answer in answers)) == [*ids, end_token]
         assert [answer.finish_reason for answer in answers] == [""] * (len(answers) - 1) + ["stop"]
         assert not any(answer.HasField("usage") for answer in answers[:-1])
         usage = answers[-1].usage

@@ -143,7 +143,8 @@ def test_a_stop_string_ends_the_answer_before_it(served: Served, stream: bool) -
 
 def test_token_ids_stand_where_vllm_puts_them(served: Served) -> None:
     served.says("a b c")
-    prompt, output = served.ids("one"), served.ids("a b c")
+    end_token = served.ids("<|endoftext|>")
+    prompt, output = served.ids("one"), served.ids("a b c") + end_token
     whole = served.complete(return_token_ids=True).json()["choices"][0]
     assert (whole["prompt_token_ids"], whole["token_ids"]) == (prompt, output)
     *events, _ = events_of(served.complete(return_token_ids=True, stream=True).text)

@@ -102,7 +102,7 @@ class FakeEngine:
             num_prompt_tokens=len(request.tokens) // 4,
             num_cached_tokens=script.num_cached_tokens,
             num_output_tokens=sent + stop,
-            stop_token=stop,
+            stop_token=min(request.stop_token_ids).to_bytes(4, "little") if stop else b"",
             timeline=script.timeline,
         )
 

@@ -153,7 +153,7 @@ class World:
         outcome.last = output
         expected, _ = outcome.expected()
         assert outcome.tokens == expected[: len(outcome.tokens)], "tokens differ from the reference"
-        assert output.num_output_tokens - output.stop_token == len(outcome.tokens)
+        assert output.num_output_tokens - bool(output.stop_token) == len(outcome.tokens)
 
     def finish_of(self, request_id: str) -> Finish | None:
         last = self.outcomes[request_id].last

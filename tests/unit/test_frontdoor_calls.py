@@ -130,7 +130,9 @@ def test_tokens_in_the_last_output_count_too(stops: tuple[str, ...], text: str, 
         StopScanner(stops) if stops else None,
         lambda: finished.append(True),
     )
-    output = Output("r", pack(tokens), finish=Finish.STOP, num_output_tokens=4, num_cached_tokens=1, stop_token=True)
+    output = Output(
+        "r", pack(tokens), finish=Finish.STOP, num_output_tokens=4, num_cached_tokens=1, stop_token=pack([9])
+    )
     delta = stream.take(output)
     assert delta is not None
     assert delta.ending is not None

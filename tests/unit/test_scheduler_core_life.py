@@ -59,7 +59,7 @@ def test_a_stop_token_is_counted_and_not_emitted_and_the_row_after_it_is_dropped
     bench.result({1: 6})
     bench.result({1: 5})
     last = bench.last("r")
-    assert (last.finish, last.stop_token, last.num_output_tokens) == (Finish.STOP, True, 2)
+    assert (last.finish, last.stop_token, last.num_output_tokens) == (Finish.STOP, b"\5\0\0\0", 2)
     assert bench.text("r") == [6]
     late = bench.plans[0]
     assert late.repeat_rows, "the decode after the stop token was on its way"

@@ -194,7 +194,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     tokens: _builtins.bytes
-    """packed little-endian u32, new since the last response"""
+    """packed little-endian u32, new since the last response; a stop token too"""
     finish_reason: _builtins.str
     """"", "stop" or "length" """
     @_builtins.property

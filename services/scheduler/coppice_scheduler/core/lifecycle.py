@@ -185,7 +185,7 @@ class Lifecycle:
         now_ns: int,
         *,
         error: OutputError | None = None,
-        stop_token: bool = False,
+        stop_token: bytes = b"",
     ) -> None:
         """The one terminal outcome (I16)."""
         assert request.status is not RequestStatus.FINISHED
@@ -309,7 +309,7 @@ def _decrement(counter: Counter[str], key: str) -> None:
 
 
 def _output(
-    request: RequestState, finish: Finish | None = None, error: OutputError | None = None, stop_token: bool = False
+    request: RequestState, finish: Finish | None = None, error: OutputError | None = None, stop_token: bytes = b""
 ) -> Output:
     tokens = bytes(request.tokens[request.emitted_bytes :])
     request.emitted_bytes = len(request.tokens)

@@ -99,7 +99,7 @@ class Output:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that the first grant found in the cache
     num_output_tokens: int = 0  # in all; a stop token counts
-    stop_token: bool = False
+    stop_token: bytes = b""  # packed u32: the token that ended it, where one did
     timeline: tuple[Mark, ...] = ()  # in the last Output: queue, acquire, prefill (per chunk), decode
 
 

@@ -85,7 +85,7 @@ def _accept(life: Lifecycle, sequence: Sequence, token: int, now_ns: int) -> Non
     if not request.first_token_ns:
         request.first_token_ns = now_ns
     if token in request.request.stop_token_ids:
-        life.finish(request, Finish.STOP, now_ns, stop_token=True)
+        life.finish(request, Finish.STOP, now_ns, stop_token=token.to_bytes(TOKEN_BYTES, "little"))
         return
     request.tokens += token.to_bytes(TOKEN_BYTES, "little")
     if request.num_output_tokens >= request.max_output_tokens:

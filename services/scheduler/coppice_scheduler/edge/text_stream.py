@@ -45,7 +45,7 @@ class Delta:
 
     index: int  # which prompt
     text: str
-    tokens: bytes  # packed u32
+    tokens: bytes  # packed u32, a stop token at the end included although it has no text
     ending: Ending | None = None
 
 
@@ -113,6 +113,8 @@ class TextStream:
 
     def _end(self, text: str, tokens: bytes, output: Output) -> Delta:
         stopped = self._stop is not None
+        if not stopped:
+            tokens += output.stop_token
         usage = Usage(
             prompt_tokens=output.num_prompt_tokens or self._num_prompt_tokens,
             completion_tokens=self.num_tokens if stopped else max(output.num_output_tokens, self.num_tokens),
