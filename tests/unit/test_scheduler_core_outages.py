@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import (
+    Abandon,
     Acquire,
     AnswerBatch,
     Extend,
@@ -88,6 +89,35 @@ def test_a_restarted_cache_hears_the_claims_and_the_open_questions_again() -> No
     bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), ()), 0)
     bench.advance()
     assert [(type(op), op.lease_id) for op in bench.batches[-1]] == [(Publish, lease(1))]
+
+
+def test_a_restarted_cache_hears_of_what_was_abandoned_as_long_as_it_may_run() -> None:
+    bench = two_running(seen=True)
+    bench.settle()
+    bench.core.worker_lost(W, 0)
+    bench.advance(30_000)
+    assert [op.lease_id for op in bench.ops(Abandon)] == [lease(1)]
+    bench.settle()
+
+    def restart(epoch: int) -> list[LeaseId]:
+        bench.cache_epoch = CacheEpoch(epoch)
+        bench.other_messages.clear()
+        bench.core.index_attached(SchedulerEpoch(1), bench.cache_epoch, True, bench.now_ns)
+        bench.advance()
+        (reattach,) = bench.other_messages
+        assert isinstance(reattach, Reattach)
+        return [claim.lease_id for claim in reattach.claims]
+
+    assert restart(2) == [lease(1)], "its fence may have died with the old cache service"
+    assert [op.lease_id for op in bench.ops(Abandon)] == [lease(1)]
+    assert restart(3) == [lease(1)]
+    assert [op.lease_id for op in bench.ops(Abandon)][-1:] == [lease(1)]
+    bench.settle()
+    bench.core.worker_attached(W, WorkerEpoch(1), False, bench.now_ns)
+    bench.advance()
+    while bench.plans:
+        bench.result({1: 1})
+    assert restart(4) == [], "the step that removed it has completed"
 
 
 def test_extends_and_publishes_wait_for_the_verdict_on_their_claim() -> None:

@@ -150,6 +150,7 @@ class LeaseTable:
         self.num_awaiting_verdict = 0
         self.num_live = 0
         self.digest = 0
+        self._abandoned: dict[LeaseId, LeaseClaim] = {}  # their sequences may still run, whatever was answered
         self._first: list[FromClient] = []  # before any op: Reattach, LeaseSet
         self._settling: list[Op] = []  # Acquires asked again, Releases, Abandons, Distrusts
 
@@ -171,7 +172,15 @@ class LeaseTable:
         self._give_back(lease, Release(lease.lease_id))
 
     def abandon(self, lease: Lease) -> None:
+        """Its sequence may run on where nobody reaches it. Until it is known not to, a cache service that lost its
+        ledger has to hear of the lease, or it would call the blocks free."""
+        if lease.state is LeaseState.LIVE:
+            self._abandoned[lease.lease_id] = lease.claim()
         self._give_back(lease, Abandon(lease.lease_id))
+
+    def stopped(self, lease: Lease) -> None:
+        """No step can touch its blocks any more."""
+        self._abandoned.pop(lease.lease_id, None)
 
     def distrust(self, lease: Lease, handles: bytes) -> None:
         """The worker refused these shared blocks: nobody may find them again."""
@@ -215,6 +224,7 @@ class LeaseTable:
         self.unanswered.clear()
         self._first.clear()
         self._settling.clear()
+        self._abandoned.clear()
 
     def reattach(self) -> None:
         """The link started over: claim what lives, ask again what has no answer.
@@ -236,9 +246,10 @@ class LeaseTable:
                 lease.awaits_verdict = True
                 self.num_awaiting_verdict += 1
             claims.append(lease.claim())
-        self._first.append(Reattach(tuple(claims)))
-        again = [op for op in ops if isinstance(op, Acquire | Release | Abandon | Distrust)]
-        self._settling = again + self._settling
+        self._first.append(Reattach((*claims, *self._abandoned.values())))
+        again = [op for op in ops if isinstance(op, Acquire | Release | Abandon | Distrust)] + self._settling
+        said = {op.lease_id for op in again if isinstance(op, Abandon)}
+        self._settling = again + [Abandon(lease_id) for lease_id in self._abandoned if lease_id not in said]
 
     def answered(self, batch: AnswerBatch) -> tuple[Op, ...]:
         """The ops that a batch answers; none when it answers nothing that is outstanding (another epoch, a double)."""

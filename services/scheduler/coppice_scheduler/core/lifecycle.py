@@ -233,6 +233,7 @@ class Lifecycle:
     def removed(self, sequence: Sequence) -> None:
         """No step that is in flight or to come can touch its blocks: only now may they be released."""
         sequence.state = SequenceState.REMOVED
+        self.leases.stopped(sequence.lease)
         self.release(sequence.lease)
 
     def release(self, lease: Lease) -> None:
