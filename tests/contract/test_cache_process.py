@@ -148,8 +148,35 @@ def test_the_last_epoch_is_said(tmp_path: Path) -> None:
 # ---- Redis ----
 
 
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[str]:
+REDIS_IMAGE = "redis:7-alpine"  # the compose file's
+
+
+def redis_in_a_container() -> Iterator[str]:
+    docker = pytest.importorskip("docker")
+    try:
+        docker.from_env().ping()
+    except docker.errors.DockerException:
+        pytest.skip("no Docker engine here; the same tests run against an embedded Valkey")
+    container_module = pytest.importorskip("testcontainers.core.container")
+    with container_module.DockerContainer(REDIS_IMAGE).with_exposed_ports(6379) as container:
+        url = f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"
+
+        def answers() -> bool:
+            try:
+                return bool(connect(url).ping())
+            except redis.RedisError:
+                return False
+
+        wait_for(answers, "Redis in its container")
+        yield url
+
+
+@pytest.fixture(scope="module", params=["embedded", "container"])
+def valkey(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A real server: Valkey out of a wheel, and Redis 7 where there is a Docker engine."""
+    if request.param == "container":
+        yield from redis_in_a_container()
+        return
     server = ValkeyServer()
     server.start()
     yield f"redis://127.0.0.1:{server.port}/0"
