@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +24,23 @@ START_S = 60.0
 STOP_S = 20.0
 
 
-def free_port() -> int:
-    """A port below those that outgoing connections are given, so that none of them takes it before the service does."""
+def _ports() -> Iterator[int]:
+    """Ports below those that outgoing connections are given, so that none of them takes one before the service does.
+    Each test process has a range of its own and gives no port twice."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    first = 10_000 + 600 * process
+    start = random.randrange(600)
     while True:
-        port = random.randrange(15_000, 32_000)
+        for step in range(600):
+            yield first + (start + step) % 600
+
+
+_unused_ports = _ports()
+
+
+def free_port() -> int:
+    while True:
+        port = next(_unused_ports)
         with socket.socket() as listener:
             try:
                 listener.bind(("127.0.0.1", port))
