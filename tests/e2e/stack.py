@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -220,8 +221,8 @@ class Stack:
                 return response.status, _parsed(response.read())
         except urllib.error.HTTPError as error:
             return error.code, _parsed(error.read())
-        except (urllib.error.URLError, ConnectionError):
-            return 0, None
+        except (urllib.error.URLError, ConnectionError, http.client.HTTPException):
+            return 0, None  # also when it died in the middle of its answer
 
 
 def _parsed(raw: bytes) -> Any:

@@ -140,7 +140,8 @@ def test_one_of_two_workers_dies_and_the_other_serves(checkpoint: Path, oracle: 
         for status, answer in load.failed:
             assert (status, answer["error"]["code"]) == (503, "worker_lost"), (status, answer)
         stack.services["worker-1"].start()
-        wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "the worker to be back")
+        ready = f"http://127.0.0.1:{stack.worker_http[1]}/readyz"
+        wait_until(lambda: stack.get(ready)[0] == 200, "the worker to be back")
         check(stack, load, oracle)
 
 

@@ -52,11 +52,16 @@ def plan_stack(
     options: UpOptions, checkpoint: Checkpoint, log_dir: Path, environ: Mapping[str, str], services: Services
 ) -> StackPlan:
     """Choose addresses and write each child's command. Raises when a port that the user named is taken."""
-    rest = Address(options.host, options.port) if options.port else free_addresses(1, options.host)[0]
-    grpc = Address(options.host, options.grpc_port) if options.grpc_port else free_addresses(1, options.host)[0]
+    free_rest, free_grpc = free_addresses(2, options.host)
+    rest = Address(options.host, options.port) if options.port else free_rest
+    grpc = Address(options.host, options.grpc_port) if options.grpc_port else free_grpc
     check_free(rest, "--port")
     check_free(grpc, "--grpc-port")
-    valkey, cache_grpc, cache_http, *worker_ports = free_addresses(3 + 2 * options.workers)
+    # More than are needed: those that the front door has are free still, but spoken for.
+    internal = [
+        address for address in free_addresses(5 + 2 * options.workers) if address.port not in (rest.port, grpc.port)
+    ]
+    valkey, cache_grpc, cache_http, *worker_ports = internal[: 3 + 2 * options.workers]
     redis_url = options.redis_url or f"redis://{valkey}/0"
     cache = _cache_child(options, services, log_dir, cache_grpc, cache_http, redis_url, environ)
     workers = tuple(

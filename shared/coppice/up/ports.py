@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import random
+import itertools
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coppice.errors import UnavailableError, UsageError
 
 LOOPBACK = "127.0.0.1"
 _INTERNAL_PORTS = (15_000, 32_000)
+_PORTS_PER_PROCESS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,12 @@ def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:
     between now and the start of the service that is to listen there, or while it is started again.
     """
     held: list[socket.socket] = []
+    ports = _candidates()
     try:
         while len(held) < count:
             candidate = socket.socket(_family(host))
             try:
-                candidate.bind((host, random.randrange(*_INTERNAL_PORTS)))
+                candidate.bind((host, next(ports)))
             except OSError:
                 candidate.close()
                 continue
@@ -54,6 +57,13 @@ def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:
     finally:
         for bound in held:
             bound.close()
+
+
+def _candidates() -> Iterator[int]:
+    """Every internal port, beginning where no other process that looks for ports at this moment begins."""
+    low, high = _INTERNAL_PORTS
+    start = os.getpid() * _PORTS_PER_PROCESS
+    return (low + (start + step) % (high - low) for step in itertools.count())
 
 
 def check_free(address: Address, flag: str) -> None:
