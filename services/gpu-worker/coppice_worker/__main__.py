@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from coppice.edge.grpc_server import GrpcServer, PortInUse
 from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, UsageError, run_main
-from coppice.ids import Namespace, WorkerId
-from coppice.namespaces import NamespaceFields, encode_namespace
+from coppice.ids import WorkerId
+from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging, configure_tracing, serve_metrics
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
@@ -105,16 +106,7 @@ def _default_blocks(settings: WorkerSettings, folder: Path, dtype: DtypeName) ->
 
 
 def _core_settings(settings: WorkerSettings, executor: TorchExecutor, model: str, port: int) -> WorkerCoreSettings:
-    info = executor.info
-    namespace: Namespace = encode_namespace(
-        NamespaceFields(
-            model=model,
-            revision=info.checkpoint_digest,
-            kv_dtype=info.kv_dtype,
-            block_size=settings.block_size,
-            rope=repr(info.rope),
-        )
-    )
+    namespace = encode_namespace(replace(executor.namespace, model=model))
     return WorkerCoreSettings(
         worker_id=WorkerId(settings.worker_id),
         address=settings.advertise or f"{settings.host}:{port}",
@@ -122,7 +114,7 @@ def _core_settings(settings: WorkerSettings, executor: TorchExecutor, model: str
         namespace=namespace,
         model=model,
         max_sequences=settings.max_sequences,
-        max_context=info.max_context,
+        max_context=executor.info.max_context,
         max_step_tokens=settings.max_step_tokens,
     )
 
