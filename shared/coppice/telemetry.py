@@ -272,9 +272,14 @@ class MetricsServer:
 
 
 def serve_metrics(
-    host: str, port: int, registry: CollectorRegistry, not_ready_because: Callable[[], Sequence[str]]
+    host: str,
+    port: int,
+    registry: CollectorRegistry,
+    not_ready_because: Callable[[], Sequence[str]],
+    *,
+    flag: str = "--http-port",
 ) -> MetricsServer:
-    """Serve metrics of `registry` from threads of their own. Port 0 takes a free one.
+    """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
 
     `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
     gives, 200 when it gives none. Raises UnavailableError when the port cannot be had.
@@ -289,7 +294,7 @@ def serve_metrics(
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         raise UnavailableError(
-            f"cannot listen on {host}:{port} for metrics: {error.strerror}", hint="choose another --http-port"
+            f"cannot listen on {host}:{port} for metrics: {error.strerror}", hint=f"choose another {flag}"
         ) from error
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True)

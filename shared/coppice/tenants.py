@@ -48,7 +48,9 @@ class Tenant(BaseModel):
     api_key_sha256: tuple[str, ...] = Field(min_length=1, repr=False)
     mode: Literal["private", "strict", "disabled"] | SharedMode = "private"
     guarantee_share: float = Field(0.0, ge=0, le=1)  # of each worker's blocks, always available
+    guarantee_blocks: int = Field(0, ge=0)  # the same as a number; one of the two
     max_share: float = Field(1.0, gt=0, le=1)  # of each worker's blocks, at most
+    max_blocks: int = Field(0, ge=0)  # the same as a number, 0: none; of both the lower counts
     concurrency: int = Field(256, ge=1)  # requests, running and waiting together
     max_queued: int = Field(256, ge=1)  # requests that found no place and wait for one
 
@@ -74,19 +76,32 @@ class Tenant(BaseModel):
 
     @model_validator(mode="after")
     def _shares(self) -> Self:
-        given = self.model_fields_set
+        if self.guarantee_share and self.guarantee_blocks:
+            raise ValueError("give guarantee_share or guarantee_blocks, not both")
         if self.mode == "strict":
-            if "guarantee_share" not in given or self.guarantee_share == 0:
-                raise ValueError("mode strict needs guarantee_share above 0: its memory is a fixed share")
-            if "max_share" in given and self.max_share != self.guarantee_share:
-                raise ValueError(
-                    f"mode strict never borrows: max_share ({self.max_share}) must equal "
-                    f"guarantee_share ({self.guarantee_share}) or be left out"
-                )
-            object.__setattr__(self, "max_share", self.guarantee_share)
+            self._is_fixed()
         if self.guarantee_share > self.max_share:
             raise ValueError(f"guarantee_share ({self.guarantee_share}) is above max_share ({self.max_share})")
+        if self.max_blocks and self.guarantee_blocks > self.max_blocks:
+            raise ValueError(f"guarantee_blocks ({self.guarantee_blocks}) is above max_blocks ({self.max_blocks})")
         return self
+
+    def _is_fixed(self) -> None:
+        given = self.model_fields_set
+        if not self.guarantee_share and not self.guarantee_blocks:
+            raise ValueError("mode strict needs guarantee_share or guarantee_blocks above 0: its memory is fixed")
+        if "max_share" in given and self.max_share != self.guarantee_share:
+            raise ValueError(
+                f"mode strict never borrows: max_share ({self.max_share}) must equal "
+                f"guarantee_share ({self.guarantee_share}) or be left out"
+            )
+        if "max_blocks" in given and self.max_blocks != self.guarantee_blocks:
+            raise ValueError(
+                f"mode strict never borrows: max_blocks ({self.max_blocks}) must equal "
+                f"guarantee_blocks ({self.guarantee_blocks}) or be left out"
+            )
+        object.__setattr__(self, "max_share", self.guarantee_share or 1.0)
+        object.__setattr__(self, "max_blocks", self.guarantee_blocks)
 
     @property
     def mode_name(self) -> ModeName:
@@ -102,12 +117,17 @@ class Tenant(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class DomainShares:
-    """One domain, in the cache service's words. Shares are fractions of each worker's blocks."""
+    """One domain, in the cache service's words. Shares are fractions of each worker's blocks.
+
+    A guarantee is the share and the blocks together; the lower of both maxima counts, and 0 blocks is no maximum.
+    """
 
     domain: DomainId
     mode: ModeName
     guarantee_share: float
     maximum_share: float
+    guarantee_blocks: int = 0
+    maximum_blocks: int = 0
 
 
 class TenantsFile(BaseModel):
@@ -140,7 +160,21 @@ class TenantsFile(BaseModel):
                     f"{shares.domain}: the members' guarantee_share sum to {shares.guarantee_share:.6g}, above the "
                     f"largest max_share among them ({shares.maximum_share:.6g})"
                 )
+            if shares.maximum_blocks and shares.guarantee_blocks > shares.maximum_blocks:
+                raise ValueError(
+                    f"{shares.domain}: the members' guarantee_blocks sum to {shares.guarantee_blocks}, above the "
+                    f"largest max_blocks among them ({shares.maximum_blocks})"
+                )
+        self._one_unit_per_group()
         return self
+
+    def _one_unit_per_group(self) -> None:
+        """The larger of 0.5 and 2000 blocks depends on the worker, and the larger one is meant to count."""
+        units: dict[DomainId, bool] = {}
+        for tenant in self.tenants:
+            in_blocks = tenant.max_blocks > 0
+            if units.setdefault(tenant.domain, in_blocks) != in_blocks:
+                raise ValueError(f"{tenant.domain}: give max_blocks for all members or for none")
 
 
 def domain_shares(tenants: Iterable[Tenant]) -> tuple[DomainShares, ...]:
@@ -153,6 +187,8 @@ def domain_shares(tenants: Iterable[Tenant]) -> tuple[DomainShares, ...]:
             mode=tenant.mode_name,
             guarantee_share=tenant.guarantee_share + (before.guarantee_share if before else 0.0),
             maximum_share=max(tenant.max_share, before.maximum_share if before else 0.0),
+            guarantee_blocks=tenant.guarantee_blocks + (before.guarantee_blocks if before else 0),
+            maximum_blocks=max(tenant.max_blocks, before.maximum_blocks if before else 0),
         )
     return tuple(found.values())
 

@@ -12,6 +12,7 @@ from coppice.session.link import ServerLink, ServerLinks
 from coppice_cache.core.index import (
     IndexCore,
     MessageRefused,
+    Regrown,
     Reincarnate,
     SessionEnded,
     ToClientEffect,
@@ -33,6 +34,7 @@ class CacheHost(Process):
         super().__init__("cache", world.timeline, world.rng)
         self.world = world
         self.core = self._start_core(world.next_cache_epoch())
+        world.log.load_into(self.core)
         self.clients = ServerEnd(self, _Clients(self))
         self.workers = ServerEnd(self, _Workers(self))
         self.client_links: dict[SchedulerEpoch, ServerLink[Any]] = {}
@@ -63,7 +65,9 @@ class CacheHost(Process):
 
     def _reincarnate(self, epoch: CacheEpoch) -> None:
         self.world.sometimes["reincarnated"] += 1
-        self.core = self._start_core(epoch)
+        before, self.core = self.core, self._start_core(epoch)
+        self.core.dismantle(before)
+        self.world.log.start_over()
         self._open_ports()
 
     def _tick(self) -> None:
@@ -71,7 +75,9 @@ class CacheHost(Process):
         self.carry_out()
 
     def carry_out(self) -> None:
-        for effect in self.core.take_effects():
+        effects = self.core.take_effects()
+        self.world.oracle.watch_index(self.core, effects)
+        for effect in effects:
             match effect:
                 case ToClientEffect(epoch, message):
                     client = self.client_links.get(epoch)
@@ -95,9 +101,12 @@ class CacheHost(Process):
                     if self.registered.get(worker_id) == worker_epoch:
                         self.workers.end(self.worker_links.pop(worker_id))
                         del self.registered[worker_id]
+                case Regrown():
+                    self.world.log.start_over()
                 case Reincarnate(cache_epoch):
                     self._reincarnate(cache_epoch)
                     return
+        self.world.log.follow(self.core)
         self.world.touched(self)
 
 

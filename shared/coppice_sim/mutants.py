@@ -11,11 +11,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from coppice.ids import SchedulerEpoch
 from coppice.messages.index import Acquire, Release
 from coppice.messages.registration import Fence
-from coppice_cache.core import clock, grants, index, ledger, lifetimes, ops, reattach, registration
+from coppice_cache.core import (
+    clock,
+    grants,
+    index,
+    ledger,
+    lifetimes,
+    ops,
+    reattach,
+    reclaim,
+    registration,
+    regrowth,
+    waits,
+)
 from coppice_cache.core.ledger import Ledger
+from coppice_cache.core.needs import Needs
+from coppice_cache.core.quotas import DomainUse
 from coppice_cache.core.radix import Node, walk
 from coppice_cache.core.settings import Mode
 from coppice_cache.core.state import State
@@ -27,7 +43,7 @@ from coppice_sim.nemesis import FaultProfile
 from coppice_worker.core.pool import BlockPool, BlockRefusal
 from coppice_worker.core.worker import WorkerCore
 
-Patches = list[tuple[Any, str, Callable[..., Any]]]
+Patches = list[tuple[Any, str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +89,13 @@ def _no_fence_wait() -> Patches:
     return [(State, "send_fence", send_fence), (Worker, "finish", finish)]
 
 
-class _EqualsAnything:
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return 0
-
-
 def _no_epoch_bits() -> Patches:
     """Counters go on from what the worker reported, as if its epoch were ours."""
-    return [(ledger, "epoch_of", lambda generation: _EqualsAnything())]
+    return [
+        (ledger, "is_of_epoch", lambda generation, epoch: True),
+        (ledger, "are_of_epoch", lambda generations, epoch: np.ones(len(generations), bool)),
+        (ledger, "below_first", lambda epoch: 0),
+    ]
 
 
 def _shared_root() -> Patches:
@@ -91,9 +103,9 @@ def _shared_root() -> Patches:
         found = original(state, op, config)
         if config.mode is Mode.DISABLED:
             return found
-        first = [replace(offer, tree=_any_tree(offer)) for offer in found]
+        first = [offer._replace(tree=_any_tree(offer)) for offer in found]
         return [
-            replace(offer, spot=walk(offer.tree, op.tokens[: _matchable(op, offer)], offer.worker.block_bytes))
+            offer._replace(spot=walk(offer.tree, op.tokens[: _matchable(op, offer)], offer.worker.block_bytes))
             for offer in first
         ]
 
@@ -101,7 +113,7 @@ def _shared_root() -> Patches:
         return next((tree for tree in offer.worker.trees.values() if tree.children), offer.tree)
 
     def _matchable(op: Acquire, offer: Any) -> int:
-        return grants.matchable_bytes(op.tokens, offer.worker.block_bytes)
+        return waits.matchable_bytes(op.tokens, offer.worker.block_bytes)
 
     original = grants._offers
     return [(grants, "_offers", offers)]
@@ -117,7 +129,7 @@ def _double_release_frees_twice() -> Patches:
     def execute(state: State, session: Any, op: Any, now_ns: int) -> Any:
         if isinstance(op, Release) and op.lease_id in finished and op.lease_id not in session.leases:
             worker, blocks = finished.pop(op.lease_id)
-            worker.ledger.free.extend(blocks)
+            worker.ledger.free.extend(np.array(blocks))
         return original_execute(state, session, op, now_ns)
 
     original, original_execute = ops.release, ops.execute
@@ -199,6 +211,46 @@ def _no_pause_guard() -> Patches:
     return [(clock, "_extend_deadlines", lambda state, gap_ns, now_ns: None)]
 
 
+def _nothing_is_kept() -> Patches:
+    return [(Needs, "promised", lambda self, use, key: 0)]
+
+
+def _reclaim_from_guarantees() -> Patches:
+    """Whatever is leased counts as borrowed, and who has borrowed least is asked."""
+
+    def divide(worker: Worker, lenders: Any, short: int) -> Any:
+        return [(min(lenders, key=lambda use: use.over), short)] if lenders else []
+
+    return [(DomainUse, "firm", property(lambda use: use.leased)), (reclaim, "_divide", divide)]
+
+
+def _replay_without_generations() -> Patches:
+    return [(regrowth, "judged", lambda same_generation, same_seal: same_seal)]
+
+
+def _replay_without_seals() -> Patches:
+    return [(regrowth, "judged", lambda same_generation, same_seal: same_generation)]
+
+
+def _trees_miss_the_second_look() -> Patches:
+    """What the log says is compared with what the worker had when it registered."""
+    first: dict[int, tuple[Any, Any]] = {}
+
+    def second_look(worker: Worker, ack: Any) -> Any:
+        first[id(worker)] = worker.ledger.generations.copy(), worker.ledger.seal_words.copy()
+        return original_look(worker, ack)
+
+    def judge(self: Any, good_trees: list[bool], counts: Any) -> None:
+        ledger = self.worker.ledger
+        now = ledger.generations, ledger.seal_words
+        ledger.generations, ledger.seal_words = first[id(self.worker)]
+        original_judge(self, good_trees, counts)
+        ledger.generations, ledger.seal_words = now
+
+    original_look, original_judge = reattach._second_look, regrowth.Entries.judge
+    return [(reattach, "_second_look", second_look), (regrowth.Entries, "judge", judge)]
+
+
 # -- the scheduler
 
 
@@ -235,6 +287,10 @@ def _forgets_to_release() -> Patches:
 
     original = LeaseTable.release
     return [(LeaseTable, "release", release)]
+
+
+def _reclaim_ignored() -> Patches:
+    return [(engine, "give_back", lambda life, message, now_ns: None)]
 
 
 # -- the worker
@@ -284,7 +340,7 @@ def _no_seal_check() -> Patches:
     return [(BlockPool, "why_not_read", why_not_read)]
 
 
-_RESTARTS, _ABSENCES = FaultProfile.restarts(), FaultProfile.absences()
+_RESTARTS, _ABSENCES, _LOGS = FaultProfile.restarts(), FaultProfile.absences(), FaultProfile.cache_restarts()
 
 MUTANTS = (
     Mutant("no fence wait", "I9: blocks are free before the fence is acknowledged", _no_fence_wait, _ABSENCES),
@@ -299,6 +355,9 @@ MUTANTS = (
     Mutant("forgets to release", "I18", _forgets_to_release),
     Mutant("step order unchecked", "rule 1: a doubled plan is applied again", _step_order_unchecked),
     Mutant("fence without effect", "I9: acknowledged and not done", _fence_without_effect, _ABSENCES),
+    Mutant("reclaim from guarantees", "I14: who holds only its own is asked", _reclaim_from_guarantees),
+    Mutant("replay without generations", "I5: the block was granted again", _replay_without_generations, _LOGS),
+    Mutant("replay without seals", "I12: the worker has something else there", _replay_without_seals, _LOGS),
 )
 
 # Another protection covers the loss of each of these in whole runs; unit tests ask for it directly.
@@ -307,6 +366,7 @@ MASKED = (
     Mutant("no seal check", "I12: covered by generations", _no_seal_check),
     Mutant("no drain pins", "rule 7: covered by takeovers, which drop all readers", _no_drain_pins),
     Mutant("no second look", "rule 8: covered by the worker's own check", _no_second_look),
+    Mutant("trees miss the second look", "rule 8: late plans are rare", _trees_miss_the_second_look),
     Mutant("shared claims are not judged", "rule 4: covered by the worker's own check", _shared_claim_at_least),
     Mutant(
         "fenced sessions come back",
@@ -315,6 +375,10 @@ MASKED = (
     ),
     Mutant("epoch not raised", "rule 9: covered by the registry of epochs", _epoch_not_raised),
     Mutant("no pause guard", "expiry is safe, only unkind", _no_pause_guard),
+    Mutant("nothing is kept for a need", "I13: covered by asking again, and by luck", _nothing_is_kept),
     Mutant("lease digest ignored", "covered by links that lose nothing", _lease_digest_ignored),
     Mutant("old scheduler plans on", "covered by sessions, which end with the takeover", _old_scheduler_plans_on),
 )
+
+# Not a protection, but a client that does not do what it is asked: everybody must get on all the same.
+RECLAIM_IGNORED = Mutant("reclaim ignored", "nobody gives back what was borrowed", _reclaim_ignored)

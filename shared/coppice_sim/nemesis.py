@@ -26,6 +26,7 @@ class FaultProfile:
     resets: float = 0.0
     takeovers: float = 0.0
     cancels: float = 2.0
+    cache_crashes: float = 0.0  # beside `crashes`, which may hit anybody
     forgets_epoch: float = 0.0  # probability that a restarted cache service has lost its epoch counter
 
     @staticmethod
@@ -36,6 +37,11 @@ class FaultProfile:
     def restarts() -> FaultProfile:
         """A good network, and processes that die often."""
         return FaultProfile(Weather(delay_ms=1.0), crashes=2.5, cancels=3.0)
+
+    @staticmethod
+    def cache_restarts() -> FaultProfile:
+        """The cache service dies again and again; everybody else lives."""
+        return FaultProfile(Weather(delay_ms=0.5), cache_crashes=20.0, cancels=1.0)
 
     @staticmethod
     def absences() -> FaultProfile:
@@ -82,6 +88,7 @@ class Nemesis:
         world.network.weather = replace(faults.weather)
         for rate, action in (
             (faults.crashes, self._crash),
+            (faults.cache_crashes, self._crash_cache),
             (faults.pauses, self._pause),
             (faults.partitions, self._partition),
             (faults.resets, self._reset),
@@ -114,6 +121,10 @@ class Nemesis:
         name = self._any()
         self._world.trace(f"crash {name}")
         self._world.crash(name, down_ms=self._rng.choice((5, 50, 300, 2500)))
+
+    def _crash_cache(self) -> None:
+        self._world.trace("crash cache")
+        self._world.crash("cache", down_ms=self._rng.choice((2, 5, 20)))
 
     def _pause(self) -> None:
         processes = self._world.processes()

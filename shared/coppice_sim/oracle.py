@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from coppice.handles import block_ids, block_of, generation_of, handles_array
+from coppice.handles import block_ids, block_of, generation_of, generations, handles_array
 from coppice.ids import LeaseId, WorkerEpoch, WorkerId
-from coppice.messages.index import Abandon, AnswerBatch, Extended, Grant, NoCapacity, NoCapacityReason, OpBatch, Release
+from coppice.messages.index import (
+    Abandon,
+    AnswerBatch,
+    Extended,
+    Grant,
+    NoCapacity,
+    NoCapacityReason,
+    OpBatch,
+    Pending,
+    Published,
+    Reclaim,
+    Release,
+)
 from coppice.seals import chain_seals, root_seal
-from coppice_cache.core.index import IndexCore
+from coppice_cache.core.flights import Flight
+from coppice_cache.core.index import Effect, IndexCore, ToClientEffect
 from coppice_cache.core.ledger import BlockState
 from coppice_cache.core.radix import Node
 from coppice_cache.core.workers import Worker as IndexWorker
@@ -42,6 +55,8 @@ class Oracle:
         self._evicted = 0  # blocks, by all cache services
         self._evicted_at: dict[LeaseId, int] = {}  # when its acquire left the scheduler
         self._evicted_of: dict[tuple[WorkerId, WorkerEpoch, str], int] = {}
+        self._fenced_of: dict[tuple[WorkerId, WorkerEpoch, str], int] = {}
+        self._followed: dict[Flight, IndexWorker] = {}  # that somebody waited for
 
     # -- after every event
 
@@ -68,8 +83,8 @@ class Oracle:
                 self._check_worker(ledger_side, host)
 
     def _check_worker(self, index: IndexWorker, host: WorkerHost) -> None:
-        state = np.frombuffer(bytes(index.ledger.state), np.uint8)
-        granted = np.array(index.ledger.generation, np.uint64)
+        state = index.ledger.states
+        granted = index.ledger.generations
         opened = host.core.pool.generation
         used = host.core.pool.has_user()
         self._none(used & (state == BlockState.FREE), "I9", host, "free in the ledger and used on the worker")
@@ -97,7 +112,8 @@ class Oracle:
                     self._check_chain(host, salt, tokens, handles, tree.domain)
                 key = self._world.settings.index.seal_key
                 chain = chain_seals(key, root_seal(key, tree.domain, tree.namespace), tokens, index.block_bytes)
-                if chain[len(chain) - len(node.seals) :] != node.seals:
+                seals = index.ledger.seals_of(node.handles)
+                if chain[len(chain) - len(seals) :] != seals:
                     self._world.fail("I12", f"a seal in the tree of {tree.domain} is not that of its tokens")
 
     def _check_chain(self, host: WorkerHost, salt: int, tokens: bytes, handles: bytes, domain: str) -> None:
@@ -127,8 +143,12 @@ class Oracle:
             if isinstance(answer, NoCapacity):
                 quota = answer.reason is NoCapacityReason.DOMAIN_MAXIMUM
                 self._world.sometimes["quota refusal" if quota else "no room"] += 1
+            self._world.sometimes["waited for a flight"] += isinstance(answer, Pending)
             if isinstance(answer, Grant):
                 self._world.sometimes["prefix found"] += bool(answer.shared)
+                self._check_shared(answer)
+            if isinstance(answer, Published) and answer.handles:
+                self._world.sometimes["published after a restart"] += self._came_back(core, answer)
             if not isinstance(answer, Grant | Extended):
                 continue
             worker = self._holder(core, answer)
@@ -136,6 +156,49 @@ class Oracle:
                 for handle in handles_array(answer.owned).tolist():
                     self._granted_handle(worker, handle, answer.lease_id)
                 self._count_evictions(worker, answer.lease_id)
+
+    def watch_index(self, core: IndexCore, effects: list[Effect]) -> None:
+        """After each call of the index core: what it took back, and whom it left waiting."""
+        for effect in effects:
+            if isinstance(effect, ToClientEffect) and isinstance(effect.message, Reclaim):
+                self._reclaimed(core, effect.message)
+        for worker in core.state.workers.values():
+            for domain, use in worker.quotas.uses.items():
+                key = (worker.worker_id, worker.epoch, domain)
+                forced = use.fenced_leases - self._fenced_of.get(key, 0)
+                self._fenced_of[key] = use.fenced_leases
+                self._world.sometimes["reclaim forced through a fence"] += max(0, forced)
+        for flight, worker in self._followed.items():
+            is_over = flight.lease.number not in worker.leases or flight.lease.draining
+            if is_over and flight.lease.num_settled * worker.block_bytes < len(flight.tokens):
+                self._world.sometimes["pending leader aborted with followers waiting"] += 1
+        self._followed = {
+            waiter.flight: worker
+            for worker in core.state.workers.values()
+            for waiter in worker.flights._waiters.values()
+            if waiter.flight is not None
+        }
+
+    def _reclaimed(self, core: IndexCore, message: Reclaim) -> None:
+        """I14: only what a domain has borrowed is asked back, and never a fixed share."""
+        worker = core.state.workers.get(message.worker_id)
+        use = None if worker is None else worker.quotas.uses.get(message.domain)
+        if use is not None and (use.is_strict or message.num_blocks > use.held - use.guarantee):
+            self._world.fail("I14", f"{message} of {use.held} blocks held, {use.guarantee} guaranteed")
+
+    def _check_shared(self, grant: Grant) -> None:
+        """I5: what is granted for reading is what the worker has now."""
+        host = self._world.workers.get(grant.worker_id)
+        if host is None or not host.is_alive or host.core.worker_epoch != grant.worker_epoch:
+            return
+        opened = host.core.pool.generation[block_ids(grant.shared)]
+        if not (opened == generations(grant.shared)).all():
+            self._world.fail("I5", f"a stale grant: {grant}")
+
+    @staticmethod
+    def _came_back(core: IndexCore, answer: Published) -> bool:
+        found = [s.leases[answer.lease_id] for s in core.state.sessions.values() if answer.lease_id in s.leases]
+        return any(lease.num_claimed for lease in found)
 
     def acquiring(self, lease: LeaseId) -> None:
         self._evicted_at[lease] = self._evicted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import Acquire, OpBatch, WorkerInfo, Workers
+from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Request
@@ -60,7 +60,10 @@ class SchedulerHost(Process):
     def link_body(self, body: Any) -> None:
         if isinstance(body, Workers):
             self._list(body)
+        preempted = self.core.stats().total_preemptions
         self.core.index_message(body, self.now_ns)
+        if isinstance(body, Reclaim) and self.core.stats().total_preemptions > preempted:
+            self.world.sometimes["borrow then reclaim"] += 1
         self.turn()
 
     def link_lost(self) -> None:

@@ -9,12 +9,13 @@ from random import Random
 
 from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, WorkerId
 from coppice_cache.core.index import CoreSettings, DomainConfig, Mode
-from coppice_scheduler.core.settings import SchedulerSettings
+from coppice_scheduler.core.settings import Guarantee, SchedulerSettings
 from coppice_sim.cache_host import CacheHost
 from coppice_sim.nemesis import FaultProfile, Nemesis
 from coppice_sim.network import Network
 from coppice_sim.oracle import Oracle
 from coppice_sim.process import Process
+from coppice_sim.recovery import SimLog
 from coppice_sim.scheduler_host import SchedulerHost
 from coppice_sim.timeline import MS, Timeline
 from coppice_sim.worker_host import WorkerHost
@@ -54,7 +55,7 @@ class WorldSettings:
     def random(rng: Random) -> WorldSettings:
         configs = (
             DomainConfig(DomainId("amber"), Mode.PRIVATE, maximum_share=rng.choice((1.0, 0.7))),
-            DomainConfig(DomainId("birch"), Mode.PRIVATE, guarantee_share=rng.choice((0.0, 0.3))),
+            DomainConfig(DomainId("birch"), Mode.PRIVATE, guarantee_share=rng.choice((0.0, 0.3, 0.5))),
             DomainConfig(DomainId("cedar"), Mode.STRICT, guarantee_share=0.4),
             DomainConfig(DomainId("dusk"), Mode.DISABLED, zero_on_change=True),
         )[: rng.choice((1, 2, 2, 3, 4))]
@@ -65,6 +66,10 @@ class WorldSettings:
                 session_ttl_ms=TTL_MS,
                 worker_ttl_ms=TTL_MS,
                 heartbeat_ms=100,
+                flight_tokens_min=rng.choice((1, 8)),
+                flight_wait_ms=rng.choice((50, 500)),
+                reclaim_grace_ms=rng.choice((40, 200)),
+                record_events=True,
             ),
             domains=tuple(config.domain for config in configs),
             num_workers=rng.choice((1, 1, 2)),
@@ -104,6 +109,7 @@ class World:
         self.workload = Workload(self)
         self.workers: dict[str, WorkerHost] = {}
         self.schedulers: dict[str, SchedulerHost] = {}
+        self.log = SimLog(self)
         self.cache = CacheHost(self)
         for number in range(self.settings.num_workers):
             self.start_worker(f"w{number}")
@@ -136,6 +142,7 @@ class World:
         self.schedulers[name] = SchedulerHost(self, name)
 
     def scheduler_settings(self) -> SchedulerSettings:
+        configs = self.settings.index.domains
         return SchedulerSettings(
             instance=self.rng.randbytes(8),
             max_step_tokens=self.settings.max_step_tokens,
@@ -145,6 +152,9 @@ class World:
             queue_timeout_ms=4_000,
             max_context=self.settings.max_context,
             worker_absent_ms=1_500,
+            single_flight_wait_ms=800,
+            fixed_domains=frozenset(config.domain for config in configs if config.mode is Mode.STRICT),
+            guarantees={c.domain: Guarantee(c.guarantee_share) for c in configs if c.guarantee_share},
         )
 
     def crash(self, name: str, down_ms: int) -> None:
@@ -233,6 +243,9 @@ class World:
         if stats.leases or stats.pins or stats.leased_blocks or stats.draining_blocks:
             left.append(f"{stats.leases} leases, {stats.leased_blocks} leased, {stats.draining_blocks} draining blocks")
         left += [f"{w.worker_id} is closed or fenced" for w in stats.workers if not w.open or w.fences]
+        for index in self.cache.core.state.workers.values():
+            if index.needs.waiting or index.flights.num_waiting:
+                left.append(f"{len(index.needs.waiting)} needs, {index.flights.num_waiting} wait for flights")
         for name, host in self.workers.items():
             known = self.cache.core.state.workers.get(WorkerId(name))
             if not host.is_alive or known is None or known.epoch != host.core.worker_epoch:

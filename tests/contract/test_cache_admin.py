@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from coppice.telemetry import Tracing, configure_tracing
 from coppice_cache.core.results import DomainStats, IndexStats, WorkerStats
 from coppice_cache.edge import process
+from coppice_cache.edge.admin_http import build_app
+from coppice_cache.edge.body_limit import BODY_BYTES_MAX
 from coppice_cache.edge.metrics import DOMAINS_MAX, OTHER, CacheMetrics
 from tests.fakes.cache_ends import Cache, FakeWorker, StreamClient, UnaryClient, lease, prompt
 from tests.fakes.waiting import wait_for
@@ -64,6 +69,32 @@ def test_readiness_ends_before_the_service_does(cache: Cache) -> None:
     cache.process._readiness.is_serving = False
     assert cache.rest("/readyz")[0] == 503
     assert cache.rest("/healthz")[0] == 200
+
+
+def test_a_body_is_refused_before_it_is_parsed(cache: Cache) -> None:
+    process = cache.process
+    app = build_app(process._service, CollectorRegistry(), process._readiness)
+    headers = {"Content-Type": "application/json"}
+    with closing(TestClient(app)) as client:
+        said = client.post("/v1/explain", content=b" " * (BODY_BYTES_MAX + 1), headers=headers)
+        assert said.status_code == 413
+        assert "more than 16777216 bytes" in said.json()["error"]["message"]
+        assert client.post("/v1/explain", content=b" " * BODY_BYTES_MAX, headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "status"),
+    [
+        ("127.0.0.1", "evil.example", 400),
+        ("127.0.0.1", "127.0.0.1:8071", 200),
+        ("127.0.0.1", "localhost", 200),
+        ("0.0.0.0", "cache.internal", 200),
+    ],
+)
+def test_on_loopback_no_other_name_is_answered_to(cache: Cache, bound: str, asked: str, status: int) -> None:
+    app = build_app(cache.process._service, CollectorRegistry(), cache.process._readiness, host=bound)
+    with closing(TestClient(app)) as client:
+        assert client.get("/v1/stats", headers={"Host": asked}).status_code == status
 
 
 def test_stats_name_every_block(cache: Cache, client: UnaryClient) -> None:
@@ -137,9 +168,9 @@ def test_wrong_parameters_are_400_by_name(cache: Cache, query: str) -> None:
 
 def test_other_paths_and_methods_have_the_same_shape(cache: Cache) -> None:
     assert cache.rest("/v2/nothing")[0] == 404
-    status, body = cache.rest("/v1/audit")
+    status, body = cache.rest("/v1/explain")
     assert status == 405
-    assert "GET /v1/audit" in body["error"]["message"]
+    assert "GET /v1/explain" in body["error"]["message"]
 
 
 def test_an_audit_finds_a_broken_invariant(cache: Cache, client: UnaryClient) -> None:
@@ -153,7 +184,10 @@ def test_an_audit_finds_a_broken_invariant(cache: Cache, client: UnaryClient) ->
 def test_the_page_shows_workers(cache: Cache, client: UnaryClient) -> None:
     status, page = cache.rest("/")
     assert status == 200
-    assert "<td>w<td>open<td>16" in page
+    assert "w <span class=dim>epoch" in page
+    assert "16 blocks · 9 free · 4 leased · 3 cached · 0 draining · 2 leases" in page
+    assert "<td>tenant/a<td" in page
+    assert "href='/v1/domains/tenant/b/tree?worker_id=w'" in page
 
 
 def test_a_broken_core_ends_the_process(cache: Cache, client: UnaryClient) -> None:

@@ -107,6 +107,43 @@ def test_another_namespace_is_another_tree(client: UnaryClient) -> None:
     assert client.stub.Match(request, timeout=CALL_S).num_cached_tokens == 0
 
 
+def test_hints_for_several_prompts_at_once(client: UnaryClient) -> None:
+    text = prompt(17)
+    client.acquire(1, text, "a")
+    client.publish(1, text[: 16 * 4])
+    asked = [("a", text), ("a", text[: 10 * 4]), ("b", text), ("a", prompt(4, 900))]
+    queries = [pb.MatchQuery(domain=domain, namespace=NAMESPACE, tokens=data) for domain, data in asked]
+    found = client.stub.MatchBatch(pb.MatchQueries(queries=queries), timeout=CALL_S)
+    hints = [(list(hint.worker_ids), list(hint.num_cached_tokens)) for hint in found.hints]
+    assert hints == [(["w"], [16]), (["w"], [8]), ([], []), ([], [])]
+    cut = pb.MatchQueries(queries=[pb.MatchQuery(domain="a", namespace=NAMESPACE, tokens=b"123")])
+    code, text_of = refusal(lambda: client.stub.MatchBatch(cut, timeout=CALL_S))
+    assert code is Code.INVALID_ARGUMENT
+    assert "packed u32" in text_of
+
+
+def test_a_second_computation_of_one_prefix_can_wait_for_the_first(client: UnaryClient) -> None:
+    text = prompt(60)
+    candidates = [pb.Candidate(worker_id="w")]
+
+    def ask(number: int) -> pb.Answer:
+        op = pb.Acquire(
+            lease_id=lease(number),
+            domain="a",
+            namespace=NAMESPACE,
+            tokens=text,
+            reserve_tokens=60,
+            candidates=candidates,
+            may_wait=True,
+        )
+        return client.stub.Acquire(pb.AcquireRequest(session_epoch=client.epoch, acquire=op), timeout=CALL_S)
+
+    assert ask(1).WhichOneof("answer") == "grant"
+    assert ask(2).pending.num_tokens == 56
+    client.publish(1, text)
+    assert ask(2).grant.num_cached_tokens == 56
+
+
 BAD_ACQUIRES: dict[str, tuple[dict[str, Any], str]] = {
     "half a token": ({"tokens": b"\1\0\0\0\2"}, "5"),
     "a short lease id": ({"lease_id": b"abc"}, "lease_id has 3 bytes; it must have 16"),

@@ -101,7 +101,10 @@ def test_all_at_once(case: Case, roomy: Stack) -> None:
 def test_under_pressure_with_preemption(case: Case, tmp_path: Path) -> None:
     # The longest prompt and its output need 39 blocks of 16: all sixteen at once cannot fit into 60.
     with Stack(case.checkpoint, tmp_path, num_blocks=60, scheduler_args=["--max-chunk-tokens=64"]) as stack:
-        for _ in range(2):
+        case.check_together(stack)
+        for _ in range(8):  # when they run short depends on who comes first
             case.check_together(stack)
+            if stack.metric(stack.port, "vllm:num_preemptions_total"):
+                break
         assert stack.metric(stack.port, "vllm:num_preemptions_total") > 0
         assert stack.cache_stats()["leases"] == 0

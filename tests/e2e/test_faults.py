@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +15,6 @@ import pytest
 
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
-from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
 
 NUM_CLIENTS = 4
@@ -33,8 +34,11 @@ class Load:
 
     def _ask(self, index: int) -> None:
         rng = random.Random(index)
-        common = [rng.randrange(256) for _ in range(64)]
-        while not self._stopping.is_set():
+        for turn in count():
+            if self._stopping.is_set():
+                return
+            if turn % 4 == 0:  # a prefix that is new prefers no worker
+                common = [rng.randrange(256) for _ in range(64)]
             prompt = common + [rng.randrange(256) for _ in range(rng.randrange(1, 40))]
             body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True,
                     "return_token_ids": True}  # fmt: skip
@@ -56,16 +60,6 @@ class Load:
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive(), "a request never ended"
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen2", seed=6)
-
-
-@pytest.fixture(scope="module")
-def oracle(checkpoint: Path) -> Oracle:
-    return Oracle(checkpoint)
 
 
 @pytest.fixture
@@ -129,11 +123,11 @@ def test_the_scheduler_dies(stack: Stack, oracle: Oracle) -> None:
 def test_one_of_two_workers_dies_and_the_other_serves(checkpoint: Path, oracle: Oracle, tmp_path: Path) -> None:
     ttl = ["--session-ttl-ms=2000", "--worker-ttl-ms=2000"]
     with Stack(checkpoint, tmp_path, num_blocks=128, num_workers=2, cache_args=ttl) as stack:
+        computed = partial(stack.metric, name="coppice_worker_tokens_computed_total")
         wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "both workers to be registered")
         with Load(stack) as load:
+            wait_until(lambda: min(computed(port) for port in stack.worker_http) > 0, "each worker to be chosen", 60)
             wait_served(load, 16)
-            computed = [stack.metric(port, "coppice_worker_tokens_computed_total") for port in stack.worker_http]
-            assert min(computed) > 0, "a worker was never chosen"
             stack.services["worker-1"].kill()
             wait_served(load, 16)
             load.stop()

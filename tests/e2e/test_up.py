@@ -38,7 +38,7 @@ class Up:
         return found[1]
 
     def stats(self) -> Any:
-        with urllib.request.urlopen(self.find(r"cache admin +(\S+)"), timeout=10) as answer:
+        with urllib.request.urlopen(self.find(r"cache admin +(\S+)") + "/v1/stats", timeout=10) as answer:
             return json.load(answer)
 
 

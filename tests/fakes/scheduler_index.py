@@ -2,18 +2,19 @@
 
 It answers the ops of `coppice.messages.index` and asserts what a scheduler must keep to: publishes without gaps, of
 tokens that were computed, and a release only after the worker has let the sequence go (`still_used`).
+
+Who asks for a prefix that a live lease is about to publish waits for it (`flight_retry_ms` > 0). A domain of `owed`
+that finds the pool full below what is owed to it has the others asked for their blocks, which are kept for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 
 from coppice.handles import block_ids, generation_of, make_generation, pack_handle
-from coppice.ids import BlockId, CacheEpoch, LeaseId, Namespace, WorkerEpoch, WorkerId
+from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, WorkerEpoch, WorkerId
 from coppice.messages.index import (
     Abandon,
     Acquire,
@@ -23,72 +24,37 @@ from coppice.messages.index import (
     Distrusted,
     Extend,
     Extended,
+    FromClient,
     Gone,
     Grant,
     LeaseClaim,
     LeaseDigest,
-    LeaseSet,
+    MatchQueries,
     NoCapacity,
     NoCapacityReason,
     NotPublished,
     NotPublishedReason,
     Op,
     OpBatch,
+    Pending,
     Publish,
     Published,
     Reattach,
     Reattached,
+    Reclaim,
     Release,
     Released,
+    Retain,
+    Retained,
     ToClient,
+    Wake,
     WorkerInfo,
     Workers,
     lease_hash,
 )
+from tests.fakes.scheduler_ledger import NAMESPACE, Entry, HeldLease, Ledger, packed, seal_of
 
-NAMESPACE = Namespace(b"fake")
-
-
-def packed(handles: list[int]) -> bytes:
-    return np.array(handles, dtype="<u8").tobytes()
-
-
-def seal_of(domain: str, tokens: bytes) -> bytes:
-    return blake2b(tokens, digest_size=16, person=b"fake", salt=domain.encode()[:16]).digest()
-
-
-@dataclass(eq=False)
-class Entry:
-    """One findable block."""
-
-    handle: int
-    seal: bytes
-    pins: set[LeaseId] = field(default_factory=set)
-
-
-@dataclass(eq=False)
-class HeldLease:
-    op: Acquire | LeaseClaim
-    worker_id: WorkerId
-    tokens: bytes  # covered by shared and published blocks
-    shared: list[int]
-    owned: list[int]
-    grant: Grant | None = None
-    published: int = 0
-    last_extended: dict[int, Extended] = field(default_factory=dict)
-    findable: bool = True  # False: re-attached after a restart
-
-
-@dataclass(eq=False)
-class Ledger:
-    """Blocks of one worker."""
-
-    epoch: WorkerEpoch
-    num_blocks: int
-    free: list[int] = field(default_factory=list)
-    counters: dict[int, int] = field(default_factory=dict)
-    cached: dict[tuple[str, bytes], Entry] = field(default_factory=dict)
-    open: bool = True
+__all__ = ["NAMESPACE", "Entry", "FakeIndex", "HeldLease", "Ledger", "packed", "seal_of"]
 
 
 class FakeIndex:
@@ -99,6 +65,11 @@ class FakeIndex:
         self.epoch = CacheEpoch(1)
         self.ledgers: dict[WorkerId, Ledger] = {}
         self.max_sequences = 0  # of every worker
+        self.flight_retry_ms = 0
+        self.waiters: dict[LeaseId, LeaseId] = {}  # who waits, for whom
+        self.owed: dict[str, int] = {}  # blocks that each domain may always hold on a worker
+        self.needs: dict[LeaseId, tuple[WorkerId, str, int]] = {}  # refused below what is owed: how many blocks
+        self.outbox: list[ToClient] = []  # said without being asked
         self.leases: dict[LeaseId, HeldLease] = {}
         self.still_used: Callable[[LeaseId], bool] = lambda lease_id: False
         self.was_computed: Callable[[Publish, int], bool] = lambda op, block_size: True
@@ -133,6 +104,8 @@ class FakeIndex:
         """Everything is forgotten but the worker's registration; handles get a higher epoch."""
         self.epoch = CacheEpoch(self.epoch + 1)
         self.leases.clear()
+        self.waiters.clear()
+        self.needs.clear()
         for ledger in self.ledgers.values():
             ledger.cached.clear()
             ledger.counters.clear()
@@ -146,7 +119,8 @@ class FakeIndex:
 
     # --- messages
 
-    def take(self, message: OpBatch | Reattach | LeaseSet) -> ToClient | None:
+    def take(self, message: FromClient) -> ToClient | None:
+        assert not isinstance(message, MatchQueries)
         if isinstance(message, OpBatch):
             return AnswerBatch(self.epoch, tuple(self.answer(op) for op in message.ops))
         if isinstance(message, Reattach):
@@ -163,6 +137,8 @@ class FakeIndex:
             if isinstance(op, Abandon):
                 self.fence(op.lease_id)
             assert not self.still_used(op.lease_id), "released before it was removed"
+            self.waiters.pop(op.lease_id, None)
+            self.needs.pop(op.lease_id, None)
             self._end(op.lease_id)
             return Released(op.lease_id)
         if isinstance(op, Distrust):
@@ -170,12 +146,15 @@ class FakeIndex:
         lease = self.leases.get(op.lease_id)
         if lease is None:
             return Gone(op.lease_id)
+        if isinstance(op, Retain):
+            return Retained(op.lease_id, 0)
         return self._extend(lease, op) if isinstance(op, Extend) else self._publish(lease, op)
 
     def _acquire(self, op: Acquire) -> Answer:
         held = self.leases.get(op.lease_id)
         if held is not None and held.grant is not None:
             return held.grant
+        self.waiters.pop(op.lease_id, None)
         ledgers = [(c, self.ledgers[c.worker_id]) for c in op.candidates if c.worker_id in self.ledgers]
         ledgers = [(c, ledger) for c, ledger in ledgers if ledger.open]
         if not ledgers:
@@ -183,12 +162,16 @@ class FakeIndex:
         matches = {c.worker_id: self._match(ledger, op) for c, ledger in ledgers}
         candidate, ledger = min(ledgers, key=lambda pair: pair[0].load_cost - self._tokens(matches[pair[0].worker_id]))
         shared = matches[candidate.worker_id]
+        leader = self._leader(op, candidate.worker_id, len(shared))
+        if leader is not None:
+            self.waiters[op.lease_id] = leader
+            return Pending(op.lease_id, self._tokens(shared) + self.block_size, self.flight_retry_ms)
         blocks = -(-op.reserve_tokens // self.block_size)
         if blocks > min(ledger.num_blocks, self.domain_blocks_max):
             return self._no(op.lease_id, NoCapacityReason.NEVER_FITS)
         for entry in shared:
             entry.pins.add(op.lease_id)
-        owned = self._take(candidate.worker_id, op.domain, blocks - len(shared))
+        owned = self._take(candidate.worker_id, op.domain, blocks - len(shared), op.lease_id)
         if isinstance(owned, NoCapacityReason):
             for entry in shared:
                 entry.pins.discard(op.lease_id)
@@ -209,6 +192,43 @@ class FakeIndex:
         )
         return grant
 
+    def _leader(self, op: Acquire, worker_id: WorkerId, num_shared: int) -> LeaseId | None:
+        """A live lease that is to publish the block after the match."""
+        end = (num_shared + 1) * self.block_size * 4
+        if not (self.flight_retry_ms and op.may_wait) or end >= len(op.tokens):
+            return None
+        for lease_id, lease in self.leases.items():
+            mine = lease.worker_id == worker_id and lease.op.domain == op.domain and lease.findable
+            same = isinstance(lease.op, Acquire) and lease.op.tokens[:end] == op.tokens[:end]
+            if mine and same and lease.published <= num_shared:
+                return lease_id
+        return None
+
+    def _wake(self, leader: LeaseId) -> None:
+        woken = [waiter for waiter, lease_id in self.waiters.items() if lease_id == leader]
+        for waiter in woken:
+            del self.waiters[waiter]
+        if woken:
+            self.outbox.append(Wake(self.epoch, tuple(woken)))
+
+    def _owed(self, worker_id: WorkerId, domain: str, lease_id: LeaseId, count: int) -> None:
+        """Remember what a domain lacks of what is its own, and ask the others for all that is lacking."""
+        if self._held(worker_id, domain) + count > self.owed.get(domain, 0):
+            self.needs.pop(lease_id, None)
+            return
+        self.needs[lease_id] = (worker_id, domain, count)
+        for other in sorted({str(lease.op.domain) for lease in self.leases.values() if lease.worker_id == worker_id}):
+            over = self._held(worker_id, other) - self.owed.get(other, 0)
+            if other != domain and over > 0:
+                self.outbox.append(Reclaim(self.epoch, worker_id, DomainId(other), min(over, self.promised(worker_id))))
+
+    def promised(self, worker_id: WorkerId, taker: str = "") -> int:
+        return sum(count for name, domain, count in self.needs.values() if name == worker_id and domain != taker)
+
+    def _held(self, worker_id: WorkerId, domain: str) -> int:
+        leases = [lease for lease in self.leases.values() if lease.worker_id == worker_id]
+        return sum(len(lease.owned) for lease in leases if lease.op.domain == domain)
+
     def _tokens(self, entries: list[Entry]) -> int:
         return len(entries) * self.block_size
 
@@ -225,16 +245,18 @@ class FakeIndex:
             entries.append(entry)
         return entries
 
-    def _take(self, worker_id: WorkerId, domain: str, count: int) -> list[int] | NoCapacityReason:
+    def _take(self, worker_id: WorkerId, domain: str, count: int, lease_id: LeaseId) -> list[int] | NoCapacityReason:
         ledger = self.ledgers[worker_id]
-        leases = [lease for lease in self.leases.values() if lease.worker_id == worker_id]
-        held = sum(len(lease.owned) for lease in leases if lease.op.domain == domain)
-        if held + count > self.domain_blocks_max:
+        if self._held(worker_id, domain) + count > self.domain_blocks_max:
             return NoCapacityReason.DOMAIN_MAXIMUM
         evictable = [key for key, entry in ledger.cached.items() if not entry.pins]
         evictable.sort(key=lambda key: -len(key[1]))
-        if len(ledger.free) + len(evictable) < count:
+        entitled = self._held(worker_id, domain) + count <= self.owed.get(domain, 0)
+        kept = 0 if entitled else self.promised(worker_id, domain)
+        if count and len(ledger.free) + len(evictable) - kept < count:
+            self._owed(worker_id, domain, lease_id, count)
             return NoCapacityReason.POOL_FULL
+        self.needs.pop(lease_id, None)
         while len(ledger.free) < count:
             ledger.free += block_ids(packed([ledger.cached.pop(evictable.pop(0)).handle])).tolist()
         return [self._grant_block(ledger, ledger.free.pop(0)) for _ in range(count)]
@@ -250,7 +272,7 @@ class FakeIndex:
         blocks = -(-op.reserve_tokens // self.block_size)
         if blocks > min(self.ledgers[lease.worker_id].num_blocks, self.domain_blocks_max):
             return self._no(op.lease_id, NoCapacityReason.NEVER_FITS)
-        owned = self._take(lease.worker_id, lease.op.domain, max(0, blocks - first))
+        owned = self._take(lease.worker_id, lease.op.domain, max(0, blocks - first), op.lease_id)
         if isinstance(owned, NoCapacityReason):
             return self._no(op.lease_id, owned)
         lease.owned += owned
@@ -278,6 +300,8 @@ class FakeIndex:
             if entry.handle == handle and handle in lease.owned:
                 handles.append(handle)
                 seals.append(entry.seal)
+        if isinstance(lease.op, Acquire) and lease.published >= len(lease.op.tokens) // step:
+            self._wake(op.lease_id)
         return Published(op.lease_id, lease.published, packed(handles), b"".join(seals))
 
     def drop(self, lease_id: LeaseId) -> None:
@@ -289,6 +313,8 @@ class FakeIndex:
         lease = self.leases.pop(lease_id, None)
         if lease is None:
             return
+        self._wake(lease_id)
+        self.needs.pop(lease_id, None)
         ledger = self.ledgers[lease.worker_id]
         cached = {entry.handle for entry in ledger.cached.values()}
         for entry in ledger.cached.values():

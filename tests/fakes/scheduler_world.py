@@ -199,6 +199,9 @@ class World:
                 answer = self.index.take(message)
                 if answer is not None:
                     self.tell(answer)
+                said, self.index.outbox = self.index.outbox, []
+                for unasked in said:
+                    self.tell(unasked)
 
         self.after(self._delay(0.5), arrive, "to_index")
 

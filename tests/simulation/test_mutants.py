@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from coppice_sim.mutants import MASKED, MUTANTS, Mutant
+from coppice_sim.mutants import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
 from coppice_sim.run import main, run
 from tests.unit import (
     test_cache_claims,
     test_cache_distrust,
+    test_cache_reclaim,
+    test_cache_regrowth,
     test_cache_restart,
     test_cache_sessions,
     test_cache_workers,
@@ -24,12 +26,12 @@ SEEDS = range(1, 16)
 STEPS = 2_500
 
 
-def killed_by(mutant: Mutant, *, check_cores: bool = True) -> str:
-    """What the first seed that notices says; empty when none does."""
+def killed_by(mutant: Mutant, *, check_cores: bool = True, evidence: str = "") -> str:
+    """What the first seed that notices (this evidence) says; empty when none does."""
     with mutant.applied():
         for seed in SEEDS:
             report = run(seed, steps=STEPS, faults=mutant.faults, check_cores=check_cores)
-            if report.broken:
+            if report.broken and evidence in report.broken:
                 return report.broken
     return ""
 
@@ -48,7 +50,7 @@ def test_a_run_notices(mutant: Mutant) -> None:
     [("shared root", "I12"), ("no zeroing", "I15"), ("forgets to release", "O4"), ("step order unchecked", "I12")],
 )
 def test_clients_and_workers_notice_without_the_checks_of_the_cores(name: str, evidence: str) -> None:
-    assert evidence in killed_by(named(name), check_cores=False)
+    assert killed_by(named(name), check_cores=False, evidence=evidence)
 
 
 def _cached_blocks() -> World:
@@ -63,10 +65,12 @@ DIRECT: dict[str, Callable[[], None]] = {
     "no seal check": test_worker_core_blocks.test_unsealed_block_is_not_read_even_with_a_seal_of_zeros,
     "no drain pins": lambda: test_cache_distrust.test_a_drain_pin_keeps_the_blocks_until_the_fence(_cached_blocks()),
     "no second look": test_cache_restart.test_the_second_look_takes_what_is_someone_elses_by_now,
+    "trees miss the second look": test_cache_regrowth.test_the_second_look_decides,
     "shared claims are not judged": test_cache_claims.test_shared_claims_need_equal_generation_and_seal,
     "fenced sessions come back": test_cache_restart.test_fenced_sessions_never_reattach,
     "epoch not raised": test_cache_workers.test_a_worker_that_saw_a_higher_epoch_calls_for_a_new_incarnation,
     "no pause guard": test_cache_sessions.test_our_own_pause_expires_nobody,
+    "nothing is kept for a need": test_cache_reclaim.test_needs_are_met_in_the_order_in_which_they_were_refused,
     "lease digest ignored": test_scheduler_core_outages.test_a_different_digest_is_answered_with_the_lease_set,
     "old scheduler plans on": test_worker_core_epochs.test_newer_scheduler_takes_over_and_the_older_is_refused,
 }
@@ -85,9 +89,19 @@ def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> Non
     assert noticed, f"{mutant.breaks}: the unit test did not notice"
 
 
+def test_a_scheduler_that_gives_nothing_back_holds_nobody_up() -> None:
+    forced = 0
+    with RECLAIM_IGNORED.applied():
+        for seed in SEEDS:
+            report = run(seed, steps=STEPS)
+            assert not report.broken, report.line
+            forced += report.sometimes["reclaim forced through a fence"]
+    assert forced > 0
+
+
 def test_a_broken_run_names_the_seed_and_what_broke(capsys: pytest.CaptureFixture[str]) -> None:
     with named("shared root").applied():
-        assert main(["--seed", "1", "--runs", "1", "--steps", "400"]) == 1
+        assert main(["--seed", "3", "--runs", "1", "--steps", "400"]) == 1
     out = capsys.readouterr().out
     assert "BROKEN I3" in out
-    assert "replay: coppice sim --seed 1 --runs 1 --steps 400" in out
+    assert "replay: coppice sim --seed 3 --runs 1 --steps 400" in out

@@ -18,6 +18,7 @@ CI_SEEDS = range(1, 41)
 # Each must happen in some run, or the runs show nothing about it.
 SOMETIMES = (
     "block reused after a restart",
+    "borrow then reclaim",
     "borrowed blocks taken back",
     "cancel loses to finish",
     "cancel wins",
@@ -31,15 +32,25 @@ SOMETIMES = (
     "evicted",
     "evicted while an acquire was in flight",
     "fenced",
+    "log lost",
+    "log made up",
+    "log: leases_pinned",
+    "log: refused_generation",
+    "log: refused_seal",
+    "log: replayed",
+    "log: unclaimed",
     "no room",
     "ops doubled",
     "paused",
+    "pending leader aborted with followers waiting",
     "plan replayed",
     "preempted in decode",
     "preempted in prefill",
     "prefix found",
+    "published after a restart",
     "quota refusal",
     "refused: wrong_seal",
+    "reclaim forced through a fence",
     "reincarnated",
     "result of a session that is over",
     "retry after a crash",
@@ -48,8 +59,10 @@ SOMETIMES = (
     "second session of an epoch",
     "session ended",
     "session re-attached",
+    "tail of the log lost",
     "takeover",
     "two schedulers alive",
+    "waited for a flight",
 )
 
 
@@ -78,6 +91,26 @@ def test_every_invariant_holds_under_faults_and_every_kind_of_trouble_occurs() -
     assert outcomes["length"] + outcomes["stop"] > 10 * len(CI_SEEDS)
 
 
+def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
+    """So many crashes of the cache service alone, each with a log that is whole, cut, lost or wrong."""
+    sometimes: Counter[str] = Counter()
+    seed = first_seed
+    while sometimes["crash of c"] < crashes:
+        sometimes += held(run(seed, steps=STEPS, faults=FaultProfile.cache_restarts())).sometimes
+        seed += 1
+    return sometimes
+
+
+@pytest.mark.timeout(600)
+def test_a_thousand_crashes_of_the_cache_and_no_stale_grant() -> None:
+    """I4, I5, I8, I12 and whatever else is asked after every event; here what happened on the way."""
+    sometimes = crash_the_cache(1_000, 500)
+    for name in ("replayed", "refused_generation", "refused_seal", "refused_parent", "leases_pinned"):
+        assert sometimes[f"log: {name}"] > 100, name
+    assert sometimes["published after a restart"] > 100
+    assert sometimes["prefix found"] > 100
+
+
 def test_a_seed_replays_exactly_in_another_process() -> None:
     """Hash seeds differ between processes; nothing may depend on the order of a set."""
     lines = []
@@ -94,6 +127,13 @@ def test_the_command_prints_one_line_per_seed(capsys: pytest.CaptureFixture[str]
     assert main(["--seed", "3", "--runs", "2", "--steps", "200"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["seed 3", "seed 4", "sometimes"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
+def test_ten_thousand_crashes_of_the_cache(first: int) -> None:
+    crash_the_cache(1_000, first)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from coppice.ids import CacheEpoch, DomainId
 from coppice.messages.index import Answer, Extended, NoCapacity, NoCapacityReason
 from coppice_cache.core.index import CoreSettings, DomainConfig, InvariantBroken, Mode
 from coppice_cache.core.ledger import BlockState
+from coppice_cache.core.settings import Eviction
 from tests.unit.cache_world import ALICE, KEY, NAMESPACE, W, World, registration, settings, tokens
 
 BOB, CAROL = DomainId("bob"), DomainId("carol")
@@ -120,7 +121,7 @@ def test_unknown_content_of_before_a_restart_is_zeroed_when_anybody_cares() -> N
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
-    world = World(num_blocks=6)
+    world = World(settings(eviction=Eviction.LRU), num_blocks=6)
     first, second, third = tokens(8, 100), tokens(8, 200), tokens(8, 300)
     for number, data in enumerate((first, second, third)):
         world.fill(number, data)
@@ -130,7 +131,7 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
 
 
 def test_the_end_of_a_lease_counts_as_use() -> None:
-    world = World(num_blocks=6)
+    world = World(settings(eviction=Eviction.LRU), num_blocks=6)
     first, second = tokens(8, 100), tokens(8, 200)
     for number, data in ((1, first), (2, second)):
         world.granted(number, data)
@@ -212,7 +213,7 @@ def test_what_an_acquire_matches_is_not_evicted_for_it() -> None:
 
 
 def test_the_eviction_heap_stays_small() -> None:
-    world = World(num_blocks=8)
+    world = World(settings(eviction=Eviction.LRU), num_blocks=8)
     world.fill(0, tokens(8))
     for number in range(1, 500):
         world.granted(number, tokens(9))
@@ -227,7 +228,7 @@ def test_the_eviction_heap_stays_small() -> None:
 @given(st.randoms(use_true_random=False))
 def test_eviction_follows_a_plain_lru(random: Random) -> None:
     """Disjoint one-block prompts: the order of eviction is the order of last use."""
-    world = World(num_blocks=8)
+    world = World(settings(eviction=Eviction.LRU), num_blocks=8)
     order: list[int] = []
     for number in range(40):
         prompt = random.randrange(14)
@@ -275,10 +276,14 @@ def test_the_check_sees_each_kind_of_damage() -> None:
     assert broken(world) == "I2"
     world = fresh()
     worker = world.core.state.workers[W]
-    worker.ledger.last_use[0] = worker.quotas.use_of(DomainConfig(BOB))
+    owners = worker.ledger.owners
+    owners.index[0] = owners.index_of(worker.quotas.use_of(DomainConfig(BOB)))
     assert broken(world) == "I3"
     world = fresh()
-    world.core.state.workers[W].ledger.checked[7] = 1 << 39
+    world.core.check()
+    world.core.state.workers[W].ledger.generation[7] += 1
+    world.core.check()
+    world.core.state.workers[W].ledger.generation[7] -= 1
     assert broken(world) == "I4"
     world = fresh()
     world.core.state.workers[W].ledger.generation[0] += 1

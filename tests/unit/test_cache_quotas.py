@@ -8,8 +8,8 @@ import pytest
 
 from coppice.ids import DomainId
 from coppice.messages.index import Answer, Grant, NoCapacity, NoCapacityReason
-from coppice_cache.core.index import CoreSettings, DomainConfig, Mode, SettingsRefused
-from tests.unit.cache_world import ALICE, NAMESPACE, W, World, settings, tokens
+from coppice_cache.core.index import CoreSettings, DomainConfig, MessageRefused, Mode, SettingsRefused
+from tests.unit.cache_world import ALICE, NAMESPACE, W, World, registration, settings, tokens
 
 BOB, CAROL = DomainId("bob"), DomainId("carol")
 STRICT = Mode.STRICT
@@ -147,9 +147,47 @@ def test_many_domains_take_turns_to_pay() -> None:
         (lambda: DomainConfig(ALICE, guarantee_share=0.5, maximum_share=0.4), "above"),
         (lambda: DomainConfig(ALICE, maximum_share=1.5), "between"),
         (lambda: DomainConfig(ALICE, mode=STRICT), "strict"),
+        (lambda: DomainConfig(ALICE, guarantee_blocks=2, maximum_blocks=1), "above"),
+        (lambda: DomainConfig(ALICE, guarantee_blocks=-1), "negative"),
+        (lambda: DomainConfig(ALICE, mode=STRICT, guarantee_blocks=2, maximum_blocks=3), "strict"),
         (lambda: DomainConfig(ALICE, mode=STRICT, guarantee_share=0.2, maximum_share=0.4), "strict"),
     ],
 )
 def test_settings_that_contradict_themselves(build: object, message: str) -> None:
     with pytest.raises(SettingsRefused, match=message):
         build()  # type: ignore[operator]
+
+
+def test_limits_in_blocks() -> None:
+    config = settings(
+        DomainConfig(ALICE, guarantee_blocks=6, maximum_blocks=8), DomainConfig(BOB, mode=STRICT, guarantee_blocks=4)
+    )
+    world = World(config, num_blocks=16)
+    world.granted(1, tokens(32))
+    assert reason(world.acquire(2, tokens(4, 900))) is NoCapacityReason.DOMAIN_MAXIMUM
+    assert reason(world.acquire(2, tokens(36, 900))) is NoCapacityReason.NEVER_FITS
+    world.granted(3, tokens(16), domain=BOB)
+    assert reason(world.acquire(4, tokens(4, 900), domain=BOB)) is NoCapacityReason.DOMAIN_MAXIMUM
+    assert DomainConfig(ALICE, guarantee_share=0.5, guarantee_blocks=3).guarantee_of(10) == 8
+    assert DomainConfig(ALICE, maximum_share=0.5, maximum_blocks=30).maximum_of(10) == 5
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        (
+            (DomainConfig(ALICE, guarantee_blocks=12), DomainConfig(BOB, guarantee_share=0.5)),
+            r"sum to 20 blocks \(alice 12, bob 8\); this pool has 16",
+        ),
+        ((DomainConfig(ALICE, guarantee_blocks=8, maximum_share=0.25),), "alice: of 16 blocks .* 8, at most 4"),
+    ],
+)
+def test_a_worker_that_cannot_keep_what_was_promised_is_refused(
+    configs: tuple[DomainConfig, ...], message: str
+) -> None:
+    world = World(settings(*configs))
+    with pytest.raises(MessageRefused, match=message):
+        world.core.receive_worker(W, registration(num_blocks=16), world.now_ns)
+    assert not world.core.state.workers
+    world.core.receive_worker(W, registration(num_blocks=64), world.now_ns)
+    assert world.core.state.workers

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace
+from coppice_cache.core import radix
 from coppice_cache.core.radix import Tree, add_child, path, settle_spot, unprotected_blocks, walk
-from tests.unit.cache_world import tokens
+from coppice_cache.core.wide import WIDE_FROM, WideDict
+from tests.unit.cache_world import ALICE, World, settings, tokens
 
 BLOCK = 16
 
@@ -14,8 +18,7 @@ BLOCK = 16
 def tree_of(count: int) -> Tree:
     tree = Tree(DomainId("d"), Namespace(b"n"), bytes(16), BLOCK)
     handles = b"".join(block.to_bytes(8, "little") for block in range(count))
-    seals = b"".join(block.to_bytes(16, "little") for block in range(count))
-    add_child(tree, tokens(4 * count), handles, seals, block_bytes=BLOCK, now_ns=1)
+    add_child(tree, tokens(4 * count), handles, block_bytes=BLOCK, now_ns=1)
     return tree
 
 
@@ -74,3 +77,53 @@ def test_trimming_takes_the_tail_and_then_the_node() -> None:
     assert tree.is_unused
     assert node.parent is None
     assert not node.is_evictable
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=2)), max_size=200))
+def test_a_dict_in_parts_is_a_dict(changes: list[tuple[bool, bytes]]) -> None:
+    plain: dict[bytes, int] = {b"first": 0}
+    parts: WideDict[int] = WideDict(plain)
+    for number, (keeps, key) in enumerate(changes):
+        if keeps:
+            plain[key] = parts[key] = number
+        elif key in plain:
+            del plain[key], parts[key]
+        assert (key in parts, parts.get(key), len(parts), bool(parts)) == (
+            key in plain,
+            plain.get(key),
+            len(plain),
+            bool(plain),
+        )
+    assert dict(parts.items()) == plain
+    assert sorted(parts) == sorted(plain)
+    assert sorted(parts.values()) == sorted(plain.values())
+
+
+def test_a_node_with_very_many_children_keeps_them_in_parts() -> None:
+    tree = Tree(DomainId("d"), Namespace(b"n"), bytes(16), BLOCK)
+    keys = [number.to_bytes(BLOCK, "little") for number in range(WIDE_FROM + 5)]
+    nodes = [add_child(tree, key, bytes(8), block_bytes=BLOCK, now_ns=1) for key in keys]
+    assert isinstance(tree.children, WideDict)
+    assert [walk(tree, key, BLOCK).node for key in keys] == nodes
+    for node in nodes:
+        node.leave(BLOCK)
+    assert tree.is_unused
+
+
+def test_audits_snapshots_and_invalidations_reach_all_children_of_a_wide_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(radix, "WIDE_FROM", 3)
+    here = World(settings(record_events=True), num_blocks=64, block_size=4)
+    for number in range(10):
+        here.fill(number, tokens(8, 100 * number))
+    (tree,) = here.core.state.workers[here.granted(99, tokens(4, 9_000)).worker_id].trees.values()
+    assert isinstance(tree.children, WideDict)
+    here.core.check()
+    told, cursor = here.core.snapshot_slice(None, 4)
+    while cursor is not None:
+        more, cursor = here.core.snapshot_slice(cursor, 4)
+        told += more
+    assert sum(len(stored.handles) // 8 for stored in told) == 20
+    here.release(99)
+    here.core.invalidate(domain=ALICE, now_ns=here.now_ns)
+    here.tick(1_000, alive=(here.session,))
+    assert here.core.stats().cached_blocks == 0

@@ -153,10 +153,10 @@ def test_a_reconnect_during_the_window_keeps_it() -> None:
 # rules 5 to 8
 
 
-def test_reattached_leases_extend_and_release_but_do_not_publish() -> None:
+def test_reattached_leases_extend_and_release_and_publish_only_what_nobody_else_holds() -> None:
     world = Restarted(Pool().seal(0), S1, attach=(S1,))
     world.session = S1
-    world.claims(S1, claim(1, shared=handle(0, 5), owned=handle(1, 5)))
+    world.claims(S1, claim(1, shared=handle(0, 5), owned=handle(1, 5)), claim(2, shared=handle(0, 5)))
     closed = world.extend(1, 16)
     assert isinstance(closed, NoCapacity)
     assert closed.reason is NoCapacityReason.NO_WORKER
@@ -170,6 +170,7 @@ def test_reattached_leases_extend_and_release_but_do_not_publish() -> None:
     assert isinstance(again, Grant)
     assert (again.shared, again.owned, again.num_cached_tokens) == (handle(0, 5), handle(1, 5), 4)
     world.release(1)
+    world.release(2)
     assert world.core.stats().free_blocks == BLOCKS
 
 

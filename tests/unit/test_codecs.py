@@ -28,16 +28,29 @@ def many(element: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 OPS: dict[type, st.SearchStrategy[Any]] = {
     index.Acquire: st.builds(
-        index.Acquire, LEASE, TEXT, RAW, RAW, U64, many(st.builds(index.Candidate, TEXT, U64)), TEXT
+        index.Acquire,
+        LEASE,
+        TEXT,
+        RAW,
+        RAW,
+        U64,
+        many(st.builds(index.Candidate, TEXT, U64)),
+        TEXT,
+        st.sampled_from(index.Reuse),
+        st.booleans(),
+        st.booleans(),
     ),
     index.Extend: st.builds(index.Extend, LEASE, U64),
     index.Publish: st.builds(index.Publish, LEASE, U32, RAW),
-    index.Release: st.builds(index.Release, LEASE),
+    index.Release: st.builds(index.Release, LEASE, st.sampled_from(index.Reuse)),
     index.Abandon: st.builds(index.Abandon, LEASE),
     index.Distrust: st.builds(index.Distrust, LEASE, RAW),
+    index.Retain: st.builds(index.Retain, LEASE, U64, U64, U32, U64),
 }
 ANSWERS: dict[type, st.SearchStrategy[Any]] = {
-    index.Grant: st.builds(index.Grant, LEASE, TEXT, U64, U64, RAW, RAW, RAW, RAW),
+    index.Grant: st.builds(index.Grant, LEASE, TEXT, U64, U64, RAW, RAW, RAW, RAW, RAW, RAW, U64),
+    index.Pending: st.builds(index.Pending, LEASE, U64, U32),
+    index.Retained: st.builds(index.Retained, LEASE, U64),
     index.NoCapacity: st.builds(index.NoCapacity, LEASE, st.sampled_from(index.NoCapacityReason), U32),
     index.Extended: st.builds(index.Extended, LEASE, U32, RAW, RAW),
     index.Published: st.builds(index.Published, LEASE, U32, RAW, RAW),
@@ -48,17 +61,25 @@ ANSWERS: dict[type, st.SearchStrategy[Any]] = {
     index.Invalid: st.builds(index.Invalid, LEASE, TEXT),
 }
 CLAIM = st.builds(index.LeaseClaim, LEASE, TEXT, RAW, TEXT, U64, RAW, RAW, RAW)
-WORKER = st.builds(index.WorkerInfo, TEXT, U64, TEXT, U32, U32, RAW, TEXT, st.booleans(), U32, U32, U32, st.booleans())
+WORKER = st.builds(
+    index.WorkerInfo, TEXT, U64, TEXT, U32, U32, RAW, TEXT, st.booleans(), U32, U32, U32, st.booleans(), U32
+)
+QUERY = st.builds(index.MatchQuery, TEXT, RAW, RAW)
+HINT = st.builds(index.MatchHint, many(TEXT), many(U64))
 FROM_CLIENT: dict[type, st.SearchStrategy[Any]] = {
     index.OpBatch: st.builds(index.OpBatch, many(st.one_of(*OPS.values()))),
     index.Reattach: st.builds(index.Reattach, many(CLAIM)),
     index.LeaseSet: st.builds(index.LeaseSet, many(LEASE)),
+    index.MatchQueries: st.builds(index.MatchQueries, many(QUERY)),
 }
 TO_CLIENT: dict[type, st.SearchStrategy[Any]] = {
     index.AnswerBatch: st.builds(index.AnswerBatch, U32, many(st.one_of(*ANSWERS.values()))),
     index.Workers: st.builds(index.Workers, U32, many(WORKER)),
-    index.Reattached: st.builds(index.Reattached, U32, many(LEASE), many(LEASE)),
+    index.Reattached: st.builds(index.Reattached, U32, many(LEASE), many(LEASE), many(U32)),
     index.LeaseDigest: st.builds(index.LeaseDigest, U64, U64),
+    index.Wake: st.builds(index.Wake, U32, many(LEASE)),
+    index.Reclaim: st.builds(index.Reclaim, U32, TEXT, TEXT, U32),
+    index.MatchHints: st.builds(index.MatchHints, U32, many(HINT)),
 }
 FROM_WORKER: dict[type, st.SearchStrategy[Any]] = {
     registration.Register: st.builds(
@@ -78,13 +99,19 @@ FROM_WORKER: dict[type, st.SearchStrategy[Any]] = {
         U32,
         U32,
         st.booleans(),
+        U32,
+        RAW,
+        RAW,
     ),
-    registration.FenceAck: st.builds(registration.FenceAck, U64, U64, RAW, RAW),
+    registration.FenceAck: st.builds(registration.FenceAck, U64, U64, RAW, RAW, RAW, RAW),
     registration.Draining: st.builds(registration.Draining, U64),
+    registration.CopiesDone: st.builds(registration.CopiesDone, U64, many(U64), many(U64)),
 }
+ORDER = st.builds(registration.CopyOrder, U64, st.sampled_from(registration.Direction), RAW, RAW, RAW)
 TO_WORKER: dict[type, st.SearchStrategy[Any]] = {
     registration.Registered: st.builds(registration.Registered, U64, U32),
     registration.Fence: st.builds(registration.Fence, U64, U64, many(U64), U64, many(U64), many(LEASE), st.booleans()),
+    registration.CopyOrders: st.builds(registration.CopyOrders, U64, many(ORDER)),
 }
 SAMPLING = st.builds(step.SamplingParams, F32, U32, F32, U64)
 START = st.builds(step.SequenceStart, U32, LEASE, RAW, U32, RAW, RAW, RAW, SAMPLING, TEXT)

@@ -86,7 +86,7 @@ def test_a_restarted_cache_hears_the_claims_and_the_open_questions_again() -> No
     assert isinstance(reattach, Reattach)
     assert [(claim.lease_id, len(claim.owned) // 8) for claim in reattach.claims] == [(lease(1), 3)]
     assert [(type(op), op.lease_id) for op in bench.batches[0]] == [(Acquire, lease(2))]
-    bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), ()), 0)
+    bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), (), (0,)), 0)
     bench.advance()
     assert [(type(op), op.lease_id) for op in bench.batches[-1]] == [(Publish, lease(1))]
 
@@ -131,7 +131,7 @@ def test_extends_and_publishes_wait_for_the_verdict_on_their_claim() -> None:
     bench.result({1: 1})
     bench.result({1: 2})
     assert not bench.batches
-    bench.core.index_message(Reattached(CacheEpoch(1), (lease(1),), ()), 0)
+    bench.core.index_message(Reattached(CacheEpoch(1), (lease(1),), (), (0,)), 0)
     bench.advance()
     assert {type(op) for op in bench.batches[0]} == {Extend, Publish}
     bench.settle()
@@ -267,9 +267,45 @@ def test_a_publish_without_an_answer_is_said_again() -> None:
     bench.batches.clear()
     bench.core.index_lost(0)
     bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(1), True, 0)
-    bench.core.index_message(Reattached(CacheEpoch(1), (lease(1),), ()), 0)
+    bench.core.index_message(Reattached(CacheEpoch(1), (lease(1),), (), (0,)), 0)
     bench.advance()
     bench.result({1: 5})
+    (publish,) = bench.ops(Publish)
+    assert isinstance(publish, Publish)
+    assert publish.first_block == 0
+
+
+def restarted(bench: Bench) -> None:
+    bench.batches.clear()
+    bench.cache_epoch = CacheEpoch(2)
+    bench.core.index_lost(0)
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(2), True, 0)
+
+
+def test_a_lease_without_a_place_in_a_tree_publishes_when_it_has_one() -> None:
+    bench = publishing()
+    restarted(bench)
+    bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), ()), 0)
+    for _ in range(4):
+        bench.result({1: 5})
+        assert not bench.ops(Publish), "it has no place yet"
+        bench.settle()
+    bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), (), (0,)), 0)
+    bench.advance()
+    (publish,) = bench.ops(Publish)
+    assert isinstance(publish, Publish)
+    assert publish.first_block == 0
+    assert len(publish.tokens) // 16 >= 2, "all that filled meanwhile"
+
+
+def test_what_a_restarted_cache_lost_is_published_again() -> None:
+    bench = publishing()
+    bench.settle()
+    bench.result({1: 5})
+    bench.settle()
+    restarted(bench)
+    bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), (), (0,)), 0)
+    bench.advance()
     (publish,) = bench.ops(Publish)
     assert isinstance(publish, Publish)
     assert publish.first_block == 0

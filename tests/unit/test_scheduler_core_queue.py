@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coppice.ids import DomainId
-from coppice.messages.index import Acquire, NoCapacityReason
+from coppice.messages.index import Acquire, NoCapacityReason, Release
 from coppice_scheduler.core.request import (
     Finish,
     OutputErrorCode,
@@ -197,6 +197,8 @@ def test_waiting_has_an_end(reason: NoCapacityReason, code: OutputErrorCode) -> 
     error = bench.last("a").error
     assert error is not None
     assert (error.code, error.retry_after_ms) == (code, 100)
+    assert bench.ops(Release), "the cache service may remember that it asked"
+    bench.settle()
     assert bench.core.is_idle()
 
 

@@ -75,6 +75,36 @@ def test_strict_is_a_fixed_share(tmp_path: Path) -> None:
     assert "must equal guarantee_share" in refusal(tmp_path, both)
 
 
+def test_guarantees_and_maxima_in_blocks(tmp_path: Path) -> None:
+    text = "tenants:\n" + entry("a", guarantee_blocks=2_000, max_blocks=5_000, max_share=0.5)
+    text += entry("b", mode="strict", guarantee_blocks=100)
+    text += entry("c", mode="{shared: g}", guarantee_blocks=10, max_blocks=40)
+    text += entry("d", mode="{shared: g}", guarantee_share=0.1, max_blocks=60)
+    plain, strict, group = TenantDirectory.load(write(tmp_path, text)).domains()
+    assert (plain.guarantee_share, plain.guarantee_blocks, plain.maximum_blocks) == (0.0, 2_000, 5_000)
+    assert (strict.guarantee_blocks, strict.maximum_blocks, strict.maximum_share) == (100, 100, 1.0)
+    assert (group.guarantee_share, group.guarantee_blocks, group.maximum_blocks) == (0.1, 10, 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (entry("a", guarantee_blocks=9, guarantee_share=0.1), "not both"),
+        (entry("a", guarantee_blocks=9, max_blocks=8), "guarantee_blocks (9) is above max_blocks (8)"),
+        (entry("a", guarantee_blocks=-1), "greater than or equal to 0"),
+        (entry("a", mode="strict", guarantee_blocks=4, max_blocks=5), "must equal guarantee_blocks (4)"),
+        (entry("a", mode="{shared: g}", max_blocks=5) + entry("b", mode="{shared: g}"), "for all members or for none"),
+        (
+            entry("a", mode="{shared: g}", guarantee_blocks=5, max_blocks=6)
+            + entry("b", mode="{shared: g}", guarantee_blocks=5, max_blocks=6),
+            "sum to 10, above the largest max_blocks among them (6)",
+        ),
+    ],
+)
+def test_blocks_that_contradict_each_other(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refusal(tmp_path, "tenants:\n" + text)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

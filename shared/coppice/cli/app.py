@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coppice.cli import bench_commands, cache_commands, index_commands
+from coppice.cli.variables import refuse_unknown_variables_of
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
-from coppice.settings import refuse_unknown_variables
 from coppice.up.options import DEVICES, DTYPES, UpOptions
 
 app = typer.Typer(
@@ -21,6 +21,13 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measurements.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+bench_commands.add_to(bench)
+cache = typer.Typer(help="Look into a running cache service.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+cache_commands.add_to(cache)
+index = typer.Typer(help="An index of what other engines have cached.", no_args_is_help=True)
+app.add_typer(index, name="index")
+index_commands.add_to(index)
 
 _DEFAULTS = UpOptions()
 
@@ -31,12 +38,6 @@ NumBlocks = Annotated[int, typer.Option(help="KV blocks per worker; 0 leaves it 
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.")]
 Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
 Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
-
-
-def _refuse_unknown_variables(context: typer.Context) -> None:
-    """A mistyped variable of the command that runs is an error; those of other commands and services may be set."""
-    prefix = f"{context.auto_envvar_prefix}_"
-    refuse_unknown_variables(prefix, {prefix + name.upper() for name in context.params}, os.environ)
 
 
 @app.command()
@@ -80,7 +81,7 @@ def up(
         log_dir=log_dir,
         verbose=verbose,
     )
-    _refuse_unknown_variables(context)
+    refuse_unknown_variables_of(context)
     raise typer.Exit(run_up(options))
 
 
@@ -101,7 +102,7 @@ def smoke(
     """Measure prefill, decode, and the first token with a cold and a warm cache; under a minute on a small machine."""
     from coppice.cli.bench import run_smoke
 
-    _refuse_unknown_variables(context)
+    refuse_unknown_variables_of(context)
     options = UpOptions(
         model=model,
         port=0,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import platform
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from coppice.cli.openai_stream import OpenAIStream
 from coppice.cli.smoke import SmokeResult, measure
-from coppice.cli.versions import versions
+from coppice.cli.versions import describe_machine
 from coppice.errors import EXIT_FAILURE, EXIT_OK
 from coppice.up.display import display_for
 from coppice.up.options import UpOptions
@@ -34,7 +31,7 @@ def run_smoke(*, url: str, api_key: str, as_json: bool, options: UpOptions) -> i
         except StopRequested:
             display.note("stopped before the measurement ended")
             return EXIT_FAILURE
-    report = {**result.as_dict(), "stack": _describe_stack(url, options), **_describe_machine()}
+    report = {**result.as_dict(), "stack": _describe_stack(url, options), **describe_machine()}
     print(json.dumps(report) if as_json else _as_text(result), flush=True)
     return EXIT_OK
 
@@ -57,23 +54,6 @@ def _describe_stack(url: str, options: UpOptions) -> dict[str, Any]:
     if url:
         return {"url": url}
     return {"workers": options.workers, "device": options.device, "dtype": options.dtype, "block": options.block_size}
-
-
-def _describe_machine() -> dict[str, Any]:
-    return {
-        "machine": {"system": platform.platform(), "cpu": _cpu_name(), "cores": os.cpu_count()},
-        "versions": versions(),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _as_text(result: SmokeResult) -> str:

@@ -46,12 +46,15 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         f"Coppice serves {plan.model_name}",
         f"  OpenAI API     {plan.rest_url}/v1",
         f"  gRPC           {plan.grpc}",
-        f"  cache admin    http://{plan.cache_http}/v1/stats",
+        f"  cache admin    http://{plan.cache_http}",
         f"  logs           {plan.log_dir}" + ("" if options.log_dir else " (removed after an orderly stop)"),
         "",
         "Try:",
         f"  curl -N {plan.rest_url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
         f"    -d {shlex.quote(json.dumps(body))}",
+        "",
+        "Look inside:",
+        f"  export COPPICE_ADMIN_URL=http://{plan.cache_http}; coppice cache stats",
         "",
         "This is a development setup: one machine, "
         + ("no credentials, " if options.tenants is None else "")

@@ -1,9 +1,12 @@
-"""Versions of what runs here."""
+"""What runs here: versions and machine."""
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 from coppice import __version__
 
@@ -19,3 +22,21 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def describe_machine() -> dict[str, Any]:
+    """For the end of a measurement: what it ran on."""
+    return {
+        "machine": {"system": platform.platform(), "cpu": _cpu_name(), "cores": os.cpu_count()},
+        "versions": versions(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -39,7 +39,7 @@ class SessionHandler(Protocol):
         """A connection of the session was accepted. Called before its Welcome is written."""
 
     def session_heard(self, link: ServerLink[Any]) -> None:
-        """A sign of life on the newest connection."""
+        """A sign of life on the newest connection that brought no body; a body is one as well."""
 
     def session_body(self, link: ServerLink[Any], body: Any) -> None:
         """One body, once and in order."""
@@ -267,9 +267,10 @@ class LinkServer:
             if self._is_over(stream):
                 return False
             bodies = stream.link.receive(frame)
-        self._handler.session_heard(stream.link)
         for body in bodies:
             self._handler.session_body(stream.link, body)
+        if not bodies:
+            self._handler.session_heard(stream.link)
         return True
 
     def _is_over(self, stream: _Stream) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coppice.edge.frame_codec import BodyField, FrameCodec
+from coppice.edge.op_codec import known_value
 from coppice.ids import CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages import registration as m
 from coppice_rpc.v1 import cache_pb2 as pb
@@ -25,6 +26,9 @@ def _register_to_wire(message: m.Register) -> pb.Register:
         max_step_tokens=message.max_step_tokens,
         max_context=message.max_context,
         draining=message.draining,
+        num_host_blocks=message.num_host_blocks,
+        host_generations=message.host_generations,
+        host_seals=message.host_seals,
     )
 
 
@@ -45,6 +49,9 @@ def _register_from_wire(wire: pb.Register) -> m.Register:
         max_step_tokens=wire.max_step_tokens,
         max_context=wire.max_context,
         draining=wire.draining,
+        num_host_blocks=wire.num_host_blocks,
+        host_generations=wire.host_generations,
+        host_seals=wire.host_seals,
     )
 
 
@@ -78,11 +85,60 @@ def _ack_to_wire(message: m.FenceAck) -> pb.FenceAck:
         worker_epoch=message.worker_epoch,
         generations=message.generations,
         seals=message.seals,
+        host_generations=message.host_generations,
+        host_seals=message.host_seals,
     )
 
 
 def _ack_from_wire(wire: pb.FenceAck) -> m.FenceAck:
-    return m.FenceAck(wire.fence_id, WorkerEpoch(wire.worker_epoch), wire.generations, wire.seals)
+    return m.FenceAck(
+        wire.fence_id,
+        WorkerEpoch(wire.worker_epoch),
+        wire.generations,
+        wire.seals,
+        wire.host_generations,
+        wire.host_seals,
+    )
+
+
+_DIRECTION_TO_WIRE = {direction: pb.CopyOrder.Direction.Value(direction.name) for direction in m.Direction}
+_DIRECTION_FROM_WIRE: dict[int, m.Direction] = {wire: direction for direction, wire in _DIRECTION_TO_WIRE.items()}
+
+
+def _copies_to_wire(message: m.CopyOrders) -> pb.CopyOrders:
+    orders = [
+        pb.CopyOrder(
+            order_id=order.order_id,
+            direction=_DIRECTION_TO_WIRE[order.direction],
+            src=order.src,
+            dst=order.dst,
+            seals=order.seals,
+        )
+        for order in message.orders
+    ]
+    return pb.CopyOrders(worker_epoch=message.worker_epoch, orders=orders)
+
+
+def _copies_from_wire(wire: pb.CopyOrders) -> m.CopyOrders:
+    orders = tuple(
+        m.CopyOrder(
+            order_id=order.order_id,
+            direction=known_value(_DIRECTION_FROM_WIRE, order.direction),
+            src=order.src,
+            dst=order.dst,
+            seals=order.seals,
+        )
+        for order in wire.orders
+    )
+    return m.CopyOrders(WorkerEpoch(wire.worker_epoch), orders)
+
+
+def _copies_done_to_wire(message: m.CopiesDone) -> pb.CopiesDone:
+    return pb.CopiesDone(worker_epoch=message.worker_epoch, order_ids=message.order_ids, failed_ids=message.failed_ids)
+
+
+def _copies_done_from_wire(wire: pb.CopiesDone) -> m.CopiesDone:
+    return m.CopiesDone(WorkerEpoch(wire.worker_epoch), tuple(wire.order_ids), tuple(wire.failed_ids))
 
 
 WORKER_FRAMES = FrameCodec(
@@ -96,6 +152,7 @@ WORKER_FRAMES = FrameCodec(
             lambda body: pb.Draining(worker_epoch=body.worker_epoch),
             lambda wire: m.Draining(WorkerEpoch(wire.worker_epoch)),
         ),
+        BodyField("copies_done", m.CopiesDone, _copies_done_to_wire, _copies_done_from_wire),
     ),
 )
 
@@ -109,5 +166,6 @@ SERVER_FRAMES = FrameCodec(
             lambda wire: m.Registered(WorkerEpoch(wire.worker_epoch), CacheEpoch(wire.cache_epoch)),
         ),
         BodyField("fence", m.Fence, _fence_to_wire, _fence_from_wire),
+        BodyField("copy_orders", m.CopyOrders, _copies_to_wire, _copies_from_wire),
     ),
 )

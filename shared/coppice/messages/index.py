@@ -1,7 +1,7 @@
 """Messages between a scheduler (or any other client) and the cache service.
 
-    client -> cache   OpBatch, Reattach, LeaseSet
-    cache -> client   AnswerBatch, Workers, Reattached, LeaseDigest
+    client -> cache   OpBatch, Reattach, LeaseSet, MatchQueries
+    cache -> client   AnswerBatch, Workers, Reattached, LeaseDigest, Wake, Reclaim, MatchHints
 
 Every op is idempotent under its lease id: a repeated one gets the same answer and changes nothing. Answers of a batch
 stand in the order of its ops. Tokens are packed u32, handles packed u64, seals packed 16 bytes, all little endian.
@@ -27,6 +27,14 @@ class NotPublishedReason(Enum):
     DOMAIN_DISABLED = "domain_disabled"
 
 
+class Reuse(Enum):
+    """What the client knows of the future of a prompt; eviction weighs it."""
+
+    UNKNOWN = "unknown"
+    LIKELY = "likely"  # its conversation stays open, or an agent loops over it
+    UNLIKELY = "unlikely"  # one of a kind, or its conversation is over
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     worker_id: WorkerId
@@ -44,6 +52,9 @@ class Acquire:
     reserve_tokens: int
     candidates: tuple[Candidate, ...]
     traceparent: str = ""  # W3C trace context of the request; empty = not traced
+    reuse: Reuse = Reuse.UNKNOWN
+    may_wait: bool = False  # may be answered with Pending
+    wants_copy: bool = False  # the grant may name a partly matching block to copy from
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,7 @@ class Release:
     """Give everything back. Said only after the result of the step whose plan removed the sequence."""
 
     lease_id: LeaseId
+    reuse: Reuse = Reuse.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,23 @@ class Distrust:
     handles: bytes
 
 
-Op = Acquire | Extend | Publish | Release | Abandon | Distrust
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Keep the lease's published blocks that cover tokens [first_token, end_token) for a while.
+
+    They are evicted after everything of lower priority in their domain. Priority 0 ends an earlier retention.
+    """
+
+    lease_id: LeaseId
+    first_token: int
+    end_token: int
+    priority: int  # 0 to RETAIN_PRIORITY_MAX
+    duration_ms: int
+
+
+RETAIN_PRIORITY_MAX = 100
+
+Op = Acquire | Extend | Publish | Release | Abandon | Distrust | Retain
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +129,28 @@ class Grant:
     shared_seals: bytes
     owned: bytes  # handles, writable
     zero: bytes  # the owned handles whose blocks must be zeroed before the first write (I15)
+    copy_source: bytes = b""  # one handle: its first `num_copy_tokens` tokens continue the match, the rest differs.
+    copy_seal: bytes = b""  # Held until the lease publishes past it or ends; to be copied into the first owned block.
+    num_copy_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Another live lease of the domain is computing `num_tokens` of this prompt. Nothing is held.
+
+    A Wake says when to ask again, under the same lease id; without one ask again after `retry_after_ms` at the latest.
+    """
+
+    lease_id: LeaseId
+    num_tokens: int
+    retry_after_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class NoCapacity:
+    """Nothing is held. A domain below its guarantee is owed the blocks for as long as the op is repeated under its id;
+    a Release ends that, too."""
+
     lease_id: LeaseId
     reason: NoCapacityReason
     retry_after_ms: int
@@ -147,6 +193,12 @@ class Distrusted:
 
 
 @dataclass(frozen=True, slots=True)
+class Retained:
+    lease_id: LeaseId
+    num_tokens: int  # of the range, published by now and retained
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """The answer to `Extend` and `Publish` of an unknown, finished, expired or displaced lease."""
 
@@ -161,7 +213,19 @@ class Invalid:
     message: str
 
 
-Answer = Grant | NoCapacity | Extended | Published | NotPublished | Released | Distrusted | Gone | Invalid
+Answer = (
+    Grant
+    | Pending
+    | NoCapacity
+    | Extended
+    | Published
+    | NotPublished
+    | Released
+    | Distrusted
+    | Retained
+    | Gone
+    | Invalid
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +257,7 @@ class WorkerInfo:
     max_step_tokens: int = 0  # computed in one step
     max_context: int = 0  # tokens of one sequence
     draining: bool = False  # not a candidate for new leases
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +296,9 @@ class Reattached:
     cache_epoch: CacheEpoch
     accepted: tuple[LeaseId, ...]
     refused: tuple[LeaseId, ...]
+    # Per accepted lease, blocks from its start that are findable: it publishes from there. () = these leases have no
+    # place in a tree and do not publish; after a restart another Reattached may say otherwise when the worker opens.
+    settled_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +319,62 @@ class LeaseSet:
     lease_ids: tuple[LeaseId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """These leases were answered with Pending; it is time to ask again."""
+
+    cache_epoch: CacheEpoch
+    lease_ids: tuple[LeaseId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """A domain below its guarantee waits for blocks that `domain` has borrowed: preempt, then release.
+
+    `num_blocks` is all that this session still has to give back, what is on its way included: said again, it asks for
+    nothing twice. Leases of a session that does not are taken away through a fence in the end.
+    """
+
+    cache_epoch: CacheEpoch
+    worker_id: WorkerId
+    domain: DomainId
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatchQuery:
+    domain: DomainId
+    namespace: Namespace
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MatchQueries:
+    """What would acquires of these prompts find? Answered by MatchHints, in order; nothing is reserved."""
+
+    queries: tuple[MatchQuery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchHint:
+    """Workers where something was found, and how much."""
+
+    worker_ids: tuple[WorkerId, ...]
+    num_cached_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchHints:
+    """One hint per query of one MatchQueries."""
+
+    cache_epoch: CacheEpoch
+    hints: tuple[MatchHint, ...]
+
+
 def lease_hash(lease_id: LeaseId) -> int:
     """64-bit share of one lease in a LeaseDigest. Client-chosen ids are random enough to be folded."""
     return int.from_bytes(lease_id[:8], "little") ^ int.from_bytes(lease_id[8:], "little")
 
 
-FromClient = OpBatch | Reattach | LeaseSet
-ToClient = AnswerBatch | Workers | Reattached | LeaseDigest
+FromClient = OpBatch | Reattach | LeaseSet | MatchQueries
+ToClient = AnswerBatch | Workers | Reattached | LeaseDigest | Wake | Reclaim | MatchHints

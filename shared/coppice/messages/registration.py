@@ -1,12 +1,13 @@
 """Messages between a worker and the cache service, on the session that the worker opens.
 
-worker -> cache   Register, FenceAck, Draining
-cache -> worker   Registered, Fence
+worker -> cache   Register, FenceAck, Draining, CopiesDone
+cache -> worker   Registered, Fence, CopyOrders
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from coppice.ids import CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 
@@ -30,6 +31,9 @@ class Register:
     max_step_tokens: int = 0  # computed in one step
     max_context: int = 0  # tokens of one sequence
     draining: bool = False  # takes no new lease; what it has goes on to its end
+    num_host_blocks: int = 0  # size of the host tier's pool; 0 = there is none
+    host_generations: bytes = b""
+    host_seals: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class FenceAck:
     worker_epoch: WorkerEpoch
     generations: bytes = b""
     seals: bytes = b""
+    host_generations: bytes = b""
+    host_seals: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,5 +77,34 @@ class Draining:
     worker_epoch: WorkerEpoch
 
 
-FromWorker = Register | FenceAck | Draining
-ToWorker = Registered | Fence
+class Direction(Enum):
+    DEMOTE = "demote"  # device to host
+    PROMOTE = "promote"  # host to device
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """Copy blocks between tiers. The cache service holds both ends until CopiesDone names the order."""
+
+    order_id: int
+    direction: Direction
+    src: bytes  # handles in the tier that is left
+    dst: bytes  # handles in the tier that is entered
+    seals: bytes  # of the content, one per block
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrders:
+    worker_epoch: WorkerEpoch
+    orders: tuple[CopyOrder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesDone:
+    worker_epoch: WorkerEpoch
+    order_ids: tuple[int, ...] = ()
+    failed_ids: tuple[int, ...] = ()  # refused or broken off: the destinations hold nothing
+
+
+FromWorker = Register | FenceAck | Draining | CopiesDone
+ToWorker = Registered | Fence | CopyOrders

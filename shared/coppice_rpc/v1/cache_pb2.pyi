@@ -23,6 +23,24 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Reuse:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReuseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reuse.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REUSE_UNKNOWN: _Reuse.ValueType  # 0
+    REUSE_LIKELY: _Reuse.ValueType  # 1
+    REUSE_UNLIKELY: _Reuse.ValueType  # 2
+
+class Reuse(_Reuse, metaclass=_ReuseEnumTypeWrapper):
+    """What the client knows of the future of a prompt: its session stays open, or it was one of a kind."""
+
+REUSE_UNKNOWN: Reuse.ValueType  # 0
+REUSE_LIKELY: Reuse.ValueType  # 1
+REUSE_UNLIKELY: Reuse.ValueType  # 2
+Global___Reuse: _TypeAlias = Reuse  # noqa: Y015
+
 @_typing.final
 class Candidate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -57,6 +75,9 @@ class Acquire(_message.Message):
     RESERVE_TOKENS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    REUSE_FIELD_NUMBER: _builtins.int
+    MAY_WAIT_FIELD_NUMBER: _builtins.int
+    WANTS_COPY_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     domain: _builtins.str
     namespace: _builtins.bytes
@@ -64,6 +85,11 @@ class Acquire(_message.Message):
     reserve_tokens: _builtins.int
     traceparent: _builtins.str
     """W3C; empty = not traced"""
+    reuse: Global___Reuse.ValueType
+    may_wait: _builtins.bool
+    """may be answered with Pending"""
+    wants_copy: _builtins.bool
+    """the grant may name a partly matching block to copy from"""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
     def __init__(
@@ -76,10 +102,13 @@ class Acquire(_message.Message):
         reserve_tokens: _builtins.int = ...,
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         traceparent: _builtins.str = ...,
+        reuse: Global___Reuse.ValueType = ...,
+        may_wait: _builtins.bool = ...,
+        wants_copy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "domain", b"domain", "lease_id", b"lease_id", "namespace", b"namespace", "reserve_tokens", b"reserve_tokens", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "domain", b"domain", "lease_id", b"lease_id", "may_wait", b"may_wait", "namespace", b"namespace", "reserve_tokens", b"reserve_tokens", "reuse", b"reuse", "tokens", b"tokens", "traceparent", b"traceparent", "wants_copy", b"wants_copy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -137,15 +166,18 @@ class Release(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    REUSE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
+    reuse: Global___Reuse.ValueType
     def __init__(
         self,
         *,
         lease_id: _builtins.bytes = ...,
+        reuse: Global___Reuse.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "reuse", b"reuse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,6 +225,40 @@ class Distrust(_message.Message):
 Global___Distrust: _TypeAlias = Distrust  # noqa: Y015
 
 @_typing.final
+class Retain(_message.Message):
+    """Keep the published blocks that cover tokens [first_token, end_token) of the lease for a while."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    END_TOKEN_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.bytes
+    first_token: _builtins.int
+    end_token: _builtins.int
+    priority: _builtins.int
+    """1 to 100; 0 ends an earlier retention"""
+    duration_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.bytes = ...,
+        first_token: _builtins.int = ...,
+        end_token: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        duration_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "end_token", b"end_token", "first_token", b"first_token", "lease_id", b"lease_id", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retain: _TypeAlias = Retain  # noqa: Y015
+
+@_typing.final
 class Op(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,6 +268,7 @@ class Op(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     ABANDON_FIELD_NUMBER: _builtins.int
     DISTRUST_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def acquire(self) -> Global___Acquire: ...
     @_builtins.property
@@ -214,6 +281,8 @@ class Op(_message.Message):
     def abandon(self) -> Global___Abandon: ...
     @_builtins.property
     def distrust(self) -> Global___Distrust: ...
+    @_builtins.property
+    def retain(self) -> Global___Retain: ...
     def __init__(
         self,
         *,
@@ -223,12 +292,13 @@ class Op(_message.Message):
         release: Global___Release | None = ...,
         abandon: Global___Abandon | None = ...,
         distrust: Global___Distrust | None = ...,
+        retain: Global___Retain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "distrust", b"distrust", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "distrust", b"distrust", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release", "retain", b"retain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "distrust", b"distrust", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "acquire", b"acquire", "distrust", b"distrust", "extend", b"extend", "op", b"op", "publish", b"publish", "release", b"release", "retain", b"retain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["acquire", "extend", "publish", "release", "abandon", "distrust"]  # noqa: Y015
+    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["acquire", "extend", "publish", "release", "abandon", "distrust", "retain"]  # noqa: Y015
     _WhichOneofArgType_op: _TypeAlias = _typing.Literal["op", b"op"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_op) -> _WhichOneofReturnType_op | None: ...
 
@@ -245,6 +315,9 @@ class Grant(_message.Message):
     SHARED_SEALS_FIELD_NUMBER: _builtins.int
     OWNED_FIELD_NUMBER: _builtins.int
     ZERO_FIELD_NUMBER: _builtins.int
+    COPY_SOURCE_FIELD_NUMBER: _builtins.int
+    COPY_SEAL_FIELD_NUMBER: _builtins.int
+    NUM_COPY_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     num_cached_tokens: _builtins.int
@@ -252,6 +325,10 @@ class Grant(_message.Message):
     shared_seals: _builtins.bytes
     owned: _builtins.bytes
     zero: _builtins.bytes
+    copy_source: _builtins.bytes
+    """one handle: its first num_copy_tokens tokens continue the match; copy it into the first owned block"""
+    copy_seal: _builtins.bytes
+    num_copy_tokens: _builtins.int
     def __init__(
         self,
         *,
@@ -262,14 +339,41 @@ class Grant(_message.Message):
         shared_seals: _builtins.bytes = ...,
         owned: _builtins.bytes = ...,
         zero: _builtins.bytes = ...,
+        copy_source: _builtins.bytes = ...,
+        copy_seal: _builtins.bytes = ...,
+        num_copy_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "owned", b"owned", "shared", b"shared", "shared_seals", b"shared_seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_seal", b"copy_seal", "copy_source", b"copy_source", "num_cached_tokens", b"num_cached_tokens", "num_copy_tokens", b"num_copy_tokens", "owned", b"owned", "shared", b"shared", "shared_seals", b"shared_seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grant: _TypeAlias = Grant  # noqa: Y015
+
+@_typing.final
+class Pending(_message.Message):
+    """Another live lease of the domain computes num_tokens of this prompt. Nothing is held; Wake says when to ask again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    retry_after_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+        retry_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pending: _TypeAlias = Pending  # noqa: Y015
 
 @_typing.final
 class NoCapacity(_message.Message):
@@ -427,6 +531,26 @@ class Distrusted(_message.Message):
 Global___Distrusted: _TypeAlias = Distrusted  # noqa: Y015
 
 @_typing.final
+class Retained(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """of the range, published by now and retained"""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retained: _TypeAlias = Retained  # noqa: Y015
+
+@_typing.final
 class Gone(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -474,6 +598,8 @@ class Answer(_message.Message):
     GONE_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
     DISTRUSTED_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     @_builtins.property
     def grant(self) -> Global___Grant: ...
@@ -493,6 +619,10 @@ class Answer(_message.Message):
     def invalid(self) -> Global___Invalid: ...
     @_builtins.property
     def distrusted(self) -> Global___Distrusted: ...
+    @_builtins.property
+    def pending(self) -> Global___Pending: ...
+    @_builtins.property
+    def retained(self) -> Global___Retained: ...
     def __init__(
         self,
         *,
@@ -506,12 +636,14 @@ class Answer(_message.Message):
         gone: Global___Gone | None = ...,
         invalid: Global___Invalid | None = ...,
         distrusted: Global___Distrusted | None = ...,
+        pending: Global___Pending | None = ...,
+        retained: Global___Retained | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "distrusted", b"distrusted", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "no_capacity", b"no_capacity", "not_published", b"not_published", "published", b"published", "released", b"released"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "distrusted", b"distrusted", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "no_capacity", b"no_capacity", "not_published", b"not_published", "pending", b"pending", "published", b"published", "released", b"released", "retained", b"retained"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "distrusted", b"distrusted", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "lease_id", b"lease_id", "no_capacity", b"no_capacity", "not_published", b"not_published", "published", b"published", "released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "distrusted", b"distrusted", "extended", b"extended", "gone", b"gone", "grant", b"grant", "invalid", b"invalid", "lease_id", b"lease_id", "no_capacity", b"no_capacity", "not_published", b"not_published", "pending", b"pending", "published", b"published", "released", b"released", "retained", b"retained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["grant", "no_capacity", "extended", "published", "not_published", "released", "gone", "invalid", "distrusted"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["grant", "no_capacity", "extended", "published", "not_published", "released", "gone", "invalid", "distrusted", "pending", "retained"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
@@ -576,6 +708,7 @@ class WorkerInfo(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     address: _builtins.str
@@ -590,6 +723,7 @@ class WorkerInfo(_message.Message):
     max_context: _builtins.int
     draining: _builtins.bool
     """not a candidate for new leases"""
+    num_host_blocks: _builtins.int
     def __init__(
         self,
         *,
@@ -605,10 +739,11 @@ class WorkerInfo(_message.Message):
         max_step_tokens: _builtins.int = ...,
         max_context: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        num_host_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "draining", b"draining", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "open", b"open", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "draining", b"draining", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "open", b"open", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -704,25 +839,180 @@ class Reattached(_message.Message):
     CACHE_EPOCH_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    SETTLED_BLOCKS_FIELD_NUMBER: _builtins.int
     cache_epoch: _builtins.int
     @_builtins.property
     def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
     def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def settled_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per accepted lease: blocks from its start that are findable"""
+
     def __init__(
         self,
         *,
         cache_epoch: _builtins.int = ...,
         accepted: _abc.Iterable[_builtins.bytes] | None = ...,
         refused: _abc.Iterable[_builtins.bytes] | None = ...,
+        settled_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cache_epoch", b"cache_epoch", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cache_epoch", b"cache_epoch", "refused", b"refused", "settled_blocks", b"settled_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reattached: _TypeAlias = Reattached  # noqa: Y015
+
+@_typing.final
+class Wake(_message.Message):
+    """These leases were answered with Pending; it is time to ask again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    cache_epoch: _builtins.int
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        cache_epoch: _builtins.int = ...,
+        lease_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_epoch", b"cache_epoch", "lease_ids", b"lease_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Wake: _TypeAlias = Wake  # noqa: Y015
+
+@_typing.final
+class Reclaim(_message.Message):
+    """A domain below its guarantee waits for blocks that this domain has borrowed: preempt and release."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    cache_epoch: _builtins.int
+    worker_id: _builtins.str
+    domain: _builtins.str
+    num_blocks: _builtins.int
+    def __init__(
+        self,
+        *,
+        cache_epoch: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        domain: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_epoch", b"cache_epoch", "domain", b"domain", "num_blocks", b"num_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reclaim: _TypeAlias = Reclaim  # noqa: Y015
+
+@_typing.final
+class MatchQuery(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    domain: _builtins.str
+    namespace: _builtins.bytes
+    tokens: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        domain: _builtins.str = ...,
+        namespace: _builtins.bytes = ...,
+        tokens: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "namespace", b"namespace", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchQuery: _TypeAlias = MatchQuery  # noqa: Y015
+
+@_typing.final
+class MatchQueries(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchQuery]: ...
+    def __init__(
+        self,
+        *,
+        queries: _abc.Iterable[Global___MatchQuery] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchQueries: _TypeAlias = MatchQueries  # noqa: Y015
+
+@_typing.final
+class MatchHint(_message.Message):
+    """Workers where something was found, and how much."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def num_cached_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+        num_cached_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchHint: _TypeAlias = MatchHint  # noqa: Y015
+
+@_typing.final
+class MatchHints(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    cache_epoch: _builtins.int
+    @_builtins.property
+    def hints(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchHint]: ...
+    def __init__(
+        self,
+        *,
+        cache_epoch: _builtins.int = ...,
+        hints: _abc.Iterable[Global___MatchHint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_epoch", b"cache_epoch", "hints", b"hints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchHints: _TypeAlias = MatchHints  # noqa: Y015
 
 @_typing.final
 class LeaseDigest(_message.Message):
@@ -775,6 +1065,7 @@ class IndexClientFrame(_message.Message):
     OPS_FIELD_NUMBER: _builtins.int
     REATTACH_FIELD_NUMBER: _builtins.int
     LEASE_SET_FIELD_NUMBER: _builtins.int
+    MATCH_QUERIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _session_pb2.Hello: ...
     @_builtins.property
@@ -785,6 +1076,8 @@ class IndexClientFrame(_message.Message):
     def reattach(self) -> Global___Reattach: ...
     @_builtins.property
     def lease_set(self) -> Global___LeaseSet: ...
+    @_builtins.property
+    def match_queries(self) -> Global___MatchQueries: ...
     def __init__(
         self,
         *,
@@ -793,12 +1086,13 @@ class IndexClientFrame(_message.Message):
         ops: Global___OpBatch | None = ...,
         reattach: Global___Reattach | None = ...,
         lease_set: Global___LeaseSet | None = ...,
+        match_queries: Global___MatchQueries | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header", "hello", b"hello", "lease_set", b"lease_set", "ops", b"ops", "reattach", b"reattach"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header", "hello", b"hello", "lease_set", b"lease_set", "match_queries", b"match_queries", "ops", b"ops", "reattach", b"reattach"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header", "hello", b"hello", "lease_set", b"lease_set", "ops", b"ops", "reattach", b"reattach"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header", "hello", b"hello", "lease_set", b"lease_set", "match_queries", b"match_queries", "ops", b"ops", "reattach", b"reattach"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["ops", "reattach", "lease_set"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["ops", "reattach", "lease_set", "match_queries"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -815,6 +1109,9 @@ class IndexServerFrame(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     REATTACHED_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    WAKE_FIELD_NUMBER: _builtins.int
+    RECLAIM_FIELD_NUMBER: _builtins.int
+    MATCH_HINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _session_pb2.Welcome: ...
     @_builtins.property
@@ -829,6 +1126,12 @@ class IndexServerFrame(_message.Message):
     def reattached(self) -> Global___Reattached: ...
     @_builtins.property
     def digest(self) -> Global___LeaseDigest: ...
+    @_builtins.property
+    def wake(self) -> Global___Wake: ...
+    @_builtins.property
+    def reclaim(self) -> Global___Reclaim: ...
+    @_builtins.property
+    def match_hints(self) -> Global___MatchHints: ...
     def __init__(
         self,
         *,
@@ -839,12 +1142,15 @@ class IndexServerFrame(_message.Message):
         workers: Global___Workers | None = ...,
         reattached: Global___Reattached | None = ...,
         digest: Global___LeaseDigest | None = ...,
+        wake: Global___Wake | None = ...,
+        reclaim: Global___Reclaim | None = ...,
+        match_hints: Global___MatchHints | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "body", b"body", "digest", b"digest", "header", b"header", "reattached", b"reattached", "reject", b"reject", "welcome", b"welcome", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "body", b"body", "digest", b"digest", "header", b"header", "match_hints", b"match_hints", "reattached", b"reattached", "reclaim", b"reclaim", "reject", b"reject", "wake", b"wake", "welcome", b"welcome", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "body", b"body", "digest", b"digest", "header", b"header", "reattached", b"reattached", "reject", b"reject", "welcome", b"welcome", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "body", b"body", "digest", b"digest", "header", b"header", "match_hints", b"match_hints", "reattached", b"reattached", "reclaim", b"reclaim", "reject", b"reject", "wake", b"wake", "welcome", b"welcome", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["answers", "workers", "reattached", "digest"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["answers", "workers", "reattached", "digest", "wake", "reclaim", "match_hints"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -869,6 +1175,9 @@ class Register(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    HOST_GENERATIONS_FIELD_NUMBER: _builtins.int
+    HOST_SEALS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     address: _builtins.str
@@ -884,6 +1193,9 @@ class Register(_message.Message):
     max_step_tokens: _builtins.int
     max_context: _builtins.int
     draining: _builtins.bool
+    num_host_blocks: _builtins.int
+    host_generations: _builtins.bytes
+    host_seals: _builtins.bytes
     @_builtins.property
     def scheduler_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -904,10 +1216,13 @@ class Register(_message.Message):
         max_step_tokens: _builtins.int = ...,
         max_context: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        num_host_blocks: _builtins.int = ...,
+        host_generations: _builtins.bytes = ...,
+        host_seals: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "draining", b"draining", "generations", b"generations", "highest_cache_epoch", b"highest_cache_epoch", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "scheduler_epochs", b"scheduler_epochs", "seals", b"seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "draining", b"draining", "generations", b"generations", "highest_cache_epoch", b"highest_cache_epoch", "host_generations", b"host_generations", "host_seals", b"host_seals", "max_context", b"max_context", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "scheduler_epochs", b"scheduler_epochs", "seals", b"seals", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -983,10 +1298,14 @@ class FenceAck(_message.Message):
     WORKER_EPOCH_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     SEALS_FIELD_NUMBER: _builtins.int
+    HOST_GENERATIONS_FIELD_NUMBER: _builtins.int
+    HOST_SEALS_FIELD_NUMBER: _builtins.int
     fence_id: _builtins.int
     worker_epoch: _builtins.int
     generations: _builtins.bytes
     seals: _builtins.bytes
+    host_generations: _builtins.bytes
+    host_seals: _builtins.bytes
     def __init__(
         self,
         *,
@@ -994,10 +1313,12 @@ class FenceAck(_message.Message):
         worker_epoch: _builtins.int = ...,
         generations: _builtins.bytes = ...,
         seals: _builtins.bytes = ...,
+        host_generations: _builtins.bytes = ...,
+        host_seals: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence_id", b"fence_id", "generations", b"generations", "seals", b"seals", "worker_epoch", b"worker_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence_id", b"fence_id", "generations", b"generations", "host_generations", b"host_generations", "host_seals", b"host_seals", "seals", b"seals", "worker_epoch", b"worker_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1025,6 +1346,112 @@ class Draining(_message.Message):
 Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
+class CopyOrder(_message.Message):
+    """Copy blocks between tiers. The cache service holds both ends until CopiesDone names the order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Direction:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _DirectionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CopyOrder._Direction.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        DIRECTION_UNSPECIFIED: CopyOrder._Direction.ValueType  # 0
+        DEMOTE: CopyOrder._Direction.ValueType  # 1
+        """device to host"""
+        PROMOTE: CopyOrder._Direction.ValueType  # 2
+        """host to device"""
+
+    class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper): ...
+    DIRECTION_UNSPECIFIED: CopyOrder.Direction.ValueType  # 0
+    DEMOTE: CopyOrder.Direction.ValueType  # 1
+    """device to host"""
+    PROMOTE: CopyOrder.Direction.ValueType  # 2
+    """host to device"""
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    SRC_FIELD_NUMBER: _builtins.int
+    DST_FIELD_NUMBER: _builtins.int
+    SEALS_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.int
+    direction: Global___CopyOrder.Direction.ValueType
+    src: _builtins.bytes
+    """handles in the tier that is left"""
+    dst: _builtins.bytes
+    """handles in the tier that is entered"""
+    seals: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.int = ...,
+        direction: Global___CopyOrder.Direction.ValueType = ...,
+        src: _builtins.bytes = ...,
+        dst: _builtins.bytes = ...,
+        seals: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "dst", b"dst", "order_id", b"order_id", "seals", b"seals", "src", b"src"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyOrder: _TypeAlias = CopyOrder  # noqa: Y015
+
+@_typing.final
+class CopyOrders(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_EPOCH_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
+    worker_epoch: _builtins.int
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopyOrder]: ...
+    def __init__(
+        self,
+        *,
+        worker_epoch: _builtins.int = ...,
+        orders: _abc.Iterable[Global___CopyOrder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["orders", b"orders", "worker_epoch", b"worker_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyOrders: _TypeAlias = CopyOrders  # noqa: Y015
+
+@_typing.final
+class CopiesDone(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_EPOCH_FIELD_NUMBER: _builtins.int
+    ORDER_IDS_FIELD_NUMBER: _builtins.int
+    FAILED_IDS_FIELD_NUMBER: _builtins.int
+    worker_epoch: _builtins.int
+    @_builtins.property
+    def order_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """refused or broken off: the destinations hold nothing"""
+
+    def __init__(
+        self,
+        *,
+        worker_epoch: _builtins.int = ...,
+        order_ids: _abc.Iterable[_builtins.int] | None = ...,
+        failed_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_ids", b"failed_ids", "order_ids", b"order_ids", "worker_epoch", b"worker_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopiesDone: _TypeAlias = CopiesDone  # noqa: Y015
+
+@_typing.final
 class WorkerFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1033,6 +1460,7 @@ class WorkerFrame(_message.Message):
     REGISTER_FIELD_NUMBER: _builtins.int
     FENCE_ACK_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    COPIES_DONE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _session_pb2.Hello: ...
     @_builtins.property
@@ -1043,6 +1471,8 @@ class WorkerFrame(_message.Message):
     def fence_ack(self) -> Global___FenceAck: ...
     @_builtins.property
     def draining(self) -> Global___Draining: ...
+    @_builtins.property
+    def copies_done(self) -> Global___CopiesDone: ...
     def __init__(
         self,
         *,
@@ -1051,12 +1481,13 @@ class WorkerFrame(_message.Message):
         register: Global___Register | None = ...,
         fence_ack: Global___FenceAck | None = ...,
         draining: Global___Draining | None = ...,
+        copies_done: Global___CopiesDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "draining", b"draining", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "copies_done", b"copies_done", "draining", b"draining", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "draining", b"draining", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "copies_done", b"copies_done", "draining", b"draining", "fence_ack", b"fence_ack", "header", b"header", "hello", b"hello", "register", b"register"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["register", "fence_ack", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["register", "fence_ack", "draining", "copies_done"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1071,6 +1502,7 @@ class WorkerServerFrame(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     REGISTERED_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
+    COPY_ORDERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _session_pb2.Welcome: ...
     @_builtins.property
@@ -1081,6 +1513,8 @@ class WorkerServerFrame(_message.Message):
     def registered(self) -> Global___Registered: ...
     @_builtins.property
     def fence(self) -> Global___Fence: ...
+    @_builtins.property
+    def copy_orders(self) -> Global___CopyOrders: ...
     def __init__(
         self,
         *,
@@ -1089,12 +1523,13 @@ class WorkerServerFrame(_message.Message):
         header: _session_pb2.Header | None = ...,
         registered: Global___Registered | None = ...,
         fence: Global___Fence | None = ...,
+        copy_orders: Global___CopyOrders | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "fence", b"fence", "header", b"header", "registered", b"registered", "reject", b"reject", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "copy_orders", b"copy_orders", "fence", b"fence", "header", b"header", "registered", b"registered", "reject", b"reject", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "fence", b"fence", "header", b"header", "registered", b"registered", "reject", b"reject", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "copy_orders", b"copy_orders", "fence", b"fence", "header", b"header", "registered", b"registered", "reject", b"reject", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["registered", "fence"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["registered", "fence", "copy_orders"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1374,6 +1809,29 @@ class ReleaseRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
+
+@_typing.final
+class RetainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_EPOCH_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
+    session_epoch: _builtins.int
+    @_builtins.property
+    def retain(self) -> Global___Retain: ...
+    def __init__(
+        self,
+        *,
+        session_epoch: _builtins.int = ...,
+        retain: Global___Retain | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retain", b"retain"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retain", b"retain", "session_epoch", b"session_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetainRequest: _TypeAlias = RetainRequest  # noqa: Y015
 
 @_typing.final
 class StatsRequest(_message.Message):

@@ -69,6 +69,11 @@ class PrefixIndexStub:
                 request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchRequest.SerializeToString,
                 response_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchResponse.FromString,
                 _registered_method=True)
+        self.MatchBatch = channel.unary_unary(
+                '/coppice_rpc.v1.PrefixIndex/MatchBatch',
+                request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchQueries.SerializeToString,
+                response_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchHints.FromString,
+                _registered_method=True)
         self.Acquire = channel.unary_unary(
                 '/coppice_rpc.v1.PrefixIndex/Acquire',
                 request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.AcquireRequest.SerializeToString,
@@ -87,6 +92,11 @@ class PrefixIndexStub:
         self.Release = channel.unary_unary(
                 '/coppice_rpc.v1.PrefixIndex/Release',
                 request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.Answer.FromString,
+                _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/coppice_rpc.v1.PrefixIndex/Retain',
+                request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.RetainRequest.SerializeToString,
                 response_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.Answer.FromString,
                 _registered_method=True)
         self.Stats = channel.unary_unary(
@@ -145,6 +155,13 @@ class PrefixIndexServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MatchBatch(self, request, context):
+        """Several prompts against every worker of their namespace: hints, which reserve nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Acquire(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -164,6 +181,12 @@ class PrefixIndexServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Retain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,6 +236,11 @@ def add_PrefixIndexServicer_to_server(servicer, server):
                     request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchRequest.FromString,
                     response_serializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchResponse.SerializeToString,
             ),
+            'MatchBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.MatchBatch,
+                    request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchQueries.FromString,
+                    response_serializer=coppice__rpc_dot_v1_dot_cache__pb2.MatchHints.SerializeToString,
+            ),
             'Acquire': grpc.unary_unary_rpc_method_handler(
                     servicer.Acquire,
                     request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.AcquireRequest.FromString,
@@ -231,6 +259,11 @@ def add_PrefixIndexServicer_to_server(servicer, server):
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
                     request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.ReleaseRequest.FromString,
+                    response_serializer=coppice__rpc_dot_v1_dot_cache__pb2.Answer.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.RetainRequest.FromString,
                     response_serializer=coppice__rpc_dot_v1_dot_cache__pb2.Answer.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
@@ -439,6 +472,33 @@ class PrefixIndex:
             _registered_method=True)
 
     @staticmethod
+    def MatchBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice_rpc.v1.PrefixIndex/MatchBatch',
+            coppice__rpc_dot_v1_dot_cache__pb2.MatchQueries.SerializeToString,
+            coppice__rpc_dot_v1_dot_cache__pb2.MatchHints.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Acquire(request,
             target,
             options=(),
@@ -535,6 +595,33 @@ class PrefixIndex:
             target,
             '/coppice_rpc.v1.PrefixIndex/Release',
             coppice__rpc_dot_v1_dot_cache__pb2.ReleaseRequest.SerializeToString,
+            coppice__rpc_dot_v1_dot_cache__pb2.Answer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice_rpc.v1.PrefixIndex/Retain',
+            coppice__rpc_dot_v1_dot_cache__pb2.RetainRequest.SerializeToString,
             coppice__rpc_dot_v1_dot_cache__pb2.Answer.FromString,
             options,
             channel_credentials,

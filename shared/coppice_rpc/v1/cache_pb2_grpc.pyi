@@ -46,10 +46,13 @@ class PrefixIndexStub:
     CloseSession: _grpc.UnaryUnaryMultiCallable[_cache_pb2.CloseSessionRequest, _cache_pb2.CloseSessionResponse]
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListWorkersRequest, _cache_pb2.Workers]
     Match: _grpc.UnaryUnaryMultiCallable[_cache_pb2.MatchRequest, _cache_pb2.MatchResponse]
+    MatchBatch: _grpc.UnaryUnaryMultiCallable[_cache_pb2.MatchQueries, _cache_pb2.MatchHints]
+    """Several prompts against every worker of their namespace: hints, which reserve nothing."""
     Acquire: _grpc.UnaryUnaryMultiCallable[_cache_pb2.AcquireRequest, _cache_pb2.Answer]
     Extend: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ExtendRequest, _cache_pb2.Answer]
     Publish: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PublishRequest, _cache_pb2.Answer]
     Release: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ReleaseRequest, _cache_pb2.Answer]
+    Retain: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RetainRequest, _cache_pb2.Answer]
     Stats: _grpc.UnaryUnaryMultiCallable[_cache_pb2.StatsRequest, _cache_pb2.StatsResponse]
 
 @_typing.type_check_only
@@ -67,10 +70,13 @@ class PrefixIndexAsyncStub(PrefixIndexStub):
     CloseSession: _aio.UnaryUnaryMultiCallable[_cache_pb2.CloseSessionRequest, _cache_pb2.CloseSessionResponse]  # type: ignore[assignment]
     ListWorkers: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListWorkersRequest, _cache_pb2.Workers]  # type: ignore[assignment]
     Match: _aio.UnaryUnaryMultiCallable[_cache_pb2.MatchRequest, _cache_pb2.MatchResponse]  # type: ignore[assignment]
+    MatchBatch: _aio.UnaryUnaryMultiCallable[_cache_pb2.MatchQueries, _cache_pb2.MatchHints]  # type: ignore[assignment]
+    """Several prompts against every worker of their namespace: hints, which reserve nothing."""
     Acquire: _aio.UnaryUnaryMultiCallable[_cache_pb2.AcquireRequest, _cache_pb2.Answer]  # type: ignore[assignment]
     Extend: _aio.UnaryUnaryMultiCallable[_cache_pb2.ExtendRequest, _cache_pb2.Answer]  # type: ignore[assignment]
     Publish: _aio.UnaryUnaryMultiCallable[_cache_pb2.PublishRequest, _cache_pb2.Answer]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_cache_pb2.ReleaseRequest, _cache_pb2.Answer]  # type: ignore[assignment]
+    Retain: _aio.UnaryUnaryMultiCallable[_cache_pb2.RetainRequest, _cache_pb2.Answer]  # type: ignore[assignment]
     Stats: _aio.UnaryUnaryMultiCallable[_cache_pb2.StatsRequest, _cache_pb2.StatsResponse]  # type: ignore[assignment]
 
 class PrefixIndexServicer(metaclass=_abc_1.ABCMeta):
@@ -129,6 +135,14 @@ class PrefixIndexServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cache_pb2.MatchResponse, _abc.Awaitable[_cache_pb2.MatchResponse]]: ...
 
     @_abc_1.abstractmethod
+    def MatchBatch(
+        self,
+        request: _cache_pb2.MatchQueries,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.MatchHints, _abc.Awaitable[_cache_pb2.MatchHints]]:
+        """Several prompts against every worker of their namespace: hints, which reserve nothing."""
+
+    @_abc_1.abstractmethod
     def Acquire(
         self,
         request: _cache_pb2.AcquireRequest,
@@ -153,6 +167,13 @@ class PrefixIndexServicer(metaclass=_abc_1.ABCMeta):
     def Release(
         self,
         request: _cache_pb2.ReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.Answer, _abc.Awaitable[_cache_pb2.Answer]]: ...
+
+    @_abc_1.abstractmethod
+    def Retain(
+        self,
+        request: _cache_pb2.RetainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.Answer, _abc.Awaitable[_cache_pb2.Answer]]: ...
 

@@ -6,9 +6,13 @@ who slept, so everybody's deadline moves by the gap before anyone is expired.
 
 from __future__ import annotations
 
+from coppice_cache.core import reclaim
+from coppice_cache.core.doomed import sweep
 from coppice_cache.core.lifetimes import end_session, end_worker
+from coppice_cache.core.pins import drop_dead_pins
 from coppice_cache.core.reattach import close_windows, give_up_ns, refuse_held_claims
 from coppice_cache.core.state import NS_PER_MS, State
+from coppice_cache.core.tiers import plan_demotions
 
 _PAUSE_HEARTBEATS = 3
 
@@ -32,6 +36,14 @@ class Clock:
             self._beat_ns = now_ns
             for epoch, session in state.sessions.items():
                 state.tell_client(epoch, session.lease_digest)
+        for worker in state.workers.values():
+            worker.flights.tick(now_ns)
+            reclaim.tick(state, worker, now_ns)
+            drop_dead_pins(worker)
+            plan_demotions(state, worker)
+            if worker.host is not None:
+                sweep(worker.host.store, state.settings.nodes_dismantled_per_tick)
+            sweep(worker, state.settings.nodes_dismantled_per_tick)
         _dismantle(state)
 
 
@@ -41,6 +53,7 @@ def _extend_deadlines(state: State, gap_ns: int, now_ns: int) -> None:
     for worker in state.workers.values():
         worker.last_heard_ns = min(now_ns, worker.last_heard_ns + gap_ns)
         worker.window.deadline_ns += gap_ns
+        worker.needs.delay(gap_ns)
     state.reattach_deadline_ns += gap_ns
 
 
@@ -59,8 +72,13 @@ def _expire(state: State, now_ns: int) -> None:
 
 def _give_up_claims(state: State, now_ns: int) -> None:
     """Claims whose worker never came are refused once the window and a worker's time to live are over."""
-    if state.held_claims and now_ns >= give_up_ns(state):
+    if now_ns < give_up_ns(state):
+        return
+    if state.held_claims:
         refuse_held_claims(state)
+    for worker_id in state.replay.worker_ids:
+        if worker_id not in state.workers:
+            state.drop_replay(worker_id)
 
 
 def _dismantle(state: State) -> None:
@@ -68,5 +86,4 @@ def _dismantle(state: State) -> None:
     for _ in range(min(len(state.dismantling), state.settings.nodes_dismantled_per_tick)):
         node = state.dismantling.pop()
         state.dismantling.extend(node.children.values())
-        node.children.clear()
-        node.parent = None
+        node.cut_loose()

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from coppice.handles import HANDLE_BYTES
 from coppice.messages.index import Distrust, Distrusted
+from coppice_cache.core.doomed import reap
 from coppice_cache.core.errors import OpRefused
+from coppice_cache.core.invalidation import cut
 from coppice_cache.core.leases import Lease
-from coppice_cache.core.ledger import unpack_handles
-from coppice_cache.core.radix import Node, Spot, path, settle_spot
+from coppice_cache.core.packed import unpack_handles
+from coppice_cache.core.radix import Spot, path
 from coppice_cache.core.workers import Worker
+
+_NODES_AT_ONCE = 256  # the rest of a larger subtree is taken apart later
 
 
 def distrust(worker: Worker, lease: Lease, op: Distrust) -> Distrusted:
@@ -23,9 +27,12 @@ def distrust(worker: Worker, lease: Lease, op: Distrust) -> Distrusted:
     if len(op.handles) % HANDLE_BYTES:
         raise OpRefused(f"handles have {len(op.handles)} bytes; they must be packed u64")
     accused = set(unpack_handles(op.handles))
-    spot = _first_accused(lease, accused) if lease.tree is not None else None
+    is_found = lease.tree is not None and worker.is_current(lease.tree)  # else all of it is forgotten already
+    spot = _first_accused(lease, accused) if is_found else None
     if spot is not None:
-        _cut(worker, lease, spot)
+        cut(worker, spot)
+        reap(worker, lease.use, num_blocks=worker.num_blocks, num_nodes=_NODES_AT_ONCE)
+        worker.quotas.settle(lease.use)
     return Distrusted(op.lease_id)
 
 
@@ -38,24 +45,3 @@ def _first_accused(lease: Lease, accused: set[int]) -> Spot | None:
             if handle in accused:
                 return Spot(node, index, 0)
     return None
-
-
-def _cut(worker: Worker, lease: Lease, spot: Spot) -> None:
-    node = spot.node
-    if spot.blocks_into:
-        worker.num_nodes += 1
-        settle_spot(spot, worker.block_bytes)
-    node.hide(worker.block_bytes)
-    below = [node]
-    for orphan in below:  # grows while it is walked: parents stand before their children
-        orphan.is_orphan = True
-        below.extend(orphan.children.values())
-    for orphan in reversed(below):
-        _free_unread(worker, lease, orphan)
-    worker.quotas.settle(lease.use)
-
-
-def _free_unread(worker: Worker, lease: Lease, orphan: Node) -> None:
-    """Children come before their parents, so whatever guards nothing has nothing below it either."""
-    if not orphan.guards and orphan.handles:
-        worker.offer(lease.use, orphan)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 
-from coppice.ids import TOKEN_BYTES, LeaseId
+from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import (
     Acquire,
     Answer,
@@ -17,35 +16,24 @@ from coppice.messages.index import (
     NoCapacityReason,
 )
 from coppice.seals import root_seal
+from coppice_cache.core.copies import blocks_newly_protected, find_copy, with_copy
 from coppice_cache.core.errors import OpRefused
 from coppice_cache.core.leases import Lease
 from coppice_cache.core.ledger import Granted
+from coppice_cache.core.needs import NeedKey
 from coppice_cache.core.quotas import DomainUse, EvictionPlan
-from coppice_cache.core.radix import Spot, Tree, path, settle_spot, unprotected_blocks, walk
+from coppice_cache.core.radix import Spot, path, unprotected_blocks, walk
+from coppice_cache.core.reclaim import owe, retry_ms, settle
 from coppice_cache.core.sessions import Session
 from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
 from coppice_cache.core.state import NS_PER_MS, State
+from coppice_cache.core.waits import Offer, matchable_bytes, wait_for, weigh_waiting
 from coppice_cache.core.workers import Worker
 
 _RETRY_MIN_MS = 5
 _RETRY_MAX_MS = 10_000
 _NEVER_RETRY_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What one candidate could give: its tree (perhaps not hung up yet), where the match ends, what is left to do."""
-
-    worker: Worker
-    use: DomainUse
-    tree: Tree
-    spot: Spot
-    cost: int
-
-
-def matchable_bytes(tokens: bytes, block_bytes: int) -> int:
-    """Whole blocks that a match may cover: never the last token, since something must be computed for a sample."""
-    return max(0, len(tokens) - TOKEN_BYTES) // block_bytes * block_bytes
+_POOL_FULL = NoCapacityReason.POOL_FULL
 
 
 def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
@@ -57,20 +45,39 @@ def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
         return Gone(op.lease_id)
     _check(state.settings, session, op)
     config = state.domains.config(op.domain)
-    offers = sorted(_offers(state, op, config), key=lambda offer: offer.cost)
+    offers = _offers(state, op, config)
+    if len(offers) > 1:
+        offers.sort(key=lambda offer: offer.cost)
+    if offers and op.may_wait and (pending := wait_for(state, session, op, offers[0], now_ns)) is not None:
+        settle(state, session.epoch, op.lease_id)
+        return pending
+    session.stop_waiting(op.lease_id)
     if not offers:
         return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, _until_open_ms(state, op, now_ns))
     refusals = []
     for offer in offers:
         answer = _take(state, session, op, offer, now_ns)
         if isinstance(answer, Grant):
+            settle(state, session.epoch, op.lease_id)
             return answer
         refusals.append(answer)
     passing = [refusal for refusal in refusals if refusal.reason is not NoCapacityReason.NEVER_FITS]
-    return (passing or refusals)[0]
+    full = [offer for offer, refusal in zip(offers, refusals, strict=True) if refusal.reason is _POOL_FULL]
+    return (_owe(state, session, op, full, now_ns) if full else None) or (passing or refusals)[0]
 
 
-def extend(state: State, worker: Worker, lease: Lease, op: Extend) -> Answer:
+def _owe(state: State, session: Session, op: Acquire, full: list[Offer], now_ns: int) -> NoCapacity | None:
+    """Have what is the domain's by right brought back on one worker: where it waits already, or the cheapest."""
+    waits_at = state.owed.get((session.epoch, op.lease_id))
+    for offer in sorted(full, key=lambda offer: offer.worker is not waits_at):
+        count = offer.worker.blocks_for(op.reserve_tokens) - offer.spot.num_blocks
+        protects = unprotected_blocks(offer.spot)
+        if owe(state, session.epoch, offer.worker, op.lease_id, offer.use, count, protects, now_ns):
+            return NoCapacity(op.lease_id, _POOL_FULL, retry_ms(state))
+    return None
+
+
+def extend(state: State, worker: Worker, lease: Lease, op: Extend, now_ns: int) -> Answer:
     """Grow the lease's own blocks; all or nothing."""
     _check_reservation(state.settings, op.reserve_tokens)
     if lease.last_extend is not None and lease.last_extend[0] == op.reserve_tokens:
@@ -82,9 +89,14 @@ def extend(state: State, worker: Worker, lease: Lease, op: Extend) -> Answer:
     if not worker.is_open or state.reincarnating:
         return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, state.settings.heartbeat_ms)
     count = wanted - before
-    plan = _plan(worker, lease.use, op.lease_id, wanted, count, newly_protected=0)
+    key = (lease.epoch, op.lease_id)
+    plan = _plan(worker, lease.use, key, wanted, count, newly_protected=0)
     if isinstance(plan, NoCapacity):
+        full = plan.reason is _POOL_FULL
+        if full and owe(state, lease.epoch, worker, op.lease_id, lease.use, count, 0, now_ns):
+            return NoCapacity(op.lease_id, _POOL_FULL, retry_ms(state))
         return plan
+    settle(state, lease.epoch, op.lease_id)
     granted = _grant(worker, lease.use, plan, count)
     lease.table += granted.owned
     answer = Extended(op.lease_id, before, granted.owned, granted.zero)
@@ -97,19 +109,27 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
     worker, use, tree, spot = offer.worker, offer.use, offer.tree, offer.spot
     total = worker.blocks_for(op.reserve_tokens)
     count = total - spot.num_blocks
-    plan = _plan(worker, use, op.lease_id, total, count, newly_protected=unprotected_blocks(spot))
+    protects = unprotected_blocks(spot)
+    partial = find_copy(worker, use, op, spot)
+    more = blocks_newly_protected(spot, partial)
+    key = (session.epoch, op.lease_id)
+    plan = _plan(worker, use, key, total, count, newly_protected=protects + more)
+    if isinstance(plan, NoCapacity) and partial is not None:
+        partial = None
+        plan = _plan(worker, use, key, total, count, newly_protected=protects)
     if isinstance(plan, NoCapacity):
         return plan
-    worker.trees.setdefault((op.domain, op.namespace), tree)
-    if spot.blocks_into < spot.node.num_blocks:
-        worker.num_nodes += 1
-    node = settle_spot(spot, worker.block_bytes)
+    worker.hang_up_tree(tree)
+    node = worker.settle(use, spot)
+    nodes = path(node)
+    use.queue.touched(nodes, count, op.reuse, use.cached, now_ns)
     node.last_use_ns = now_ns
     number = state.next_lease_number()
     use.protected += node.pin(number)
+    if partial is not None:
+        use.protected += partial.node.pin(number)
     worker.quotas.settle(use)
     granted = _grant(worker, use, plan, count)
-    nodes = path(node)
     shared = b"".join(part.handles for part in nodes)
     grant = Grant(
         lease_id=op.lease_id,
@@ -117,10 +137,11 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
         worker_epoch=worker.epoch,
         num_cached_tokens=spot.num_blocks * worker.block_size,
         shared=shared,
-        shared_seals=b"".join(part.seals for part in nodes),
+        shared_seals=worker.ledger.seals_of(shared),
         owned=granted.owned,
         zero=granted.zero,
     )
+    grant = with_copy(worker, grant, partial)
     lease = Lease(
         number=number,
         lease_id=op.lease_id,
@@ -134,7 +155,10 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
         granted_ns=now_ns,
         grant=grant,
         tree=tree,
+        reuse=op.reuse,
+        copy_node=None if partial is None else partial.node,
     )
+    worker.flights.start(lease, op.tokens if use.config.mode is not Mode.DISABLED else b"")
     worker.leases[number] = lease
     use.leases += 1
     use.query_tokens += len(op.tokens) // TOKEN_BYTES
@@ -154,27 +178,31 @@ def _offers(state: State, op: Acquire, config: DomainConfig) -> list[Offer]:
         if worker is None or not worker.is_open:
             continue
         use = worker.use_of(config, state.settings.domains_per_worker_max)
-        tree = worker.trees.get((op.domain, op.namespace))
+        tree = worker.find_tree(op.domain, op.namespace)
         if tree is None:
-            seal = root_seal(state.settings.seal_key, op.domain, op.namespace)
-            tree = Tree(op.domain, op.namespace, seal, worker.block_bytes)
+            tree = worker.new_tree(op.domain, op.namespace, root_seal(state.settings.seal_key, op.domain, op.namespace))
         spot = Spot(tree, 0, 0)
         if config.mode is not Mode.DISABLED:
-            spot = walk(tree, op.tokens[: matchable_bytes(op.tokens, worker.block_bytes)], worker.block_bytes)
-        uncached = num_tokens - spot.num_blocks * worker.block_size
-        offers.append(Offer(worker, use, tree, spot, uncached + candidate.load_cost))
+            spot = walk(tree, op.tokens, worker.block_bytes, matchable_bytes(op.tokens, worker.block_bytes))
+        offer = Offer(worker, use, tree, spot, num_tokens - spot.num_blocks * worker.block_size + candidate.load_cost)
+        if op.may_wait and config.mode is not Mode.DISABLED:
+            offer = weigh_waiting(state, op, offer)
+        offers.append(offer)
     return offers
 
 
 def _plan(
-    worker: Worker, use: DomainUse, lease_id: LeaseId, total: int, count: int, *, newly_protected: int
+    worker: Worker, use: DomainUse, key: NeedKey, total: int, count: int, *, newly_protected: int
 ) -> EvictionPlan | NoCapacity:
     """How `count` more blocks can be granted to a lease of `total`, or why not. Changes nothing."""
     if total > worker.quotas.ceiling(use):
-        return NoCapacity(lease_id, NoCapacityReason.NEVER_FITS, _NEVER_RETRY_MS)
-    plan = worker.quotas.plan(use, count, num_free=worker.ledger.num_free, newly_protected=newly_protected)
+        return NoCapacity(key[1], NoCapacityReason.NEVER_FITS, _NEVER_RETRY_MS)
+    promised = worker.needs.promised(use, key)
+    plan = worker.quotas.plan(
+        use, count, num_free=worker.ledger.num_free, newly_protected=newly_protected, promised=promised
+    )
     if isinstance(plan, NoCapacityReason):
-        return NoCapacity(lease_id, plan, _retry_after_ms(worker, use, plan, count))
+        return NoCapacity(key[1], plan, _retry_after_ms(worker, use, plan, count))
     return plan
 
 
@@ -228,8 +256,9 @@ def _check(settings: CoreSettings, session: Session, op: Acquire) -> None:
         raise OpRefused(f"{len(op.candidates)} candidates; at most {settings.candidates_max}")
     if len(op.namespace) > settings.name_bytes_max or len(op.domain) > settings.name_bytes_max:
         raise OpRefused(f"domain or namespace is longer than {settings.name_bytes_max} bytes")
-    if any(candidate.load_cost < 0 for candidate in op.candidates):
-        raise OpRefused("a load_cost is negative")
+    for candidate in op.candidates:
+        if candidate.load_cost < 0:
+            raise OpRefused("a load_cost is negative")
     if session.num_leases + len(session.draining) >= settings.leases_per_session_max:
         raise OpRefused(f"the session holds its maximum of {settings.leases_per_session_max} leases; release some")
 

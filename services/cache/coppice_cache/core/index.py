@@ -10,24 +10,46 @@ Synchronous and deterministic: time comes in as `now_ns` of a monotonic clock, e
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
-from coppice.messages.index import Answer, AnswerBatch, FromClient, LeaseSet, Op, OpBatch, Reattach, Reattached
-from coppice.messages.registration import Draining, FromWorker, Register
-from coppice_cache.core.check import check_state
+from coppice.messages.index import (
+    Answer,
+    AnswerBatch,
+    FromClient,
+    LeaseSet,
+    MatchHints,
+    MatchQueries,
+    Op,
+    OpBatch,
+    Reattach,
+    Reattached,
+)
+from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
+from coppice_cache.core.audit import Looked, audit, check_state
 from coppice_cache.core.clock import Clock
 from coppice_cache.core.errors import CoreError, InvariantBroken, MessageRefused, SettingsRefused
-from coppice_cache.core.grants import matchable_bytes
+from coppice_cache.core.events import IndexEvent, Stored
+from coppice_cache.core.explain import explain
+from coppice_cache.core.hints import match_all
+from coppice_cache.core.invalidation import invalidate
 from coppice_cache.core.lifetimes import attach_session, end_session, end_worker
 from coppice_cache.core.ops import abandon, drop_claim, execute, execute_unknown
+from coppice_cache.core.pin_specs import PinSpec
+from coppice_cache.core.pins import pin, unpin, view_pins
 from coppice_cache.core.radix import walk
 from coppice_cache.core.reattach import reattach
 from coppice_cache.core.registration import acknowledge, drain, register
+from coppice_cache.core.replay import ReplayCounts
 from coppice_cache.core.results import (
     DomainStats,
     Effect,
+    Explanation,
     IndexStats,
     Match,
     NodeView,
+    PinView,
+    Regrown,
     Reincarnate,
     SessionEnded,
     ToClientEffect,
@@ -39,8 +61,12 @@ from coppice_cache.core.results import (
 )
 from coppice_cache.core.sessions import Session
 from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.snapshots import Cursor, next_slice
 from coppice_cache.core.state import State
-from coppice_cache.core.views import dump_tree, gather_stats
+from coppice_cache.core.tiers import copies_done
+from coppice_cache.core.tree_pages import Listings, dump_page
+from coppice_cache.core.views import gather_stats
+from coppice_cache.core.waits import matchable_bytes
 
 __all__ = [
     "CoreError",
@@ -55,6 +81,8 @@ __all__ = [
     "MessageRefused",
     "Mode",
     "NodeView",
+    "PinView",
+    "Regrown",
     "Reincarnate",
     "SessionEnded",
     "SettingsRefused",
@@ -76,6 +104,7 @@ class IndexCore:
         self.cache_epoch = cache_epoch
         self.state = State(settings, cache_epoch, now_ns)
         self._clock = Clock(now_ns)
+        self._listings = Listings()
 
     # sessions of schedulers and other clients
 
@@ -99,6 +128,8 @@ class IndexCore:
         session = self.state.sessions.get(epoch)
         if isinstance(message, OpBatch):
             self._receive_batch(epoch, message, now_ns)
+        elif isinstance(message, MatchQueries):
+            self.state.tell_client(epoch, match_all(self.state, message))
         elif session is None:
             named = message.lease_ids if isinstance(message, LeaseSet) else [c.lease_id for c in message.claims]
             self.state.tell_client(epoch, Reattached(self.cache_epoch, (), tuple(named)))
@@ -124,11 +155,45 @@ class IndexCore:
         worker = self.state.workers.get(worker_id)
         if worker is None:
             return _NO_MATCH
-        tree = worker.trees.get((domain, namespace))
+        tree = worker.find_tree(domain, namespace)
         if tree is None:
             return _NO_MATCH
-        spot = walk(tree, tokens[: matchable_bytes(tokens, worker.block_bytes)], worker.block_bytes)
+        spot = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
         return Match(spot.num_blocks * worker.block_size, spot.num_blocks)
+
+    def match_all(self, queries: MatchQueries) -> MatchHints:
+        """Hints for several prompts, on all workers. Reads only. Raises MessageRefused."""
+        return match_all(self.state, queries)
+
+    # what operators ask for
+
+    def invalidate(
+        self,
+        *,
+        now_ns: int,
+        domain: DomainId | None = None,
+        namespace: Namespace | None = None,
+        tokens: bytes | None = None,
+    ) -> int:
+        """Forget all, a domain, a namespace, both, or what follows a prefix. Raises MessageRefused."""
+        count = invalidate(self.state, domain, namespace, tokens, now_ns)
+        self.state.flush()
+        return count
+
+    def pin(self, name: str, domain: DomainId, namespace: Namespace, tokens: bytes, now_ns: int) -> int:
+        """Keep this prefix (packed u32) from now on; returns how many tokens of it are held. Raises MessageRefused."""
+        count = pin(self.state, PinSpec(name, domain, namespace, tokens))
+        self.state.flush()
+        return count
+
+    def unpin(self, name: str, now_ns: int) -> bool:
+        """False: there is no such pin."""
+        found = unpin(self.state, name)
+        self.state.flush()
+        return found
+
+    def pins(self) -> tuple[PinView, ...]:
+        return view_pins(self.state)
 
     # workers
 
@@ -139,6 +204,8 @@ class IndexCore:
             register(self.state, worker_id, message, now_ns)
         elif isinstance(message, Draining):
             drain(self.state, worker_id, message)
+        elif isinstance(message, CopiesDone):
+            self._copies_done(worker_id, message, now_ns)
         else:
             acknowledge(self.state, worker_id, message, now_ns)
         self.state.flush()
@@ -160,10 +227,52 @@ class IndexCore:
         self._clock.tick(self.state, now_ns)
         self.state.flush()
 
+    def dismantle(self, before: IndexCore) -> None:
+        """Take the trees of the incarnation that this one replaces apart, in slices with each tick.
+
+        What its workers had not asked for yet of the log waits for them here, and what operators said stays said.
+        """
+        self.state.replay = before.state.replay
+        self.state.incarnations = before.state.incarnations
+        self.state.pins = before.state.pins
+        self.state.dismantling += before.state.dismantling
+        for worker in before.state.workers.values():
+            self.state.dismantling += worker.roots()
+
     def take_effects(self) -> list[Effect]:
         """What happened since the last call, in order."""
         effects, self.state.effects = self.state.effects, []
         return effects
+
+    def take_events(self) -> list[IndexEvent]:
+        """How the trees changed since the last call, in order. Empty where `record_events` is off."""
+        events = self.state.events
+        if not events:
+            return []
+        taken = events.copy()
+        events.clear()  # the workers hold this very list
+        return taken
+
+    def load_replay(self, by_worker: Mapping[WorkerId, Sequence[IndexEvent]]) -> None:
+        """What the log of earlier incarnations says, in order. Before anybody registers; nothing in it is trusted."""
+        for worker_id, events in by_worker.items():
+            self.state.replay.load(self.state.settings.seal_key, worker_id, events)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether some of what was loaded waits for its worker."""
+        return bool(self.state.replay.worker_ids)
+
+    @property
+    def replay_counts(self) -> ReplayCounts:
+        return self.state.replay.counts
+
+    def snapshot_slice(self, cursor: Cursor | None, max_blocks: int) -> tuple[list[Stored], Cursor | None]:
+        """Part of what is findable now, about `max_blocks` blocks of it, and where the next slice goes on.
+
+        None begins, None ends. What changes between slices is in the events; see `snapshots`.
+        """
+        return next_slice(self.state, cursor, max_blocks)
 
     # for operators and tests
 
@@ -171,17 +280,38 @@ class IndexCore:
         """Recompute everything that is derivable. Raises InvariantBroken. Cost: all blocks, nodes and leases."""
         check_state(self.state)
 
+    def audit(self, looked: Looked) -> Iterator[None]:
+        """The same in small steps, between which other calls may come. Raises InvariantBroken from any step."""
+        return audit(self.state, looked)
+
     def stats(self) -> IndexStats:
         return gather_stats(self.state)
 
-    def tree(self, domain: DomainId, *, max_depth: int, limit: int) -> TreeDump:
-        """The domain's trees on all workers, at most `limit` nodes in all and `max_depth` nodes below each root."""
-        return dump_tree(self.state, domain, max_depth=max_depth, limit=limit)
+    def tree(
+        self,
+        domain: DomainId,
+        *,
+        max_depth: int,
+        limit: int,
+        page_token: str = "",
+        worker_id: WorkerId | None = None,
+    ) -> TreeDump:
+        """A page over the domain's trees, of at most `limit` nodes, `max_depth` below each root.
+
+        Raises MessageRefused for a page token that is none.
+        """
+        return dump_page(
+            self.state, self._listings, domain, max_depth=max_depth, limit=limit, token=page_token, worker_id=worker_id
+        )
+
+    def explain(self, domain: DomainId, namespace: Namespace | None, tokens: bytes) -> tuple[Explanation, ...]:
+        """What a prompt (packed u32) would find on each worker, and why not more. Raises MessageRefused."""
+        return explain(self.state, domain, namespace, tokens)
 
     def _receive_batch(self, epoch: SchedulerEpoch, batch: OpBatch, now_ns: int) -> None:
         if len(batch.ops) > self.state.settings.ops_per_batch_max:
             raise MessageRefused(f"{len(batch.ops)} ops in a batch; at most {self.state.settings.ops_per_batch_max}")
-        answers = tuple(self._execute(epoch, op, now_ns) for op in batch.ops)
+        answers = tuple([self._execute(epoch, op, now_ns) for op in batch.ops])
         self.state.tell_client(epoch, AnswerBatch(self.cache_epoch, answers))
 
     def _execute(self, epoch: SchedulerEpoch, op: Op, now_ns: int) -> Answer:
@@ -190,6 +320,11 @@ class IndexCore:
             return execute_unknown(op)
         session.last_heard_ns = max(session.last_heard_ns, now_ns)
         return execute(self.state, session, op, now_ns)
+
+    def _copies_done(self, worker_id: WorkerId, message: CopiesDone, now_ns: int) -> None:
+        worker = self.state.workers.get(worker_id)
+        if worker is not None and worker.epoch == message.worker_epoch:
+            copies_done(self.state, worker, message.order_ids, message.failed_ids, now_ns)
 
     def _reconcile(self, session: Session, message: LeaseSet) -> None:
         """Leases that only one side knows die."""

@@ -7,6 +7,7 @@ from coppice.messages.registration import Fence
 from coppice_cache.core.errors import MessageRefused
 from coppice_cache.core.leases import Lease
 from coppice_cache.core.ops import drop_claim
+from coppice_cache.core.reclaim import settle_session, settle_worker
 from coppice_cache.core.results import SessionEnded, WorkerEnded
 from coppice_cache.core.sessions import Session
 from coppice_cache.core.state import State
@@ -44,6 +45,9 @@ def end_session(state: State, epoch: SchedulerEpoch) -> None:
         state.dead_epochs.add(epoch)
     for lease_id in tuple(session.claims):
         drop_claim(state, session, lease_id)
+    for lease_id in tuple(session.waiting):
+        session.stop_waiting(lease_id)
+    settle_session(state, epoch)
     by_worker: dict[WorkerId, list[Lease]] = {}
     for lease_id, lease in session.leases.items():
         worker = session.workers[lease_id]
@@ -60,9 +64,15 @@ def end_worker(state: State, worker_id: WorkerId) -> None:
     worker = state.workers.pop(worker_id, None)
     if worker is None:
         return
+    worker.flights.wake_all()
+    settle_worker(state, worker)
     for lease in worker.leases.values():
         forget_lease(state, lease)
-    state.dismantling.extend(worker.trees.values())
+    state.dismantling += worker.roots()
+    if worker.host is not None:
+        state.dismantling += worker.host.store.roots()
+    worker.changes.cleared()
+    state.drop_replay(worker_id)
     state.effects.append(WorkerEnded(worker_id, worker.epoch))
     state.workers_changed = True
 

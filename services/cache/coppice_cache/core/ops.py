@@ -1,4 +1,4 @@
-"""The six ops of a client. Each is idempotent under its lease id and changes nothing unless it succeeds."""
+"""The ops of a client. Each is idempotent under its lease id and changes nothing unless it succeeds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ from coppice.messages.index import (
     Publish,
     Release,
     Released,
+    Retain,
+    Retained,
+    Reuse,
 )
 from coppice_cache.core.distrust import distrust
 from coppice_cache.core.errors import OpRefused
 from coppice_cache.core.grants import acquire, extend
 from coppice_cache.core.leases import Lease
 from coppice_cache.core.publication import publish
+from coppice_cache.core.reclaim import settle
+from coppice_cache.core.retention import retain
 from coppice_cache.core.sessions import Session
 from coppice_cache.core.state import NS_PER_MS, State
 from coppice_cache.core.workers import Worker
@@ -61,10 +66,12 @@ def _dispatch(state: State, session: Session, op: Op, now_ns: int) -> Answer:
         return acquire(state, session, op, now_ns)
     lease = session.leases.get(op.lease_id)
     if isinstance(op, Release | Abandon):
+        session.stop_waiting(op.lease_id)
+        settle(state, session.epoch, op.lease_id)
         if lease is not None:
             worker = session.workers[op.lease_id]
             if isinstance(op, Release):
-                release(session, worker, lease, now_ns)
+                release(session, worker, lease, now_ns, op.reuse)
             else:
                 abandon(state, session, worker, lease)
         return Released(op.lease_id)
@@ -72,18 +79,22 @@ def _dispatch(state: State, session: Session, op: Op, now_ns: int) -> Answer:
         return Distrusted(op.lease_id) if lease is None else distrust(session.workers[op.lease_id], lease, op)
     if lease is None:
         return Gone(op.lease_id)
+    if isinstance(op, Retain):
+        return retain(session.workers[op.lease_id], lease, op, now_ns)
     if isinstance(op, Extend):
-        return extend(state, session.workers[op.lease_id], lease, op)
+        return extend(state, session.workers[op.lease_id], lease, op, now_ns)
     return publish(state, session.workers[op.lease_id], lease, op, now_ns)
 
 
-def release(session: Session, worker: Worker, lease: Lease, now_ns: int) -> None:
-    """The holder's word that nothing of the lease runs."""
+def release(session: Session, worker: Worker, lease: Lease, now_ns: int, reuse: Reuse = Reuse.UNKNOWN) -> None:
+    """The holder's word that nothing of the lease runs, and what it knows of the future of the sequence."""
     session.remove(lease.lease_id)
     held_ms = (now_ns - lease.granted_ns) / NS_PER_MS
     worker.mean_hold_ms += _HOLD_WEIGHT * (held_ms - worker.mean_hold_ms)
     lease.use.mean_hold_ms += _HOLD_WEIGHT * (held_ms - lease.use.mean_hold_ms)
     lease.node.last_use_ns = now_ns
+    if reuse is not Reuse.UNKNOWN and lease.tree is not None:
+        lease.use.queue.hinted(lease.node, reuse)
     worker.finish(lease)
 
 
@@ -114,4 +125,6 @@ def _claimed(state: State, session: Session, op: Op) -> Answer:
         return NotPublished(op.lease_id, NotPublishedReason.TREE_GONE)
     if isinstance(op, Distrust):
         return Distrusted(op.lease_id)
+    if isinstance(op, Retain):
+        return Retained(op.lease_id, 0)
     return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, state.settings.heartbeat_ms)

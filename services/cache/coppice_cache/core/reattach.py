@@ -4,23 +4,26 @@ Register (old worker epoch)   ledger closed, every block drains, the window is o
 Reattach                      each claim is accepted or refused as soon as its worker is there
 all named sessions are back,  one fence for everybody who is not, and for the refused leases
   or the deadline
-FenceAck with the arrays      a second look, then what nobody holds is free and the worker is open
+FenceAck with the arrays      a second look, then the trees regrow, what nobody holds is free, and the worker is open
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from coppice.handles import HANDLE_BYTES, block_of, epoch_of, generation_of
-from coppice.ids import LEASE_ID_BYTES, Generation, LeaseId, SchedulerEpoch, WorkerId
+from coppice.ids import LEASE_ID_BYTES, LeaseId, SchedulerEpoch, WorkerId
 from coppice.messages.index import Grant, LeaseClaim, Reattach, Reattached
 from coppice.messages.registration import Fence, FenceAck
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.errors import MessageRefused, OpRefused
 from coppice_cache.core.leases import Lease
-from coppice_cache.core.ledger import unpack_handles
 from coppice_cache.core.lifetimes import end_session, finish_fenced
 from coppice_cache.core.ops import drop_claim
+from coppice_cache.core.packed import unpack_handles
 from coppice_cache.core.quotas import DomainUse
 from coppice_cache.core.radix import Node
+from coppice_cache.core.regrowth import open_worker
 from coppice_cache.core.sessions import EPOCH_SHIFT, Session
 from coppice_cache.core.state import NS_PER_MS, State
 from coppice_cache.core.workers import Phase, Worker
@@ -82,16 +85,27 @@ def _hold(state: State, session: Session, claim: LeaseClaim) -> None:
 
 
 def _judge_all(state: State, session: Session, worker: Worker | None, claims: list[LeaseClaim], now_ns: int) -> None:
-    """One Reattached for the claims of one session on one worker; others hear of it when they are displaced."""
-    accepted, refused = [], []
+    """The verdict on the claims of one session on one worker; others hear of it when they are displaced.
+
+    A lease that comes back after a restart has no place in a tree before its worker opens; one that was here all the
+    time may have.
+    """
+    accepted, refused, settled = [], [], {}
     for claim in claims:
         if worker is not None and _judge(state, session, worker, claim, now_ns):
-            accepted.append(claim.lease_id)
+            lease = session.leases[claim.lease_id]
+            if lease.may_publish:
+                settled[claim.lease_id] = lease.num_settled
+            else:
+                accepted.append(claim.lease_id)
         else:
             refused.append(claim.lease_id)
             if worker is not None and worker.phase is Phase.WINDOW:
                 worker.window.lease_ids.add(claim.lease_id)
-    state.tell_client(session.epoch, Reattached(state.cache_epoch, tuple(accepted), tuple(refused)))
+    if accepted or refused or not settled:
+        state.tell_client(session.epoch, Reattached(state.cache_epoch, tuple(accepted), tuple(refused)))
+    if settled:
+        state.tell_client(session.epoch, Reattached(state.cache_epoch, tuple(settled), (), tuple(settled.values())))
 
 
 def _judge(state: State, session: Session, worker: Worker, claim: LeaseClaim, now_ns: int) -> bool:
@@ -190,13 +204,14 @@ def _adopt(state: State, session: Session, worker: Worker, use: DomainUse, claim
         epoch=session.epoch,
         use=use,
         namespace=claim.namespace,
-        node=Node(None, b"", b"", b"", now_ns),
+        node=Node(None, b"", b"", now_ns),
         table=bytearray(claim.shared + claim.owned),
         num_shared=num_shared,
-        num_settled=len(handles),
+        num_settled=0,
         granted_ns=now_ns,
         grant=grant,
         held=[block_of(handle) for handle in handles],
+        num_claimed=len(handles),
     )
     session.add(lease, worker)
     worker.adopt(lease, [generation_of(handle) for handle in handles])
@@ -244,15 +259,14 @@ def _close(state: State, worker: Worker) -> None:
     window.displaced = []
 
 
-def accept_window_ack(state: State, worker: Worker, ack: FenceAck) -> None:
-    """Rule 8: look at the arrays again, then open the ledger."""
+def accept_window_ack(state: State, worker: Worker, ack: FenceAck, now_ns: int) -> None:
+    """Rule 8: look at the arrays again, then open the ledger, with the trees that the log tells of."""
     lost = _second_look(worker, ack)
-    pending = worker.fences.pop(ack.fence_id)
-    worker.open_ledger()
-    finish_fenced(state, worker, pending.leases)
+    finish_fenced(state, worker, worker.fences.pop(ack.fence_id).leases)
     for lease in lost:
         _lose(state, lease)
         state.fence_leases(worker, lease)
+    open_worker(state, worker, now_ns)
     state.workers_changed = True
 
 
@@ -260,15 +274,14 @@ def _second_look(worker: Worker, ack: FenceAck) -> list[Lease]:
     """Bring the ledger up to what the worker has now; returns live leases whose blocks are someone else's by now."""
     ledger = worker.ledger
     lost: dict[int, Lease] = {}
-    for block, reported in enumerate(unpack_handles(ack.generations)):
-        seal = ack.seals[block * SEAL_BYTES : (block + 1) * SEAL_BYTES]
-        ours = Generation(ledger.generation[block])
-        if reported < ours or (reported == ours and seal == ledger.seal(block)):
-            continue
+    generations = np.frombuffer(ack.generations, "<u8")
+    other_seal = (np.frombuffer(ack.seals, np.uint64).reshape(-1, 2) != ledger.seal_words).any(axis=1)
+    newer = generations > ledger.generations
+    for block in np.flatnonzero(newer | (other_seal & (generations == ledger.generations))).tolist():
         for holder in worker.holders.get(block, {}).values():
             shares = block in holder.held[: holder.num_shared]
-            if not holder.draining and (reported > ours or shares):
+            if not holder.draining and (newer[block] or shares):
                 lost[holder.number] = holder
-        ledger.generation[block] = reported
-        ledger.set_seal(block, seal)
+        ledger.generation[block] = int(generations[block])
+        ledger.set_seal(block, ack.seals[block * SEAL_BYTES : (block + 1) * SEAL_BYTES])
     return list(lost.values())

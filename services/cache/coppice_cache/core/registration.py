@@ -8,20 +8,28 @@ anything else                        that epoch is dead: a new one
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from coppice.handles import CACHE_EPOCH_MAX, COUNTER_BITS
 from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
 from coppice.messages.registration import Draining, FenceAck, Register, Registered
 from coppice.seals import SEAL_BYTES
+from coppice_cache.core.changes import Changes
 from coppice_cache.core.errors import MessageRefused
-from coppice_cache.core.ledger import BlockState, Ledger, unpack_blocks
+from coppice_cache.core.events import Tier
+from coppice_cache.core.host_tier import HostTier
+from coppice_cache.core.ledger import BlockState, Ledger
 from coppice_cache.core.lifetimes import end_worker, finish_fenced
+from coppice_cache.core.packed import unpack_blocks
+from coppice_cache.core.policies import POLICIES
 from coppice_cache.core.quotas import Quotas
 from coppice_cache.core.reattach import accept_window_ack, close_windows, judge_held_claims
 from coppice_cache.core.results import Reincarnate
 from coppice_cache.core.sessions import minted_by
 from coppice_cache.core.state import NS_PER_MS, State
+from coppice_cache.core.store import BlockStore
 from coppice_cache.core.workers import Phase, Window, Worker
 
 
@@ -51,6 +59,8 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
     state.last_epochs[worker_id] = epoch
     state.workers_changed = True
     state.tell_worker(worker_id, Registered(epoch, state.cache_epoch))
+    if worker.is_open:
+        state.drop_replay(worker_id)
     judge_held_claims(state, worker, now_ns)
     close_windows(state, now_ns)
 
@@ -62,7 +72,12 @@ def acknowledge(state: State, worker_id: WorkerId, ack: FenceAck, now_ns: int) -
         return
     if worker.phase is Phase.CLOSING and ack.fence_id == worker.window.fence_id:
         _check_arrays(worker.num_blocks, ack.generations, ack.seals)
-        accept_window_ack(state, worker, ack)
+        _check_epochs(state, ack.generations)
+        if worker.host is not None and ack.host_generations:
+            _check_arrays(worker.host.store.num_blocks, ack.host_generations, ack.host_seals)
+            _check_epochs(state, ack.host_generations)
+            worker.host.store.ledger.load(ack.host_generations, ack.host_seals)
+        accept_window_ack(state, worker, ack, now_ns)
         return
     finish_fenced(state, worker, worker.fences.pop(ack.fence_id).leases)
 
@@ -81,12 +96,36 @@ def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int
     closed = survived and (any(message.generations) or bool(message.scheduler_epochs))
     if closed:
         ledger.close()
-    quotas = Quotas(message.num_blocks, state.domains.listed)
+    quotas = Quotas(message.num_blocks, state.domains.listed, POLICIES[state.settings.eviction])
     phase = Phase.WINDOW if closed else Phase.OPEN
-    worker = Worker(message, epoch, ledger, quotas, phase=phase, now_ns=now_ns)
+    worker = Worker(
+        message,
+        epoch,
+        ledger,
+        quotas,
+        phase=phase,
+        now_ns=now_ns,
+        woken=state.woken,
+        incarnations=state.incarnations,
+        events=state.events,
+    )
+    worker.host = _host_tier(state, message, epoch)
     deadline_ns = now_ns + state.settings.session_ttl_ms * NS_PER_MS
     worker.window = Window(tuple(sorted(set(message.scheduler_epochs))), deadline_ns)
     return worker
+
+
+def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier | None:
+    """What the host pool held before is not findable any more; its generations go on. Shares hold there too."""
+    if not message.num_host_blocks:
+        return None
+    ledger = Ledger(message.num_host_blocks, state.cache_epoch, any_wipes=False)
+    if message.host_generations:
+        ledger.load(message.host_generations, message.host_seals)
+    configs = tuple(replace(config, guarantee_blocks=0, maximum_blocks=0) for config in state.domains.listed)
+    quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction])
+    changes = Changes(message.worker_id, epoch, state.events, Tier.HOST)
+    return HostTier(BlockStore(message.block_size, ledger, quotas, state.incarnations, changes))
 
 
 def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:
@@ -98,6 +137,8 @@ def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> 
     state.tell_worker(worker.worker_id, Registered(worker.epoch, state.cache_epoch))
     for pending in worker.fences.values():
         state.tell_worker(worker.worker_id, pending.message)
+    for job in worker.host.jobs.values() if worker.host is not None else ():
+        state.order_copy(worker, job.order)
 
 
 def _is_explained(worker: Worker, message: Register) -> bool:
@@ -107,25 +148,27 @@ def _is_explained(worker: Worker, message: Register) -> bool:
     ahead. A cached block was written under its generation, so a report shows it, unless it was published while the
     report was on its way. In a closed ledger the second look will tell.
     """
-    same_pool = (message.num_blocks, message.block_size, message.namespace, message.model) == (
-        worker.num_blocks,
-        worker.block_size,
-        worker.namespace,
-        worker.model,
-    )
+    num_host_blocks = 0 if worker.host is None else worker.host.store.num_blocks
+    same_pool = (
+        (message.num_blocks, message.block_size, message.num_host_blocks)
+        == (worker.num_blocks, worker.block_size, num_host_blocks)
+    ) and (message.namespace, message.model) == (worker.namespace, worker.model)
     if not same_pool or not worker.is_open:
         return same_pool
+    if worker.host is not None and message.host_generations:
+        reported = np.frombuffer(message.host_generations, dtype="<u8")
+        if bool((reported > worker.host.store.ledger.generations).any()):
+            return False
     reported = np.frombuffer(message.generations, dtype="<u8")
-    ours = np.array(worker.ledger.generation, dtype=np.uint64)
+    ours = worker.ledger.generations
     if bool((reported > ours).any()):
         return False
-    cached = np.frombuffer(worker.ledger.state, dtype=np.uint8) == BlockState.CACHED
+    cached = worker.ledger.states == BlockState.CACHED
     missing = set(np.flatnonzero(cached & (reported != ours)).tolist())
     if missing - {block for _, handles in worker.published for block in unpack_blocks(handles)}:
         return False
     sealed = np.frombuffer(message.seals, dtype="<u8").reshape(-1, 2)
-    known = np.frombuffer(bytes(worker.ledger.seals), dtype="<u8").reshape(-1, 2)
-    differs = (sealed != known).any(axis=1) & sealed.any(axis=1) & (reported == ours)
+    differs = (sealed != worker.ledger.seal_words).any(axis=1) & sealed.any(axis=1) & (reported == ours)
     return not bool(differs.any())
 
 
@@ -133,6 +176,8 @@ def _highest_foreign_epoch(state: State, message: Register) -> CacheEpoch:
     """Highest cache epoch that some other incarnation than this one used; 0 when there is no trace of one."""
     generations = np.frombuffer(message.generations, dtype="<u8")
     newest = int(generations.max()) >> COUNTER_BITS
+    if message.host_generations:
+        newest = max(newest, int(np.frombuffer(message.host_generations, dtype="<u8").max()) >> COUNTER_BITS)
     highest = CacheEpoch(max(message.highest_cache_epoch, minted_by(message.worker_epoch), newest))
     ours = highest == state.cache_epoch and message.worker_id in state.last_epochs
     return CacheEpoch(0) if ours else highest
@@ -148,10 +193,20 @@ def _check(state: State, worker_id: WorkerId, message: Register) -> None:
         raise MessageRefused(f"block_size {message.block_size} must lie between 1 and {settings.block_size_max}")
     if len(message.scheduler_epochs) > settings.sessions_max:
         raise MessageRefused(f"{len(message.scheduler_epochs)} scheduler epochs; at most {settings.sessions_max}")
+    if misfit := state.domains.misfit(message.num_blocks):
+        raise MessageRefused(
+            f"worker {worker_id!r}: {misfit}; give it more blocks or lower what is guaranteed in blocks"
+        )
     names = (message.worker_id, message.address, message.model, message.namespace)
     if any(len(name) > settings.name_bytes_max for name in names):
         raise MessageRefused(f"a name is longer than {settings.name_bytes_max} bytes")
     _check_arrays(message.num_blocks, message.generations, message.seals)
+    if not 0 <= message.num_host_blocks <= settings.blocks_per_worker_max:
+        raise MessageRefused(
+            f"num_host_blocks {message.num_host_blocks} must lie between 0 and {settings.blocks_per_worker_max}"
+        )
+    if message.host_generations or message.host_seals:
+        _check_arrays(message.num_host_blocks, message.host_generations, message.host_seals)
 
 
 def _check_arrays(num_blocks: int, generations: bytes, seals: bytes) -> None:
@@ -162,3 +217,13 @@ def _check_arrays(num_blocks: int, generations: bytes, seals: bytes) -> None:
         )
     if num_blocks and int(np.frombuffer(generations, dtype="<u8").max()) >> 40:
         raise MessageRefused("a generation has more than 40 bits")
+
+
+def _check_epochs(state: State, generations: bytes) -> None:
+    """We have granted nothing there, so a generation of our epoch or a later one is another incarnation's (rule 9).
+
+    The connection ends; the worker registers again, and that is where a new incarnation is called for.
+    """
+    newest = int(np.frombuffer(generations, dtype="<u8").max()) >> COUNTER_BITS
+    if newest >= state.cache_epoch:
+        raise MessageRefused(f"a generation is of cache epoch {newest}; this is {state.cache_epoch}: register again")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import ToClient
 from coppice.messages.registration import ToWorker
 
@@ -49,7 +50,14 @@ class Reincarnate:
     cache_epoch: CacheEpoch
 
 
-Effect = ToClientEffect | ToWorkerEffect | SessionEnded | WorkerEnded | Reincarnate
+@dataclass(frozen=True, slots=True)
+class Regrown:
+    """A worker's trees are back after a restart, all at once: followers need a fresh snapshot."""
+
+    worker_id: WorkerId
+
+
+Effect = ToClientEffect | ToWorkerEffect | SessionEnded | WorkerEnded | Reincarnate | Regrown
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +116,76 @@ class IndexStats:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node of a dumped tree. Nodes stand in preorder; `parent` is the index of the parent, the root's own is 0."""
+    """One node of a dumped tree. It is named by the seal of its first block, in hex; a root has no name."""
 
-    parent: int
-    depth: int
+    node: str
+    parent: str
+    depth: int  # nodes from the root
+    first_block: int  # blocks from the root
     num_blocks: int
     num_pins: int
     num_children: int
     last_use_ns: int
-    first_seal: str  # hex, empty at the root
 
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
+    """Nodes of one tree in preorder; a later page of it starts without the root."""
+
     worker_id: WorkerId
     namespace: Namespace
     nodes: tuple[NodeView, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class PinView:
+    """One operator's pin on one worker; without a worker when none has cached any of it."""
+
+    name: str
+    domain: DomainId
+    namespace: Namespace
+    worker_id: WorkerId
+    num_tokens: int  # pinned now
+
+
+@dataclass(frozen=True, slots=True)
 class TreeDump:
-    """All trees of a domain; `truncated` when the depth or the limit left nodes out."""
+    """One page over all trees of a domain."""
 
     domain: DomainId
     trees: tuple[TreeView, ...]
-    truncated: bool
+    next_page_token: str  # empty: complete
+    cut_by_depth: bool  # nodes below the greatest depth were left out
+    moved: bool  # where the page before ended is gone; nodes may be missing or come twice
+
+    @property
+    def truncated(self) -> bool:
+        return bool(self.next_page_token) or self.cut_by_depth
+
+
+class StoppedBy(Enum):
+    """Why a match goes no further."""
+
+    LAST_TOKEN = "last_token"  # something must be computed for a sample
+    END_OF_PROMPT = "end_of_prompt"  # what is left fills no block
+    PARTIAL_BLOCK = "partial_block"  # likewise, and a cached block begins with it
+    OTHER_TOKENS = "other_tokens"  # the tree goes on, with other tokens
+    NOTHING_CACHED = "nothing_cached"  # the tree ends here
+    PENDING = "pending"  # a live lease is computing what follows
+    NO_TREE = "no_tree"
+    NOT_OPEN = "not_open"  # after a restart, until the worker's window has closed
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a prompt would find in one tree of one worker."""
+
+    worker_id: WorkerId
+    namespace: Namespace
+    num_cached_tokens: int
+    stopped_by: StoppedBy
+    sentence: str
+    partial_tokens: int = 0  # of the first block that does not match whole, tokens that agree
+    pending_tokens: int = 0  # further tokens that a live lease is computing
+    lease_ids: tuple[LeaseId, ...] = ()  # pinned at or below the end of the match; some of them when they are many
+    path: tuple[str, ...] = ()  # hex of the first seal of each node on the way

@@ -18,7 +18,7 @@ def minted_by(epoch: int) -> CacheEpoch:
 class Session:
     """One scheduler epoch. `claims` are leases of before a restart whose worker has not registered yet."""
 
-    __slots__ = ("claims", "digest", "draining", "epoch", "last_heard_ns", "leases", "reattached", "workers")
+    __slots__ = ("claims", "digest", "draining", "epoch", "last_heard_ns", "leases", "reattached", "waiting", "workers")
 
     def __init__(self, epoch: SchedulerEpoch, now_ns: int, *, reattached: bool) -> None:
         self.epoch = epoch
@@ -28,6 +28,7 @@ class Session:
         self.workers: dict[LeaseId, Worker] = {}
         self.claims: dict[LeaseId, WorkerId] = {}
         self.draining: set[LeaseId] = set()  # abandoned or dropped; their ids are not granted again before the fence
+        self.waiting: dict[LeaseId, Worker] = {}  # answered with Pending: where the flight is
         self.digest = 0
 
     @property
@@ -48,6 +49,12 @@ class Session:
         del self.leases[lease_id]
         del self.workers[lease_id]
         self.digest ^= lease_hash(lease_id)
+
+    def stop_waiting(self, lease_id: LeaseId) -> None:
+        """It asks again, or never will."""
+        worker = self.waiting.pop(lease_id, None)
+        if worker is not None:
+            worker.flights.forget(self.epoch, lease_id)
 
     def hold_claim(self, lease_id: LeaseId, worker_id: WorkerId) -> None:
         self.claims[lease_id] = worker_id

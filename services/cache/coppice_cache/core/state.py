@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import LeaseClaim, ToClient, Workers
-from coppice.messages.registration import Fence, ToWorker
+from coppice.messages.index import LeaseClaim, ToClient, Wake, Workers
+from coppice.messages.registration import CopyOrder, CopyOrders, Fence, ToWorker
+from coppice_cache.core.events import IndexEvent
+from coppice_cache.core.flights import Waiter
+from coppice_cache.core.incarnations import Incarnations
 from coppice_cache.core.leases import Lease
+from coppice_cache.core.needs import NeedKey
+from coppice_cache.core.pin_specs import PinSpecs
 from coppice_cache.core.radix import Node
+from coppice_cache.core.replay import ReplayBook
 from coppice_cache.core.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.sessions import EPOCH_SHIFT, Session, minted_by
 from coppice_cache.core.settings import CoreSettings, Domains
@@ -29,17 +35,25 @@ class State:
         self.held_claims: dict[WorkerId, dict[tuple[SchedulerEpoch, LeaseId], LeaseClaim]] = {}  # worker not here yet
         self.refused_ids: dict[WorkerId, set[LeaseId]] = {}  # claims given up before their worker registered
         self.effects: list[Effect] = []
+        self.events: list[IndexEvent] | None = [] if settings.record_events else None
         self.workers_changed = False
         self.reincarnate_above = CacheEpoch(0)  # the epoch that has to replace this one, once known
         self.reattach_deadline_ns = now_ns + settings.session_ttl_ms * NS_PER_MS
         self.reattach_closed = False  # some worker's window was fenced: who is not back by then is dead
         self.dead_epochs: set[SchedulerEpoch] = set()  # of earlier cache epochs, ended here: never back
         self.dismantling: list[Node] = []
+        self.replay = ReplayBook()
+        self.incarnations = Incarnations()
+        self.pins = PinSpecs()
+        self.owed: dict[NeedKey, Worker] = {}  # which worker each need waits for; see `reclaim`
+        self.woken: list[Waiter] = []  # by flights of any worker; told at the end of the call
+        self._copying: dict[WorkerEpoch, tuple[Worker, list[CopyOrder]]] = {}
         self._fencing: dict[WorkerEpoch, Worker] = {}  # with leases that `flush` has to fence
         self._session_count = 0
         self._worker_count = 0
         self._lease_count = 0
         self._fence_count = 0
+        self._order_count = 0
 
     # minting
 
@@ -59,6 +73,10 @@ class State:
         self._fence_count += 1
         return self._fence_count
 
+    def next_order_id(self) -> int:
+        self._order_count += 1
+        return (self.cache_epoch << EPOCH_SHIFT) | self._order_count
+
     def is_old(self, epoch: SchedulerEpoch) -> bool:
         """Minted by an earlier cache epoch."""
         return minted_by(epoch) < self.cache_epoch
@@ -67,6 +85,10 @@ class State:
     def reincarnating(self) -> bool:
         """A higher cache epoch was used for grants somewhere: nothing is granted any more (rule 9)."""
         return self.reincarnate_above > 0
+
+    def drop_replay(self, worker_id: WorkerId) -> None:
+        """What the log says of it is not needed, or not true, any more."""
+        self.dismantling += self.replay.drop(worker_id)
 
     # effects
 
@@ -78,6 +100,10 @@ class State:
 
     def workers_message(self) -> Workers:
         return Workers(self.cache_epoch, tuple(worker.info for worker in self.workers.values()))
+
+    def order_copy(self, worker: Worker, order: CopyOrder) -> None:
+        """Orders of one call go out in one message."""
+        self._copying.setdefault(worker.epoch, (worker, []))[1].append(order)
 
     def send_fence(self, worker: Worker, fence: Fence, leases: list[Lease]) -> None:
         worker.fences[fence.fence_id] = PendingFence(fence, leases)
@@ -97,8 +123,26 @@ class State:
             ids = tuple(lease.lease_id for lease in leases)
             if self.workers.get(worker.worker_id) is worker:
                 self.send_fence(worker, Fence(self.next_fence_id(), worker.epoch, lease_ids=ids), leases)
+        self._wake()
+        copying, self._copying = self._copying, {}
+        for worker, orders in copying.values():
+            if self.workers.get(worker.worker_id) is worker:
+                self.tell_worker(worker.worker_id, CopyOrders(worker.epoch, tuple(orders)))
         if self.workers_changed:
             self.workers_changed = False
             message = self.workers_message()
             for epoch in self.sessions:
                 self.tell_client(epoch, message)
+
+    def _wake(self) -> None:
+        """Tell those whose wait is over, one message per session."""
+        if not self.woken:
+            return
+        woken, self.woken[:] = tuple(self.woken), ()
+        by_epoch: dict[SchedulerEpoch, list[LeaseId]] = {}
+        for waiter in woken:
+            session = self.sessions.get(waiter.epoch)
+            if session is not None and session.waiting.pop(waiter.lease_id, None) is not None:
+                by_epoch.setdefault(waiter.epoch, []).append(waiter.lease_id)
+        for epoch, lease_ids in by_epoch.items():
+            self.tell_client(epoch, Wake(self.cache_epoch, tuple(lease_ids)))

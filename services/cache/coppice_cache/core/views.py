@@ -1,13 +1,10 @@
-"""What operators see: counters and trees. Nothing here changes anything."""
+"""What operators see: counters. Nothing here changes anything."""
 
 from __future__ import annotations
 
-from coppice.ids import DomainId
-from coppice.seals import SEAL_BYTES
 from coppice_cache.core.ledger import BlockState
 from coppice_cache.core.quotas import DomainUse
-from coppice_cache.core.radix import Node
-from coppice_cache.core.results import DomainStats, IndexStats, NodeView, TreeDump, TreeView, WorkerStats
+from coppice_cache.core.results import DomainStats, IndexStats, WorkerStats
 from coppice_cache.core.state import State
 from coppice_cache.core.workers import Worker
 
@@ -67,48 +64,3 @@ def _domain_stats(worker: Worker, use: DomainUse) -> DomainStats:
         query_tokens=use.query_tokens,
         evicted_blocks=use.evicted_blocks,
     )
-
-
-def dump_tree(state: State, domain: DomainId, *, max_depth: int, limit: int) -> TreeDump:
-    """Nodes in preorder, until `limit` nodes were seen."""
-    trees: list[TreeView] = []
-    truncated = False
-    for worker in state.workers.values():
-        for (owner, namespace), tree in worker.trees.items():
-            if owner != domain:
-                continue
-            if limit <= 0:
-                return TreeDump(domain, tuple(trees), truncated=True)
-            nodes, cut = _preorder(tree, max_depth, limit)
-            limit -= len(nodes)
-            truncated = truncated or cut
-            trees.append(TreeView(worker.worker_id, namespace, tuple(nodes)))
-    return TreeDump(domain, tuple(trees), truncated)
-
-
-def _preorder(root: Node, max_depth: int, limit: int) -> tuple[list[NodeView], bool]:
-    """Views, and whether something was left out."""
-    views: list[NodeView] = []
-    waiting = [(root, 0, 0)]
-    cut = False
-    while waiting:
-        node, parent, depth = waiting.pop()
-        if len(views) >= limit:
-            return views, True
-        index = len(views)
-        views.append(
-            NodeView(
-                parent=parent,
-                depth=depth,
-                num_blocks=node.num_blocks,
-                num_pins=len(node.pins),
-                num_children=len(node.children),
-                last_use_ns=node.last_use_ns,
-                first_seal=node.seals[:SEAL_BYTES].hex(),
-            )
-        )
-        if depth < max_depth:
-            waiting.extend((child, index, depth + 1) for child in reversed(node.children.values()))
-        elif node.children:
-            cut = True
-    return views, cut

@@ -9,21 +9,25 @@ Only an OPEN worker grants. In the other phases whatever is given back drains un
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch
+from coppice.ids import LeaseId, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import WorkerInfo
 from coppice.messages.registration import Fence, Register
+from coppice_cache.core.changes import Changes
 from coppice_cache.core.errors import OpRefused
+from coppice_cache.core.events import IndexEvent
+from coppice_cache.core.flights import Flights, Waiter
+from coppice_cache.core.host_tier import HostTier
+from coppice_cache.core.incarnations import Incarnations
 from coppice_cache.core.leases import Lease
-from coppice_cache.core.ledger import BlockState, Ledger, unpack_blocks
-from coppice_cache.core.quotas import DomainUse, EvictionPlan, Quotas
-from coppice_cache.core.radix import Node, Tree
+from coppice_cache.core.ledger import Ledger
+from coppice_cache.core.needs import Needs
+from coppice_cache.core.quotas import DomainUse, Quotas
 from coppice_cache.core.settings import DomainConfig
-
-_CHUNK_BLOCKS = 8  # taken from one domain before asking again which one is furthest over its guarantee
+from coppice_cache.core.store import BlockStore, HeldPin
 
 
 class Phase(Enum):
@@ -51,28 +55,33 @@ class Window:
     displaced: list[Lease] = field(default_factory=list)  # lost a block to a higher generation
 
 
-class Worker:
-    """All state of one worker epoch."""
+class Worker(BlockStore):
+    """All state of one worker epoch; the store is that of its device."""
 
     def __init__(
-        self, message: Register, epoch: WorkerEpoch, ledger: Ledger, quotas: Quotas, *, phase: Phase, now_ns: int
+        self,
+        message: Register,
+        epoch: WorkerEpoch,
+        ledger: Ledger,
+        quotas: Quotas,
+        *,
+        phase: Phase,
+        now_ns: int,
+        woken: list[Waiter],
+        incarnations: Incarnations,
+        events: list[IndexEvent] | None,
     ) -> None:
+        changes = Changes(message.worker_id, epoch, events)
+        super().__init__(message.block_size, ledger, quotas, incarnations, changes)
         self.worker_id = message.worker_id
         self.epoch = epoch
         self.address = message.address
-        self.num_blocks = message.num_blocks
-        self.block_size = message.block_size
-        self.block_bytes = message.block_size * 4
         self.namespace = message.namespace
         self.model = message.model
         self.draining = message.draining
         self.limits = (message.max_sequences, message.max_step_tokens, message.max_context)
-        self.ledger = ledger
-        self.quotas = quotas
         self.phase = phase
         self.window = Window((), now_ns)
-        self.trees: dict[tuple[DomainId, Namespace], Tree] = {}
-        self.num_nodes = 0
         self.leases: dict[int, Lease] = {}
         self.holders: dict[int, dict[int, Lease]] = {}  # block -> re-attached leases on it, by number
         self.fences: dict[int, PendingFence] = {}
@@ -80,6 +89,10 @@ class Worker:
         self.last_heard_ns = now_ns
         self.published: deque[tuple[int, bytes]] = deque()  # lately: when, and which handles
         self.mean_hold_ms = 1_000.0
+        self.flights = Flights(self.block_bytes, woken)
+        self.needs = Needs(quotas, ledger)
+        self.host: HostTier | None = None
+        self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
 
     @property
     def is_open(self) -> bool:
@@ -101,6 +114,7 @@ class Worker:
             max_step_tokens=max_step_tokens,
             max_context=max_context,
             draining=self.draining,
+            num_host_blocks=0 if self.host is None else self.host.store.num_blocks,
         )
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -115,27 +129,11 @@ class Worker:
                 raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {len(uses)} domains")
         return self.quotas.use_of(config)
 
-    # pins
-
-    def pin(self, lease: Lease, node: Node) -> None:
-        lease.use.protected += node.pin(lease.number)
-        lease.node = node
-
-    def unpin(self, lease: Lease, node: Node) -> None:
-        lease.use.protected -= node.unpin(lease.number)
-        self.offer(lease.use, node)
-
-    def offer(self, use: DomainUse, node: Node) -> None:
-        """Something that protected the node may be gone: an orphan is freed then, others may be evicted from now on."""
-        while node.is_orphan and not node.guards and not node.children:
-            assert node.parent is not None
-            parent = node.parent
-            for block in unpack_blocks(node.leave(self.block_bytes)):
-                self.ledger.put_free(block)
-            self.num_nodes -= 1
-            node = parent
-        use.queue.offer(node)
-        self.drop_if_unused(node)
+    def end_copy(self, lease: Lease) -> None:
+        """The copy that the grant offered was made, or never will be."""
+        if lease.copy_node is not None:
+            node, lease.copy_node = lease.copy_node, None
+            self.unpin(lease, node)
 
     def remember_publication(self, handles: bytes, now_ns: int, ttl_ns: int) -> None:
         """Kept for a worker's time to live: a report that was on its way meanwhile does not show these blocks yet."""
@@ -143,53 +141,26 @@ class Worker:
         while self.published[0][0] < now_ns - ttl_ns:
             self.published.popleft()
 
-    # eviction
+    def all_leases(self) -> Iterator[Lease]:
+        yield from self.leases.values()
+        yield from self.copying.values()
 
-    def make_room(self, use: DomainUse, plan: EvictionPlan) -> None:
-        """Carry out a plan that was decided for this domain; it cannot fail."""
-        self._evict(use, plan.from_own)
-        wanted = plan.from_pool
-        while wanted:
-            victim = self.quotas.furthest_over()
-            if victim is None:
-                self._evict(use, wanted)
-                return
-            count = min(wanted, victim.lendable, _CHUNK_BLOCKS)
-            self._evict(victim, count)
-            wanted -= count
-
-    def _evict(self, use: DomainUse, count: int) -> None:
-        """Free cached blocks of one domain: coldest leaf first, its tail block by block."""
-        use.evicted_blocks += count
-        while count:
-            node = use.queue.coldest()
-            parent, taken = node.parent, min(count, node.num_blocks)
-            assert parent is not None
-            for block in unpack_blocks(node.trim(taken, self.block_bytes)):
-                self.ledger.put_free(block)
-            count -= taken
-            if not node.handles:
-                self.num_nodes -= 1
-                use.queue.offer(parent)
-                self.drop_if_unused(parent)
-        self.quotas.settle(use)
-
-    def drop_if_unused(self, node: Node) -> None:
-        """Forget a tree that has neither nodes nor leases."""
-        if isinstance(node, Tree) and node.is_unused:
-            self.trees.pop((node.domain, node.namespace), None)
+    def all_pins(self) -> Iterator[HeldPin]:
+        yield from self.pins.values()
 
     # the end of leases
 
     def finish(self, lease: Lease) -> None:
         """The lease is over and nothing of it runs: take its pin and its blocks."""
-        assert not lease.draining or all(
-            self.ledger.state[block] == BlockState.DRAINING for block in lease.own_blocks()
-        )
+        self.flights.end(lease)
+        self.end_copy(lease)
         if lease.tree is not None:
             self.unpin(lease, lease.node)
-        for block in lease.own_blocks():
-            self._give_back(block)
+        own = lease.own_handles()
+        if self.is_open:
+            self.ledger.give_back(lease.use, own, drained=lease.draining)
+        elif not lease.draining:
+            self.ledger.drain_all(lease.use, own)
         for block in lease.held:
             del self.holders[block][lease.number]
             self._settle_held(block)
@@ -201,8 +172,8 @@ class Worker:
         """The holder's word is missing: blocks wait for a fence, the pin stays as a drain pin (rule 7)."""
         assert not lease.draining
         lease.draining = True
-        for block in lease.own_blocks():
-            self.ledger.drain(block)
+        self.flights.end(lease)
+        self.ledger.drain_all(lease.use, lease.own_handles())
         for block in lease.held:
             self._settle_held(block)
         self.quotas.settle(lease.use)
@@ -234,15 +205,3 @@ class Worker:
         lease.use.leases += 1
         lease.use.reattached_peak = max(lease.use.reattached_peak, lease.use.held)
         self.quotas.settle(lease.use)
-
-    def open_ledger(self) -> None:
-        """The window's fence was acknowledged: what drains without a holder is free.
-
-        Nothing was granted until now, so every block of every lease has its holders on record.
-        """
-        self.phase = Phase.OPEN
-        for block in range(self.num_blocks):
-            if self.ledger.state[block] == BlockState.DRAINING and block not in self.holders:
-                self.ledger.put_free(block)
-        for use in self.quotas.uses.values():
-            self.quotas.settle(use)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
-from coppice.edge.index_codec import (
+from coppice.edge.frame_codec import MalformedFrame
+from coppice.edge.index_codec import match_hints_to_wire, match_queries_from_wire, workers_to_wire
+from coppice.edge.op_codec import (
     acquire_from_wire,
     answer_to_wire,
     extend_from_wire,
     publish_from_wire,
-    workers_to_wire,
+    release_from_wire,
+    retain_from_wire,
 )
-from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerId
-from coppice.messages.index import Abandon, Acquire, Invalid, Op, Release
+from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, Namespace, SchedulerEpoch, WorkerId
+from coppice.messages.index import Abandon, Acquire, Invalid, Op
 from coppice.telemetry import context_from_metadata, traceparent_of
 from coppice_cache.core.errors import MessageRefused
 from coppice_cache.edge.service import IndexService
@@ -29,6 +32,7 @@ NO_SESSION = SchedulerEpoch(0)  # never minted
 DEADLINE_S_MAX = 366 * 86_400.0
 
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
+OpT = TypeVar("OpT", bound=Op)
 
 
 class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
@@ -49,7 +53,7 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
     # ---- sessions without a stream ----
 
     def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
-        _require_deadline(context)
+        require_deadline(context)
         if len(request.name.encode()) > NAME_BYTES_MAX:
             context.abort(_INVALID, f"name has {len(request.name.encode())} bytes; at most {NAME_BYTES_MAX}")
         try:
@@ -63,37 +67,42 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
         )
 
     def RenewSession(self, request: pb.RenewSessionRequest, context: Any) -> pb.RenewSessionResponse:
-        _require_deadline(context)
+        require_deadline(context)
         return pb.RenewSessionResponse(gone=not self._renew(request.session_epoch))
 
     def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
         """Also succeeds for a session that is gone."""
-        _require_deadline(context)
+        require_deadline(context)
         self._service.clients.close_unary(SchedulerEpoch(request.session_epoch))
         return pb.CloseSessionResponse()
 
     # ---- ops ----
 
     def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.Answer:
-        _require_deadline(context)
-        op = acquire_from_wire(request.acquire)
+        require_deadline(context)
+        op = _parsed(context, acquire_from_wire, request.acquire)
         if not op.traceparent and self._service.observer.is_watching:
             op = replace(op, traceparent=traceparent_of(context_from_metadata(context.invocation_metadata())))
         return self._execute(request.session_epoch, op, context)
 
     def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.Answer:
-        _require_deadline(context)
+        require_deadline(context)
         return self._execute(request.session_epoch, extend_from_wire(request.extend), context)
 
     def Publish(self, request: pb.PublishRequest, context: Any) -> pb.Answer:
-        _require_deadline(context)
+        require_deadline(context)
         return self._execute(request.session_epoch, publish_from_wire(request.publish), context)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.Answer:
-        _require_deadline(context)
-        lease_id = LeaseId(request.release.lease_id)
-        op = Abandon(lease_id) if request.through_fence else Release(lease_id)
+        require_deadline(context)
+        op: Op = _parsed(context, release_from_wire, request.release)
+        if request.through_fence:
+            op = Abandon(op.lease_id)
         return self._execute(request.session_epoch, op, context)
+
+    def Retain(self, request: pb.RetainRequest, context: Any) -> pb.Answer:
+        require_deadline(context)
+        return self._execute(request.session_epoch, retain_from_wire(request.retain), context)
 
     def _execute(self, session_epoch: int, op: Op, context: Any) -> pb.Answer:
         if len(op.lease_id) != LEASE_ID_BYTES:
@@ -119,11 +128,11 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
     # ---- questions ----
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.Workers:
-        _require_deadline(context)
+        require_deadline(context)
         return workers_to_wire(self._service.list_workers())
 
     def Match(self, request: pb.MatchRequest, context: Any) -> pb.MatchResponse:
-        _require_deadline(context)
+        require_deadline(context)
         if len(request.tokens) % TOKEN_BYTES:
             context.abort(
                 _INVALID,
@@ -139,8 +148,16 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
         )
         return pb.MatchResponse(num_cached_tokens=found.num_cached_tokens)
 
+    def MatchBatch(self, request: pb.MatchQueries, context: Any) -> pb.MatchHints:
+        require_deadline(context)
+        try:
+            return match_hints_to_wire(self._service.match_all(match_queries_from_wire(request)))
+        except MessageRefused as refused:
+            context.abort(_INVALID, str(refused))
+            raise
+
     def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
-        _require_deadline(context)
+        require_deadline(context)
         stats = self._service.stats()
         domains = [
             pb.DomainStats(
@@ -166,7 +183,16 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
         )
 
 
-def _require_deadline(context: Any) -> None:
+def _parsed(context: Any, from_wire: Callable[[Any], OpT], wire: Any) -> OpT:
+    """An op, or INVALID_ARGUMENT for an enum value that is unknown here."""
+    try:
+        return from_wire(wire)
+    except MalformedFrame as error:
+        context.abort(_INVALID, str(error))
+        raise
+
+
+def require_deadline(context: Any) -> None:
     # Without a deadline, gRPC for Python reports one that lies centuries ahead.
     remaining_s = context.time_remaining()
     if remaining_s is None or remaining_s > DEADLINE_S_MAX:

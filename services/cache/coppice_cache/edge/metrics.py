@@ -14,6 +14,9 @@
     coppice_cache_evicted_blocks_total{domain}         cached blocks given up for others
     coppice_cache_degraded                             1 while /readyz lists reasons
     coppice_cache_spans_dropped_total                  trace spans that nobody took in time
+    coppice_cache_audits_total{result}                 audits that ended: holds, broken
+    coppice_cache_audit_broken                         1 when the last audit found a broken invariant
+    coppice_cache_audit_longest_slice_seconds          for which the last audit held everything up
 
 A domain keeps its own label if it was among the first DOMAINS_MAX that were seen; the others are summed as `other`, so
 that the number of series has a bound. Counters of a worker whose epoch died are carried on, so that sums never fall.
@@ -29,6 +32,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from coppice_cache.core.results import DomainStats, IndexStats, WorkerStats
+from coppice_cache.edge.auditor import Auditor
 
 DOMAINS_MAX = 32
 OTHER = "other"
@@ -39,11 +43,16 @@ class CacheMetrics(Collector):
     """`stats` is asked once per scrape."""
 
     def __init__(
-        self, stats: Callable[[], IndexStats], is_degraded: Callable[[], bool], spans_dropped: Callable[[], int]
+        self,
+        stats: Callable[[], IndexStats],
+        is_degraded: Callable[[], bool],
+        spans_dropped: Callable[[], int],
+        auditor: Auditor | None = None,
     ) -> None:
         self._stats = stats
         self._is_degraded = is_degraded
         self._spans_dropped = spans_dropped
+        self._auditor = auditor
         self._lock = threading.Lock()
         self._named: set[str] = set()
         self._seen: dict[tuple[str, int, str, str], int] = {}  # (worker, epoch, domain, counter) -> last value
@@ -57,7 +66,8 @@ class CacheMetrics(Collector):
         stats = self._stats()
         with self._lock:
             self._count(stats)
-            return [*self._blocks(stats), *self._per_worker(stats), *self._counters(), *self._service(stats)]
+            families = [*self._blocks(stats), *self._per_worker(stats), *self._counters(), *self._service(stats)]
+            return families + (self._audits(self._auditor) if self._auditor is not None else [])
 
     def _label(self, domain: str) -> str:
         if domain not in self._named and len(self._named) < DOMAINS_MAX:
@@ -127,6 +137,19 @@ class CacheMetrics(Collector):
                     family.add_metric([label], total)
             families.append(family)
         return families
+
+    def _audits(self, auditor: Auditor) -> list[Metric]:
+        ended = CounterMetricFamily("coppice_cache_audits", "Audits that ended.", labels=["result"])
+        for holds, result in ((True, "holds"), (False, "broken")):
+            ended.add_metric([result], auditor.num_ended[holds])
+        longest_s = auditor.last.longest_slice_us / 1e6 if auditor.last is not None else 0.0
+        return [
+            ended,
+            GaugeMetricFamily(
+                "coppice_cache_audit_broken", "1 when it found something.", value=int(bool(auditor.problem))
+            ),
+            GaugeMetricFamily("coppice_cache_audit_longest_slice_seconds", "Of the last audit.", value=longest_s),
+        ]
 
     def _service(self, stats: IndexStats) -> list[Metric]:
         return [

@@ -12,14 +12,20 @@ from coppice.edge.grpc_server import GrpcServer, PortInUse
 from coppice.errors import UnavailableError
 from coppice.ids import CacheEpoch
 from coppice.telemetry import configure_tracing
+from coppice_cache.edge.admin_grpc import ADMIN_SERVICES, PrefixIndexAdminServicer
 from coppice_cache.edge.admin_http import AdminServer, Readiness, build_app
 from coppice_cache.edge.epochs import EpochFile, next_epoch
 from coppice_cache.edge.grpc_service import SERVICES, PrefixIndexServicer
+from coppice_cache.edge.index_slices import IndexSlices
+from coppice_cache.edge.inspection import Inspection
+from coppice_cache.edge.kv_events_settings import kv_events_plan, open_publishers
 from coppice_cache.edge.metrics import CacheMetrics
+from coppice_cache.edge.recovery import Recovery, RecoveryMetrics
 from coppice_cache.edge.registry import Registry, connect
 from coppice_cache.edge.service import IndexService
-from coppice_cache.edge.settings import CacheSettings, core_settings
+from coppice_cache.edge.settings import CacheSettings, core_settings, tenant_directory
 from coppice_cache.edge.tracing import LeaseSpans
+from coppice_cache.edge.watching import Watchers
 
 _log = logging.getLogger("coppice.cache")
 GRACE_S = 1.0
@@ -36,11 +42,18 @@ class CacheProcess:
         self._stopping = stopping
         self.failures: list[BaseException] = []
         core = core_settings(settings)
+        plan = kv_events_plan(settings, tenant_directory(settings))
         if not settings.has_seal_key:
-            _log.warning("COPPICE_SEAL_KEY is not set: after a restart, seals of before will not be recognised")
+            _log.warning("COPPICE_SEAL_KEY is not set: what is cached will not be recognised after a restart")
         redis = connect(settings.redis_url) if settings.redis_url else None
         self._epoch_file = EpochFile(Path(settings.epoch_file)) if settings.epoch_file else None
-        self._grpc, self._http = _listen(settings)
+        self.kv_events = open_publishers(settings, plan) if plan is not None else []
+        try:
+            self._grpc, self._http = _listen(settings)
+        except UnavailableError:
+            for publisher in self.kv_events:
+                publisher.stop()
+            raise
         self.grpc_port, self.http_port = self._grpc.port, self._http.port
         self._tracing = configure_tracing("coppice-cache", settings.otlp_endpoint)
         self._service = IndexService(
@@ -49,18 +62,37 @@ class CacheProcess:
             remember=self._remember,
             failed=self._failed,
             observer=LeaseSpans(self._tracing),
+            audit_interval_s=settings.audit_interval_s,
         )
         self._registry = Registry(redis, self._service.list_workers) if redis is not None else None
+        log_url = settings.redis_url if settings.has_seal_key else None
+        self._recovery = Recovery(log_url, self._service) if log_url is not None else None
         self._readiness = Readiness(self._problems)
+        self._slices = IndexSlices(self._service)
+        self._watchers = Watchers(self._service.hub, self._slices)
         self._grpc.add(PrefixIndexServicer(self._service).add_to)
+        admin = PrefixIndexAdminServicer(self._watchers, Inspection(self._service))
+        self._grpc.add(admin.add_to)
 
     def start(self) -> None:
         metrics = CollectorRegistry()
         metrics.register(
-            CacheMetrics(self._service.stats, lambda: bool(self._problems()), lambda: self._tracing.spans_dropped)
+            CacheMetrics(
+                self._service.stats,
+                lambda: bool(self._problems()),
+                lambda: self._tracing.spans_dropped,
+                self._service.auditor,
+            )
         )
+        if self._recovery is not None:
+            metrics.register(RecoveryMetrics(self._recovery))
+            self._recovery.load()
+            self._recovery.start()
         self._service.start()
-        self._http.start(build_app(self._service, metrics, self._readiness))
+        self._watchers.start()
+        for publisher in self.kv_events:
+            publisher.start(self._service.hub, self._slices)
+        self._http.start(build_app(self._service, metrics, self._readiness, host=self._settings.host))
         if self._registry is not None:
             self._registry.start()
         self._grpc.start()
@@ -73,8 +105,13 @@ class CacheProcess:
         _log.info("stopping")
         self._readiness.is_serving = False
         self._grpc.set_ready(False)
+        if self._recovery is not None:
+            self._recovery.stop()
         self._service.close()
+        for publisher in self.kv_events:
+            publisher.stop()
         self._grpc.stop(GRACE_S)
+        self._watchers.stop()
         if self._registry is not None:
             self._registry.stop()
         self._http.stop()
@@ -89,7 +126,11 @@ class CacheProcess:
         self._stopping.set()
 
     def _problems(self) -> list[str]:
-        return [self._registry.problem] if self._registry is not None and self._registry.problem else []
+        found = [self._registry.problem] if self._registry is not None else []
+        found += [self._recovery.problem] if self._recovery is not None else []
+        found.append(self._service.auditor.problem)
+        found += [publisher.problem for publisher in self.kv_events]
+        return [problem for problem in found if problem]
 
 
 def _listen(settings: CacheSettings) -> tuple[GrpcServer, AdminServer]:
@@ -97,7 +138,7 @@ def _listen(settings: CacheSettings) -> tuple[GrpcServer, AdminServer]:
     http = AdminServer(settings.host, settings.http_port)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
-        return GrpcServer(f"{host}:{settings.grpc_port}", SERVICES, None, "cache"), http
+        return GrpcServer(f"{host}:{settings.grpc_port}", (*SERVICES, *ADMIN_SERVICES), None, "cache"), http
     except PortInUse as error:
         http.stop()
         raise UnavailableError(str(error), hint="choose another --grpc-port") from error

@@ -15,31 +15,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Protocol
 
 from coppice.edge import index_codec, registration_codec
 from coppice.edge.link_server import LinkServer
 from coppice.handles import CACHE_EPOCH_MAX
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
-from coppice.messages.index import Answer, Op, OpBatch, Workers
+from coppice.messages.index import Answer, MatchHints, MatchQueries, Op, OpBatch, Workers
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLinks
-from coppice_cache.core.errors import InvariantBroken, MessageRefused
+from coppice_cache.core.errors import MessageRefused
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.results import (
     Effect,
     IndexStats,
     Match,
+    Regrown,
     Reincarnate,
     SessionEnded,
     ToClientEffect,
     ToWorkerEffect,
-    TreeDump,
     WorkerEnded,
 )
 from coppice_cache.core.settings import CoreSettings
+from coppice_cache.edge.auditor import Auditor
 from coppice_cache.edge.clients import ClientSessions
+from coppice_cache.edge.collector import Collector
+from coppice_cache.edge.event_hub import EventHub
 from coppice_cache.edge.workers import WorkerSessions
 
 _log = logging.getLogger("coppice.cache")
@@ -55,17 +58,23 @@ class OpObserver(Protocol):
     def executed(self, ops: tuple[Op, ...], answers: tuple[Answer, ...], duration_ns: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """Whether `check()` found the invariants to hold; otherwise which one broke, and the evidence."""
-
-    holds: bool
-    invariant: str = ""
-    evidence: str = ""
-
-
 class CoreBroken(Exception):
     """The core ended in a bug; this process is about to end."""
+
+
+class _Entered:
+    """A context that holds the service's lock. One for all: a generator for each message cost more than the lock."""
+
+    __slots__ = ("_service",)
+
+    def __init__(self, service: IndexService) -> None:
+        self._service = service
+
+    def __enter__(self) -> IndexCore:
+        return self._service.enter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._service.leave(error)
 
 
 class IndexService:
@@ -83,6 +92,7 @@ class IndexService:
         remember: Callable[[CacheEpoch], None],
         failed: Callable[[BaseException], None],
         observer: OpObserver,
+        audit_interval_s: float = 0.0,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.settings = settings
@@ -91,7 +101,9 @@ class IndexService:
         self.observer = observer
         self.now_ns = now_ns
         self._lock = threading.Lock()
+        self._entered = _Entered(self)
         self._core = IndexCore(settings, cache_epoch, now_ns())
+        self.hub = EventHub(_new_stream())
         self.clients = ClientSessions(self)
         self.workers = WorkerSessions(self)
         self.client_server = LinkServer(
@@ -102,18 +114,24 @@ class IndexService:
         )
         self._broken: BaseException | None = None
         self._stopping = threading.Event()
+        self._collector = Collector()
+        self.auditor = Auditor(self, interval_s=audit_interval_s)
         self._ticker = threading.Thread(target=self._tick, name="cache ticker", daemon=True)
 
     def start(self) -> None:
+        self._collector.start()
         self._ticker.start()
 
     def close(self) -> None:
         """End all sessions' streams and stop ticking. The leases stay: whoever comes next re-attaches them."""
         self._stopping.set()
+        self.auditor.stop()
+        self.hub.close()
         self.client_server.close()
         self.worker_server.close()
         if self._ticker.is_alive():
             self._ticker.join(timeout=5)
+            self._collector.stop()
 
     # ---- unary forms ----
 
@@ -129,6 +147,11 @@ class IndexService:
         with self.entered() as core:
             return core.match(domain, namespace, tokens, worker_id)
 
+    def match_all(self, queries: MatchQueries) -> MatchHints:
+        """Raises MessageRefused."""
+        with self.entered() as core:
+            return core.match_all(queries)
+
     def list_workers(self) -> Workers:
         with self.entered() as core:
             return core.state.workers_message()
@@ -137,20 +160,6 @@ class IndexService:
         with self.entered() as core:
             return core.stats()
 
-    def tree(self, domain: DomainId, *, max_depth: int, limit: int) -> TreeDump:
-        with self.entered() as core:
-            return core.tree(domain, max_depth=max_depth, limit=limit)
-
-    def audit(self) -> Audit:
-        """Recompute what is derivable. Holds the lock for the time of a walk over all blocks and nodes."""
-        with self._lock:
-            try:
-                self._core.check()
-            except InvariantBroken as broken:
-                _log.error("audit: %s", broken)
-                return Audit(False, broken.name, str(broken))
-        return Audit(True)
-
     @property
     def cache_epoch(self) -> CacheEpoch:
         return self._core.cache_epoch
@@ -158,24 +167,44 @@ class IndexService:
     # ---- the core, its effects ----
 
     @contextmanager
-    def entered(self) -> Iterator[IndexCore]:
+    def looking(self) -> Iterator[IndexCore]:
+        """The core, for whoever changes nothing: what is raised inside does not mean that the core broke."""
+        with self._lock:
+            if self._broken is not None:
+                raise CoreBroken(f"the core broke before: {self._broken!r}")
+            yield self._core
+
+    def entered(self) -> _Entered:
         """Hold the lock around calls of the core; their effects are carried out at the end.
 
         Raises CoreBroken once a call ended in a bug: what it left behind must not be built upon.
         """
-        with self._lock:
-            if self._broken is not None:
-                raise CoreBroken(f"the core broke before: {self._broken!r}")
-            try:
-                yield self._core
-                self._carry_out(self._core.take_effects())
-            except MessageRefused:
-                self._carry_out(self._core.take_effects())
-                raise
-            except Exception as error:
-                self._broken = error
-                self._failed(error)
-                raise
+        return self._entered
+
+    def enter(self) -> IndexCore:
+        """Only for what `entered` gives."""
+        self._lock.acquire()
+        if self._broken is None:
+            return self._core
+        self._lock.release()
+        raise CoreBroken(f"the core broke before: {self._broken!r}")
+
+    def leave(self, error: BaseException | None) -> None:
+        """Only for what `entered` gives."""
+        try:
+            if error is None or isinstance(error, MessageRefused):
+                self._let_out()
+            elif isinstance(error, Exception):
+                self._break(error)
+        except Exception as bug:
+            self._break(bug)
+            raise
+        finally:
+            self._lock.release()
+
+    def _break(self, error: Exception) -> None:
+        self._broken = error
+        self._failed(error)
 
     def receive(self, epoch: SchedulerEpoch, body: Any, core: IndexCore) -> None:
         """One message of a client's session, inside of `entered`. Raises MessageRefused."""
@@ -191,6 +220,10 @@ class IndexService:
                 if answers is not None:
                     self.observer.executed(batch.ops, answers, duration_ns)
 
+    def _let_out(self) -> None:
+        self.hub.publish(self._core.take_events())
+        self._carry_out(self._core.take_effects())
+
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
@@ -202,6 +235,8 @@ class IndexService:
                     self.clients.ended(epoch)
                 case WorkerEnded(worker_id, worker_epoch):
                     self.workers.ended(worker_id, worker_epoch)
+                case Regrown():
+                    self.hub.restart(_new_stream())
                 case Reincarnate(cache_epoch):
                     self._reincarnate(cache_epoch)
                     return  # the rest belongs to the incarnation that is over
@@ -210,7 +245,9 @@ class IndexService:
         """A worker knows a higher cache epoch than ours: nothing of this incarnation may grant again (rule 9)."""
         _log.warning("another incarnation had this cache epoch or a later one; starting over as epoch %d", cache_epoch)
         self._remember(cache_epoch)
-        self._core = IndexCore(self.settings, cache_epoch, self.now_ns())
+        before, self._core = self._core, IndexCore(self.settings, cache_epoch, self.now_ns())
+        self._core.dismantle(before)
+        self.hub.restart(_new_stream())
         self.clients.forget_all()
         self.workers.forget_all()
         self.client_server.replace(_links(cache_epoch))
@@ -237,6 +274,19 @@ class IndexService:
             except Exception:
                 _log.exception("the core broke in a tick")
                 return
+            self._collector.tick()
+            self._audit_a_slice()
+
+    def _audit_a_slice(self) -> None:
+        try:
+            self.auditor.tick()
+        except CoreBroken:
+            pass  # whoever broke it has said so
+
+
+def _new_stream() -> int:
+    """Followers tell streams of events apart by it; never 0."""
+    return secrets.randbits(63) | 1
 
 
 def _links(cache_epoch: CacheEpoch) -> ServerLinks[Any]:

@@ -12,7 +12,7 @@ from coppice.ids import DomainId
 from coppice.settings import EnvOnly, Settings
 from coppice.tenants import DomainShares, TenantDirectory
 from coppice_cache.core.errors import SettingsRefused
-from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.settings import CoreSettings, DomainConfig, Eviction, Mode
 
 SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64
@@ -31,8 +31,46 @@ class CacheSettings(Settings):
     epoch_file: str | None = Field(None, description="File that remembers the cache epoch over restarts.")
     session_ttl_ms: int = Field(10_000, ge=100, description="Silence after which a client's leases are taken back.")
     worker_ttl_ms: int = Field(10_000, ge=100, description="Silence after which a worker's epoch is dead.")
+    reclaim_grace_ms: int = Field(
+        2_000, ge=20, description="Time that clients have to give borrowed blocks back before they are taken."
+    )
+    eviction_policy: Literal["adaptive", "lru"] = Field(
+        "adaptive", description="What is forgotten first: adaptive learns from each domain what is used again."
+    )
     heartbeat_ms: int = Field(1_000, ge=20, description="How often sessions hear a digest of their leases.")
+    audit_interval_s: float = Field(
+        600.0,
+        ge=0,
+        description="Pause between audits of all invariants, in slices beside the work; 0 = only on demand.",
+    )
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    kv_events_zmq: tuple[str, ...] = Field(
+        (),
+        description="ZMQ endpoint to publish KV events on, as vLLM does, for other routers; such as tcp://*:5557. All "
+        "workers are on it, told apart by topic. Routers that expect an endpoint for each worker (Dynamo, SGLang) "
+        "need a list: w0=tcp://*:5557,w1=tcp://*:5559.",
+    )
+    kv_events_replay: tuple[str, ...] = Field(
+        (), description="ZMQ endpoint where missed KV events are asked for again; a list of the same workers, if any."
+    )
+    kv_events_redis_stream: str | None = Field(
+        None, min_length=1, description="Redis stream to add KV events to; needs --redis-url."
+    )
+    kv_events_domains: tuple[str, ...] = Field(
+        (),
+        description="Domains whose KV events are published, such as tenant/a,group/b. Everybody who reaches the "
+        "endpoint or the stream can read all of them, and a router that keeps no tenants apart lets one find out what "
+        "another has cached. Without a tenants file, the one default domain; with one, none unless named here.",
+    )
+    kv_events_topic: str = Field(
+        "kv@{worker}@{model}",
+        description="Topic of a KV event, made of {worker}, {domain} and {model}. More than one domain needs {domain}.",
+    )
+    kv_events_tokens: bool = Field(
+        False,
+        description="Publish the token ids of blocks, that is the prompts themselves. Routers that hash tokens on "
+        "their own (Dynamo, llm-d) need them; names of blocks are keyed digests and tell nothing.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     seal_key: Annotated[SecretStr, EnvOnly("COPPICE_SEAL_KEY")] = Field(
         SecretStr(""), description="Key of the seals: 16 to 64 bytes in hexadecimal."
@@ -49,15 +87,38 @@ class CacheSettings(Settings):
             raise ValueError(f"has {num_bytes} bytes; it must have {SEAL_KEY_BYTES_MIN} to {SEAL_KEY_BYTES_MAX}")
         return value
 
+    @field_validator("kv_events_zmq", "kv_events_replay")
+    @classmethod
+    def _are_endpoints(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for worker, endpoint in map(split_endpoint, value):
+            if not endpoint.startswith(("tcp://", "ipc://")):
+                raise ValueError(f"{endpoint!r} is no ZMQ endpoint; write tcp://ADDRESS:PORT or ipc://PATH")
+            if not worker and len(value) > 1:
+                raise ValueError(f"{endpoint!r} names no worker; write WORKER={endpoint}, or give a single endpoint")
+        if len(dict(map(split_endpoint, value))) < len(value):
+            raise ValueError("a worker is named twice")
+        return value
+
     @property
     def has_seal_key(self) -> bool:
         return bool(self.seal_key.get_secret_value())
 
 
+def split_endpoint(entry: str) -> tuple[str, str]:
+    """(worker, endpoint) of WORKER=ENDPOINT; the worker is empty for all of them."""
+    worker, _, endpoint = entry.rpartition("=")
+    return worker, endpoint
+
+
+def tenant_directory(settings: CacheSettings) -> TenantDirectory:
+    """Raises UsageError."""
+    return TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
+
+
 def core_settings(settings: CacheSettings) -> CoreSettings:
     """Reads the tenants file; makes a random seal key where none is given. Raises UsageError."""
     key = bytes.fromhex(settings.seal_key.get_secret_value()) or os.urandom(SEAL_KEY_BYTES_MAX)
-    directory = TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
+    directory = tenant_directory(settings)
     try:
         return CoreSettings(
             seal_key=key,
@@ -66,6 +127,9 @@ def core_settings(settings: CacheSettings) -> CoreSettings:
             session_ttl_ms=settings.session_ttl_ms,
             worker_ttl_ms=settings.worker_ttl_ms,
             heartbeat_ms=settings.heartbeat_ms,
+            reclaim_grace_ms=settings.reclaim_grace_ms,
+            eviction=Eviction(settings.eviction_policy),
+            record_events=True,
         )
     except SettingsRefused as refused:
         raise UsageError(str(refused)) from refused
@@ -78,4 +142,6 @@ def _domain_config(shares: DomainShares) -> DomainConfig:
         mode=Mode(shares.mode),
         guarantee_share=min(shares.guarantee_share, shares.maximum_share),
         maximum_share=shares.maximum_share,
+        guarantee_blocks=shares.guarantee_blocks,
+        maximum_blocks=shares.maximum_blocks,
     )

@@ -11,6 +11,7 @@ from coppice_scheduler.core.leases import LeaseState
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from coppice_scheduler.core.sequences import RequestState
+from coppice_scheduler.core.standing import Standing
 from coppice_scheduler.core.workers import Worker
 
 
@@ -85,33 +86,40 @@ def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
         return []
     gate = life.gates.pool_gate()
     is_shut = gate is not None and not gate.opens(now_ns)
+    standing = Standing(life)
     loads = _loads(life, workers)
     room = _room(life, workers)
-    held_up: set[DomainId] = set()  # their heads wait for a worker with a longer context
+    held_up: set[DomainId] = set()  # their heads find no worker now
     ops: list[Op] = []
     while places > 0:
         able = [worker for worker in workers if room[worker.worker_id] > 0]
-        request = life.queue.pop_next(partial(_is_kept_out, life, able, held_up, is_shut, now_ns))
+        request = life.queue.pop_next(partial(_is_kept_out, life, able, standing, held_up, is_shut, now_ns))
         if request is None:
             break
         if _outgrows_all(life, request, now_ns):
             continue
         domain = request.request.domain
-        fixed = domain in life.settings.fixed_domains
+        covered = [worker for worker in able if standing.covers(worker, domain, request.num_tokens + 1)]
         candidates = [
             worker
             for worker in able
-            if not worker.is_short(domain, fixed=fixed) and worker.has_context_for(request.num_tokens_max)
+            if not worker.is_short(domain, past=worker in covered)
+            and worker.has_context_for(request.num_tokens_max)
+            and (worker in covered or not is_shut)
         ]
         if not candidates:
             held_up.add(domain)
             life.queue.put_back(request)
             continue
-        ops.append(_acquire(life, request, candidates, loads, now_ns))
+        past = all(worker in covered for worker in candidates)
+        op = _acquire(life, request, candidates, loads, now_ns)
+        life.leases.leases[op.lease_id].past_gate = past
+        ops.append(op)
         for worker in candidates:
             room[worker.worker_id] -= 1
-        life.gates.asked(domain)
-        is_shut = is_shut or (gate is not None and not fixed)
+            standing.asked(worker, domain, op.reserve_tokens)
+        life.gates.asked(domain, past=past)
+        is_shut = is_shut or (gate is not None and not past)
         places -= 1
     return ops
 
@@ -144,14 +152,21 @@ def _room(life: Lifecycle, workers: list[Worker]) -> dict[WorkerId, float]:
 
 
 def _is_kept_out(
-    life: Lifecycle, workers: list[Worker], held_up: set[DomainId], is_shut: bool, now_ns: int, domain: DomainId
+    life: Lifecycle,
+    workers: list[Worker],
+    standing: Standing,
+    held_up: set[DomainId],
+    is_shut: bool,
+    now_ns: int,
+    domain: DomainId,
 ) -> bool:
-    if domain in held_up:
+    if domain in held_up or life.gates.skips(domain, now_ns):
         return True
-    fixed = domain in life.settings.fixed_domains
-    if life.gates.skips(domain, now_ns) or (is_shut and not fixed):
-        return True
-    return all(worker.is_short(domain, fixed=fixed) for worker in workers)
+    for worker in workers:
+        past = standing.covers(worker, domain, 1)
+        if (past or not is_shut) and not worker.is_short(domain, past=past):
+            return False
+    return True
 
 
 def _candidates(life: Lifecycle) -> list[Worker]:
@@ -177,7 +192,7 @@ def _acquire(
 ) -> Acquire:
     info = workers[0].info
     assert info is not None
-    lease = life.leases.open(request.request.domain, info.namespace)
+    lease = life.leases.open(request.request.domain, info.namespace, request.asked_under)
     assert len(lease.lease_id) == LEASE_ID_BYTES
     candidates = tuple(Candidate(worker.worker_id, loads[worker.worker_id]) for worker in workers)
     lease.candidates = tuple(worker.worker_id for worker in workers)
@@ -194,4 +209,12 @@ def _acquire(
         reserve_tokens=lease.reserve_asked,
         candidates=candidates,
         traceparent=request.request.traceparent,
+        may_wait=_may_wait(life, request, now_ns),
     )
+
+
+def _may_wait(life: Lifecycle, request: RequestState, now_ns: int) -> bool:
+    """For another's prefill: until the first wait of this stay in the queue has lasted for `single_flight_wait_ms`."""
+    if not request.flight_until_ns:
+        return life.settings.single_flight_wait_ms > 0
+    return now_ns < request.flight_until_ns

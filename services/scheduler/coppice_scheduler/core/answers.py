@@ -15,6 +15,7 @@ from coppice.messages.index import (
     NoCapacity,
     NoCapacityReason,
     Op,
+    Pending,
     Publish,
     Published,
 )
@@ -47,13 +48,19 @@ def take_answer(life: Lifecycle, op: Op, answer: Answer, now_ns: int) -> None:
 def _acquired(life: Lifecycle, lease: Lease, answer: Answer, now_ns: int) -> None:
     request = life.by_lease.get(lease.lease_id)  # None: it ended meanwhile
     if isinstance(answer, Grant):
-        life.gates.granted(lease.domain)
+        life.gates.granted(lease.domain, past=lease.past_gate)
         _granted(life, lease, request, answer, now_ns)
         return
     life.leases.forget(lease)
-    life.gates.answered(lease.domain)
-    if isinstance(answer, NoCapacity):
+    life.gates.answered(lease.domain, past=lease.past_gate)
+    if isinstance(answer, NoCapacity | Pending) and request is None:
+        life.leases.disown(lease.lease_id)
+    elif isinstance(answer, NoCapacity):
         _no_room(life, request, lease, answer, now_ns)
+    elif isinstance(answer, Pending) and request is not None:
+        life.sleep(request, lease, max(1, answer.retry_after_ms), now_ns)
+    elif isinstance(answer, Gone) and lease.asked_before and request is not None:
+        life.unask(request)  # the id was granted behind our back, and fenced; another one is as good
     elif request is not None:
         text = answer.message if isinstance(answer, Invalid) else f"it answered {type(answer).__name__}"
         error = OutputError(OutputErrorCode.INTERNAL, f"the cache service did not take the request: {text}")
@@ -94,12 +101,12 @@ def _no_room(life: Lifecycle, request: RequestState | None, lease: Lease, answer
             life.finish(request, Finish.ERROR, now_ns, error=_never_fits(request, lease.reserve_asked))
         return
     if request is not None:
-        life.unask(request)
+        life.refused(request, lease)
         request.domain_blocked = answer.reason is NoCapacityReason.DOMAIN_MAXIMUM
     if answer.reason is NoCapacityReason.DOMAIN_MAXIMUM:
-        life.gates.domain_full(lease.domain, retry_ns)
+        life.gates.domain_full(lease.domain, retry_ns, past=lease.past_gate)
     elif request is not None:
-        life.gates.pool_full(request, retry_ns)
+        life.gates.pool_full(request, retry_ns, past=lease.past_gate)
 
 
 def _never_fits(request: RequestState, num_tokens: int) -> OutputError:

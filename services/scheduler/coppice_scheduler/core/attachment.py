@@ -21,6 +21,7 @@ def index_attached(life: Lifecycle, epoch: SchedulerEpoch, cache_epoch: CacheEpo
         _session_lost(life, now_ns)
     elif known and fresh:
         leases.reattach()
+        life.wake_all()
         for worker in life.workers.values():
             for stall in worker.stalled.values():
                 stall.refused = False
@@ -35,6 +36,7 @@ def index_attached(life: Lifecycle, epoch: SchedulerEpoch, cache_epoch: CacheEpo
 def _session_lost(life: Lifecycle, now_ns: int) -> None:
     """Every lease is dead; sequences are taken off the workers without giving anything back."""
     life.leases.forget_session()
+    life.forget_asked()
     life.gates.reset()
     error = OutputError(
         OutputErrorCode.SESSION_LOST, "the cache service ended this scheduler's session; send it again", 1000
@@ -124,10 +126,11 @@ def gives_up_at_ns(life: Lifecycle, worker: Worker) -> int | None:
 def reattached(life: Lifecycle, message: Reattached, now_ns: int) -> None:
     if message.cache_epoch != life.leases.cache_epoch:
         return
+    settled = dict(zip(message.accepted, message.settled_blocks, strict=False))
     for lease_id in message.accepted:
         lease = life.leases.leases.get(lease_id)
         if lease is not None:
-            life.leases.accept(lease)
+            life.leases.accept(lease, settled.get(lease_id))
     for lease_id in message.refused:
         lease = life.leases.leases.get(lease_id)
         if lease is not None:

@@ -33,12 +33,19 @@ def _check_requests(life: Lifecycle) -> None:
             assert life.by_lease[request.lease.lease_id] is request
         if request.status is not RequestStatus.RUNNING:
             waiting_tokens += request.num_tokens
+        if request.asked_under:
+            assert request.status in (RequestStatus.WAITING, RequestStatus.SLEEPING)
+            assert request.asked_under not in life.leases.leases
+        if request.status is RequestStatus.SLEEPING:
+            assert life.sleepers.find(request.asked_under) is request
         assert request.num_output_tokens == request.num_tokens - request.num_prompt_tokens
         assert request.num_output_tokens < request.max_output_tokens
     assert counts[RequestStatus.FINISHED] == 0
     assert counts[RequestStatus.RUNNING] == life.counts.running == sum(life.counts.tenant_running.values())
     assert counts[RequestStatus.ASKING] == life.counts.asking
-    assert counts[RequestStatus.ASKING] + counts[RequestStatus.WAITING] == life.counts.waiting
+    assert counts[RequestStatus.SLEEPING] == len(life.sleepers) == sum(life.counts.tenant_sleeping.values())
+    not_running = (RequestStatus.ASKING, RequestStatus.SLEEPING, RequestStatus.WAITING)
+    assert sum(counts[status] for status in not_running) == life.counts.waiting
     assert life.counts.waiting == sum(life.counts.tenant_waiting.values())
     assert life.counts.asking == sum(life.counts.tenant_asking.values())
     assert life.counts.waiting_tokens == waiting_tokens

@@ -7,7 +7,16 @@ advance                             decides: expire, preempt, plan, ask; returns
 from __future__ import annotations
 
 from coppice.ids import TOKEN_BYTES, CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import AnswerBatch, FromClient, LeaseDigest, Reattached, ToClient, Workers
+from coppice.messages.index import (
+    AnswerBatch,
+    FromClient,
+    LeaseDigest,
+    Reattached,
+    Reclaim,
+    ToClient,
+    Wake,
+    Workers,
+)
 from coppice.messages.step import StepPlan, StepResult
 from coppice_scheduler.core import attachment
 from coppice_scheduler.core.admission import expire, max_context, refusal
@@ -15,6 +24,7 @@ from coppice_scheduler.core.answers import collect_ops, take_answer
 from coppice_scheduler.core.check import check
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.preemption import relieve
+from coppice_scheduler.core.reclaim import give_back
 from coppice_scheduler.core.request import (
     Effects,
     Finish,
@@ -122,9 +132,22 @@ class SchedulerCore:
             attachment.workers_listed(life, message, now_ns)
         elif isinstance(message, Reattached):
             attachment.reattached(life, message, now_ns)
-        else:
-            assert isinstance(message, LeaseDigest)
-            life.leases.compare(message)
+        elif isinstance(message, LeaseDigest):
+            if life.leases.compare(message):
+                life.forget_asked()
+        elif isinstance(message, Wake):
+            self._woken(message)
+        elif isinstance(message, Reclaim):
+            give_back(life, message, now_ns)
+
+    def _woken(self, message: Wake) -> None:
+        """One that asks already, or is over, is left alone: what it waits for now was said after this."""
+        if message.cache_epoch != self._life.leases.cache_epoch:
+            return
+        for lease_id in message.lease_ids:
+            request = self._life.sleepers.find(lease_id)
+            if request is not None:
+                self._life.wake(request)
 
     # --- workers
 
@@ -154,6 +177,7 @@ class SchedulerCore:
         self._now_ns = self._advanced_ns = now_ns
         life = self._life
         expire(life, now_ns)
+        life.wake_due(now_ns)
         attachment.give_up_absent(life, now_ns)
         if life.leases.connected:
             for worker in life.workers.values():
@@ -179,7 +203,7 @@ class SchedulerCore:
     def next_wakeup_ns(self) -> int | None:
         """When `advance` has something to do without a new input; None when never."""
         life = self._life
-        times = [life.queue.next_deadline_ns()]
+        times = [life.queue.next_deadline_ns(), life.sleepers.next_ns()]
         times += [attachment.gives_up_at_ns(life, worker) for worker in life.workers.values()]
         if life.leases.connected:
             timeout_ns = self._settings.queue_timeout_ms * NS_PER_MS
@@ -232,4 +256,7 @@ class SchedulerCore:
             total_sampled_tokens=totals.sampled_tokens,
             total_steps=totals.steps,
             total_finished=totals.finished,
+            sleeping=len(life.sleepers),
+            total_flight_waits=totals.flight_waits,
+            total_reclaims=totals.reclaims,
         )

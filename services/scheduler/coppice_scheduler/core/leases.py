@@ -3,6 +3,10 @@
     ASKED --Grant--> LIVE --release--> RELEASING --Released--> (forgotten)
       |                |                                        ^
       +-- NoCapacity --+------------ Gone, refused -------------+
+          Pending
+
+A request that asked in vain asks again under the same id: the cache service may remember it, as one who waits for a
+flight or as one who is owed its guarantee.
 
 Batches are answered in order, so the oldest unanswered batch is the one that an AnswerBatch answers.
 """
@@ -35,6 +39,7 @@ from coppice.messages.index import (
     NotPublished,
     Op,
     OpBatch,
+    Pending,
     Publish,
     Published,
     Reattach,
@@ -46,7 +51,7 @@ from coppice.messages.index import (
 OPS_PER_BATCH_MAX = 1024  # the cache service refuses batches beyond its own, higher, limit
 
 _ANSWERS: dict[type[Op], tuple[type[Answer], ...]] = {
-    Acquire: (Grant, NoCapacity, Gone, Invalid),
+    Acquire: (Grant, Pending, NoCapacity, Gone, Invalid),
     Extend: (Extended, NoCapacity, Gone, Invalid),
     Publish: (Published, NotPublished, Gone, Invalid),
     Release: (Released, Invalid),
@@ -78,6 +83,8 @@ class Lease:
     expected_worker: WorkerId = WorkerId("")  # where its load is counted until the answer says where it is
     num_prefill_tokens: int = 0
     reserve_asked: int = 0  # tokens of the Acquire
+    past_gate: bool = False  # asked for what is its domain's by right
+    asked_before: bool = False  # under this id, in vain
     worker_id: WorkerId = WorkerId("")
     worker_epoch: WorkerEpoch = WorkerEpoch(0)
     block_size: int = 1
@@ -154,13 +161,20 @@ class LeaseTable:
         self._first: list[FromClient] = []  # before any op: Reattach, LeaseSet
         self._settling: list[Op] = []  # Acquires asked again, Releases, Abandons, Distrusts
 
-    def open(self, domain: DomainId, namespace: Namespace) -> Lease:
-        """A lease id that was never used before, not asked for yet."""
-        lease_id = LeaseId(self._instance + self._next_lease.to_bytes(8, "little"))
-        self._next_lease += 1
-        lease = Lease(lease_id, domain, namespace)
+    def open(self, domain: DomainId, namespace: Namespace, asked_under: LeaseId) -> Lease:
+        """A lease that is to be asked for, under the id of an earlier Acquire without a grant or a new one."""
+        lease_id = asked_under
+        if not lease_id:
+            lease_id = LeaseId(self._instance + self._next_lease.to_bytes(8, "little"))
+            self._next_lease += 1
+        assert lease_id not in self.leases
+        lease = Lease(lease_id, domain, namespace, asked_before=bool(asked_under))
         self.leases[lease_id] = lease
         return lease
+
+    def disown(self, lease_id: LeaseId) -> None:
+        """It was asked for in vain and will not be again: whatever the cache service remembers of it may go."""
+        self._settling.append(Release(lease_id))
 
     def grant(self, lease: Lease, grant: Grant, block_size: int) -> None:
         assert lease.state is LeaseState.ASKED
@@ -206,9 +220,19 @@ class LeaseTable:
         del self.leases[lease.lease_id]
         self.to_publish.pop(lease.lease_id, None)
 
-    def accept(self, lease: Lease) -> None:
-        """A claim was accepted."""
+    def accept(self, lease: Lease, num_settled: int | None) -> None:
+        """A claim was accepted. `num_settled` blocks of it are findable; None: it has no place in a tree (yet).
+
+        What we know to be published is published again where the cache service lost it; and where it knows more than
+        we do, once more too, because the worker has to hear of the seals.
+        """
         self._judged(lease)
+        lease.publishable = num_settled is not None
+        if num_settled is None:
+            self.to_publish.pop(lease.lease_id, None)
+        else:
+            lease.num_published = lease.num_publish_sent = min(lease.num_published, num_settled)
+            self._note_full(lease)
 
     def _judged(self, lease: Lease) -> None:
         if lease.awaits_verdict:
@@ -263,12 +287,15 @@ class LeaseTable:
         self.unanswered.popleft()
         return ops
 
-    def compare(self, seen: LeaseDigest) -> None:
+    def compare(self, seen: LeaseDigest) -> bool:
+        """Whether there is a difference: then the cache service drops, through a fence, whatever is not listed."""
         if self.unanswered or self._first or self.num_awaiting_verdict:
-            return
-        if (seen.count, seen.digest) != (self.num_live, self.digest):
-            live = (lease.lease_id for lease in self.leases.values() if lease.state is not LeaseState.ASKED)
-            self._first.append(LeaseSet(tuple(live)))
+            return False
+        if (seen.count, seen.digest) == (self.num_live, self.digest):
+            return False
+        live = (lease.lease_id for lease in self.leases.values() if lease.state is not LeaseState.ASKED)
+        self._first.append(LeaseSet(tuple(live)))
+        return True
 
     # --- what goes out
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant
 from coppice_scheduler.core.leases import Lease, LeaseState, LeaseTable
-from coppice_scheduler.core.queues import Gates, WaitingQueue
+from coppice_scheduler.core.queues import Gates, Sleepers, WaitingQueue
 from coppice_scheduler.core.request import Finish, Output, OutputError, OutputErrorCode
-from coppice_scheduler.core.sequences import RequestState, RequestStatus, Sequence, SequenceState
+from coppice_scheduler.core.sequences import NO_LEASE, RequestState, RequestStatus, Sequence, SequenceState
 from coppice_scheduler.core.settings import SchedulerSettings
 from coppice_scheduler.core.workers import Worker
 
@@ -34,11 +34,13 @@ class Totals:
     cached_tokens: int = 0
     sampled_tokens: int = 0
     steps: int = 0
+    flight_waits: int = 0
+    reclaims: int = 0
 
 
 @dataclass(slots=True)
 class Counts:
-    """Requests by where they are, kept as they move."""
+    """Requests by where they are, kept as they move. Those that ask or sleep are waiting, too."""
 
     running: int = 0
     waiting: int = 0
@@ -47,11 +49,13 @@ class Counts:
     tenant_running: Counter[str] = field(default_factory=Counter)
     tenant_waiting: Counter[str] = field(default_factory=Counter)
     tenant_asking: Counter[str] = field(default_factory=Counter)
+    tenant_sleeping: Counter[str] = field(default_factory=Counter)
     tenant_unseen: Counter[str] = field(default_factory=Counter)  # came since the last `advance`
 
     def tenant_queued(self, tenant: str) -> int:
         """Requests of a tenant that were looked at and found no place. On an idle worker nobody is queued."""
-        return max(self.tenant_waiting[tenant] - self.tenant_asking[tenant] - self.tenant_unseen[tenant], 0)
+        others = self.tenant_asking[tenant] + self.tenant_sleeping[tenant] + self.tenant_unseen[tenant]
+        return max(self.tenant_waiting[tenant] - others, 0)
 
 
 class Lifecycle:
@@ -61,6 +65,7 @@ class Lifecycle:
         self.by_lease: dict[LeaseId, RequestState] = {}  # who asks for a lease, or runs under it
         self.workers: dict[WorkerId, Worker] = {}
         self.queue = WaitingQueue(settings.queue_timeout_ms * NS_PER_MS)
+        self.sleepers = Sleepers()
         self.gates = Gates(fixed=settings.fixed_domains)
         self.leases = LeaseTable(settings.instance)
         self.totals = Totals()
@@ -92,6 +97,7 @@ class Lifecycle:
     def ask(self, request: RequestState, lease: Lease, now_ns: int) -> None:
         request.status = RequestStatus.ASKING
         request.lease = lease
+        request.asked_under = NO_LEASE
         self.by_lease[lease.lease_id] = request
         request.asked_ns = now_ns
         self.counts.asking += 1
@@ -102,11 +108,55 @@ class Lifecycle:
         _decrement(self.counts.tenant_asking, request.request.tenant)
 
     def unask(self, request: RequestState) -> None:
-        """Its Acquire brought nothing: it waits on where it stood."""
+        """Its Acquire brought nothing: it waits on where it stood, and asks next under another id."""
         assert request.status is RequestStatus.ASKING
         self._asked(request)
         self._part_from_lease(request)
         self.queue.put_back(request)
+
+    def refused(self, request: RequestState, lease: Lease) -> None:
+        """There was no room: it waits on where it stood, and asks again under the same id."""
+        self.unask(request)
+        request.asked_under = lease.lease_id
+
+    def sleep(self, request: RequestState, lease: Lease, retry_ms: int, now_ns: int) -> None:
+        """Another lease computes its prefix. It holds nothing and keeps its place, and its deadline goes on."""
+        assert request.status is RequestStatus.ASKING
+        self._asked(request)
+        self._part_from_lease(request)
+        if not request.flight_until_ns:
+            request.flight_until_ns = now_ns + self.settings.single_flight_wait_ms * NS_PER_MS
+        request.status = RequestStatus.SLEEPING
+        request.asked_under = lease.lease_id
+        request.wake_ns = min(now_ns + retry_ms * NS_PER_MS, max(request.flight_until_ns, now_ns + NS_PER_MS))
+        self.sleepers.add(request)
+        self.counts.tenant_sleeping[request.request.tenant] += 1
+        self.totals.flight_waits += 1
+
+    def wake(self, request: RequestState) -> None:
+        """It asks again, in the order in which it came."""
+        self._left_sleep(request)
+        self.queue.put_back(request)
+
+    def _left_sleep(self, request: RequestState) -> None:
+        assert request.status is RequestStatus.SLEEPING
+        self.sleepers.remove(request)
+        _decrement(self.counts.tenant_sleeping, request.request.tenant)
+
+    def wake_due(self, now_ns: int) -> None:
+        while (request := self.sleepers.due(now_ns)) is not None:
+            self.wake(request)
+
+    def wake_all(self) -> None:
+        """Nobody knows any more that they wait."""
+        for request in self.sleepers.all():
+            self.wake(request)
+
+    def forget_asked(self) -> None:
+        """The ids that were asked under in vain are worth nothing any more, or worse."""
+        self.wake_all()
+        for request in self.requests.values():
+            request.asked_under = NO_LEASE
 
     def start(self, request: RequestState, lease: Lease, grant: Grant, now_ns: int) -> None:
         """Its grant came: it has a sequence on a worker."""
@@ -119,6 +169,7 @@ class Lifecycle:
         self.counts.tenant_running[request.request.tenant] += 1
         request.status = RequestStatus.RUNNING
         request.domain_blocked = False
+        request.flight_until_ns = 0
         if request.num_grants == 0:
             request.num_cached_tokens = grant.num_cached_tokens
         request.num_grants += 1
@@ -195,6 +246,10 @@ class Lifecycle:
             if request.status is RequestStatus.ASKING:
                 self._part_from_lease(request)
                 self._asked(request)
+            elif request.status is RequestStatus.SLEEPING:
+                self._left_sleep(request)
+            if request.asked_under:
+                self.leases.disown(request.asked_under)
             self._leave_queue(request)
             request.mark("queue", request.queued_ns, now_ns)
         if request.first_token_ns:

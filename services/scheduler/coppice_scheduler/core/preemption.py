@@ -3,7 +3,10 @@
 The victim is the latest among those who share the shortage: those of the domain on that worker when the domain is at
 its maximum; when the pool is full, those of the domains that want more, or all there if each of these has only one. So
 the oldest is never preempted for a younger one, and makes progress, and who floods a pool is the first to give way.
+What is within a guarantee is no victim of a full pool: a domain below its own takes from those that borrow, as the
+cache service will have them do anyway, and one that borrows takes from no guarantee.
 Blocks on their way back count as credit, so that one shortage preempts once; while they come nobody else is preempted.
+Whoever holds no block alone is not preempted: nothing would come back (I17).
 Somebody who is alone waits: there is nobody whose blocks would help. So does everybody while the worker's ledger is
 closed (`NO_WORKER`): no block can be granted then, whoever gives way.
 """
@@ -13,12 +16,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
+
+from coppice.handles import handles_array
 from coppice.ids import DomainId
 from coppice.messages.index import NoCapacityReason
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.sequences import Sequence
+from coppice_scheduler.core.standing import Standing
 from coppice_scheduler.core.workers import Stall, Worker
+
+
+class Stakes:
+    """How many blocks come back when a sequence gives way: those that no other running one of the worker holds."""
+
+    def __init__(self, worker: Worker) -> None:
+        leases = [sequence.lease for sequence in worker.running.values()]
+        handles = handles_array(b"".join(lease.shared + lease.owned for lease in leases))
+        _, places, self._holders = np.unique(handles, return_inverse=True, return_counts=True)
+        ends = np.cumsum([lease.num_shared_blocks + lease.num_owned_blocks for lease in leases])
+        parts = np.split(places, ends[:-1]) if leases else []
+        self._places = dict(zip(worker.running, parts, strict=True))
+
+    def of(self, sequence: Sequence) -> int:
+        places = self._places[sequence.sequence_id]
+        return int((self._holders[places] == 1).sum())
+
+    def take(self, sequence: Sequence) -> int:
+        """The sequence gives way; what it shared may be held by one other alone now."""
+        blocks = self.of(sequence)
+        self._holders[self._places.pop(sequence.sequence_id)] -= 1
+        return blocks
 
 
 def relieve(life: Lifecycle, worker: Worker, now_ns: int) -> None:
@@ -45,25 +74,35 @@ def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain:
     credit = sum(
         lease.num_owned_blocks for lease in worker.returning.values() if domain is None or lease.domain == domain
     )
+    if _num_refused(worker, stalls) <= credit:
+        return
+    stakes = Stakes(worker)
     while _num_refused(worker, stalls) > credit:
-        sharing = _sharing(worker, stalls, domain, life.settings.fixed_domains)
-        if len(sharing) < 2:
+        sharing = _sharing(life, worker, stalls, domain)
+        found = [sequence for sequence in sharing if stakes.of(sequence)]
+        if not found:
             return
-        victim = choose_victim(sharing)
-        credit += victim.lease.num_owned_blocks
+        victim = choose_victim(found)
+        credit += stakes.take(victim)
         life.preempt(victim.request, now_ns)
 
 
-def _sharing(
-    worker: Worker, stalls: list[Stall], domain: DomainId | None, fixed: frozenset[DomainId]
-) -> list[Sequence]:
+def _sharing(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: DomainId | None) -> list[Sequence]:
+    """Among whom the victim is; nobody, where it would be the one that wants."""
     running = list(worker.running.values())
     if domain is not None:
-        return [sequence for sequence in running if sequence.lease.domain == domain]
-    counts = Counter(sequence.lease.domain for sequence in running)
+        running = [sequence for sequence in running if sequence.lease.domain == domain]
+        return running if len(running) > 1 else []
     wanting = {stall.sequence.lease.domain for stall in stalls if _is_refused(worker, stall)}
-    running = [s for s in running if s.lease.domain in wanting or s.lease.domain not in fixed]
-    return [s for s in running if s.lease.domain in wanting and counts[s.lease.domain] > 1] or running
+    standing = Standing(life)
+    within = {sequence.lease.domain for sequence in running if standing.covers(worker, sequence.lease.domain, 0)}
+    borrowing = [sequence for sequence in running if sequence.lease.domain not in within]
+    if wanting & within and borrowing:
+        return borrowing
+    running = [s for s in running if s.lease.domain in wanting or s.lease.domain not in within]
+    counts = Counter(sequence.lease.domain for sequence in running)
+    found = [s for s in running if s.lease.domain in wanting and counts[s.lease.domain] > 1] or running
+    return found if len(found) > 1 else []
 
 
 def choose_victim(sequences: Iterable[Sequence]) -> Sequence:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from coppice.ids import DomainId
+from coppice.ids import DomainId, LeaseId
 from coppice_scheduler.core.sequences import RequestState, RequestStatus
 
 Entry = tuple[tuple[int, int], int, RequestState]  # order, ticket, request
@@ -73,12 +73,52 @@ class WaitingQueue:
         return oldest.queued_ns + self._timeout_ns if oldest is not None else None
 
 
+class Sleepers:
+    """Requests that wait for another lease to compute their prefix, by the lease id that they asked under."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[LeaseId, RequestState] = {}
+        self._times: list[tuple[int, LeaseId]] = []  # entries of those that were woken are dropped lazily
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, request: RequestState) -> None:
+        self._by_id[request.asked_under] = request
+        heappush(self._times, (request.wake_ns, request.asked_under))
+
+    def remove(self, request: RequestState) -> None:
+        del self._by_id[request.asked_under]
+
+    def find(self, lease_id: LeaseId) -> RequestState | None:
+        return self._by_id.get(lease_id)
+
+    def all(self) -> list[RequestState]:
+        return list(self._by_id.values())
+
+    def next_ns(self) -> int | None:
+        """When the first of them has waited long enough."""
+        while self._times:
+            wake_ns, lease_id = self._times[0]
+            request = self._by_id.get(lease_id)
+            if request is not None and request.wake_ns == wake_ns:
+                return wake_ns
+            heappop(self._times)
+        return None
+
+    def due(self, now_ns: int) -> RequestState | None:
+        """One that has waited long enough; it stays listed until it is removed."""
+        wake_ns = self.next_ns()
+        return self._by_id[self._times[0][1]] if wake_ns is not None and wake_ns <= now_ns else None
+
+
 @dataclass(slots=True)
 class Gate:
     """One refusal of memory, and when to ask again. While it is shut only one Acquire at a time goes through."""
 
     retry_ns: int
     asking: bool = False
+    of_pool: bool = False  # anybody's blocks open it, not only those of its domain
 
     def opens(self, now_ns: int) -> bool:
         return not self.asking and self.retry_ns <= now_ns
@@ -86,8 +126,9 @@ class Gate:
 
 @dataclass(slots=True)
 class Gates:
-    """Refusals that waiting requests have met: a full pool stops everybody but the fixed domains, which have their own
-    share of it; a domain's maximum stops only that domain."""
+    """Refusals that waiting requests have met. A full pool stops everybody who would have to borrow; who asks for what
+    is its own by right (a strict share, a guarantee) goes `past` that gate, and is stopped by one of its own domain. So
+    is who met its domain's maximum."""
 
     pool: Gate | None = None
     pool_request: RequestState | None = None  # the refused one: until it got in or left, nobody overtakes it
@@ -95,7 +136,7 @@ class Gates:
     fixed: frozenset[DomainId] = frozenset()
 
     def pool_gate(self) -> Gate | None:
-        left = (RequestStatus.RUNNING, RequestStatus.FINISHED)
+        left = (RequestStatus.RUNNING, RequestStatus.SLEEPING, RequestStatus.FINISHED)
         if self.pool_request is not None and self.pool_request.status in left:
             self.pool = self.pool_request = None
         return self.pool
@@ -104,33 +145,35 @@ class Gates:
         gate = self.domains.get(domain)
         return gate is not None and not gate.opens(now_ns)
 
-    def asked(self, domain: DomainId) -> None:
+    def asked(self, domain: DomainId, *, past: bool) -> None:
         gate = self.domains.get(domain)
         if gate is not None:
             gate.asking = True
-        if self.pool is not None and domain not in self.fixed:
+        if self.pool is not None and not past:
             self.pool.asking = True
 
-    def pool_full(self, request: RequestState, retry_ns: int) -> None:
-        if request.request.domain in self.fixed:
-            self.domain_full(request.request.domain, retry_ns)
+    def pool_full(self, request: RequestState, retry_ns: int, *, past: bool) -> None:
+        domain = request.request.domain
+        if past:
+            self.answered(domain, past=past)
+            self.domains[domain] = Gate(retry_ns, of_pool=domain not in self.fixed)
             return
         gate = self.pool_gate()
-        self.answered(request.request.domain)
+        self.answered(domain, past=past)
         if gate is None or self.pool_request is None or request.order <= self.pool_request.order:
             self.pool = Gate(retry_ns)
             self.pool_request = request
 
-    def domain_full(self, domain: DomainId, retry_ns: int) -> None:
-        self.answered(domain)
+    def domain_full(self, domain: DomainId, retry_ns: int, *, past: bool) -> None:
+        self.answered(domain, past=past)
         self.domains[domain] = Gate(retry_ns)
 
-    def granted(self, domain: DomainId) -> None:
-        self.answered(domain)
+    def granted(self, domain: DomainId, *, past: bool) -> None:
+        self.answered(domain, past=past)
         self.domains.pop(domain, None)
 
-    def answered(self, domain: DomainId) -> None:
-        if self.pool is not None and domain not in self.fixed:
+    def answered(self, domain: DomainId, *, past: bool) -> None:
+        if self.pool is not None and not past:
             self.pool.asking = False
         gate = self.domains.get(domain)
         if gate is not None:
@@ -140,9 +183,9 @@ class Gates:
         """Blocks came back: asking again may help now."""
         if self.pool is not None:
             self.pool.retry_ns = 0
-        gate = self.domains.get(domain)
-        if gate is not None:
-            gate.retry_ns = 0
+        for name, gate in self.domains.items():
+            if name == domain or gate.of_pool:
+                gate.retry_ns = 0
 
     def reset(self) -> None:
         self.pool = self.pool_request = None

@@ -136,3 +136,6 @@ class SchedulerStats:
     total_sampled_tokens: int
     total_steps: int  # results taken
     total_finished: int
+    sleeping: int = 0  # of those waiting: another request computes their prefix
+    total_flight_waits: int = 0  # times that a request waited for another's prefill
+    total_reclaims: int = 0  # times that the cache service asked for borrowed blocks

@@ -1,6 +1,9 @@
 """A request's progress, and the sequence that computes it on one worker.
 
     request   WAITING -> ASKING -> RUNNING -> FINISHED        preempted or retried: RUNNING -> WAITING
+                 ^         |
+                 |         v Pending                          woken, or waited long enough
+                 +----- SLEEPING
     sequence  GRANTED -> ATTACHED -> CLOSING -> REMOVING -> REMOVED
                  |      in a plan   must be     detach in     no step of the worker can
                  |                  detached    a plan        touch its blocks any more
@@ -18,16 +21,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coppice.ids import TOKEN_BYTES, SequenceId
+from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
 from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.request import Mark, Request
 
 PREFILL_MARKS_MAX = 64
+NO_LEASE = LeaseId(b"")
 
 
 class RequestStatus(Enum):
     WAITING = "waiting"
     ASKING = "asking"  # its Acquire has no answer yet
+    SLEEPING = "sleeping"  # another lease computes its prefix; it holds nothing and asks again when woken
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -62,6 +67,9 @@ class RequestState:
     num_output_tokens: int = 0
     emitted_bytes: int = 0  # of `tokens`, that left in an Output (the prompt counts as left)
     domain_blocked: bool = False  # its last refusal was its own domain's maximum
+    asked_under: LeaseId = NO_LEASE  # it asked under this id in vain and does so again: the cache may remember it
+    flight_until_ns: int = 0  # until then it may wait for another's prefill; 0: it has not waited in this stay
+    wake_ns: int = 0  # when a sleeper asks again, woken or not
     marks: list[Mark] = field(default_factory=list)
 
     @property

@@ -20,6 +20,17 @@ class TenantLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarantee:
+    """What a domain may always hold on each worker: a share of its blocks, and a number of them."""
+
+    share: float = 0.0
+    blocks: int = 0
+
+    def of(self, num_blocks: int) -> int:
+        return int(self.share * num_blocks + 1e-9) + self.blocks
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Ceilings and sizes of one scheduler. Raises ValueError, naming the field, on values that cannot work."""
 
@@ -35,11 +46,13 @@ class SchedulerSettings:
     extend_ahead_blocks: int = 1  # blocks owned beyond the next token's
     max_retries: int = 1  # times that one request starts over after a fault that is not its own
     worker_absent_ms: int = 30_000  # without a connection for so long, a worker's requests are taken from it
+    single_flight_wait_ms: int = 10_000  # that a request waits for others to compute its prefix; 0: it never does
     tenants: Mapping[str, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
     default_limits: TenantLimits = TenantLimits()
     fixed_domains: frozenset[DomainId] = (
         frozenset()
     )  # strict: their share is theirs alone, others' shortage is not theirs
+    guarantees: Mapping[DomainId, Guarantee] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if len(self.instance) != INSTANCE_BYTES:
@@ -57,8 +70,8 @@ class SchedulerSettings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.extend_ahead_blocks < 0 or self.max_retries < 0:
-            raise ValueError("extend_ahead_blocks and max_retries must not be negative")
+        if self.extend_ahead_blocks < 0 or self.max_retries < 0 or self.single_flight_wait_ms < 0:
+            raise ValueError("extend_ahead_blocks, max_retries and single_flight_wait_ms must not be negative")
         if self.max_running > self.max_step_tokens:
             raise ValueError(
                 f"max_running ({self.max_running}) must not exceed max_step_tokens ({self.max_step_tokens}): "

@@ -91,9 +91,12 @@ class Worker:
         """A sequence of so many tokens, prompt and output together, fits its tables."""
         return self.info is None or not self.info.max_context or num_tokens <= self.info.max_context
 
-    def is_short(self, domain: DomainId, *, fixed: bool) -> bool:
-        """A sequence waits for a block here that a new one of this domain might take from it."""
-        reasons = {NoCapacityReason.NO_WORKER} if fixed else {NoCapacityReason.NO_WORKER, NoCapacityReason.POOL_FULL}
+    def is_short(self, domain: DomainId, *, past: bool) -> bool:
+        """A sequence waits for a block here that a new one of this domain might take from it.
+
+        `past`: the new one asks for what is its domain's by right, so that others' shortages do not concern it.
+        """
+        reasons = {NoCapacityReason.NO_WORKER} if past else {NoCapacityReason.NO_WORKER, NoCapacityReason.POOL_FULL}
         return any(stall.sequence.lease.domain == domain or stall.reason in reasons for stall in self.stalled.values())
 
     def prefill_tokens(self) -> int:

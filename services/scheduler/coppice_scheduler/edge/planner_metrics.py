@@ -32,6 +32,12 @@ class PlannerCollector(Collector):
         queried = stats.total_prefill_tokens + stats.total_cached_tokens
         yield self._gauge("vllm:num_requests_running", "Requests that hold memory.", stats.running)
         yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.waiting)
+        sleeping = "Of those waiting: another request computes their prefix."
+        yield self._gauge("coppice_scheduler_requests_sleeping", sleeping, stats.sleeping)
+        waits = "Times that a request waited for another's prefill."
+        yield self._counter("coppice_scheduler_flight_waits", waits, stats.total_flight_waits)
+        reclaims = "Times that the cache service asked for borrowed blocks."
+        yield self._counter("coppice_scheduler_reclaims", reclaims, stats.total_reclaims)
         yield self._counter("vllm:num_preemptions", "Sequences that were preempted.", stats.total_preemptions)
         yield self._counter("vllm:prefix_cache_queries", "Tokens that were looked up.", queried)
         yield self._counter("vllm:prefix_cache_hits", "Tokens that were found.", stats.total_cached_tokens)

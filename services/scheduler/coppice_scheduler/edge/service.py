@@ -31,7 +31,7 @@ from coppice.tenants import TenantDirectory
 from coppice.up.ports import is_loopback
 from coppice_rpc.v1 import scheduler_pb2_grpc
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
+from coppice_scheduler.core.settings import INSTANCE_BYTES, Guarantee, SchedulerSettings, TenantLimits
 from coppice_scheduler.edge.checkpoint_text import load_checkpoint_text
 from coppice_scheduler.edge.engine import ModelInfo
 from coppice_scheduler.edge.frontdoor import FrontDoor
@@ -110,7 +110,8 @@ def _metrics_listener(settings: ServiceSettings, registry: CollectorRegistry, en
     if settings.metrics_port is None:
         yield
         return
-    server = serve_metrics(settings.metrics_host, settings.metrics_port, registry, lambda: engine.planner.problems)
+    host, port = settings.metrics_host, settings.metrics_port
+    server = serve_metrics(host, port, registry, lambda: engine.planner.problems, flag="--metrics-port")
     _log.info("metrics on %s:%d", settings.metrics_host, server.port)
     try:
         yield
@@ -181,7 +182,10 @@ async def _tell_readiness(engine: PlannerEngine, ready: health.aio.HealthService
 
 def _listen(settings: ServiceSettings) -> socket.socket:
     try:
-        return socket.create_server((settings.host, settings.port), backlog=4096)
+        listener = socket.create_server((settings.host, settings.port), backlog=4096)
+        # Accepted sockets inherit it. asyncio would set it only on sockets that name their protocol.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise UnavailableError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", hint="choose another --port"
@@ -217,10 +221,16 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             max_queued=settings.max_queued,
             queue_timeout_ms=settings.queue_timeout_ms,
             max_steps_in_flight=settings.max_steps_in_flight,
+            single_flight_wait_ms=settings.single_flight_wait_ms,
             max_context=limits.max_context,
             tenants=by_tenant if tenants.needs_key else {},
             default_limits=unlimited,
             fixed_domains=frozenset(shares.domain for shares in tenants.domains() if shares.mode == "strict"),
+            guarantees={
+                shares.domain: Guarantee(shares.guarantee_share, shares.guarantee_blocks)
+                for shares in tenants.domains()
+                if shares.guarantee_share or shares.guarantee_blocks
+            },
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

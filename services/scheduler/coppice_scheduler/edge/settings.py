@@ -31,6 +31,9 @@ class ServiceSettings(Settings):
     max_running: int = Field(256, ge=1, description="Requests that hold memory at once.")
     max_queued: int = Field(1024, ge=1, description="Requests that wait; more are refused with 429.")
     queue_timeout_ms: int = Field(60_000, ge=1, description="A request that waits for longer is refused with 429.")
+    single_flight_wait_ms: int = Field(
+        10_000, ge=0, description="Time that a request waits for others to compute its prefix; 0: it never does."
+    )
     max_steps_in_flight: int = Field(2, ge=1, le=8, description="Plans sent ahead per worker.")
     drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")

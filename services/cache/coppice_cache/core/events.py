@@ -1,0 +1,62 @@
+"""What changed in the trees, in the order in which it changed.
+
+Stored   blocks became findable (published, replayed, copied into a tier)
+Removed  blocks left a tree or a tier (evicted, distrusted, reclaimed after an invalidation)
+Cleared  everything that matches is unfindable at once: a worker epoch died, a domain or a namespace was invalidated
+
+Whoever applies them in order, ignoring what is unknown, has the same blocks as the trees: a handle carries its
+generation, so no two occupancies of a block are ever mistaken for each other. The core numbers them without gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
+
+
+class Tier(IntEnum):
+    DEVICE = 0
+    HOST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A run of blocks; `seals` and `handles` have one entry each, `tokens` whole blocks."""
+
+    worker_id: WorkerId
+    worker_epoch: WorkerEpoch
+    domain: DomainId
+    namespace: Namespace
+    parent_seal: bytes  # of the block before the first; b"" at the start of a prompt
+    tokens: bytes
+    handles: bytes
+    seals: bytes
+    tier: Tier = Tier.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """`namespace` is empty where the tree of the blocks is gone already; the handles say which ones they are."""
+
+    worker_id: WorkerId
+    worker_epoch: WorkerEpoch
+    domain: DomainId
+    namespace: Namespace
+    handles: bytes
+    seals: bytes
+    tier: Tier = Tier.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Empty fields match everything: all of the worker epoch, all of a domain there, all of a namespace there."""
+
+    worker_id: WorkerId
+    worker_epoch: WorkerEpoch
+    domain: DomainId = DomainId("")
+    namespace: Namespace = Namespace(b"")
+
+
+IndexEvent = Stored | Removed | Cleared

@@ -1,0 +1,88 @@
+"""`coppice bench ...`: measurements of the cache service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.cli.variables import refuse_unknown_variables_of
+from coppice.errors import EXIT_OK
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Small sizes and few rounds: shows that it runs, measures little.")
+]
+
+
+def add_to(bench: typer.Typer) -> None:
+    """Hang the commands up under `coppice bench`."""
+    bench.command()(index)
+    bench.command()(rpc)
+    bench.command()(churn)
+    bench.command()(trace)
+
+
+def index(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the wheels of SGLang, vLLM, Dynamo unpacked; see benchmarks/README.md."),
+    ] = None,
+) -> None:
+    """Measure the core alone: match, acquire, publish, evict; memory per token; pauses; beside its peers."""
+    from coppice_bench.index import run_index
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    print_report(run_index(quick=quick, peers=peers), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def rpc(context: typer.Context, as_json: AsJson = False, quick: Quick = False) -> None:
+    """Measure acquire over the session stream against an echo of the same bytes on the same kind of stream."""
+    from coppice_bench.report import print_report
+    from coppice_bench.rpc import run_rpc
+
+    refuse_unknown_variables_of(context)
+    print_report(run_rpc(quick=quick), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def churn(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace in Mooncake's format, plain or gzip. Default: a made-up one like it.")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="How many requests of it.")] = 3_000,
+    capacity_tokens: Annotated[int, typer.Option(help="Size of the worker's pool.")] = 3_000_000,
+) -> None:
+    """Measure how much of what is allocated a load of chats uses, by block size, and what happens near exhaustion."""
+    from coppice_bench.churn import run_churn
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    report = run_churn(trace=trace, requests=requests, capacity_tokens=capacity_tokens, quick=quick)
+    print_report(report, as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def trace(
+    context: typer.Context,
+    trace: Annotated[Path, typer.Option(help="Trace in Mooncake's format, plain or gzip.")],
+    capacity_blocks: Annotated[int, typer.Option(help="Size of the cache, in blocks of the trace.")],
+    policy: Annotated[str, typer.Option(help="adaptive, lru, arc, s3fifo or optimum.")] = "adaptive",
+    as_json: AsJson = False,
+) -> None:
+    """Measure the hit rate of an eviction policy on a trace, beside LRU and the optimum with foresight."""
+    from coppice_bench.trace import print_trace_report, run_trace
+
+    refuse_unknown_variables_of(context)
+    report = run_trace(path=trace, capacity_blocks=capacity_blocks, policy=policy)
+    print_trace_report(report, as_json=as_json)
+    raise typer.Exit(EXIT_OK)
