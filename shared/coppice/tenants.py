@@ -53,6 +53,9 @@ class Tenant(BaseModel):
     max_blocks: int = Field(0, ge=0)  # the same as a number, 0: none; of both the lower counts
     concurrency: int = Field(256, ge=1)  # requests, running and waiting together
     max_queued: int = Field(256, ge=1)  # requests that found no place and wait for one
+    weight: float = Field(1.0, gt=0, le=1000)  # share of the service when several want more than there is
+    requests_per_minute: int = Field(0, ge=0)  # 0: no limit
+    tokens_per_minute: int = Field(0, ge=0)  # prompt and output together; 0: no limit
 
     @field_validator("mode", mode="before")
     @classmethod

@@ -6,7 +6,7 @@ import pytest
 
 from coppice.ids import WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire
-from coppice_scheduler.core import step
+from coppice_scheduler.core import chunks
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Finish, OutputErrorCode, RefusedReason, SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, rows_of
@@ -113,7 +113,7 @@ def test_what_came_before_any_worker_was_listed_is_cut_or_ended() -> None:
 def test_a_plan_attaches_no_more_bytes_than_a_message_takes(
     monkeypatch: pytest.MonkeyPatch, cached_blocks: int
 ) -> None:
-    monkeypatch.setattr(step, "ATTACH_BYTES_MAX", 2 * 13 * 4)
+    monkeypatch.setattr(chunks, "ATTACH_BYTES_MAX", 2 * 13 * 4)
     bench = Bench()
     bench.hold = True
     for name in "abcde":
@@ -127,7 +127,7 @@ def test_a_plan_attaches_no_more_bytes_than_a_message_takes(
 
 
 def test_a_sequence_that_is_too_long_for_the_bound_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "ATTACH_BYTES_MAX", 4)
+    monkeypatch.setattr(chunks, "ATTACH_BYTES_MAX", 4)
     bench = Bench()
     bench.submit("a", 13)
     bench.answer()

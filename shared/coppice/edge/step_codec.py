@@ -11,8 +11,43 @@ _CODE_TO_WIRE = {code: pb.Refusal.Code.Value(code.name) for code in m.RefusalCod
 _CODE_FROM_WIRE: dict[int, m.RefusalCode] = {wire: code for code, wire in _CODE_TO_WIRE.items()}
 
 
+def _sampling_to_wire(sampling: m.SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        min_p=sampling.min_p,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        num_logprobs=sampling.num_logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+    )
+
+
+def _sampling_from_wire(wire: pb.SamplingParams) -> m.SamplingParams:
+    return m.SamplingParams(
+        temperature=wire.temperature,
+        top_k=wire.top_k,
+        top_p=wire.top_p,
+        seed=wire.seed,
+        min_p=wire.min_p,
+        frequency_penalty=wire.frequency_penalty,
+        presence_penalty=wire.presence_penalty,
+        repetition_penalty=wire.repetition_penalty if wire.HasField("repetition_penalty") else 1.0,
+        logit_bias=wire.logit_bias,
+        min_tokens=wire.min_tokens,
+        stop_token_ids=wire.stop_token_ids,
+        num_logprobs=wire.num_logprobs if wire.HasField("num_logprobs") else None,
+        prompt_logprobs=wire.prompt_logprobs,
+    )
+
+
 def _start_to_wire(start: m.SequenceStart) -> pb.SequenceStart:
-    sampling = start.sampling
     return pb.SequenceStart(
         sequence_id=start.sequence_id,
         lease_id=start.lease_id,
@@ -21,15 +56,13 @@ def _start_to_wire(start: m.SequenceStart) -> pb.SequenceStart:
         shared=start.shared,
         shared_seals=start.shared_seals,
         owned=start.owned,
-        sampling=pb.SamplingParams(
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed
-        ),
+        sampling=_sampling_to_wire(start.sampling),
         traceparent=start.traceparent,
+        num_prompt_tokens=start.num_prompt_tokens,
     )
 
 
 def _start_from_wire(wire: pb.SequenceStart) -> m.SequenceStart:
-    sampling = wire.sampling
     return m.SequenceStart(
         sequence_id=SequenceId(wire.sequence_id),
         lease_id=LeaseId(wire.lease_id),
@@ -38,8 +71,9 @@ def _start_from_wire(wire: pb.SequenceStart) -> m.SequenceStart:
         shared=wire.shared,
         shared_seals=wire.shared_seals,
         owned=wire.owned,
-        sampling=m.SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed),
+        sampling=_sampling_from_wire(wire.sampling),
         traceparent=wire.traceparent,
+        num_prompt_tokens=wire.num_prompt_tokens,
     )
 
 
@@ -57,6 +91,7 @@ def plan_to_wire(plan: m.StepPlan) -> pb.StepPlan:
         rows=plan.rows,
         row_tokens=plan.row_tokens,
         repeat_rows=plan.repeat_rows,
+        num_decode_steps=plan.num_decode_steps,
     )
 
 
@@ -74,6 +109,7 @@ def plan_from_wire(wire: pb.StepPlan) -> m.StepPlan:
         rows=wire.rows,
         row_tokens=wire.row_tokens,
         repeat_rows=wire.repeat_rows,
+        num_decode_steps=max(1, wire.num_decode_steps),
     )
 
 
@@ -89,6 +125,17 @@ def result_to_wire(result: m.StepResult) -> pb.StepResult:
         refusals=refusals,
         num_tokens=result.num_tokens,
         duration_us=result.duration_us,
+        logprobs=[
+            pb.TokenLogprobs(
+                sequence_id=found.sequence_id,
+                first_position=found.first_position,
+                num_top=found.num_top,
+                chosen=found.chosen,
+                top_ids=found.top_ids,
+                top=found.top,
+            )
+            for found in result.logprobs
+        ],
     )
 
 
@@ -97,7 +144,25 @@ def result_from_wire(wire: pb.StepResult) -> m.StepResult:
         m.Refusal(SequenceId(refusal.sequence_id), _refusal_code(refusal.code), refusal.handle)
         for refusal in wire.refusals
     )
-    return m.StepResult(wire.step, wire.sampled_ids, wire.sampled_tokens, refusals, wire.num_tokens, wire.duration_us)
+    return m.StepResult(
+        step=wire.step,
+        sampled_ids=wire.sampled_ids,
+        sampled_tokens=wire.sampled_tokens,
+        refusals=refusals,
+        num_tokens=wire.num_tokens,
+        duration_us=wire.duration_us,
+        logprobs=tuple(
+            m.TokenLogprobs(
+                sequence_id=SequenceId(found.sequence_id),
+                first_position=found.first_position,
+                num_top=found.num_top,
+                chosen=found.chosen,
+                top_ids=found.top_ids,
+                top=found.top,
+            )
+            for found in wire.logprobs
+        ),
+    )
 
 
 def _refusal_code(wire: int) -> m.RefusalCode:

@@ -3,7 +3,8 @@
 A plan carries differences; the worker keeps tokens, block tables and sampling state per sequence. It is applied in
 this order: detach -> seals -> copies and zeroing -> attach, grow -> compute. A row computes the next `num_tokens` of
 its sequence; when that reaches the end of the tokens known to the worker, a token is sampled and appended there. So a
-plan may be sent before the token that it feeds was seen by the scheduler.
+plan may be sent before the token that it feeds was seen by the scheduler. With `num_decode_steps` above 1 every row
+computes one token, so many times over: each time it feeds what it sampled before.
 """
 
 from __future__ import annotations
@@ -16,10 +17,24 @@ from coppice.ids import LeaseId, SequenceId
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
+    """How to choose tokens. Applied in this order: penalties, bias, `min_tokens`, temperature, min_p, top_k, top_p.
+
+    Log-probabilities are those of the model, before any of it.
+    """
+
     temperature: float = 1.0  # 0 = greedy
     top_k: int = 0  # 0 = off
     top_p: float = 1.0
     seed: int = 0  # 64 bits
+    min_p: float = 0.0  # 0 = off; least probability, as a share of the likeliest token's
+    frequency_penalty: float = 0.0  # per time that the output has the token
+    presence_penalty: float = 0.0  # if the output has the token
+    repetition_penalty: float = 1.0  # 1 = off; if prompt or output has the token
+    logit_bias: bytes = b""  # packed pairs: u32 token id, f32 added to its logit
+    min_tokens: int = 0  # output tokens before which none of `stop_token_ids` is chosen
+    stop_token_ids: bytes = b""  # packed u32; the scheduler stops at them, here they only serve `min_tokens`
+    num_logprobs: int | None = None  # likeliest tokens to report beside the chosen one; None = report nothing
+    prompt_logprobs: bool = False  # report the prompt's tokens, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,7 @@ class SequenceStart:
     owned: bytes
     sampling: SamplingParams
     traceparent: str = ""  # W3C trace context of the request; empty = not traced
+    num_prompt_tokens: int = 0  # of `tokens`; what follows is output. 0 = all
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,7 @@ class StepPlan:
     rows: bytes = b""  # u32 sequence ids that compute in this step
     row_tokens: bytes = b""  # u32, how many tokens each
     repeat_rows: bool = False  # the same rows as the previous plan, one token each; `rows` is empty then
+    num_decode_steps: int = 1  # above 1: all rows have one token, sample, and own the blocks of all these steps
 
 
 class RefusalCode(Enum):
@@ -80,10 +97,23 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of `len(chosen) / 4` consecutive tokens of one sequence, prompt or output."""
+
+    sequence_id: SequenceId
+    first_position: int  # of the first of these tokens in the sequence
+    num_top: int
+    chosen: bytes  # f32 [T], of the tokens that are there
+    top_ids: bytes = b""  # u32 [T, num_top], likeliest first
+    top: bytes = b""  # f32 [T, num_top]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     step: int
-    sampled_ids: bytes = b""  # u32 sequence ids
-    sampled_tokens: bytes = b""  # u32, one each
+    sampled_ids: bytes = b""  # u32 [R] sequence ids
+    sampled_tokens: bytes = b""  # u32 [num_decode_steps, R]
     refusals: tuple[Refusal, ...] = ()
     num_tokens: int = 0  # tokens whose KV this step computed
     duration_us: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of sequences that want them

@@ -30,6 +30,15 @@ class SamplingParams(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 = greedy"""
     top_k: _builtins.int
@@ -37,6 +46,19 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """1 = off"""
     seed: _builtins.int
+    min_p: _builtins.float
+    """0 = off"""
+    frequency_penalty: _builtins.float
+    presence_penalty: _builtins.float
+    repetition_penalty: _builtins.float
+    """unset or 1 = off"""
+    logit_bias: _builtins.bytes
+    """pairs: u32 token id, f32"""
+    min_tokens: _builtins.int
+    stop_token_ids: _builtins.bytes
+    """u32; not chosen before min_tokens"""
+    num_logprobs: _builtins.int
+    prompt_logprobs: _builtins.bool
     def __init__(
         self,
         *,
@@ -44,12 +66,28 @@ class SamplingParams(_message.Message):
         top_k: _builtins.int = ...,
         top_p: _builtins.float = ...,
         seed: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        logit_bias: _builtins.bytes = ...,
+        min_tokens: _builtins.int = ...,
+        stop_token_ids: _builtins.bytes = ...,
+        num_logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
@@ -66,6 +104,7 @@ class SequenceStart(_message.Message):
     OWNED_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     lease_id: _builtins.bytes
     tokens: _builtins.bytes
@@ -75,6 +114,8 @@ class SequenceStart(_message.Message):
     owned: _builtins.bytes
     traceparent: _builtins.str
     """W3C; empty = not traced"""
+    num_prompt_tokens: _builtins.int
+    """of tokens; 0 = all"""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     def __init__(
@@ -89,10 +130,11 @@ class SequenceStart(_message.Message):
         owned: _builtins.bytes = ...,
         sampling: Global___SamplingParams | None = ...,
         traceparent: _builtins.str = ...,
+        num_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "num_computed_tokens", b"num_computed_tokens", "owned", b"owned", "sampling", b"sampling", "sequence_id", b"sequence_id", "shared", b"shared", "shared_seals", b"shared_seals", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "owned", b"owned", "sampling", b"sampling", "sequence_id", b"sequence_id", "shared", b"shared", "shared_seals", b"shared_seals", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,6 +180,7 @@ class StepPlan(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     ROW_TOKENS_FIELD_NUMBER: _builtins.int
     REPEAT_ROWS_FIELD_NUMBER: _builtins.int
+    NUM_DECODE_STEPS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     detach: _builtins.bytes
     """u32 sequence ids"""
@@ -156,6 +199,8 @@ class StepPlan(_message.Message):
     """u32"""
     repeat_rows: _builtins.bool
     """the previous plan's rows, one token each"""
+    num_decode_steps: _builtins.int
+    """0 = 1"""
     @_builtins.property
     def attach(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceStart]: ...
     @_builtins.property
@@ -175,10 +220,11 @@ class StepPlan(_message.Message):
         rows: _builtins.bytes = ...,
         row_tokens: _builtins.bytes = ...,
         repeat_rows: _builtins.bool = ...,
+        num_decode_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "copy_dst", b"copy_dst", "copy_src", b"copy_src", "detach", b"detach", "grow", b"grow", "repeat_rows", b"repeat_rows", "row_tokens", b"row_tokens", "rows", b"rows", "sealed", b"sealed", "seals", b"seals", "step", b"step", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "copy_dst", b"copy_dst", "copy_src", b"copy_src", "detach", b"detach", "grow", b"grow", "num_decode_steps", b"num_decode_steps", "repeat_rows", b"repeat_rows", "row_tokens", b"row_tokens", "rows", b"rows", "sealed", b"sealed", "seals", b"seals", "step", b"step", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,6 +279,43 @@ class Refusal(_message.Message):
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
+class TokenLogprobs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    NUM_TOP_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    first_position: _builtins.int
+    num_top: _builtins.int
+    chosen: _builtins.bytes
+    """f32 [T]"""
+    top_ids: _builtins.bytes
+    """u32 [T, num_top]"""
+    top: _builtins.bytes
+    """f32 [T, num_top]"""
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        first_position: _builtins.int = ...,
+        num_top: _builtins.int = ...,
+        chosen: _builtins.bytes = ...,
+        top_ids: _builtins.bytes = ...,
+        top: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "first_position", b"first_position", "num_top", b"num_top", "sequence_id", b"sequence_id", "top", b"top", "top_ids", b"top_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
 class StepResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -242,15 +325,18 @@ class StepResult(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     DURATION_US_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     sampled_ids: _builtins.bytes
-    """u32 sequence ids"""
+    """u32 [R] sequence ids"""
     sampled_tokens: _builtins.bytes
-    """u32"""
+    """u32 [num_decode_steps, R]"""
     num_tokens: _builtins.int
     duration_us: _builtins.int
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
     def __init__(
         self,
         *,
@@ -260,10 +346,11 @@ class StepResult(_message.Message):
         refusals: _abc.Iterable[Global___Refusal] | None = ...,
         num_tokens: _builtins.int = ...,
         duration_us: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_us", b"duration_us", "num_tokens", b"num_tokens", "refusals", b"refusals", "sampled_ids", b"sampled_ids", "sampled_tokens", b"sampled_tokens", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_us", b"duration_us", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "refusals", b"refusals", "sampled_ids", b"sampled_ids", "sampled_tokens", b"sampled_tokens", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from coppice.ids import DomainId, WorkerId
-from coppice.messages.index import FromClient
-from coppice.messages.step import SamplingParams, StepPlan
+from coppice.messages.index import FromClient, Reuse
+from coppice.messages.step import SamplingParams, StepPlan, TokenLogprobs
 from coppice_scheduler.core.settings import SchedulerSettings, TenantLimits
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "SchedulerStats",
     "TenantLimits",
     "TenantStats",
+    "TokenBatch",
 ]
 
 Mark = tuple[str, int, int]  # (name, start_ns, end_ns)
@@ -44,6 +45,13 @@ class Request:
     priority: int = 0  # lower goes first
     arrived_ns: int = 0
     traceparent: str = ""  # W3C trace context; travels with the request to the cache service and the worker
+    number: int = 0  # u32, names it in a TokenBatch; unique among those at work
+    streams: bool = True  # its tokens leave as they are sampled; False: all with the last Output
+    retries_late: bool = False  # nobody has seen its tokens: it may start over after the first, too
+    deadline_ns: int | None = None  # after it the answer is worth nothing
+    fork_of: str | None = None  # request id of another with the same prompt, whose prefill this one shares
+    reuse: Reuse = Reuse.UNKNOWN  # what the client knows of the future of its prompt
+    retain_ms: int = 0  # keep the prompt's blocks for so long after it was computed
 
 
 class RefusedReason(Enum):
@@ -101,6 +109,19 @@ class Output:
     num_output_tokens: int = 0  # in all; a stop token counts
     stop_token: bytes = b""  # packed u32: the token that ended it, where one did
     timeline: tuple[Mark, ...] = ()  # in the last Output: queue, acquire, prefill (per chunk), decode
+    logprobs: tuple[TokenLogprobs, ...] = ()  # new since the last Output, where the request wants them
+    num_written_tokens: int = 0  # prompt tokens that it computed and made findable
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """New tokens of many requests, in order; a request may stand there several times.
+
+    Requests that stream and want no log-probabilities get their tokens so, but for those of the last Output.
+    """
+
+    numbers: bytes  # u32 [N], `Request.number`
+    tokens: bytes  # u32 [N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +130,7 @@ class Effects:
 
     to_index: tuple[FromClient, ...] = ()
     plans: tuple[tuple[WorkerId, StepPlan], ...] = ()
+    tokens: tuple[TokenBatch, ...] = ()  # before `outputs`
     outputs: tuple[Output, ...] = ()
 
 

@@ -17,6 +17,9 @@ class TenantLimits:
 
     max_concurrency: int = 256  # requests, running and waiting together
     max_queued: int = 256  # requests that found no place and wait for one
+    weight: float = 1.0  # share of the service when several tenants want more than there is
+    requests_per_minute: int = 0  # 0 = no limit
+    tokens_per_minute: int = 0  # prompt and output together; 0 = no limit
 
 
 @dataclass(frozen=True, slots=True)

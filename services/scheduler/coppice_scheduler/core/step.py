@@ -10,11 +10,10 @@ import numpy as np
 
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Growth, SequenceStart, StepPlan
+from coppice_scheduler.core.chunks import Attaching, choose_chunks
 from coppice_scheduler.core.sequences import Sequence, SequenceState
 from coppice_scheduler.core.settings import SchedulerSettings
 from coppice_scheduler.core.workers import InFlight, Row, Worker
-
-ATTACH_BYTES_MAX = 8 * 1024 * 1024  # tokens of the sequences that one plan attaches, well below a message's limit
 
 
 def build_plan(worker: Worker, settings: SchedulerSettings, now_ns: int) -> StepPlan | None:
@@ -85,30 +84,14 @@ def _start_of(sequence: Sequence) -> SequenceStart:
         owned=bytes(lease.owned),
         sampling=request.request.sampling,
         traceparent=request.request.traceparent,
+        num_prompt_tokens=request.num_prompt_tokens,
     )
-
-
-class _Attaching:
-    """Which sequences the plan may still attach. The first always; who has to wait is not overtaken."""
-
-    def __init__(self) -> None:
-        self._num_bytes = 0
-
-    def takes(self, sequence: Sequence) -> bool:
-        if sequence.state is not SequenceState.GRANTED:
-            return True
-        num_bytes = len(sequence.request.tokens)
-        if self._num_bytes and self._num_bytes + num_bytes > ATTACH_BYTES_MAX:
-            self._num_bytes = ATTACH_BYTES_MAX
-            return False
-        self._num_bytes += num_bytes
-        return True
 
 
 def _choose_rows(worker: Worker, settings: SchedulerSettings) -> list[Row]:
     rows = []
     prefills = []
-    attaching = _Attaching()
+    attaching = Attaching()
     budget = min(settings.max_step_tokens, worker.max_step_tokens or settings.max_step_tokens)
     for sequence in worker.running.values():
         request, planned = sequence.request, sequence.num_planned
@@ -122,16 +105,7 @@ def _choose_rows(worker: Worker, settings: SchedulerSettings) -> list[Row]:
         elif attaching.takes(sequence):
             rows.append(Row(sequence, 1, True, 1 if planned < sequence.num_start_tokens else 0))
             budget -= 1
-    prefills.sort(key=lambda sequence: sequence.request.order)
-    for sequence in prefills:
-        to_plan = sequence.num_to_plan
-        room = sequence.lease.reserved_tokens - sequence.num_planned
-        chunk = min(to_plan, settings.max_chunk_tokens, budget, room)
-        if chunk > 0 and attaching.takes(sequence):
-            prefill = max(0, min(chunk, sequence.num_start_tokens - sequence.num_planned))
-            rows.append(Row(sequence, chunk, chunk == to_plan, prefill))
-            budget -= chunk
-    return rows
+    return rows + choose_chunks(prefills, budget, attaching, settings)
 
 
 def _note_needs(worker: Worker, settings: SchedulerSettings) -> None:

@@ -208,7 +208,13 @@ def _model_limits(folder: Path) -> _Limits:
 
 def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDirectory) -> SchedulerSettings:
     by_tenant = {
-        tenant.id: TenantLimits(max_concurrency=tenant.concurrency, max_queued=tenant.max_queued)
+        tenant.id: TenantLimits(
+            max_concurrency=tenant.concurrency,
+            max_queued=tenant.max_queued,
+            weight=tenant.weight,
+            requests_per_minute=tenant.requests_per_minute,
+            tokens_per_minute=tenant.tokens_per_minute,
+        )
         for tenant in tenants.tenants
     }
     unlimited = TenantLimits(max_concurrency=settings.max_queued + settings.max_running, max_queued=settings.max_queued)
