@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
+from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.sequences import Sequence, SequenceState
 from coppice_scheduler.core.settings import SchedulerSettings
 from coppice_scheduler.core.workers import Row
@@ -27,17 +30,48 @@ class Attaching:
 
 
 def choose_chunks(
-    prefills: list[Sequence], budget: int, attaching: Attaching, settings: SchedulerSettings
+    prefills: list[Sequence], budget: int, attaching: Attaching, settings: SchedulerSettings, shares: FairShares
 ) -> list[Row]:
-    """Chunks in the order of the requests, up to `budget` tokens together."""
-    rows = []
-    prefills.sort(key=lambda sequence: sequence.request.order)
-    for sequence in prefills:
-        to_plan = sequence.num_to_plan
-        room = sequence.lease.reserved_tokens - sequence.num_planned
-        chunk = min(to_plan, settings.max_chunk_tokens, budget, room)
-        if chunk > 0 and attaching.takes(sequence):
-            prefill = max(0, min(chunk, sequence.num_start_tokens - sequence.num_planned))
-            rows.append(Row(sequence, chunk, chunk == to_plan, prefill))
-            budget -= chunk
+    """Chunks up to `budget` tokens together: the tenant with the least counter first, in the order of its requests.
+
+    Each chunk is charged as it is chosen. While several tenants wait for first tokens a step takes less prefill, so
+    that nobody who comes now finds a long one in flight.
+    """
+    rows: list[Row] = []
+    if shares.contested:
+        budget = min(budget, settings.contested_prefill_tokens)
+    lines = _lines(prefills)
+    heads = [(shares.counter(number), line[-1].request.order, number) for number, line in lines.items()]
+    heapify(heads)
+    while heads and budget > 0:
+        _, _, number = heappop(heads)
+        line = lines[number]
+        sequence = line.pop()
+        row = _chunk(sequence, budget, settings)
+        if row is not None and attaching.takes(sequence):
+            rows.append(row)
+            budget -= row.num_tokens
+            shares.charge(number, row.num_prefill)
+            if sequence.num_to_plan - row.num_tokens <= 1:
+                sequence.request.stop_wanting(shares)
+        if line:
+            heappush(heads, (shares.counter(number), line[-1].request.order, number))
     return rows
+
+
+def _lines(prefills: list[Sequence]) -> dict[int, list[Sequence]]:
+    """By tenant; who goes first stands last."""
+    lines: dict[int, list[Sequence]] = {}
+    for sequence in sorted(prefills, key=lambda sequence: sequence.request.order, reverse=True):
+        lines.setdefault(sequence.request.tenant_number, []).append(sequence)
+    return lines
+
+
+def _chunk(sequence: Sequence, budget: int, settings: SchedulerSettings) -> Row | None:
+    to_plan = sequence.num_to_plan
+    room = sequence.lease.reserved_tokens - sequence.num_planned
+    chunk = min(to_plan, settings.max_chunk_tokens, budget, room)
+    if chunk <= 0:
+        return None
+    prefill = max(0, min(chunk, sequence.num_start_tokens - sequence.num_planned))
+    return Row(sequence, chunk, chunk == to_plan, prefill)

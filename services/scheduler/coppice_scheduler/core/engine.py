@@ -194,7 +194,7 @@ class SchedulerCore:
         plans = []
         for worker in self._life.workers.values():
             while worker.usable and len(worker.in_flight) < self._settings.max_steps_in_flight:
-                plan = build_plan(worker, self._settings, now_ns)
+                plan = build_plan(worker, self._settings, self._life.shares, now_ns)
                 if plan is None:
                     break
                 plans.append((worker.worker_id, plan))

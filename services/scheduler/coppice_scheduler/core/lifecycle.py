@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant
+from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.leases import Lease, LeaseState, LeaseTable
 from coppice_scheduler.core.queues import Gates, Sleepers, WaitingQueue
 from coppice_scheduler.core.request import Finish, Output, OutputError, OutputErrorCode
@@ -68,6 +69,7 @@ class Lifecycle:
         self.sleepers = Sleepers()
         self.gates = Gates(fixed=settings.fixed_domains)
         self.leases = LeaseTable(settings.instance)
+        self.shares = FairShares(lambda tenant: settings.limits_of(tenant).weight)
         self.totals = Totals()
         self.counts = Counts()
         self.outputs: list[Output] = []
@@ -79,6 +81,7 @@ class Lifecycle:
     def enter(self, request: RequestState, now_ns: int) -> None:
         self.requests[request.request.request_id] = request
         self.totals.submitted += 1
+        request.tenant_number = self.shares.number_of(request.request.tenant)
         self.counts.tenant_unseen[request.request.tenant] += 1
         self._enter_queue(request, now_ns)
 
@@ -87,6 +90,7 @@ class Lifecycle:
         self.counts.waiting_tokens += request.num_tokens
         self.counts.tenant_waiting[request.request.tenant] += 1
         self.queue.enter(request, now_ns)
+        request.start_wanting(self.shares)
 
     def _leave_queue(self, request: RequestState) -> None:
         self.queue.leave(request)
@@ -185,6 +189,8 @@ class Lifecycle:
         )
         self._next_sequence += 1
         request.sequence = sequence
+        if sequence.num_to_plan <= 1:
+            request.stop_wanting(self.shares)
         self.workers[grant.worker_id].running[sequence.sequence_id] = sequence
 
     def preempt(self, request: RequestState, now_ns: int) -> None:
@@ -254,6 +260,7 @@ class Lifecycle:
             request.mark("queue", request.queued_ns, now_ns)
         if request.first_token_ns:
             request.marks.append(("decode", request.first_token_ns, now_ns))
+        request.stop_wanting(self.shares)
         request.status = RequestStatus.FINISHED
         self.totals.finished += 1
         del self.requests[request.request.request_id]

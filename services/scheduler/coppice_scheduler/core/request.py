@@ -62,6 +62,8 @@ class RefusedReason(Enum):
     NEVER_FITS = "never_fits"  # more blocks than any known worker has
     EMPTY = "empty"  # no prompt token, or no token wanted
     DRAINING = "draining"
+    TENANT_RATE = "tenant_rate"  # its requests or tokens of this minute are used up
+    DEADLINE = "deadline"  # by all estimates its deadline comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class OutputErrorCode(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
     NEVER_FITS = "never_fits"
     TENANT_MAXIMUM = "tenant_maximum"  # its domain held all it may hold for too long
+    DEADLINE = "deadline"  # the request's own
     INTERNAL = "internal"
 
 

@@ -82,6 +82,7 @@ def _accept(life: Lifecycle, sequence: Sequence, token: int, now_ns: int) -> Non
     sequence.num_pending -= 1
     request.num_output_tokens += 1
     life.totals.sampled_tokens += 1
+    life.shares.charge(request.tenant_number, 1)
     if not request.first_token_ns:
         request.first_token_ns = now_ns
     if token in request.request.stop_token_ids:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
+from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.request import Mark, Request
 
@@ -54,6 +55,8 @@ class RequestState:
     tokens: bytearray  # prompt and output so far, without a stop token
     num_prompt_tokens: int
     max_output_tokens: int
+    tenant_number: int = 0  # in FairShares
+    wants: bool = False  # counted there as one that wants
     status: RequestStatus = RequestStatus.WAITING
     ticket: int = 0  # which stay in the queue this is
     queued_ns: int = 0
@@ -85,6 +88,16 @@ class RequestState:
     def num_kv_tokens_max(self) -> int:
         """KV positions that it can ever need: the last token's KV is never computed."""
         return self.num_prompt_tokens + self.max_output_tokens - 1
+
+    def start_wanting(self, shares: FairShares) -> None:
+        if not self.wants:
+            self.wants = True
+            shares.enter(self.tenant_number)
+
+    def stop_wanting(self, shares: FairShares) -> None:
+        if self.wants:
+            self.wants = False
+            shares.leave(self.tenant_number)
 
     def mark(self, name: str, start_ns: int, end_ns: int) -> None:
         if len(self.marks) < PREFILL_MARKS_MAX:

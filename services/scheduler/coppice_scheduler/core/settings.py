@@ -41,6 +41,7 @@ class SchedulerSettings:
     max_step_tokens: int = 2048  # tokens that one step of one worker computes
     max_running: int = 256  # requests that hold memory, over all workers
     max_chunk_tokens: int = 2048  # tokens of one sequence in one step
+    contested_prefill_tokens: int = 512  # prefill of one step while several tenants wait for a first token
     max_queued: int = 1024
     max_queued_tokens: int = 4_194_304
     queue_timeout_ms: int = 60_000
@@ -64,6 +65,7 @@ class SchedulerSettings:
             "max_step_tokens",
             "max_running",
             "max_chunk_tokens",
+            "contested_prefill_tokens",
             "max_queued",
             "max_queued_tokens",
             "queue_timeout_ms",

@@ -11,14 +11,15 @@ import numpy as np
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Growth, SequenceStart, StepPlan
 from coppice_scheduler.core.chunks import Attaching, choose_chunks
+from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.sequences import Sequence, SequenceState
 from coppice_scheduler.core.settings import SchedulerSettings
 from coppice_scheduler.core.workers import InFlight, Row, Worker
 
 
-def build_plan(worker: Worker, settings: SchedulerSettings, now_ns: int) -> StepPlan | None:
+def build_plan(worker: Worker, settings: SchedulerSettings, shares: FairShares, now_ns: int) -> StepPlan | None:
     """The next plan, entered into the worker's steps in flight. None when there is nothing to say."""
-    rows = _choose_rows(worker, settings)
+    rows = _choose_rows(worker, settings, shares)
     if not rows and not worker.to_detach and not worker.sealed:
         return None
     zero = bytearray()
@@ -88,7 +89,7 @@ def _start_of(sequence: Sequence) -> SequenceStart:
     )
 
 
-def _choose_rows(worker: Worker, settings: SchedulerSettings) -> list[Row]:
+def _choose_rows(worker: Worker, settings: SchedulerSettings, shares: FairShares) -> list[Row]:
     rows = []
     prefills = []
     attaching = Attaching()
@@ -105,7 +106,7 @@ def _choose_rows(worker: Worker, settings: SchedulerSettings) -> list[Row]:
         elif attaching.takes(sequence):
             rows.append(Row(sequence, 1, True, 1 if planned < sequence.num_start_tokens else 0))
             budget -= 1
-    return rows + choose_chunks(prefills, budget, attaching, settings)
+    return rows + choose_chunks(prefills, budget, attaching, settings, shares)
 
 
 def _note_needs(worker: Worker, settings: SchedulerSettings) -> None:

@@ -91,6 +91,8 @@ _REFUSED_KIND = {
     RefusedReason.QUEUE_FULL: ErrorKind.BUSY,
     RefusedReason.TENANT_CONCURRENCY: ErrorKind.BUSY,
     RefusedReason.TENANT_QUEUE: ErrorKind.BUSY,
+    RefusedReason.TENANT_RATE: ErrorKind.BUSY,
+    RefusedReason.DEADLINE: ErrorKind.BUSY,
     RefusedReason.TOO_LONG: ErrorKind.INVALID,
     RefusedReason.NEVER_FITS: ErrorKind.INVALID,
     RefusedReason.EMPTY: ErrorKind.INVALID,
@@ -102,6 +104,7 @@ _OUTPUT_KIND = {
     OutputErrorCode.SESSION_LOST: ErrorKind.UNAVAILABLE,
     OutputErrorCode.QUEUE_TIMEOUT: ErrorKind.BUSY,
     OutputErrorCode.TENANT_MAXIMUM: ErrorKind.BUSY,
+    OutputErrorCode.DEADLINE: ErrorKind.BUSY,
     OutputErrorCode.NEVER_FITS: ErrorKind.INVALID,
     OutputErrorCode.INTERNAL: ErrorKind.INTERNAL,
 }

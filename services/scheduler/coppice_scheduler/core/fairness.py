@@ -1,0 +1,80 @@
+"""Who was served how much: one virtual counter per tenant, in tokens divided by its weight.
+
+    counter   |-- prefill tokens as they are planned, output tokens as they come --| / weight
+    lifted    a tenant that wanted nothing and wants again starts at the least counter of those that want
+
+After VTC (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024): whoever has the least counter goes next,
+so backlogged tenants drift apart by no more than what one choice can give; nobody saves up a claim while it wants
+nothing, and nobody is punished for what it got while others wanted nothing. A tenant *wants* while it has a request
+whose prefill is not planned to its end. Only decoding, it takes no part in a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FairShares:
+    def __init__(self, weight_of: Callable[[str], float]) -> None:
+        self._weight_of = weight_of
+        self._numbers: dict[str, int] = {}
+        self._served: NDArray[np.float64] = np.zeros(8)
+        self._token_price: NDArray[np.float64] = np.ones(8)  # 1 / weight
+        self._wanting: dict[int, int] = {}  # requests that want, by number; only those with some
+        self._last_left = 0.0  # counter of the last tenant that stopped wanting
+
+    def number_of(self, tenant: str) -> int:
+        """A dense number that names the tenant from its first request on."""
+        number = self._numbers.get(tenant)
+        if number is None:
+            number = self._numbers[tenant] = len(self._numbers)
+            if number == len(self._served):
+                self._served = np.concatenate([self._served, np.zeros(number)])
+                self._token_price = np.concatenate([self._token_price, np.ones(number)])
+            self._token_price[number] = 1.0 / self._weight_of(tenant)
+        return number
+
+    def charge(self, number: int, num_tokens: int) -> None:
+        self._served[number] += num_tokens * self._token_price[number]
+
+    def charge_many(self, numbers: NDArray[np.integer], num_tokens: NDArray[np.integer]) -> None:
+        """numbers, num_tokens: [N]; a tenant may stand there several times."""
+        sums = np.bincount(numbers, weights=num_tokens, minlength=len(self._served))
+        self._served += sums * self._token_price
+
+    def counter(self, number: int) -> float:
+        return float(self._served[number])
+
+    def price(self, number: int, num_tokens: int) -> float:
+        """By how much so many tokens would move the counter."""
+        return float(num_tokens * self._token_price[number])
+
+    # --- who wants
+
+    def enter(self, number: int) -> None:
+        """One more request of the tenant wants."""
+        if number not in self._wanting:
+            others = [self._served[other] for other in self._wanting]
+            floor = min(others) if others else self._last_left
+            self._served[number] = max(self._served[number], floor)
+        self._wanting[number] = self._wanting.get(number, 0) + 1
+
+    def leave(self, number: int) -> None:
+        """One fewer: its prefill is planned to the end, or it is over."""
+        left = self._wanting[number] - 1
+        if left:
+            self._wanting[number] = left
+        else:
+            del self._wanting[number]
+            self._last_left = float(self._served[number])
+
+    def num_wanting(self, number: int) -> int:
+        return self._wanting.get(number, 0)
+
+    @property
+    def contested(self) -> bool:
+        """More than one tenant wants."""
+        return len(self._wanting) > 1
