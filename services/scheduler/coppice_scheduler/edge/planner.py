@@ -25,16 +25,17 @@ from coppice.messages.step import StepResult
 from coppice.session.link import Attached
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import (
+    Effects,
     Finish,
     Output,
     OutputError,
     OutputErrorCode,
-    Refused,
     Request,
     SchedulerStats,
 )
 from coppice_scheduler.edge.clients import IndexClient, WorkerClients
-from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
+from coppice_scheduler.edge.engine import ModelInfo
+from coppice_scheduler.edge.streams import Streams
 
 _log = logging.getLogger(__name__)
 IDLE_WAKEUP_S = 1.0
@@ -51,7 +52,7 @@ class Planner:
         core: SchedulerCore,
         cache_address: str,
         name: str,
-        deliver: Callable[[tuple[Output, ...]], None],
+        deliver: Callable[[Effects], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._core = core
@@ -135,8 +136,8 @@ class Planner:
             self._workers.post(worker_id, plan)
         for message in effects.to_index:
             self._index.post(message)
-        if effects.outputs:
-            self._deliver(effects.outputs)
+        if effects.tokens or effects.outputs:
+            self._deliver(effects)
         if now_ns - self._stats_ns > STATS_EVERY_NS:
             self._stats, self._stats_ns = self._core.stats(), now_ns
 
@@ -179,23 +180,6 @@ class Planner:
         self._core.worker_lost(worker_id, time.monotonic_ns())
 
 
-class _Stream:
-    """Outputs of one request on their way to a reader; what it has not read yet is joined into one."""
-
-    __slots__ = ("changed", "output", "refused")
-
-    def __init__(self) -> None:
-        self.changed = asyncio.Event()
-        self.output: Output | None = None
-        self.refused: Refused | None = None
-
-    def put(self, output: Output) -> None:
-        if self.output is not None:
-            output = replace(output, tokens=self.output.tokens + output.tokens)
-        self.output = output
-        self.changed.set()
-
-
 class PlannerEngine:
     """The planner as the front door's `Engine`. Lives in one asyncio loop."""
 
@@ -208,7 +192,7 @@ class PlannerEngine:
         failed: Callable[[BaseException], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[str, _Stream] = {}
+        self._streams = Streams()
         self._model = model
         self._draining = False
         self._failed = failed
@@ -241,25 +225,19 @@ class PlannerEngine:
             await asyncio.sleep(0.02)
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        stream = self._streams[request.request_id] = _Stream()
-        finished = False
+        stream = self._streams.open(request)
         if self._is_dead:
-            stream.put(_planner_lost(request.request_id))
-        self.planner.later(lambda: self._submit(request, stream))
+            self._streams.end_all(_PLANNER_LOST)
+        self.planner.later(lambda: self._submit(stream.request))
         try:
+            finished = False
             while not finished:
-                await stream.changed.wait()
-                stream.changed.clear()
-                if stream.refused is not None:
-                    finished = True
-                    raise RequestRefused(stream.refused)
-                output, stream.output = stream.output, None
-                if output is not None:
-                    finished = output.finish is not None
-                    yield output
+                output = await stream.read()
+                finished = output.finish is not None
+                yield output
         finally:
-            del self._streams[request.request_id]
-            if not finished:
+            self._streams.close(stream)
+            if not stream.has_ended:
                 self._cancel(request.request_id, Finish.CANCELLED)
 
     def finish(self, request_id: str) -> None:
@@ -268,16 +246,12 @@ class PlannerEngine:
     def _cancel(self, request_id: str, finish: Finish) -> None:
         self.planner.later(lambda: self.planner.core.cancel(request_id, time.monotonic_ns(), finish))
 
-    def _submit(self, request: Request, stream: _Stream) -> None:
+    def _submit(self, request: Request) -> None:
         """On the planner's thread."""
         now_ns = time.monotonic_ns()
         refused = self.planner.core.submit(replace(request, arrived_ns=now_ns), now_ns)
         if refused is not None:
-            self._loop.call_soon_threadsafe(self._refuse, stream, refused)
-
-    def _refuse(self, stream: _Stream, refused: Refused) -> None:
-        stream.refused = refused
-        stream.changed.set()
+            self._loop.call_soon_threadsafe(self._streams.refuse, request.request_id, refused)
 
     def _planner_failed(self, error: BaseException) -> None:
         """On the planner's thread, its last act: nobody else will ever end the open streams."""
@@ -289,24 +263,18 @@ class PlannerEngine:
 
     def _end_streams(self) -> None:
         self._is_dead = True
-        for request_id, stream in self._streams.items():
-            if stream.output is None or stream.output.finish is None:
-                stream.put(_planner_lost(request_id))
+        self._streams.end_all(_PLANNER_LOST)
 
-    def _hand_over(self, outputs: tuple[Output, ...]) -> None:
-        """On the planner's thread: one call into the loop for all outputs of a turn."""
+    def _hand_over(self, effects: Effects) -> None:
+        """On the planner's thread: one call into the loop for all that a turn made."""
         try:
-            self._loop.call_soon_threadsafe(self._dispatch, outputs)
+            self._loop.call_soon_threadsafe(self._streams.take, effects.tokens, effects.outputs)
         except RuntimeError:
-            _log.debug("the front door is closed; %d outputs dropped", len(outputs))
-
-    def _dispatch(self, outputs: tuple[Output, ...]) -> None:
-        for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.put(output)
+            _log.debug("the front door is closed; %d outputs dropped", len(effects.outputs))
 
 
-def _planner_lost(request_id: str) -> Output:
-    text = "the scheduler failed while it served this request; send it again"
-    return Output(request_id, b"", Finish.ERROR, OutputError(OutputErrorCode.INTERNAL, text, retry_after_ms=1000))
+_PLANNER_LOST = OutputError(
+    OutputErrorCode.INTERNAL,
+    "the scheduler failed while it served this request; send it again",
+    retry_after_ms=1000,
+)
