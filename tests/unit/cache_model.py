@@ -142,13 +142,13 @@ class Model:
         if grant.copy_source:
             lease.copy_key = self.copied(place, op, grant)
         self.live[lease.key] = lease
-        self.happened["shared"] += count > 0
+        self.happened.update({"shared": count > 0, "no match wanted": op.skip_match})
 
     def copied(self, place: Place, op: Acquire, grant: Grant) -> Key:
         """The source continues the match for exactly as many tokens as were said."""
         (source,) = handles(grant.copy_source)
         key = self.content[place, source]
-        assert op.wants_copy
+        assert op.wants_copy > op.skip_match
         assert key in self.found[place]
         assert key[:2] == (op.domain, op.namespace), "a copy source of somebody else (I3)"
         start, agree = 4 * grant.num_cached_tokens, common(key[2], op.tokens[:-4])
@@ -169,7 +169,7 @@ class Model:
         if isinstance(op, Acquire):
             if isinstance(answer, Pending):
                 self.happened["pending"] += 1
-                assert op.may_wait
+                assert op.may_wait > op.skip_match
                 assert key not in self.live
                 self.waiting.setdefault(key, (now_ns, op))
                 return

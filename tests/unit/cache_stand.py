@@ -146,7 +146,7 @@ class CacheStand:
 
     def acquired(self, op: Acquire, session: SchedulerEpoch) -> None:
         matches, known = {}, (session, op.lease_id) in self.model.live
-        if self.core.state.domains.config(op.domain).mode is not Mode.DISABLED:
+        if self.core.state.domains.config(op.domain).mode is not Mode.DISABLED and not op.skip_match:
             for place in self.model.found:
                 matches[place[0], place[1]] = self.model.longest(place, op.domain, op.namespace, op.tokens)
         leaders = list(self.model.live.values())

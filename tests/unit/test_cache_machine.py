@@ -55,7 +55,7 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
     @rule(domain=st.sampled_from(DOMAINS), space=st.integers(0, 9), data=WORDS, more=st.integers(0, 5), which=WHICH)
     def acquire(self, domain: DomainId, space: int, data: bytes, more: int, which: int) -> None:
         self.count += 1
-        flags = {"may_wait": which & 1 == 1, "wants_copy": which & 2 == 2}
+        flags = {"may_wait": which & 1 == 1, "wants_copy": which & 2 == 2, "skip_match": which % 9 == 8}
         name = SPACES[space == 9]
         cands = self.candidates(which)
         op = Acquire(lease_id(self.count), domain, name, data, len(data) // 4 + more, cands, **flags)
@@ -318,7 +318,7 @@ def test_all_that_matters_happens() -> None:
     for seed in range(100, 120):
         happened += play(CacheMachine, seed, steps=150)
     wanted = {"shared", "pending", "woken", "evicted", "copy source", "distrusted", "fenced", "publication refused"}
-    wanted |= {"pool_full", "domain_maximum", "never_fits", "demote", "promote", "session expired"}
+    wanted |= {"pool_full", "domain_maximum", "never_fits", "demote", "promote", "session expired", "no match wanted"}
     assert not wanted - set(happened), f"no test of these: {wanted - set(happened)}"
 
 

@@ -102,7 +102,7 @@ class Player:
 
     def acquire(self, domain: DomainId, number: int, data: bytes, which: int, more: int) -> None:
         both = (Candidate(WorkerId("w"), which % 5), Candidate(WorkerId("v"), which % 3))
-        flags = {"may_wait": which & 1 == 1, "wants_copy": which & 2 == 2}
+        flags = {"may_wait": which & 1 == 1, "wants_copy": which & 2 == 2, "skip_match": which % 9 == 8}
         op = Acquire(lease_id(number), domain, SPACE, data, len(data) // 4 + more, both[: 1 + which % 2], **flags)
         answer = self.do(domain, op)
         if isinstance(answer, Grant):

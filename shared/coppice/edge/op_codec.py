@@ -38,6 +38,7 @@ def acquire_to_wire(op: m.Acquire) -> pb.Acquire:
         reuse=_REUSE_TO_WIRE[op.reuse],
         may_wait=op.may_wait,
         wants_copy=op.wants_copy,
+        skip_match=op.skip_match,
     )
 
 
@@ -53,6 +54,7 @@ def acquire_from_wire(wire: pb.Acquire) -> m.Acquire:
         reuse=known_value(_REUSE_FROM_WIRE, wire.reuse),
         may_wait=wire.may_wait,
         wants_copy=wire.wants_copy,
+        skip_match=wire.skip_match,
     )
 
 

@@ -55,6 +55,7 @@ class Acquire:
     reuse: Reuse = Reuse.UNKNOWN
     may_wait: bool = False  # may be answered with Pending
     wants_copy: bool = False  # the grant may name a partly matching block to copy from
+    skip_match: bool = False  # every token will be computed: share nothing, own all blocks; it publishes as others do
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from coppice_cache.core.workers import Worker
 
 def find_copy(worker: Worker, use: DomainUse, op: Acquire, spot: Spot) -> PartialMatch | None:
     """The best source for the first block after the match. The last token is computed, never copied."""
-    if not op.wants_copy or use.config.mode is Mode.DISABLED:
+    if not op.wants_copy or op.skip_match or use.config.mode is Mode.DISABLED:
         return None
     start = spot.num_blocks * worker.block_bytes
     rest = op.tokens[start : min(start + worker.block_bytes, len(op.tokens) - TOKEN_BYTES)]

@@ -161,7 +161,7 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
     worker.flights.start(lease, op.tokens if use.config.mode is not Mode.DISABLED else b"")
     worker.leases[number] = lease
     use.leases += 1
-    use.query_tokens += len(op.tokens) // TOKEN_BYTES
+    use.query_tokens += 0 if op.skip_match else len(op.tokens) // TOKEN_BYTES
     use.hit_tokens += grant.num_cached_tokens
     session.add(lease, worker)
     return grant
@@ -173,6 +173,7 @@ def _offers(state: State, op: Acquire, config: DomainConfig) -> list[Offer]:
     if state.reincarnating:
         return offers
     num_tokens = len(op.tokens) // TOKEN_BYTES
+    matches = config.mode is not Mode.DISABLED and not op.skip_match
     for candidate in op.candidates:
         worker = state.workers.get(candidate.worker_id)
         if worker is None or not worker.is_open:
@@ -182,10 +183,10 @@ def _offers(state: State, op: Acquire, config: DomainConfig) -> list[Offer]:
         if tree is None:
             tree = worker.new_tree(op.domain, op.namespace, root_seal(state.settings.seal_key, op.domain, op.namespace))
         spot = Spot(tree, 0, 0)
-        if config.mode is not Mode.DISABLED:
+        if matches:
             spot = walk(tree, op.tokens, worker.block_bytes, matchable_bytes(op.tokens, worker.block_bytes))
         offer = Offer(worker, use, tree, spot, num_tokens - spot.num_blocks * worker.block_size + candidate.load_cost)
-        if op.may_wait and config.mode is not Mode.DISABLED:
+        if op.may_wait and matches:
             offer = weigh_waiting(state, op, offer)
         offers.append(offer)
     return offers
