@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coppice_worker.core.batch import Int32, Int64, PoolSpec, StepBatch, UInt64
+from coppice_worker.core.batch import Int32, Int64, PoolSpec, StepBatch, StepOutput, UInt64
 
 VOCABULARY = 1_000
 _MASK = (1 << 64) - 1
@@ -100,7 +100,7 @@ class KvHonest:
         slots: Int64 = (block_ids.astype(np.int64)[:, None] * size + np.arange(size)).reshape(-1)
         return slots
 
-    def execute(self, batch: StepBatch) -> Int32:
+    def execute(self, batch: StepBatch) -> StepOutput:
         rows = len(batch.context_lens)
         salts = self.row_salts if self.row_salts is not None else np.zeros(rows, np.uint64)
         assert len(salts) == rows
@@ -114,7 +114,7 @@ class KvHonest:
             _next_token(int(digests[row]), int(seed), int(position))
             for row, seed, position in zip(sample.rows, sample.seed, sample.position, strict=True)
         ]
-        return np.array(tokens, np.int32)
+        return StepOutput(np.array(tokens, np.int32))
 
     def _read(self, batch: StepBatch, counts: Int64, salts: UInt64) -> tuple[UInt64, UInt64]:
         """Per row: what its first `counts` slots say together, and the hash that the next slot builds on.

@@ -247,11 +247,6 @@ class Oracle:
                 self._world.fail("I10", f"{type(op).__name__} answered {once}, then {twice}")
 
     def launched(self, host: WorkerHost, applied: Applied) -> None:
-        self._check_residue(host, applied)
-        for refusal in applied.refusals:
-            self._world.sometimes[f"refused: {refusal.code.value}"] += 1
-
-    def _check_residue(self, host: WorkerHost, applied: Applied) -> None:
         """I15: what a domain that must leave no trace wrote, or is about to write over, was zeroed in between."""
         if applied.batch is None:
             return

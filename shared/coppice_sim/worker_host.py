@@ -17,6 +17,7 @@ from coppice_sim.kv_honest import KvHonest
 from coppice_sim.links import ClientEnd, ServerEnd
 from coppice_sim.process import Process
 from coppice_sim.timeline import MS
+from coppice_worker.core.batch import NO_OUTPUT, UInt64
 from coppice_worker.core.worker import (
     Applied,
     MalformedPlanError,
@@ -107,40 +108,45 @@ class WorkerHost(Process):
             self.world.fail("malformed plan", str(error))
             return
         if isinstance(outcome, Applied):
-            self._launch(link, outcome)
+            for refusal in outcome.refusals:
+                self.world.sometimes[f"refused: {refusal.code.value}"] += 1
+            self._launch(link, outcome, self._salts(outcome))
         elif isinstance(outcome, Replayed):
             self.world.sometimes["plan replayed"] += 1
             self._answer(link, outcome.result)
         elif not again:
             self.world.fail("I10", f"{self.name} expects step {outcome.expected} of {epoch}, got {plan.step}")
 
-    def _launch(self, link: ServerLink[Any], applied: Applied) -> None:
+    def _launch(self, link: ServerLink[Any], applied: Applied, salts: UInt64) -> None:
         self.outstanding = applied
         self.world.oracle.launched(self, applied)
         rows = int(applied.rows.num_tokens.sum())
         # The device works on it from now until then; what it writes is there in the end.
         duration_ms = 0.05 if applied.batch is None else self.world.settings.step_ms * (1 + 0.05 * rows)
-        salts = self._salts(applied)
         self.after(int(duration_ms * (0.5 + self.rng.random()) * MS) + 1, lambda: self._complete(link, applied, salts))
 
-    def _salts(self, applied: Applied) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    def _salts(self, applied: Applied) -> UInt64:
         leases = self.core.sequences.leases
         return np.array(
             [self.world.salt_of_lease(lease) for lease in (leases[slot] for slot in applied.rows.slots) if lease],
             dtype=np.uint64,
         )
 
-    def _complete(self, link: ServerLink[Any], applied: Applied, salts: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
-        sampled = np.zeros(0, np.int32)
+    def _complete(self, link: ServerLink[Any], applied: Applied, salts: UInt64) -> None:
+        output = NO_OUTPUT
         if len(applied.zero):
             self.executor.zero_blocks(applied.zero)
         if len(applied.copy_dst):
             self.executor.copy_blocks(applied.copy_src, applied.copy_dst)
         if applied.batch is not None:
             self.executor.row_salts = salts
-            sampled = self.executor.execute(applied.batch)
+            output = self.executor.execute(applied.batch)
+        if (following := self.core.advance(applied, output)) is not None:
+            self._launch(link, following, salts)
+            self.world.touched(self)
+            return
         self.world.sometimes["result of a session that is over"] += link.is_ended
-        result = self.core.complete(applied, sampled)
+        result = self.core.complete(applied, output)
         self.outstanding = None
         self._answer(link, result)
         self._work()

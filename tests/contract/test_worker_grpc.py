@@ -22,7 +22,7 @@ from coppice.messages.step import RefusalCode, SamplingParams, SequenceStart, St
 from coppice.session.frames import KEY_BYTES, Reject
 from coppice.session.link import Attached, ClientLink
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
-from coppice_worker.core.batch import Int32, PoolSpec, StepBatch
+from coppice_worker.core.batch import Int32, PoolSpec, StepBatch, StepOutput
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
 from coppice_worker.edge.runner import StepObserver
 from coppice_worker.edge.service import WorkerService
@@ -46,8 +46,8 @@ class CountingExecutor:
     def copy_blocks(self, src: Int32, dst: Int32) -> None:
         raise AssertionError("no test copies")
 
-    def execute(self, batch: StepBatch) -> Int32:
-        return (batch.sample.position + 1000).astype(np.int32)
+    def execute(self, batch: StepBatch) -> StepOutput:
+        return StepOutput((batch.sample.position + 1000).astype(np.int32))
 
 
 class Stack:

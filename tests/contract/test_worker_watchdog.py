@@ -14,7 +14,7 @@ import pytest
 from coppice.ids import CacheEpoch, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.registration import Registered
 from coppice.messages.step import StepPlan
-from coppice_worker.core.batch import Int32, PoolSpec, StepBatch
+from coppice_worker.core.batch import PoolSpec, StepBatch, StepOutput
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
 from coppice_worker.edge.runner import StepObserver, StepRunner
 from coppice_worker.edge.watchdog import StepWatchdog
@@ -35,7 +35,7 @@ class HangingExecutor(CountingExecutor):
         self.began = threading.Event()
         self.let_go = threading.Event()
 
-    def execute(self, batch: StepBatch) -> Int32:
+    def execute(self, batch: StepBatch) -> StepOutput:
         self.began.set()
         self.let_go.wait(WAIT_S)
         return super().execute(batch)

@@ -86,7 +86,7 @@ def run_to_length(
         rows = [sequences[i] for i in chosen]
         chunks = [min(len(s.tokens) - s.num_computed_tokens, int(rng.integers(1, chunk_max + 1))) for s in rows]
         batch = build_batch(rows, chunks, executor.pool.block_size)
-        tokens = executor.execute(batch)
+        tokens = executor.execute(batch).tokens
         for sequence, chunk in zip(rows, chunks, strict=True):
             sequence.num_computed_tokens += chunk
         for row, token in zip(batch.sample.rows, tokens, strict=True):

@@ -10,7 +10,7 @@ from coppice.messages.step import SamplingParams
 from coppice_cache.core.index import CoreSettings, DomainConfig, IndexCore, ToClientEffect, ToWorkerEffect
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Output, Request, SchedulerSettings
-from coppice_worker.core.batch import PoolSpec
+from coppice_worker.core.batch import PoolSpec, StepOutput
 from coppice_worker.core.worker import Applied, WorkerCore, WorkerCoreSettings
 
 WORKER = WorkerId("w0")
@@ -70,6 +70,6 @@ class Trio:
                 applied = self.worker.apply(self._epoch, plan)
                 assert isinstance(applied, Applied)
                 count = 0 if applied.batch is None else len(applied.batch.sample.rows)
-                result = self.worker.complete(applied, np.full(count, 7, np.int32))
+                result = self.worker.complete(applied, StepOutput(np.full(count, 7, np.int32)))
                 self.scheduler.worker_result(WORKER, result, self.now_ns)
         return outcome

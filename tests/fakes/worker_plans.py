@@ -18,7 +18,7 @@ from coppice.ids import (
 )
 from coppice.messages.registration import Registered
 from coppice.messages.step import Growth, SamplingParams, SequenceStart, StepPlan, StepResult
-from coppice_worker.core.batch import PoolSpec
+from coppice_worker.core.batch import PoolSpec, StepOutput
 from coppice_worker.core.worker import Applied, SchedulerAccepted, WorkerCore, WorkerCoreSettings
 
 BLOCK_SIZE = 4
@@ -102,8 +102,14 @@ def applied(core: WorkerCore, plan: StepPlan, epoch: SchedulerEpoch = EPOCH) -> 
 
 
 def finish(core: WorkerCore, step: Applied, first_token: int = 900) -> StepResult:
+    """The tokens that it samples are `first_token` and those after it."""
     count = 0 if step.batch is None else len(step.batch.sample.rows)
-    result = core.complete(step, np.arange(first_token, first_token + count, dtype=np.int32))
+    output = StepOutput(np.arange(first_token, first_token + count, dtype=np.int32))
+    core.check()
+    following = core.advance(step, output)
+    if following is not None:
+        return finish(core, following, first_token + count)
+    result = core.complete(step, output)
     core.check()
     return result
 

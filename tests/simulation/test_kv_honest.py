@@ -38,9 +38,13 @@ class Decoding:
         step = applied(self.core, plan, EPOCH)
         assert step.batch is not None
         self.execute(step.batch)
-        sampled = self.executor.execute(step.batch)
-        self.tokens += sampled.tolist()
-        self.core.complete(step, sampled)
+        output = self.executor.execute(step.batch)
+        self.tokens += output.tokens.tolist()
+        while (following := self.core.advance(step, output)) is not None:
+            assert following.batch is not None
+            step, output = following, self.executor.execute(following.batch)
+            self.tokens += output.tokens.tolist()
+        self.core.complete(step, output)
 
     def execute(self, batch: StepBatch) -> None:
         self.executor.row_salts = np.full(len(batch.context_lens), SALT, np.uint64)

@@ -76,7 +76,7 @@ def test_threads_are_the_callers_choice(checkpoint: Path) -> None:
 
 def test_a_chunk_that_samples_nothing_returns_nothing(executor: TorchExecutor) -> None:
     batch = build_batch([DrivenSequence(prompt(20), [3, 4])], [7], BLOCK_SIZE)
-    tokens = executor.execute(batch)
+    tokens = executor.execute(batch).tokens
     assert tokens.shape == (0,)
     assert tokens.dtype == np.int32
 
@@ -120,8 +120,8 @@ def test_neighbours_do_not_change_sampled_tokens(executor: TorchExecutor) -> Non
         return DrivenSequence(prompt(18, seed), table, temperature=0.8, top_k=50, top_p=0.95, seed=seed)
 
     sequences = [sequence(seed, [2 * seed, 2 * seed + 1]) for seed in range(6)]
-    together = executor.execute(build_batch(sequences, [18] * 6, BLOCK_SIZE))
-    alone = [int(executor.execute(build_batch([s], [18], BLOCK_SIZE))[0]) for s in sequences]
+    together = executor.execute(build_batch(sequences, [18] * 6, BLOCK_SIZE)).tokens
+    alone = [int(executor.execute(build_batch([s], [18], BLOCK_SIZE)).tokens[0]) for s in sequences]
     assert together.tolist() == alone
     assert len(set(alone)) > 3
 

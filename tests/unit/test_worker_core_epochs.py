@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
 from coppice.messages.registration import Fence, Registered
 from coppice.messages.step import StepPlan
+from coppice_worker.core.batch import StepOutput
 from coppice_worker.core.fences import FencedEpochs
 from coppice_worker.core.worker import (
     SchedulerAccepted,
@@ -109,7 +110,7 @@ def test_takeover_in_the_middle_of_a_step_leaves_no_trace_of_it():
     core = busy_core()
     step = applied(core, StepPlan(3, rows=u32(1), row_tokens=u32(1)))
     core.attach_scheduler(epoch(8))
-    result = core.complete(step, np.array([5], np.int32))
+    result = core.complete(step, StepOutput(np.array([5], np.int32)))
     assert (result.sampled_ids, result.num_tokens) == (b"", 0)
     core.check()
     assert codes(run(core, StepPlan(1, attach=(start(1, 4, handles(h(1, 6))),)), epoch(8))) == {}

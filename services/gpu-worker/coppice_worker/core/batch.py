@@ -51,6 +51,16 @@ class StepBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one forward pass gave."""
+
+    tokens: Int32  # [R], in the order of `batch.sample.rows`
+
+
+NO_OUTPUT = StepOutput(np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSpec:
     """Shape of a worker's physical pool."""
 
@@ -70,5 +80,5 @@ class Executor(Protocol):
     def copy_blocks(self, src: Int32, dst: Int32) -> None:
         """Copy whole blocks, pairwise; src and dst have equal shape [N]."""
 
-    def execute(self, batch: StepBatch) -> Int32:
-        """Write KV, attend, sample. Returns token ids [R], in the order of `batch.sample.rows`."""
+    def execute(self, batch: StepBatch) -> StepOutput:
+        """Write KV, attend, sample."""

@@ -32,7 +32,11 @@ def check_shape(plan: StepPlan, live: Collection[SequenceId], block_size: int) -
     _require(not (plan.repeat_rows and plan.rows), plan, "repeat_rows comes with rows")
     rows = np.frombuffer(plan.rows, "<u4")
     _require(len(np.unique(rows)) == len(rows), plan, "a sequence stands twice in rows")
-    _require(bool(np.frombuffer(plan.row_tokens, "<u4").all()), plan, "a row computes no token")
+    row_tokens = np.frombuffer(plan.row_tokens, "<u4")
+    _require(bool(row_tokens.all()), plan, "a row computes no token")
+    _require(plan.num_decode_steps > 0, plan, f"num_decode_steps is {plan.num_decode_steps}")
+    one_each = plan.num_decode_steps == 1 or bool((row_tokens == 1).all())
+    _require(one_each, plan, "a row of several decode steps computes several tokens at once")
     _check_starts(plan, live, block_size)
     for growth in plan.grow:
         _require(len(growth.owned) % HANDLE_BYTES == 0, plan, f"growth of sequence {growth.sequence_id} is cut")

@@ -3,6 +3,9 @@
 Two ways to the same batch: any rows, checked and laid out from scratch; and the rows of the previous step again with
 one token each, where everything that cannot have changed (order, sampling parameters, block tables) is kept and only
 the rows whose tables grew are copied anew.
+
+A plan of several decode steps is checked once, for all the tokens that it will write; its later steps are the second
+way without another look, as nothing is applied between them.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import numpy as np
 
 from coppice.ids import SequenceId
 from coppice.messages.step import Refusal, RefusalCode
-from coppice_worker.core.batch import Int32, Int64, SampleRows, StepBatch
+from coppice_worker.core.batch import Int32, Int64, SampleRows, StepBatch, UInt64
 from coppice_worker.core.pool import BlockPool, Bool
 from coppice_worker.core.sequences import SequenceTable
 from coppice_worker.core.steps import Rows
@@ -64,18 +67,25 @@ class RowBuilder:
     def previous(self) -> list[SequenceId]:
         return self._ids
 
-    def repeat(self) -> Computation | None:
-        """The previous rows, one token each; None when something about them changed: then `build` says what."""
+    def repeat(self, num_steps: int) -> Computation | None:
+        """The previous rows, `num_steps` times one token each; the first of these steps. None when something about
+        the rows changed: then `build` says what."""
         layout, table = self._layout, self._sequences
-        if layout is None or layout.version != table.version or not len(layout.slots):
+        if layout is None or layout.version != table.version:
             return None
-        slots = layout.slots
-        start = table.num_computed[slots]
-        blocks = table.tables[slots, np.minimum(start // self._block_size, table.max_blocks - 1)]
-        fits = (start + 1 == table.num_tokens[slots]) & (start < table.num_blocks[slots] * self._block_size)
-        if not (fits & (self._pool.writer[blocks] == slots + 1)).all() or len(slots) > self._max_step_tokens:
+        if not self._may_write(layout.slots, layout.ones, num_steps)[0].all():
             return None
         self._refresh_tables(layout)
+        return self.follow()
+
+    def follow(self) -> Computation:
+        """The previous rows again, one token each, that were found good before."""
+        layout, table = self._layout, self._sequences
+        assert layout is not None
+        assert layout.version == table.version
+        slots = layout.slots
+        start = table.num_computed[slots]
+        blocks = table.tables[slots, start // self._block_size]
         old = layout.sample
         sample = SampleRows(old.rows, old.temperature, old.top_k, old.top_p, old.seed, start + 1)
         batch = StepBatch(
@@ -90,9 +100,15 @@ class RowBuilder:
         return Computation(batch, Rows(slots, layout.ones), layout.sampled_ids)
 
     def build(
-        self, ids: list[SequenceId], new: Int64, refused: dict[SequenceId, Refusal], refusals: dict[SequenceId, Refusal]
+        self,
+        ids: list[SequenceId],
+        new: Int64,
+        num_steps: int,
+        refused: dict[SequenceId, Refusal],
+        refusals: dict[SequenceId, Refusal],
     ) -> Computation:
-        """Rows `ids` with `new` [R] tokens each. Rows that may not run are added to `refusals`."""
+        """Rows `ids` with `new` [R] tokens each, the first of `num_steps`. Rows that may not run are added to
+        `refusals`."""
         self._ids = ids
         slot_of = self._sequences.slot_of
         for sequence_id in ids:
@@ -103,19 +119,29 @@ class RowBuilder:
         kept = np.array([sequence_id not in refusals for sequence_id in ids], dtype=bool)
         slots = np.array([slot_of[sequence_id] for sequence_id in ids if sequence_id not in refusals], dtype=np.int32)
         new = new[kept]
-        good = self._reserved(slots, new, refusals)
+        good = self._reserved(slots, new, num_steps, refusals)
         slots, new = slots[good], new[good]
         if not len(slots):
             self._layout = None
             return Computation(None, NO_ROWS, b"")
         return self._lay_out(slots, new)
 
-    def _reserved(self, slots: Int32, new: Int64, refusals: dict[SequenceId, Refusal]) -> Bool:
-        """Which rows write only tokens that are known, into blocks that are theirs, within the step's budget (I6)."""
+    def _reserved(self, slots: Int32, new: Int64, num_steps: int, refusals: dict[SequenceId, Refusal]) -> Bool:
+        good, handles = self._may_write(slots, new, num_steps)
+        for index in np.flatnonzero(~good):
+            sequence_id = SequenceId(int(self._sequences.ids[slots[index]]))
+            refusals[sequence_id] = Refusal(sequence_id, RefusalCode.NOT_RESERVED, int(handles[index]))
+        return good
+
+    def _may_write(self, slots: Int32, new: Int64, num_steps: int) -> tuple[Bool, UInt64]:
+        """Which rows write only tokens that are known, into blocks that are theirs, within the step's budget (I6).
+        Beside it the handle [R] that is in the way, where one is. With several steps the first one must sample the
+        token of the second, and so on."""
         table, size = self._sequences, self._block_size
         start = table.num_computed[slots]
-        end = start + new
-        good: Bool = (end <= table.num_tokens[slots]) & (end <= table.num_blocks[slots] * size)
+        known, end = start + new, start + new + num_steps - 1
+        good: Bool = (known == table.num_tokens[slots]) if num_steps > 1 else (known <= table.num_tokens[slots])
+        good &= (end <= table.num_blocks[slots] * size) & (end <= table.max_context)
         good &= np.cumsum(new) <= self._max_step_tokens
         handles = np.zeros(len(slots), np.uint64)
         # Own blocks stand behind the shared ones, so the check is over the blocks that the new tokens touch.
@@ -128,10 +154,7 @@ class RowBuilder:
         if foreign.any():
             good[row[foreign]] = False
             handles[row[foreign]] = self._pool.handles_of(blocks[foreign])
-        for index in np.flatnonzero(~good):
-            sequence_id = SequenceId(int(table.ids[slots[index]]))
-            refusals[sequence_id] = Refusal(sequence_id, RefusalCode.NOT_RESERVED, int(handles[index]))
-        return good
+        return good, handles
 
     def _lay_out(self, slots: Int32, new: Int64) -> Computation:
         table, size = self._sequences, self._block_size

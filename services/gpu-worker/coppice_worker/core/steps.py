@@ -55,7 +55,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A plan that took effect. The caller zeroes, copies, executes `batch`, then calls `complete`."""
+    """A plan that took effect, or the next step of its burst.
+
+    The caller zeroes, copies, executes `batch`, and calls `advance` until that says that it was the last one; then
+    `complete`.
+    """
 
     step: int
     scheduler_epoch: SchedulerEpoch
@@ -67,6 +71,8 @@ class Applied:
     sampled_ids: bytes  # u32 sequence ids, in the order of `batch.sample.rows`
     rows: Rows
     attachment: int  # which attachment of a scheduler it belongs to; a later one makes it void
+    num_steps: int = 1  # forward passes of the whole plan
+    num_steps_left: int = 1  # this one included
 
 
 @dataclass(frozen=True, slots=True)

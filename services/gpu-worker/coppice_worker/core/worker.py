@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from coppice.handles import handles_array
-from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
+from coppice.ids import TOKEN_BYTES, CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
 from coppice.messages.registration import Draining, Fence, FenceAck, Register, Registered
 from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
 from coppice_worker.core.attach import Attacher
-from coppice_worker.core.batch import Int32
+from coppice_worker.core.batch import StepOutput
 from coppice_worker.core.fences import FencedEpochs
 from coppice_worker.core.plan_shape import check_shape
 from coppice_worker.core.pool import BlockPool
@@ -77,6 +78,7 @@ class WorkerCore:
         self._results: OrderedDict[int, StepResult] = OrderedDict()
         self._refused: dict[SequenceId, Refusal] = {}
         self._outstanding: Applied | None = None
+        self._sampled: list[bytes] = []  # u32 [R] of each step of the outstanding plan that is done
         self._tokens_computed = 0
         self._tokens_sampled = 0
         self._steps = 0
@@ -231,16 +233,21 @@ class WorkerCore:
             sampled_ids=computed.sampled_ids,
             rows=computed.rows,
             attachment=self._attachment,
+            num_steps=plan.num_decode_steps,
+            num_steps_left=1 if computed.batch is None else plan.num_decode_steps,
         )
 
     def _compute(self, plan: StepPlan, refusals: dict[SequenceId, Refusal]) -> Computation:
         if plan.repeat_rows:
-            if not self._refused and not refusals and (repeated := self._rows.repeat()) is not None:
+            unhurt = not self._refused and not refusals
+            if unhurt and (repeated := self._rows.repeat(plan.num_decode_steps)) is not None:
                 return repeated
             ids = self._rows.previous
-            return self._rows.build(ids, np.ones(len(ids), np.int64), self._refused, refusals)
-        ids = [SequenceId(sequence_id) for sequence_id in np.frombuffer(plan.rows, "<u4").tolist()]
-        return self._rows.build(ids, np.frombuffer(plan.row_tokens, "<u4").astype(np.int64), self._refused, refusals)
+            row_tokens = np.ones(len(ids), np.int64)
+        else:
+            ids = [SequenceId(sequence_id) for sequence_id in np.frombuffer(plan.rows, "<u4").tolist()]
+            row_tokens = np.frombuffer(plan.row_tokens, "<u4").astype(np.int64)
+        return self._rows.build(ids, row_tokens, plan.num_decode_steps, self._refused, refusals)
 
     def _refuse_all(self, epoch: SchedulerEpoch, plan: StepPlan) -> Applied:
         """The answer to an epoch that does not plan here (fenced, superseded, or of the old worker epoch)."""
@@ -260,12 +267,34 @@ class WorkerCore:
 
     def _begin(self, applied: Applied) -> Applied:
         self._outstanding = applied
+        self._sampled.clear()
         for refusal in applied.refusals:
             self._refusal_counts[refusal.code] += 1
         return applied
 
-    def complete(self, applied: Applied, sampled: Int32, duration_us: int = 0) -> StepResult:
-        """The device has done `applied`; `sampled` [R] holds the tokens of `applied.batch.sample.rows`.
+    def advance(self, applied: Applied, output: StepOutput) -> Applied | None:
+        """The next step of a plan of several decode steps, after the device did `applied`.
+
+        None, and nothing done, when that was the last one, or when the scheduler was replaced meanwhile: `complete`
+        it with the same output.
+        """
+        assert applied is self._outstanding, "advance what was applied last"
+        if applied.num_steps_left == 1 or applied.attachment != self._attachment:
+            return None
+        self._take(applied, output)
+        following = replace(
+            applied,
+            batch=self._rows.follow().batch,
+            zero=_NO_BLOCKS,
+            copy_src=_NO_BLOCKS,
+            copy_dst=_NO_BLOCKS,
+            num_steps_left=applied.num_steps_left - 1,
+        )
+        self._outstanding = following
+        return following
+
+    def complete(self, applied: Applied, output: StepOutput, duration_us: int = 0) -> StepResult:
+        """The device has done `applied`, the last step of its plan.
 
         The result is kept for a repeated plan. A step of a scheduler that was replaced meanwhile leaves no trace.
         """
@@ -273,30 +302,36 @@ class WorkerCore:
         self._outstanding = None
         if applied.attachment != self._attachment:
             return StepResult(applied.step, refusals=applied.refusals, duration_us=duration_us)
-        table, rows = self.sequences, applied.rows
-        table.num_computed[rows.slots] += rows.num_tokens
-        if applied.batch is not None:
-            assert len(sampled) == len(applied.batch.sample.rows), "one token for every sample row"
-            chosen = rows.slots[applied.batch.sample.rows]
-            table.tokens[chosen, table.num_tokens[chosen]] = sampled
-            table.num_tokens[chosen] += 1
-        num_tokens = int(rows.num_tokens.sum())
+        assert applied.num_steps_left == 1, "steps of the plan are left; advance first"
+        self._take(applied, output)
         result = StepResult(
             applied.step,
             applied.sampled_ids,
-            np.asarray(sampled).astype("<u4").tobytes() if applied.sampled_ids else b"",
+            b"".join(self._sampled),
             applied.refusals,
-            num_tokens,
+            int(applied.rows.num_tokens.sum()) * applied.num_steps,
             duration_us,
         )
         self._last_step = applied.step
-        self._tokens_computed += num_tokens
-        self._tokens_sampled += len(applied.sampled_ids) // 4
+        self._tokens_computed += result.num_tokens
+        self._tokens_sampled += len(result.sampled_tokens) // TOKEN_BYTES
         self._steps += 1
         self._results[applied.step] = result
         while len(self._results) > self.settings.max_retained_results:
             self._results.popitem(last=False)
         return result
+
+    def _take(self, applied: Applied, output: StepOutput) -> None:
+        """The tokens of `applied` have KV now, and what was sampled follows them."""
+        table, rows = self.sequences, applied.rows
+        table.num_computed[rows.slots] += rows.num_tokens
+        if applied.batch is None:
+            return
+        assert len(output.tokens) == len(applied.batch.sample.rows), "one token for every sample row"
+        chosen = rows.slots[applied.batch.sample.rows]
+        table.tokens[chosen, table.num_tokens[chosen]] = output.tokens
+        table.num_tokens[chosen] += 1
+        self._sampled.append(output.tokens.astype("<u4").tobytes())
 
     # -- oversight
 

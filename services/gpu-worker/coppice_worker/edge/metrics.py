@@ -1,10 +1,10 @@
 """Metrics of a worker, as an observer of its steps.
 
-coppice_worker_steps_total              steps computed
+coppice_worker_steps_total              plans computed, whatever their number of decode steps
 coppice_worker_tokens_computed_total    tokens whose KV was computed (a cached token never counts)
 coppice_worker_tokens_sampled_total     tokens sampled
 coppice_worker_refusals_total{code}     sequences refused, by reason
-coppice_worker_step_seconds             duration of a step
+coppice_worker_step_seconds             duration of a plan
 coppice_worker_sequences                live sequences
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import StepPlan, StepResult
 from coppice_worker.edge.runner import StepObserver
 
@@ -22,12 +23,12 @@ class WorkerMetrics(StepObserver):
     """Counts steps and what they computed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._steps = Counter("coppice_worker_steps", "Steps computed.", registry=registry)
+        self._steps = Counter("coppice_worker_steps", "Plans computed.", registry=registry)
         self._computed = Counter("coppice_worker_tokens_computed", "Tokens whose KV was computed.", registry=registry)
         self._sampled = Counter("coppice_worker_tokens_sampled", "Tokens sampled.", registry=registry)
         self._refusals = Counter("coppice_worker_refusals", "Sequences refused.", ["code"], registry=registry)
         self._seconds = Histogram(
-            "coppice_worker_step_seconds", "Duration of a step.", buckets=_STEP_BUCKETS, registry=registry
+            "coppice_worker_step_seconds", "Duration of a plan.", buckets=_STEP_BUCKETS, registry=registry
         )
         self._sequences = Gauge("coppice_worker_sequences", "Live sequences.", registry=registry)
         self._live: set[int] = set()
@@ -44,7 +45,7 @@ class WorkerMetrics(StepObserver):
     def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
         self._steps.inc()
         self._computed.inc(result.num_tokens)
-        self._sampled.inc(len(result.sampled_ids) // 4)
+        self._sampled.inc(len(result.sampled_tokens) // TOKEN_BYTES)
         self._seconds.observe(result.duration_us / 1e6)
         for refusal in result.refusals:
             self._refusals.labels(refusal.code.value).inc()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from coppice.ids import SchedulerEpoch
 from coppice.messages.step import StepPlan, StepResult
-from coppice_worker.core.batch import Executor
+from coppice_worker.core.batch import NO_OUTPUT, Executor
 from coppice_worker.core.worker import Applied, MalformedPlanError, Replayed, StepGap, WorkerCore
 
 _log = logging.getLogger(__name__)
@@ -151,11 +151,11 @@ class StepRunner:
             self._executor.zero_blocks(applied.zero)
         if applied.copy_src.size:
             self._executor.copy_blocks(applied.copy_src, applied.copy_dst)
-        if applied.batch is None:
-            sampled = applied.zero[:0]
-        else:
-            sampled = self._executor.execute(applied.batch)
+        output = NO_OUTPUT if applied.batch is None else self._executor.execute(applied.batch)
+        while (following := self._core.advance(applied, output)) is not None:
+            assert following.batch is not None
+            applied, output = following, self._executor.execute(following.batch)
         duration_us = (time.perf_counter_ns() - began) // 1000
-        result = self._core.complete(applied, sampled, duration_us)
+        result = self._core.complete(applied, output, duration_us)
         self._observer.computed(plan, result, started_ns, time.time_ns())
         return result

@@ -53,13 +53,16 @@ class WorkerSpans(StepObserver):
         counts = dict(zip(memoryview(plan.rows).cast("I"), memoryview(plan.row_tokens).cast("I"), strict=True))
         for sequence_id, traced in self._traced.items():
             num_tokens = 1 if plan.repeat_rows else counts.get(sequence_id, 0)
-            if num_tokens > 1 or (num_tokens and not traced.last_step_ns):
+            if not num_tokens:
+                continue
+            num_decoded = plan.num_decode_steps
+            if num_tokens > 1 or not traced.last_step_ns:
                 self._span(traced, "worker.prefill_chunk", num_tokens, started_ns, ended_ns)
-            elif num_tokens:
+                num_decoded -= 1
+            if num_decoded:
                 traced.decode_started_ns = traced.decode_started_ns or started_ns
-                traced.num_decoded += 1
-            if num_tokens:
-                traced.last_step_ns = ended_ns
+                traced.num_decoded += num_decoded
+            traced.last_step_ns = ended_ns
 
     def _span(self, traced: _Traced, name: str, num_tokens: int, started_ns: int, ended_ns: int) -> None:
         span = self._tracer.start_span(name, context=traced.context, start_time=started_ns)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from coppice.namespaces import NamespaceFields
-from coppice_worker.core.batch import Int32, Int64, PoolSpec, SampleRows, StepBatch
+from coppice_worker.core.batch import NO_OUTPUT, Int32, Int64, PoolSpec, SampleRows, StepBatch, StepOutput
 from coppice_worker.kernels.backend import Backend
 from coppice_worker.kernels.pool import KvPool, KvShape
 from coppice_worker.kernels.torch_backend import TorchBackend
@@ -123,14 +123,13 @@ class TorchExecutor:
             self._backend.copy_blocks(src, dst)
 
     @torch.inference_mode()
-    def execute(self, batch: StepBatch) -> Int32:
+    def execute(self, batch: StepBatch) -> StepOutput:
         _assert_consistent(batch)
         hidden = self.forward(batch)
         if batch.sample.rows.size == 0:
-            return np.empty(0, dtype=np.int32)
+            return NO_OUTPUT
         logits = self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
-        tokens: Int32 = sample(logits, batch.sample).cpu().numpy().astype(np.int32)
-        return tokens
+        return StepOutput(sample(logits, batch.sample).cpu().numpy().astype(np.int32))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
