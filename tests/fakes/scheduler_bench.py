@@ -24,6 +24,8 @@ from coppice.messages.index import (
     Publish,
     Published,
     Released,
+    Retain,
+    Retained,
     WorkerInfo,
     Workers,
 )
@@ -156,6 +158,8 @@ class Bench:
         if isinstance(op, Publish):
             count = len(op.tokens) // (4 * BLOCK)
             return Published(op.lease_id, op.first_block + count, self.handles(count), b"p" * 16 * count)
+        if isinstance(op, Retain):
+            return Retained(op.lease_id, op.end_token - op.first_token)
         return Distrusted(op.lease_id) if isinstance(op, Distrust) else Released(op.lease_id)
 
     def reserved_blocks(self, lease_id: LeaseId) -> int:

@@ -161,7 +161,7 @@ class FakeIndex:
             return self._no(op.lease_id, NoCapacityReason.NO_WORKER)
         matches = {c.worker_id: self._match(ledger, op) for c, ledger in ledgers}
         candidate, ledger = min(ledgers, key=lambda pair: pair[0].load_cost - self._tokens(matches[pair[0].worker_id]))
-        shared = matches[candidate.worker_id]
+        shared = [] if op.skip_match else matches[candidate.worker_id]
         leader = self._leader(op, candidate.worker_id, len(shared))
         if leader is not None:
             self.waiters[op.lease_id] = leader
@@ -195,7 +195,7 @@ class FakeIndex:
     def _leader(self, op: Acquire, worker_id: WorkerId, num_shared: int) -> LeaseId | None:
         """A live lease that is to publish the block after the match."""
         end = (num_shared + 1) * self.block_size * 4
-        if not (self.flight_retry_ms and op.may_wait) or end >= len(op.tokens):
+        if not (self.flight_retry_ms and op.may_wait) or op.skip_match or end >= len(op.tokens):
             return None
         for lease_id, lease in self.leases.items():
             mine = lease.worker_id == worker_id and lease.op.domain == op.domain and lease.findable

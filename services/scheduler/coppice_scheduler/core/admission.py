@@ -198,6 +198,9 @@ def _acquire(
     lease.candidates = tuple(worker.worker_id for worker in workers)
     lease.expected_worker = min(candidates, key=lambda candidate: candidate.load_cost).worker_id
     lease.num_prefill_tokens = request.num_tokens
+    lease.reuse = request.request.reuse
+    lease.retain_tokens = request.num_prompt_tokens if request.request.retain_ms else 0
+    lease.retain_ms = request.request.retain_ms
     lease.reserve_asked = min(request.num_tokens + 1, request.num_kv_tokens_max)
     loads[lease.expected_worker] += request.num_tokens
     life.ask(request, lease, now_ns)
@@ -209,7 +212,9 @@ def _acquire(
         reserve_tokens=lease.reserve_asked,
         candidates=candidates,
         traceparent=request.request.traceparent,
+        reuse=request.request.reuse,
         may_wait=_may_wait(life, request, now_ns),
+        skip_match=request.request.sampling.prompt_logprobs and not request.num_output_tokens,
     )
 
 

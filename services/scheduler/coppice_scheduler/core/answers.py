@@ -18,6 +18,7 @@ from coppice.messages.index import (
     Pending,
     Publish,
     Published,
+    Retain,
 )
 from coppice.seals import SEAL_BYTES
 from coppice_scheduler.core.admission import choose_acquires
@@ -41,6 +42,9 @@ def take_answer(life: Lifecycle, op: Op, answer: Answer, now_ns: int) -> None:
         _extended(life, lease, op, answer, now_ns)
     elif isinstance(op, Publish):
         _published(life, lease, answer, now_ns)
+    elif isinstance(op, Retain):
+        if isinstance(answer, Gone):
+            lease_lost(life, lease, now_ns)
     elif not isinstance(op, Distrust):
         life.released(lease)
 
@@ -197,7 +201,7 @@ def lease_lost(life: Lifecycle, lease: Lease, now_ns: int) -> None:
 
 def collect_ops(life: Lifecycle, now_ns: int) -> list[Op]:
     """One batch: what fills, then what comes back, then who needs more, then who comes in."""
-    ops = life.leases.take_publishes()
+    ops = life.leases.take_publishes() + life.leases.take_retentions()
     ops += life.leases.take_settling()
     for worker in life.workers.values():
         ops += _extends(life, worker, now_ns)

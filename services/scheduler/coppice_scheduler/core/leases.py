@@ -45,6 +45,9 @@ from coppice.messages.index import (
     Reattach,
     Release,
     Released,
+    Retain,
+    Retained,
+    Reuse,
     lease_hash,
 )
 
@@ -57,6 +60,7 @@ _ANSWERS: dict[type[Op], tuple[type[Answer], ...]] = {
     Release: (Released, Invalid),
     Abandon: (Released, Invalid),
     Distrust: (Distrusted, Invalid),
+    Retain: (Retained, Gone, Invalid),
 }
 
 
@@ -98,6 +102,9 @@ class Lease:
     num_full_blocks: int = 0  # full, and the step that wrote the last of them has completed
     num_publish_sent: int = 0
     num_published: int = 0
+    reuse: Reuse = Reuse.UNKNOWN  # said with its Release
+    retain_tokens: int = 0  # that are to be kept once they are findable, for
+    retain_ms: int = 0
     awaits_verdict: bool = False  # claimed in a Reattach that is not answered yet
 
     @property
@@ -145,8 +152,9 @@ class Lease:
 class LeaseTable:
     """Every lease that is asked for or held, and the ops on their way."""
 
-    def __init__(self, instance: bytes) -> None:
+    def __init__(self, instance: bytes, retain_priority: int) -> None:
         self._instance = instance
+        self._retain_priority = retain_priority
         self._next_lease = 1
         self.epoch = SchedulerEpoch(0)
         self.cache_epoch = CacheEpoch(0)
@@ -154,6 +162,7 @@ class LeaseTable:
         self.leases: dict[LeaseId, Lease] = {}
         self.unanswered: deque[tuple[Op, ...]] = deque()
         self.to_publish: dict[LeaseId, Lease] = {}
+        self.to_retain: dict[LeaseId, Lease] = {}
         self.num_awaiting_verdict = 0
         self.num_live = 0
         self.digest = 0
@@ -179,11 +188,13 @@ class LeaseTable:
     def grant(self, lease: Lease, grant: Grant, block_size: int) -> None:
         assert lease.state is LeaseState.ASKED
         lease.take_grant(grant, block_size)
+        if lease.retain_tokens >= block_size:
+            self.to_retain[lease.lease_id] = lease
         self.num_live += 1
         self.digest ^= lease_hash(lease.lease_id)
 
     def release(self, lease: Lease) -> None:
-        self._give_back(lease, Release(lease.lease_id))
+        self._give_back(lease, Release(lease.lease_id, lease.reuse))
 
     def abandon(self, lease: Lease) -> None:
         """Its sequence may run on where nobody reaches it. Until it is known not to, a cache service that lost its
@@ -219,6 +230,7 @@ class LeaseTable:
         self._judged(lease)
         del self.leases[lease.lease_id]
         self.to_publish.pop(lease.lease_id, None)
+        self.to_retain.pop(lease.lease_id, None)
 
     def accept(self, lease: Lease, num_settled: int | None) -> None:
         """A claim was accepted. `num_settled` blocks of it are findable; None: it has no place in a tree (yet).
@@ -270,6 +282,9 @@ class LeaseTable:
                 lease.awaits_verdict = True
                 self.num_awaiting_verdict += 1
             claims.append(lease.claim())
+        self.to_retain |= {
+            op.lease_id: self.leases[op.lease_id] for op in ops if isinstance(op, Retain) and op.lease_id in self.leases
+        }
         self._first.append(Reattach((*claims, *self._abandoned.values())))
         again = [op for op in ops if isinstance(op, Acquire | Release | Abandon | Distrust)] + self._settling
         said = {op.lease_id for op in again if isinstance(op, Abandon)}
@@ -329,6 +344,18 @@ class LeaseTable:
                 ops.append(Publish(lease_id, lease.num_publish_sent, bytes(part)))
                 lease.num_publish_sent = lease.num_full_blocks
         self.to_publish = waiting
+        return ops
+
+    def take_retentions(self) -> list[Op]:
+        """Of prompts that are findable once the publications said so far were executed: they go right after these."""
+        ops: list[Op] = []
+        for lease_id, lease in list(self.to_retain.items()):
+            end = lease.retain_tokens // lease.block_size * lease.block_size
+            if lease.state is not LeaseState.LIVE or not lease.publishable:
+                del self.to_retain[lease_id]
+            elif not lease.awaits_verdict and lease.num_publish_sent * lease.block_size >= end:
+                del self.to_retain[lease_id]
+                ops.append(Retain(lease_id, 0, end, self._retain_priority, lease.retain_ms))
         return ops
 
     def take_settling(self) -> list[Op]:

@@ -68,7 +68,7 @@ class Lifecycle:
         self.queue = WaitingQueue(settings.queue_timeout_ms * NS_PER_MS)
         self.sleepers = Sleepers()
         self.gates = Gates(fixed=settings.fixed_domains)
-        self.leases = LeaseTable(settings.instance)
+        self.leases = LeaseTable(settings.instance, settings.retain_priority)
         self.shares = FairShares(lambda tenant: settings.limits_of(tenant).weight)
         self.totals = Totals()
         self.counts = Counts()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from coppice.ids import DomainId
+from coppice.messages.index import RETAIN_PRIORITY_MAX
 
 INSTANCE_BYTES = 8
 
@@ -51,6 +52,7 @@ class SchedulerSettings:
     max_retries: int = 1  # times that one request starts over after a fault that is not its own
     worker_absent_ms: int = 30_000  # without a connection for so long, a worker's requests are taken from it
     single_flight_wait_ms: int = 10_000  # that a request waits for others to compute its prefix; 0: it never does
+    retain_priority: int = 50  # of prompts that a client asked to keep: they are evicted after those of a lower one
     tenants: Mapping[str, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
     default_limits: TenantLimits = TenantLimits()
     fixed_domains: frozenset[DomainId] = (
@@ -77,6 +79,10 @@ class SchedulerSettings:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.extend_ahead_blocks < 0 or self.max_retries < 0 or self.single_flight_wait_ms < 0:
             raise ValueError("extend_ahead_blocks, max_retries and single_flight_wait_ms must not be negative")
+        if not 0 < self.retain_priority <= RETAIN_PRIORITY_MAX:
+            raise ValueError(
+                f"retain_priority must lie between 1 and {RETAIN_PRIORITY_MAX}, not {self.retain_priority}"
+            )
         if self.max_running > self.max_step_tokens:
             raise ValueError(
                 f"max_running ({self.max_running}) must not exceed max_step_tokens ({self.max_step_tokens}): "

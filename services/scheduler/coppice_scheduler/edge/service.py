@@ -228,6 +228,7 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             queue_timeout_ms=settings.queue_timeout_ms,
             max_steps_in_flight=settings.max_steps_in_flight,
             single_flight_wait_ms=settings.single_flight_wait_ms,
+            retain_priority=settings.retain_priority,
             max_context=limits.max_context,
             tenants=by_tenant if tenants.needs_key else {},
             default_limits=unlimited,

@@ -34,6 +34,9 @@ class ServiceSettings(Settings):
     single_flight_wait_ms: int = Field(
         10_000, ge=0, description="Time that a request waits for others to compute its prefix; 0: it never does."
     )
+    retain_priority: int = Field(
+        50, ge=1, le=100, description="Of prompts that a client asked to keep: they are evicted after lower ones."
+    )
     max_steps_in_flight: int = Field(2, ge=1, le=8, description="Plans sent ahead per worker.")
     drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
