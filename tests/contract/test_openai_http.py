@@ -186,7 +186,10 @@ def test_the_credential_decides_who_asks() -> None:
         with pytest.raises(openai.AuthenticationError):
             served.client("nope").models.list()
         for name in ("a", "b"):
-            served.client(f"key-{name}").completions.create(model=MODEL, prompt="x", user="somebody else")
+            stream = served.client(f"key-{name}").completions.create(
+                model=MODEL, prompt="x", user="somebody else", stream=True
+            )
+            assert len(list(stream)) > 1
         assert [(request.tenant, request.domain) for request in served.engine.requests] == [
             ("a", "tenant/a"),
             ("b", "tenant/b"),

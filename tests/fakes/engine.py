@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coppice.ids import SequenceId
+from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.core.request import Finish, Mark, Output, OutputError, Refused, Request, SchedulerStats
 from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
 
@@ -21,6 +23,29 @@ def unpack(tokens: bytes) -> list[int]:
     return [int(i) for i in np.frombuffer(tokens, dtype="<u4")]
 
 
+def logprob_of(token_id: int, rank: int = 0) -> float:
+    """Of a chosen token (rank 0), or of the likely token of this rank; exact in 32 bits."""
+    return -(token_id % 64 + rank) / 8
+
+
+def likely_ids(token_id: int, num_top: int) -> list[int]:
+    """What is reported as likeliest beside `token_id`."""
+    return [token_id ^ rank for rank in range(num_top)]
+
+
+def report(ids: list[int], first_position: int, num_top: int) -> TokenLogprobs:
+    """Log-probabilities as a worker reports them, a function of the tokens."""
+    top = [likely_ids(token_id, num_top) for token_id in ids]
+    return TokenLogprobs(
+        SequenceId(1),
+        first_position,
+        num_top,
+        np.array([logprob_of(i) for i in ids], dtype="<f4").tobytes(),
+        np.array(top, dtype="<u4").tobytes(),
+        np.array([[logprob_of(i, rank) for rank in range(num_top)] for i in ids], dtype="<f4").tobytes(),
+    )
+
+
 @dataclass(frozen=True)
 class Script:
     """What to answer: the tokens, then the end that the fields name."""
@@ -29,6 +54,7 @@ class Script:
     stop_token: bool = True  # an end token after `tokens`, where max_new_tokens has room for it
     tokens_per_output: int = 1
     num_cached_tokens: int = 0
+    num_written_tokens: int = 0
     refused: Refused | None = None
     error: OutputError | None = None  # after `tokens`
     hangs: bool = False  # after `tokens`, until cancelled
@@ -83,24 +109,29 @@ class FakeEngine:
                 break
             new = tokens[sent : sent + script.tokens_per_output]
             sent += len(new)
-            yield Output(request.request_id, pack(new), num_output_tokens=sent)
+            if request.streams:
+                told = _reports(request, new, sent - len(new))
+                yield Output(request.request_id, pack(new), num_output_tokens=sent, logprobs=told)
         if script.hangs and request.request_id not in self.finished_early:
             self.some_hanging.set()
             await asyncio.Event().wait()
         await asyncio.sleep(0)
-        yield self._last(request, script, sent)
+        yield self._last(request, script, tokens[:sent])
 
-    def _last(self, request: Request, script: Script, sent: int) -> Output:
+    def _last(self, request: Request, script: Script, tokens: list[int]) -> Output:
+        sent, new = len(tokens), [] if request.streams else tokens
         early = request.request_id in self.finished_early
         stop = script.stop_token and not early and bool(request.stop_token_ids) and sent < request.max_new_tokens
         finish = Finish.STOP if early or stop else Finish.LENGTH
         return Output(
             request.request_id,
-            b"",
+            pack(new),
+            logprobs=_reports(request, new, 0) if new else (),
             finish=Finish.ERROR if script.error is not None else finish,
             error=script.error,
             num_prompt_tokens=len(request.tokens) // 4,
             num_cached_tokens=script.num_cached_tokens,
+            num_written_tokens=script.num_written_tokens,
             num_output_tokens=sent + stop,
             stop_token=min(request.stop_token_ids).to_bytes(4, "little") if stop else b"",
             timeline=script.timeline,
@@ -115,3 +146,17 @@ class FakeEngine:
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(self.num_running, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _reports(request: Request, new: list[int], num_before: int) -> tuple[TokenLogprobs, ...]:
+    """Of new output tokens, and before the first of them of the prompt, in two parts as chunks would make them."""
+    num_top = request.sampling.num_logprobs
+    if num_top is None:
+        return ()
+    prompt = unpack(request.tokens)
+    told = report(new, len(prompt) + num_before, num_top)
+    if num_before or not request.sampling.prompt_logprobs:
+        return (told,)
+    half = 1 + len(prompt[1:]) // 2
+    parts = [(prompt[1:half], 1), (prompt[half:], half)]
+    return (*(report(ids, first, num_top) for ids, first in parts if ids), told)

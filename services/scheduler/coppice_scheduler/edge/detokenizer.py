@@ -21,8 +21,9 @@ from tokenizers.decoders import ByteLevel
 
 _CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps the space before its word
 _PENDING_TOKENS_MAX = 64  # after so many tokens without a whole character the bytes are what they are
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
 _REPLACEMENT = "�"
+_NONE_SILENT: frozenset[int] = frozenset()
 
 
 class Detokenizer(Protocol):
@@ -49,32 +50,33 @@ def byte_level_alphabet() -> dict[str, int]:
     return table
 
 
+def special_ids(raw: RawTokenizer) -> frozenset[int]:
+    return frozenset(token_id for token_id, token in raw.get_added_tokens_decoder().items() if token.special)
+
+
 class DetokenizerFactory:
     """Chooses the way once per checkpoint; a stream costs one small object."""
 
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
-        added = raw.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._table = _ByteTable(raw, self._special) if isinstance(raw.decoder, ByteLevel) else None
+        self._special = special_ids(raw)
+        is_byte_level = isinstance(raw.decoder, ByteLevel)
+        self._tables = {silent: ByteTable(raw, silent) for silent in (self._special, _NONE_SILENT) if is_byte_level}
         self._byte_tokens = (
             frozenset()
-            if self._table is not None
-            else frozenset(i for text, i in raw.get_vocab().items() if _BYTE_TOKEN.match(text))
+            if is_byte_level
+            else frozenset(i for text, i in raw.get_vocab().items() if BYTE_TOKEN.match(text))
         )
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special
-
-    def start(self, prompt_tail: list[int]) -> Detokenizer:
+    def start(self, prompt_tail: list[int], *, skip_special_tokens: bool = True) -> Detokenizer:
         """A stream that continues a prompt which ends in `prompt_tail` (its last few ids; may be empty)."""
-        if self._table is not None:
-            return _ByteLevelStream(self._table)
-        return _WindowStream(self._raw, self._special, self._byte_tokens, prompt_tail[-_CONTEXT_TOKENS:])
+        silent = self._special if skip_special_tokens else _NONE_SILENT
+        if self._tables:
+            return _ByteLevelStream(self._tables[silent])
+        return _WindowStream(self._raw, silent, self._byte_tokens, prompt_tail[-_CONTEXT_TOKENS:])
 
 
-class _ByteTable(dict[int, bytes]):
+class ByteTable(dict[int, bytes]):
     """Token id to its bytes, filled as ids are first seen. Special tokens are silent."""
 
     def __init__(self, raw: RawTokenizer, special: frozenset[int]) -> None:
@@ -95,7 +97,7 @@ class _ByteTable(dict[int, bytes]):
 
 
 class _ByteLevelStream:
-    def __init__(self, table: _ByteTable) -> None:
+    def __init__(self, table: ByteTable) -> None:
         self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -121,7 +123,7 @@ class _WindowStream:
         self._sent_text = self._decode(self._window)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._raw.decode(ids, skip_special_tokens=True) if ids else ""
+        return self._raw.decode(ids, skip_special_tokens=bool(self._special)) if ids else ""
 
     def feed(self, ids: list[int]) -> str:
         self._window += [i for i in ids if i not in self._special]

@@ -2,7 +2,7 @@
 
 ApiError(kind, message, param, code, retry_after_ms)
    HTTP   status of kind, {"error": {"message", "type", "param", "code"}}, Retry-After
-   gRPC   code of kind, the same message, RetryInfo
+   gRPC   code of kind, the same message, details
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class ErrorKind(Enum):
     BUSY = (429, "rate_limit_error")
     INTERNAL = (500, "server_error")
     UNAVAILABLE = (503, "service_unavailable_error")
+    DEADLINE = (504, "timeout_error")
 
     @property
     def http_status(self) -> int:
@@ -69,6 +70,10 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None) 
     return ApiError(ErrorKind.INVALID, message, param=param, code=code)
 
 
+def internal() -> ApiError:
+    return ApiError(ErrorKind.INTERNAL, "The server failed on this request. It has been logged.", code="internal")
+
+
 def model_not_found(asked: str, served: str) -> ApiError:
     return ApiError(
         ErrorKind.NOT_FOUND,
@@ -87,12 +92,8 @@ def not_ready() -> ApiError:
     )
 
 
+# What is not named here passes by itself: limits and shortages, which trying again later helps.
 _REFUSED_KIND = {
-    RefusedReason.QUEUE_FULL: ErrorKind.BUSY,
-    RefusedReason.TENANT_CONCURRENCY: ErrorKind.BUSY,
-    RefusedReason.TENANT_QUEUE: ErrorKind.BUSY,
-    RefusedReason.TENANT_RATE: ErrorKind.BUSY,
-    RefusedReason.DEADLINE: ErrorKind.BUSY,
     RefusedReason.TOO_LONG: ErrorKind.INVALID,
     RefusedReason.NEVER_FITS: ErrorKind.INVALID,
     RefusedReason.EMPTY: ErrorKind.INVALID,
@@ -100,12 +101,10 @@ _REFUSED_KIND = {
 }
 
 _OUTPUT_KIND = {
-    OutputErrorCode.WORKER_LOST: ErrorKind.UNAVAILABLE,
-    OutputErrorCode.SESSION_LOST: ErrorKind.UNAVAILABLE,
     OutputErrorCode.QUEUE_TIMEOUT: ErrorKind.BUSY,
     OutputErrorCode.TENANT_MAXIMUM: ErrorKind.BUSY,
-    OutputErrorCode.DEADLINE: ErrorKind.BUSY,
     OutputErrorCode.NEVER_FITS: ErrorKind.INVALID,
+    OutputErrorCode.DEADLINE: ErrorKind.DEADLINE,
     OutputErrorCode.INTERNAL: ErrorKind.INTERNAL,
 }
 
@@ -114,7 +113,7 @@ _RETRY_ANYWAY_MS = 1000  # for kinds that pass by themselves when the core names
 
 def from_refused(refused: Refused) -> ApiError:
     """The core's verdict on admission."""
-    kind = _REFUSED_KIND[refused.reason]
+    kind = _REFUSED_KIND.get(refused.reason, ErrorKind.BUSY)
     code = "context_length_exceeded" if refused.reason is RefusedReason.TOO_LONG else refused.reason.value
     return ApiError(kind, refused.message, code=code, retry_after_ms=_retry(kind, refused.retry_after_ms))
 
@@ -123,8 +122,9 @@ def from_output(error: OutputError | None) -> ApiError:
     """The core's verdict on a request that it had taken."""
     if error is None:
         return ApiError(ErrorKind.INTERNAL, "The request failed.", code="internal")
-    kind = _OUTPUT_KIND[error.code]
-    return ApiError(kind, error.message, code=error.code.value, retry_after_ms=_retry(kind, error.retry_after_ms))
+    kind = _OUTPUT_KIND.get(error.code, ErrorKind.UNAVAILABLE)
+    code = "deadline_exceeded" if error.code is OutputErrorCode.DEADLINE else error.code.value
+    return ApiError(kind, error.message, code=code, retry_after_ms=_retry(kind, error.retry_after_ms))
 
 
 def _retry(kind: ErrorKind, retry_after_ms: int) -> int:

@@ -15,6 +15,7 @@ from coppice_scheduler.edge.errors import ApiError, invalid
 
 MAX_CONTAINERS = 50_000  # lists and objects in one body: `[[],[],...` costs 20 times its bytes when parsed
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)  # possessive: no memory for ways back
+_ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -97,6 +98,20 @@ class Fields:
         if not isinstance(value, list) or set(map(type, value)) - {int}:
             raise self.wrong(name, "a list of integers")
         return tuple(value)
+
+    def numbers_by_id(self, name: str) -> dict[int, float]:
+        """An object of numbers whose keys are whole numbers, as JSON writes a map by token id."""
+        value = self._values.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or not all(type(number) in (int, float) for number in value.values()):
+            raise self.wrong(name, "an object of token ids and numbers")
+        if not all(_ID.match(key) for key in value):
+            raise invalid(f"{self._prefix}{name} has a key that is no token id.", param=f"{self._prefix}{name}")
+        try:
+            return {int(key): float(number) for key, number in value.items()}
+        except OverflowError as error:
+            raise self.wrong(name, "an object of numbers of reasonable size") from error
 
 
 def _kind(value: Any) -> str:

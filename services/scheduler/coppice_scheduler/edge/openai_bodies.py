@@ -3,18 +3,22 @@
 completion          choices[i].prompt_token_ids, choices[i].token_ids
 completion stream   the first chunk of each choice has prompt_token_ids, every chunk token_ids
 chat                prompt_token_ids beside choices, choices[i].token_ids
-chat stream         the role chunk has prompt_token_ids beside choices, every later chunk token_ids
+chat stream         the first role chunk has prompt_token_ids beside choices, every later chunk token_ids
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coppice_scheduler.edge.calls import Call
 from coppice_scheduler.edge.engine import ModelInfo
-from coppice_scheduler.edge.frontdoor import Call
+from coppice_scheduler.edge.logprobs import TokenLogprob
+from coppice_scheduler.edge.openai_logprobs import chat_logprobs, completion_logprobs
 from coppice_scheduler.edge.openai_schema import Presentation
 from coppice_scheduler.edge.text_stream import NO_USAGE, Delta, Ending, Usage
+from coppice_scheduler.edge.token_texts import TokenTexts
 from coppice_scheduler.edge.tokenizer import unpack_tokens
 
 Body = dict[str, Any]
@@ -35,7 +39,10 @@ def usage_body(usage: Usage) -> Body:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.written_tokens,
+        },
     }
 
 
@@ -48,6 +55,12 @@ class Shape:
     created: int
     is_chat: bool
     presentation: Presentation
+    texts: TokenTexts
+    has_logprobs: bool = False
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.call.prompts) * self.call.num_choices
 
     def _frame(self, kind: str, choices: list[Body]) -> Body:
         return {
@@ -59,7 +72,13 @@ class Shape:
         }
 
     def _prompt_ids(self, index: int) -> list[int]:
-        return unpack_tokens(self.call.prompts[index].tokens)
+        return unpack_tokens(self.call.prompts[index // self.call.num_choices].tokens)
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Body | None:
+        if not self.has_logprobs:
+            return None
+        show = chat_logprobs if self.is_chat else completion_logprobs
+        return show(entries, self.texts, as_ids=self.presentation.tokens_as_ids)
 
     # --- chunks ---------------------------------------------------------------------------------------------------
 
@@ -69,11 +88,11 @@ class Shape:
             chunk["usage"] = None
         return chunk
 
-    def role_chunk(self) -> Body:
-        """First of a chat stream."""
+    def role_chunk(self, index: int) -> Body:
+        """First of an answer in a chat stream."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        chunk = self._chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
-        if self.presentation.return_token_ids:
+        chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        if self.presentation.return_token_ids and index == 0:
             chunk["prompt_token_ids"] = self._prompt_ids(0)
         return chunk
 
@@ -83,7 +102,7 @@ class Shape:
             choice["delta"] = {"content": delta.text} if delta.text else {}
         else:
             choice["text"] = delta.text
-        choice["logprobs"] = None
+        choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
         choice["finish_reason"] = delta.ending.reason if delta.ending else None
         if delta.ending is not None:
             choice["stop_reason"] = delta.ending.stop
@@ -115,7 +134,7 @@ class Shape:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        choice["logprobs"] = None
+        choice["logprobs"] = self._logprobs(answer.logprobs)
         choice["finish_reason"] = answer.ending.reason if answer.ending else None
         choice["stop_reason"] = answer.ending.stop if answer.ending else None
         if self.presentation.return_token_ids:
@@ -127,15 +146,17 @@ class Shape:
 
 @dataclass(slots=True)
 class Answer:
-    """What one prompt got, gathered."""
+    """What one answer got, gathered."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[bytes] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
         self.tokens.append(delta.tokens)
+        self.logprobs += delta.logprobs
         self.ending = delta.ending
 
     @property

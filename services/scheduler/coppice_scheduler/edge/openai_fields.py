@@ -4,7 +4,7 @@
     refused      400 that names the field, unless its value is one that changes nothing
     unknown      400 that names the nearest field there is
 
-Nothing is ignored in silence: a caller who sends `logit_bias` and gets an answer believes that it was applied.
+Nothing is ignored in silence: a caller who sends `response_format` and gets an answer believes that it was applied.
 """
 
 from __future__ import annotations
@@ -31,35 +31,43 @@ SUPPORTED = frozenset(
         "stop_token_ids",
         "ignore_eos",
         "return_token_ids",
+        "n",
+        "best_of",  # only as many as n
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "min_tokens",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "logprobs",
+        "return_tokens_as_token_ids",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "priority",
+        "timeout",
         "user",  # says who the caller's user is; changes nothing
         "safety_identifier",  # the same under its newer name
     }
 )
-CHAT_ONLY = frozenset({"messages"})
-COMPLETION_ONLY = frozenset({"prompt"})
+CHAT_ONLY = frozenset({"messages", "top_logprobs"})
+COMPLETION_ONLY = frozenset({"prompt", "echo"})
 
 _OFF: tuple[Any, ...] = (False,)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 
 # Field -> values that change nothing. `null` is one for all of them.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "use_beam_search": _OFF,
-    "logprobs": _OFF,
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
-    "logit_bias": _EMPTY,
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
+    "echo": _OFF,
+    "top_logprobs": (0,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "allowed_token_ids": _EMPTY,
     "bad_words": _EMPTY,
     "logits_processors": _EMPTY,
-    "echo": _OFF,
     "suffix": ("",),
     "tools": _EMPTY,
     "tool_choice": ("none", "auto"),
@@ -82,19 +90,12 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "store": _OFF,
     "service_tier": ("auto", "default"),
     "moderation": (),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "cache_salt": (),
-    "priority": (0,),
     "request_id": (),
     "session_id": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": _OFF,
-    "return_tokens_as_token_ids": _OFF,
     "return_prompt_text": _OFF,
     "detokenize": (True,),
     "add_generation_prompt": (True,),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from coppice_scheduler.edge.chat import ChatMessage
 from coppice_scheduler.edge.errors import ApiError, invalid
 from coppice_scheduler.edge.generation_spec import (
     MAX_PROMPTS,
@@ -19,11 +17,11 @@ from coppice_scheduler.edge.generation_spec import (
     TokenPrompt,
 )
 from coppice_scheduler.edge.json_body import Fields, parse_object
+from coppice_scheduler.edge.openai_cache import retain_ms_of
 from coppice_scheduler.edge.openai_fields import CHAT_ONLY, COMPLETION_ONLY, check_fields
+from coppice_scheduler.edge.openai_messages import messages_of
 from coppice_scheduler.edge.tokenizer import TOKEN_DTYPE
 
-_MESSAGE_FIELDS = frozenset({"role", "content", "name"})
-_MESSAGE_EMPTY = ("tool_calls", "function_call", "refusal", "audio", "annotations", "reasoning", "reasoning_content")
 _STREAM_OPTIONS = frozenset({"include_usage", "include_obfuscation", "continuous_usage_stats"})
 
 
@@ -34,6 +32,7 @@ class Presentation:
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    tokens_as_ids: bool = False  # log-probabilities name tokens `token_id:5`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +45,76 @@ def parse_chat(raw: bytes) -> ParsedRequest:
     body = parse_object(raw)
     check_fields(body, CHAT_ONLY)
     fields = Fields(body)
-    return _parse(fields, (ChatPrompt(_messages(fields)),))
+    return _parse(fields, (ChatPrompt(messages_of(fields)),), _chat_logprobs(fields))
 
 
 def parse_completion(raw: bytes) -> ParsedRequest:
     body = parse_object(raw)
     check_fields(body, COMPLETION_ONLY)
     fields = Fields(body)
-    return _parse(fields, _prompts(fields))
+    return _parse(fields, prompts_of(fields), fields.integer("logprobs"))
 
 
-def _parse(fields: Fields, prompts: tuple[Prompt, ...]) -> ParsedRequest:
+def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None) -> ParsedRequest:
     fields.text("user")
     fields.text("safety_identifier")
+    presentation = _presentation(fields)
     return ParsedRequest(
         spec=GenerationSpec(
             model=fields.required_text("model"),
             prompts=prompts,
+            n=_choices(fields),
             max_tokens=_max_tokens(fields),
+            min_tokens=fields.integer("min_tokens") or 0,
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),
             top_k=fields.integer("top_k"),
+            min_p=fields.number("min_p") or 0.0,
+            frequency_penalty=fields.number("frequency_penalty") or 0.0,
+            presence_penalty=fields.number("presence_penalty") or 0.0,
+            repetition_penalty=_or_default(fields.number("repetition_penalty"), 1.0),
+            logit_bias=fields.numbers_by_id("logit_bias"),
             seed=fields.integer("seed"),
             stop=fields.texts("stop"),
             stop_token_ids=fields.integers("stop_token_ids"),
             ignore_eos=fields.flag("ignore_eos"),
+            include_stop=fields.flag("include_stop_str_in_output"),
+            skip_special_tokens=fields.get("skip_special_tokens") is None or fields.flag("skip_special_tokens"),
+            num_logprobs=num_logprobs,
+            echo=fields.flag("echo"),
+            priority=fields.integer("priority") or 0,
+            timeout_s=fields.number("timeout"),
+            comes_again=fields.text("prompt_cache_key") is not None,
+            retain_ms=retain_ms_of(fields),
+            streams=presentation.stream,
         ),
-        presentation=_presentation(fields),
+        presentation=presentation,
     )
+
+
+def _or_default(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _choices(fields: Fields) -> int:
+    n, best_of = fields.integer("n"), fields.integer("best_of")
+    n = 1 if n is None else n
+    if best_of is not None and best_of != n:
+        raise invalid(
+            f"best_of is {best_of} and n is {n}; choosing the best of more is not supported. Leave best_of out.",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    return n
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    num_top = fields.integer("top_logprobs")
+    if not fields.flag("logprobs"):
+        if num_top:
+            raise invalid("top_logprobs is only for logprobs: true.", param="top_logprobs")
+        return None
+    return num_top or 0
 
 
 def _max_tokens(fields: Fields) -> int | None:
@@ -103,13 +144,15 @@ def _presentation(fields: Fields) -> Presentation:
         if not stream:
             raise invalid("stream_options is only for stream: true.", param="stream_options")
         include_usage = Fields(options, "stream_options.").flag("include_usage")
-    return Presentation(stream, include_usage, fields.flag("return_token_ids"))
+    return Presentation(
+        stream, include_usage, fields.flag("return_token_ids"), fields.flag("return_tokens_as_token_ids")
+    )
 
 
 # --- prompts ------------------------------------------------------------------------------------------------------
 
 
-def _prompts(fields: Fields) -> tuple[Prompt, ...]:
+def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
     """Text, a list of texts, token ids, or a list of lists of token ids."""
     value = fields.get("prompt")
     if value is None:
@@ -121,79 +164,28 @@ def _prompts(fields: Fields) -> tuple[Prompt, ...]:
     if not value:
         raise invalid("prompt is an empty list.", param="prompt", code="empty")
     if type(value[0]) is int:
-        return (TokenPrompt(_packed_ids(value)),)
+        return (TokenPrompt(packed_ids(value)),)
     if len(value) > MAX_PROMPTS:
         raise invalid(f"prompt has {len(value)} entries; at most {MAX_PROMPTS} are taken.", param="prompt")
     if all(isinstance(item, str) for item in value):
         return tuple(TextPrompt(item) for item in value)
     if all(isinstance(item, list) for item in value):
-        return tuple(TokenPrompt(_packed_ids(item)) for item in value)
+        return tuple(TokenPrompt(packed_ids(item)) for item in value)
     raise fields.wrong("prompt", "a string, a list of strings, token ids or a list of those")
 
 
-def _packed_ids(ids: list[Any]) -> bytes:
+def packed_ids(ids: list[Any], param: str = "prompt") -> bytes:
+    """Token ids as packed u32. Raises ApiError that names `param`."""
     if set(map(type, ids)) - {int}:
-        raise invalid("A prompt of token ids has an entry that is no integer.", param="prompt", code="invalid_token_id")
+        raise invalid(f"{param}: token ids have an entry that is no integer.", param=param, code="invalid_token_id")
     try:
         array = np.array(ids, dtype=np.int64)
     except OverflowError:
-        raise _no_token_id("larger than 64 bits") from None
+        raise _no_token_id("larger than 64 bits", param) from None
     if array.size and (int(array.min()) < 0 or int(array.max()) > 0xFFFFFFFF):
-        raise _no_token_id(str(int(array.min() if int(array.min()) < 0 else array.max())))
+        raise _no_token_id(str(int(array.min() if int(array.min()) < 0 else array.max())), param)
     return array.astype(TOKEN_DTYPE).tobytes()
 
 
-def _no_token_id(what: str) -> ApiError:
-    return invalid(f"A prompt of token ids has one that is {what}.", param="prompt", code="invalid_token_id")
-
-
-# --- messages -----------------------------------------------------------------------------------------------------
-
-
-def _messages(fields: Fields) -> tuple[ChatMessage, ...]:
-    value = fields.get("messages")
-    if value is None:
-        raise invalid("messages is required.", param="messages", code="missing")
-    if not isinstance(value, list):
-        raise fields.wrong("messages", "a list of messages")
-    return tuple(_message(place, message) for place, message in enumerate(value))
-
-
-def _message(place: int, message: Any) -> ChatMessage:
-    where = f"messages[{place}]"
-    if not isinstance(message, dict):
-        raise invalid(f"{where} must be an object with role and content.", param=where)
-    fields = Fields(message, f"{where}.")
-    role = fields.required_text("role")
-    for name, value in message.items():
-        # An answer of ours, or of others, is often sent back whole, with its empty fields.
-        if name in _MESSAGE_FIELDS or (name in _MESSAGE_EMPTY and value in (None, [], {}, "")):
-            continue
-        raise invalid(
-            f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
-        )
-    return ChatMessage(role=role, content=_content(fields, message, where), name=fields.text("name"))
-
-
-def _content(fields: Fields, message: Mapping[str, Any], where: str) -> str:
-    """Text, or parts of type text; parts are joined by newlines, as vLLM does for templates that want a string."""
-    value = message.get("content")
-    if isinstance(value, str):
-        return value
-    if value is None:
-        raise invalid(f"{where}.content is required.", param=f"{where}.content", code="missing")
-    if not isinstance(value, list):
-        raise fields.wrong("content", "a string or a list of text parts")
-    parts = []
-    for number, part in enumerate(value):
-        at = f"{where}.content[{number}]"
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else None
-            what = f"has the type {str(kind)[:50]!r}" if kind not in (None, "text") else "is no text part"
-            raise invalid(
-                f'{at} {what}; only {{"type": "text", "text": ...}} is supported.',
-                param=at,
-                code="unsupported_parameter",
-            )
-        parts.append(part["text"])
-    return "\n".join(parts)
+def _no_token_id(what: str, param: str) -> ApiError:
+    return invalid(f"{param}: token ids have one that is {what}.", param=param, code="invalid_token_id")

@@ -20,11 +20,14 @@ class Scanned:
 
 
 class StopScanner:
-    def __init__(self, stops: Sequence[str]) -> None:
+    """`keeps_stop`: the stop string that was found is sent, too; nothing after it."""
+
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
         assert all(stops), "an empty stop string would stop everything"
         self._stops = tuple(stops)
         self._first = frozenset(stop[0] for stop in stops)
         self._longest = max((len(stop) for stop in stops), default=0)
+        self._keeps_stop = keeps_stop
         self._held = ""
 
     def feed(self, new: str) -> Scanned:
@@ -36,7 +39,7 @@ class StopScanner:
         if found is not None:
             place, stop = found
             self._held = ""
-            return Scanned(text[:place], stop)
+            return Scanned(text[: place + len(stop)] if self._keeps_stop else text[:place], stop)
         cut = self._beginning_of_a_stop(text)
         self._held = text[cut:]
         return Scanned(text[:cut])
