@@ -111,6 +111,8 @@ class SchedulerHost(Process):
                         self.world.domain_of_lease[op.lease_id] = op.domain
                         self.world.oracle.acquiring(op.lease_id)
             self._cache.post(message)
+        for batch in effects.tokens:
+            self.world.workload.tokens(batch)
         for output in effects.outputs:
             self.world.workload.output(self, output)
         self.world.touched(self)

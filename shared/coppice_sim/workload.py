@@ -14,7 +14,7 @@ import numpy as np
 
 from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams
-from coppice_scheduler.core.request import Finish, Output, OutputErrorCode, Request
+from coppice_scheduler.core.request import Finish, Output, OutputErrorCode, Request, TokenBatch
 from coppice_sim.kv_honest import VOCABULARY, reference
 from coppice_sim.timeline import MS
 
@@ -41,6 +41,7 @@ class Workload:
         self._world = world
         rng = world.rng
         self.asks: dict[str, Ask] = {}
+        self._by_number: list[Ask] = []
         self.num_open = 0
         self.num_refused = 0
         self._runs = [
@@ -68,11 +69,13 @@ class Workload:
             max_new_tokens=wanted,
             stop_token_ids=stops,
             arrived_ns=host.now_ns,
+            number=len(self.asks),
         )
         if stops:
             expected = expected[: next(i for i, token in enumerate(expected) if token in stops)]
         ask = Ask(request, host, expected)
         self.asks[request.request_id] = ask
+        self._by_number.append(ask)
         self.num_open += 1
         if not host.submit(request):
             self.num_refused += 1
@@ -98,15 +101,22 @@ class Workload:
             self._world.sometimes["cancel loses to finish"] += 1
         ask.host.cancel(ask.request.request_id)
 
-    def output(self, host: SchedulerHost, output: Output) -> None:
-        ask = self.asks[output.request_id]
+    def tokens(self, batch: TokenBatch) -> None:
+        numbers, tokens = np.frombuffer(batch.numbers, "<u4"), np.frombuffer(batch.tokens, "<u4")
+        for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
+            self._take(self._by_number[number], [token])
+
+    def _take(self, ask: Ask, tokens: list[int]) -> None:
         name = ask.request.request_id
         if ask.outcome:
-            self._world.fail("I16", f"{name} had its outcome ({ask.outcome}) and then {output}")
-            return
-        ask.tokens += np.frombuffer(output.tokens, "<u4").tolist()
+            self._world.fail("I16", f"{name} had its outcome ({ask.outcome}) and then {tokens}")
+        ask.tokens += tokens
         if ask.tokens != ask.expected[: len(ask.tokens)]:
             self._world.fail("I12", f"{name} of {ask.request.domain}: got {ask.tokens}, expected {ask.expected}")
+
+    def output(self, host: SchedulerHost, output: Output) -> None:
+        ask = self.asks[output.request_id]
+        self._take(ask, np.frombuffer(output.tokens, "<u4").tolist())
         if output.finish is not None:
             self._finished(ask, output)
 

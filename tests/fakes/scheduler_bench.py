@@ -67,6 +67,7 @@ class Bench:
         self.limits = limits  # of the worker: max_sequences, max_step_tokens, max_context
         self.cache_epoch = CacheEpoch(1)
         self._next_block = 0
+        self._names: dict[int, str] = {}  # of the requests, by number
         self.hold = False  # True: submitted requests wait for the next `advance`, to come in together
         self.core.index_attached(SchedulerEpoch(1), self.cache_epoch, True, 0)
         self.list_workers(1)
@@ -91,7 +92,9 @@ class Bench:
             tokens=tokens_of(num_tokens),
             sampling=SamplingParams(),
             max_new_tokens=max_new,
+            number=len(self._names) + 1,
         )
+        self._names[request.number] = name
         refused = self.core.submit(replace(request, **fields), self.now_ns)  # type: ignore[arg-type]
         if not self.hold:
             self.advance()
@@ -113,6 +116,9 @@ class Bench:
                 self.other_messages.append(message)
         assert all(worker_id == W for worker_id, _ in effects.plans)
         self.plans += [plan for _, plan in effects.plans]
+        for batch in effects.tokens:
+            for number, token in zip(u32(batch.numbers), u32(batch.tokens), strict=True):
+                self.outputs.append(Output(self._names[number], token.to_bytes(4, "little")))
         self.outputs += effects.outputs
         self.core.check()
         return effects

@@ -51,6 +51,7 @@ class World:
         self.index = index
         self.workers: dict[WorkerId, FakeWorker] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self._outcome_of: dict[int, Outcome] = {}  # by number of the request
         self.now_ns = 0
         self.sent_ops: list[FromClient] = []
         self.plans: list[tuple[WorkerId, StepPlan]] = []
@@ -97,6 +98,9 @@ class World:
         for worker_id, plan in effects.plans:
             self.plans.append((worker_id, plan))
             self._to_worker(worker_id, plan)
+        for batch in effects.tokens:
+            for number, token in zip(u32(batch.numbers), u32(batch.tokens), strict=True):
+                self._take_token(self._outcome_of[number], token)
         for output in effects.outputs:
             self._take_output(output)
         self.core.check()
@@ -135,10 +139,11 @@ class World:
             sampling=SamplingParams(seed=seed),
             max_new_tokens=max_new,
             stop_token_ids=stops,
+            number=next(self._ids),
         )
         refused = self.core.submit(request, self.now_ns)
         if refused is None:
-            self.outcomes[request_id] = Outcome(request)
+            self.outcomes[request_id] = self._outcome_of[request.number] = Outcome(request)
         self.poke()
         return refused
 
@@ -146,13 +151,18 @@ class World:
         self.core.cancel(request_id, self.now_ns)
         self.poke()
 
-    def _take_output(self, output: Output) -> None:
-        outcome = self.outcomes[output.request_id]
-        assert outcome.last is None or outcome.last.finish is None, "an output after the last one (I16)"
-        outcome.tokens += u32(output.tokens)
-        outcome.last = output
+    def _take_token(self, outcome: Outcome, token: int) -> None:
+        assert outcome.last is None or outcome.last.finish is None, "a token after the last output (I16)"
+        outcome.tokens.append(token)
         expected, _ = outcome.expected()
         assert outcome.tokens == expected[: len(outcome.tokens)], "tokens differ from the reference"
+
+    def _take_output(self, output: Output) -> None:
+        outcome = self.outcomes[output.request_id]
+        for token in u32(output.tokens):
+            self._take_token(outcome, token)
+        assert outcome.last is None or outcome.last.finish is None, "an output after the last one (I16)"
+        outcome.last = output
         assert output.num_output_tokens - bool(output.stop_token) == len(outcome.tokens)
 
     def finish_of(self, request_id: str) -> Finish | None:

@@ -26,7 +26,6 @@ from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.sequences import RequestState, Sequence
-from coppice_scheduler.core.step import needed_tokens
 from coppice_scheduler.core.workers import Stall, Worker
 
 # --- answers
@@ -128,9 +127,7 @@ def _extended(life: Lifecycle, lease: Lease, op: Extend, answer: Answer, now_ns:
         new = lease.take_blocks(answer.first_block, answer.owned)
         if sequence is None:
             return
-        sequence.grown += new
-        sequence.zero += answer.zero
-        sequence.ahead_refused = False
+        sequence.take_blocks(new, answer.zero, life.num_ahead(lease))
         if lease.reserved_tokens < op.reserve_tokens:
             _fault(life, sequence, f"the answer covers {lease.reserved_tokens} of {op.reserve_tokens} tokens", now_ns)
         else:
@@ -161,7 +158,7 @@ def _refused_blocks(life: Lifecycle, sequence: Sequence, op: Extend, answer: NoC
         error = _never_fits(sequence.request, op.reserve_tokens)
         life.finish(sequence.request, Finish.ERROR, now_ns, error=error)
         return
-    sequence.ahead_refused = True
+    sequence.forgo_ahead()
     if op.reserve_tokens > sequence.num_planned + 1 or not sequence.blocked:
         return  # more than the need: its next plan, or what it lacks then, asks for the need alone
     stalled = life.workers[sequence.lease.worker_id].stalled
@@ -220,7 +217,7 @@ def _extends(life: Lifecycle, worker: Worker, now_ns: int) -> list[Op]:
         if lease.awaits_verdict:
             worker.wants_blocks[sequence.sequence_id] = sequence
             continue
-        needed = needed_tokens(sequence, life.settings)
+        needed = sequence.num_needed
         if lease.extend_asked or needed <= lease.reserved_tokens:
             continue
         stall = worker.stalled.get(sequence.sequence_id)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import reduce
 from operator import xor
 
+import numpy as np
+
+from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import lease_hash
 from coppice_scheduler.core.leases import LeaseState
 from coppice_scheduler.core.lifecycle import Lifecycle
@@ -84,26 +87,45 @@ def _check_worker(life: Lifecycle, worker: Worker) -> None:
     assert steps == list(range(worker.next_step - len(steps), worker.next_step))
     assert len(steps) <= life.settings.max_steps_in_flight
     assert worker.max_sequences is None or len(worker.running) <= worker.max_sequences
-    planned: dict[Sequence, int] = {}
-    pending: dict[Sequence, int] = {}
-    for step in worker.in_flight:
-        for row in step.rows:
-            planned[row.sequence] = planned.get(row.sequence, 0) + row.num_tokens
-            pending[row.sequence] = pending.get(row.sequence, 0) + row.samples
+    _check_table(worker)
     for sequence_id, sequence in worker.running.items():
         assert sequence.live
         assert sequence.sequence_id == sequence_id
         assert sequence.request.sequence is sequence
         assert sequence.lease.state is LeaseState.LIVE
         assert sequence.lease.worker_epoch == worker.epoch
-        assert sequence.num_planned == sequence.num_computed + planned.get(sequence, 0)
-        assert sequence.num_pending == pending.get(sequence, 0)
         assert sequence.num_planned <= sequence.lease.reserved_tokens
-        assert sequence.num_computed <= sequence.request.num_tokens
-        assert sequence.request.num_output_tokens + sequence.num_pending <= sequence.request.max_output_tokens
+        assert sequence.num_computed <= sequence.num_known
+        assert sequence.num_known + sequence.num_pending <= sequence.request.num_tokens_max
     for sequence in worker.to_detach:
         assert sequence.state is SequenceState.CLOSING
     for step in worker.in_flight:
         assert all(sequence.state is SequenceState.REMOVING for sequence in step.removed)
     assert worker.stalled.keys() <= worker.running.keys()
     assert worker.wants_blocks.keys() <= worker.running.keys()
+
+
+def _check_table(worker: Worker) -> None:
+    """A slot for each running sequence and no other, with the counts of its plans, its lease and its request."""
+    table = worker.table
+    assert len(table) == len(worker.running)
+    planned = table.num_computed.copy()
+    pending = np.zeros_like(planned)
+    for step in worker.in_flight:
+        rows = step.rows
+        live = table.ids[rows.slots] == rows.ids
+        planned[rows.slots[live]] += rows.num_tokens[live]
+        pending[rows.slots[live]] += rows.samples[live]
+    for sequence in worker.running.values():
+        slot, request, lease = sequence.slot, sequence.request, sequence.lease
+        assert table.sequences[slot] is sequence
+        assert table.ids[slot] == sequence.sequence_id
+        assert table.num_planned[slot] == planned[slot]
+        assert table.num_pending[slot] == pending[slot]
+        assert table.num_known[slot] == len(request.folded) // TOKEN_BYTES + table.num_tail[slot]
+        assert table.num_reserved[slot] == lease.reserved_tokens
+        assert table.num_max[slot] == request.num_tokens_max
+        assert table.next_full[slot] > table.num_computed[slot]
+        assert table.attached[slot] == (sequence.state is SequenceState.ATTACHED)
+        assert table.has_news[slot] or not sequence.grown
+        assert request.num_prompt_tokens <= table.num_sent[slot] <= table.num_known[slot]

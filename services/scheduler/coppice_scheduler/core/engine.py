@@ -41,7 +41,7 @@ from coppice_scheduler.core.request import (
 )
 from coppice_scheduler.core.results import take_result
 from coppice_scheduler.core.sequences import RequestState
-from coppice_scheduler.core.step import build_plan
+from coppice_scheduler.core.step import plan_step
 from coppice_scheduler.core.workers import Worker
 
 __all__ = [
@@ -90,10 +90,10 @@ class SchedulerCore:
         state = RequestState(
             request=request,
             order=(request.priority, self._arrivals),
-            tokens=bytearray(request.tokens),
+            folded=bytearray(request.tokens),
             num_prompt_tokens=num_prompt,
             max_output_tokens=min(request.max_new_tokens, max_context(life) - num_prompt),
-            emitted_bytes=len(request.tokens),
+            sent_before=num_prompt,
         )
         life.enter(state, now_ns)
         return None
@@ -188,13 +188,14 @@ class SchedulerCore:
         if life.leases.connected:
             messages = life.leases.take_messages(collect_ops(life, now_ns))
         life.counts.tenant_unseen.clear()
-        return Effects(to_index=messages, plans=plans, outputs=life.take_outputs())
+        tokens, outputs = life.outbox.take()
+        return Effects(to_index=messages, plans=plans, tokens=tokens, outputs=outputs)
 
     def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:
         plans = []
         for worker in self._life.workers.values():
             while worker.usable and len(worker.in_flight) < self._settings.max_steps_in_flight:
-                plan = build_plan(worker, self._settings, self._life.shares, now_ns)
+                plan = plan_step(self._life, worker, now_ns)
                 if plan is None:
                     break
                 plans.append((worker.worker_id, plan))

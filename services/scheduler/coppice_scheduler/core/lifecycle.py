@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId, WorkerId
+from coppice.ids import LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant
 from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.leases import Lease, LeaseState, LeaseTable
+from coppice_scheduler.core.outbox import Outbox
 from coppice_scheduler.core.queues import Gates, Sleepers, WaitingQueue
-from coppice_scheduler.core.request import Finish, Output, OutputError, OutputErrorCode
+from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.sequences import NO_LEASE, RequestState, RequestStatus, Sequence, SequenceState
 from coppice_scheduler.core.settings import SchedulerSettings
 from coppice_scheduler.core.workers import Worker
@@ -72,8 +73,7 @@ class Lifecycle:
         self.shares = FairShares(lambda tenant: settings.limits_of(tenant).weight)
         self.totals = Totals()
         self.counts = Counts()
-        self.outputs: list[Output] = []
-        self.fresh_tokens: dict[str, RequestState] = {}  # those with tokens to emit
+        self.outbox = Outbox()
         self._next_sequence = 1
 
     # --- requests
@@ -178,20 +178,21 @@ class Lifecycle:
             request.num_cached_tokens = grant.num_cached_tokens
         request.num_grants += 1
         self.totals.cached_tokens += grant.num_cached_tokens
+        worker = self.workers[grant.worker_id]
         sequence = Sequence(
-            sequence_id=SequenceId(self._next_sequence),
-            request=request,
-            lease=lease,
-            num_start_tokens=request.num_tokens,
-            num_computed=grant.num_cached_tokens,
-            num_planned=grant.num_cached_tokens,
-            zero=bytearray(grant.zero),
+            SequenceId(self._next_sequence),
+            request,
+            lease,
+            worker.table,
+            num_cached=grant.num_cached_tokens,
+            num_ahead=self.num_ahead(lease),
         )
+        sequence.zero += grant.zero
         self._next_sequence += 1
         request.sequence = sequence
         if sequence.num_to_plan <= 1:
             request.stop_wanting(self.shares)
-        self.workers[grant.worker_id].running[sequence.sequence_id] = sequence
+        worker.running[sequence.sequence_id] = sequence
 
     def preempt(self, request: RequestState, now_ns: int) -> None:
         """Take its blocks back; it waits and recomputes."""
@@ -215,8 +216,8 @@ class Lifecycle:
             self._enter_queue(request, now_ns)
 
     def retry_unseen(self, request: RequestState, error: OutputError, now_ns: int) -> None:
-        """As `retry`, for requests without a first token; the others end."""
-        if request.num_output_tokens:
+        """As `retry`, for requests whose tokens nobody has seen; the others end."""
+        if request.num_output_tokens and not request.request.retries_late:
             self.finish(request, Finish.ERROR, now_ns, error=error)
         else:
             self.retry(request, error, now_ns)
@@ -264,23 +265,21 @@ class Lifecycle:
         request.status = RequestStatus.FINISHED
         self.totals.finished += 1
         del self.requests[request.request.request_id]
-        self.fresh_tokens.pop(request.request.request_id, None)
-        self.outputs.append(_output(request, finish, error, stop_token))
-
-    def take_outputs(self) -> tuple[Output, ...]:
-        for request in self.fresh_tokens.values():
-            self.outputs.append(_output(request))
-        self.fresh_tokens.clear()
-        outputs, self.outputs = tuple(self.outputs), []
-        return outputs
+        self.outbox.last(request, finish, error, stop_token)
 
     # --- sequences
+
+    def num_ahead(self, lease: Lease) -> int:
+        """Positions beyond the next token's that a sequence should own blocks for."""
+        return self.settings.extend_ahead_blocks * lease.block_size
 
     def close(self, sequence: Sequence) -> None:
         """No more of it is planned. Its full blocks stay findable; the rest goes back when no step can touch it."""
         assert sequence.live
         lease = sequence.lease
         worker = self.workers[lease.worker_id]
+        sequence.request.note_written()
+        sequence.leave_table()
         del worker.running[sequence.sequence_id]
         worker.stalled.pop(sequence.sequence_id, None)
         worker.wants_blocks.pop(sequence.sequence_id, None)
@@ -369,22 +368,3 @@ def _decrement(counter: Counter[str], key: str) -> None:
     counter[key] -= 1
     if not counter[key]:
         del counter[key]
-
-
-def _output(
-    request: RequestState, finish: Finish | None = None, error: OutputError | None = None, stop_token: bytes = b""
-) -> Output:
-    tokens = bytes(request.tokens[request.emitted_bytes :])
-    request.emitted_bytes = len(request.tokens)
-    assert len(tokens) % TOKEN_BYTES == 0
-    return Output(
-        request_id=request.request.request_id,
-        tokens=tokens,
-        finish=finish,
-        error=error,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_tokens=request.num_cached_tokens,
-        num_output_tokens=request.num_output_tokens,
-        stop_token=stop_token,
-        timeline=tuple(request.marks) if finish is not None else (),
-    )

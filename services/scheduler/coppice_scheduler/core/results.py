@@ -1,6 +1,12 @@
-"""What a step's result changes: progress, new tokens, ends, refusals, blocks that became full or free."""
+"""What a step's result changes: progress, new tokens, ends, refusals, blocks that became full or free.
+
+Most rows of most steps only get one token more: they are counted with array operations. Python looks at those where
+something happens: a first token, a block that became full, an end, log-probabilities, a refusal.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,9 +14,21 @@ from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Refusal, RefusalCode, StepResult
 from coppice_scheduler.core.lifecycle import Lifecycle
+from coppice_scheduler.core.logprobs import take_logprobs
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
-from coppice_scheduler.core.sequences import Sequence, SequenceState
-from coppice_scheduler.core.workers import InFlight, Row, Worker
+from coppice_scheduler.core.sequences import Sequence
+from coppice_scheduler.core.table import TAIL_MAX, Bool, Int64, SlotTable, UInt32
+from coppice_scheduler.core.workers import InFlight, PlanRows, Worker
+
+
+class Accepted(NamedTuple):
+    """What became of the rows that sampled. All arrays have shape [S]."""
+
+    rows: Int64  # among the rows of the step
+    num_tokens: Int64  # that each request has more now, a stop token not counted
+    stopped: Bool
+    stop_tokens: UInt32
+    at_length: Bool
 
 
 def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int) -> None:
@@ -19,25 +37,184 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
         return
     step = worker.in_flight.popleft()
     life.totals.steps += 1
-    refusals = {refusal.sequence_id: refusal for refusal in result.refusals}
-    ids = np.frombuffer(result.sampled_ids, dtype="<u4").tolist()
-    sampled = dict(zip(ids, np.frombuffer(result.sampled_tokens, dtype="<u4").tolist(), strict=True))
-    for row in step.rows:
-        if row.sequence.state is not SequenceState.ATTACHED:
-            continue
-        refusal = refusals.get(row.sequence.sequence_id)
-        if refusal is not None and _mend(life, worker, row.sequence, refusal, result.step):
-            life.requeue(row.sequence.request, now_ns)
-        elif refusal is not None:
-            life.retry(row.sequence.request, _refused(worker, refusal), now_ns)
-        elif row.samples and row.sequence.sequence_id not in sampled:
-            life.retry(row.sequence.request, _silent(worker, result.step), now_ns)
-        else:
-            _progress(life, step, row, now_ns)
-            if row.samples:
-                _accept(life, row.sequence, sampled[row.sequence.sequence_id], now_ns)
+    rows, table = step.rows, worker.table
+    live = table.ids[rows.slots] == rows.ids
+    tokens, has_tokens = _tokens_of(step, result)
+    refused = _is_refused(rows, result)
+    silent = rows.samples & ~has_tokens & ~refused
+    good = live & ~refused & ~silent
+    table.num_computed[rows.slots[good]] += rows.num_tokens[good]
+    accepted = _accept(table, rows, tokens, np.flatnonzero(good & rows.samples))
+    _count(life, table, rows, good, accepted)
+    if result.logprobs:
+        stopped = rows.ids[accepted.rows[accepted.stopped]]
+        for request in take_logprobs(worker, result, frozenset(stopped.tolist())):
+            if request.request.streams:
+                life.outbox.note(request)
+    _send(life, table, rows, tokens, accepted)
+    _visit(life, worker, step, good, accepted, now_ns)
+    for row in np.flatnonzero(live & ~good).tolist():
+        _failed_row(life, worker, rows.slots[row], result, now_ns)
     for sequence in step.removed:
         life.removed(sequence)
+
+
+# --- tokens
+
+
+def _tokens_of(step: InFlight, result: StepResult) -> tuple[UInt32, Bool]:
+    """tokens: [k, R], of each row of the plan what it sampled (nothing that counts where it did not); which rows did:
+    [R]. Normally the worker names all rows that sample, in the order of the plan."""
+    rows, num_steps = step.rows, step.plan.num_decode_steps
+    given = np.frombuffer(result.sampled_ids, "<u4")
+    sampled = np.frombuffer(result.sampled_tokens, "<u4")
+    tokens = np.zeros((num_steps, len(rows)), np.uint32)
+    has_tokens = np.zeros(len(rows), np.bool_)
+    if len(sampled) != num_steps * len(given):
+        return tokens, has_tokens  # of no use: every row counts as one that was given none
+    sampled = sampled.reshape(num_steps, len(given))
+    if result.sampled_ids == rows.ids[rows.samples].astype("<u4", copy=False).tobytes():
+        tokens[:, rows.samples] = sampled
+        return tokens, rows.samples
+    place_of = {sequence_id: place for place, sequence_id in enumerate(given.tolist())}
+    places = np.array([place_of.get(sequence_id, -1) for sequence_id in rows.ids.tolist()], np.int64)
+    has_tokens = rows.samples & (places >= 0)
+    tokens[:, has_tokens] = sampled[:, places[has_tokens]]
+    return tokens, has_tokens
+
+
+def _accept(table: SlotTable, rows: PlanRows, tokens: UInt32, sampling: Int64) -> Accepted:
+    """Append the tokens of the rows `sampling` [S] up to a stop token or the request's length. What a step computed
+    beyond that is dropped: whoever ended is closed before anything else is planned."""
+    slots = rows.slots[sampling]
+    sampled = tokens[:, sampling]
+    num_steps = len(tokens)
+    room = table.num_max[slots] - table.num_known[slots]
+    is_stop = _is_stop(table, slots, sampled)
+    first_stop = np.where(is_stop.any(axis=0), is_stop.argmax(axis=0), num_steps)
+    num_tokens = np.minimum(np.minimum(first_stop, room), num_steps)
+    stopped = (first_stop < num_steps) & (first_stop < room)
+    _append(table, slots, sampled, num_tokens)
+    table.num_pending[slots] -= num_steps
+    table.num_known[slots] += num_tokens
+    table.num_computed[slots] = np.minimum(table.num_computed[slots], table.num_known[slots])
+    stop_tokens = sampled[np.minimum(first_stop, num_steps - 1), np.arange(len(slots))]
+    return Accepted(sampling, num_tokens, stopped, stop_tokens, (num_tokens == room) & ~stopped)
+
+
+def _is_stop(table: SlotTable, slots: Int64, sampled: UInt32) -> Bool:
+    """sampled: [k, S]. Returns which of these end their requests: [k, S]."""
+    is_stop: Bool = (sampled[:, :, None] == table.stops[slots]).any(axis=2)
+    special = table.is_special[slots]
+    if special.any():
+        for column in np.flatnonzero(special).tolist():
+            sequence = table.sequences[slots[column]]
+            assert sequence is not None
+            stops = sequence.request.request.stop_token_ids
+            is_stop[:, column] = [token in stops for token in sampled[:, column].tolist()]
+    return is_stop
+
+
+def _append(table: SlotTable, slots: Int64, sampled: UInt32, num_tokens: Int64) -> None:
+    """sampled: [k, S], of which each slot keeps the first `num_tokens` [S]."""
+    full = table.num_tail[slots] + len(sampled) > TAIL_MAX
+    if full.any():
+        for sequence in table.at(slots[full]):
+            sequence.fold()
+    for place, tokens in enumerate(sampled):
+        kept = num_tokens > place
+        table.tail[slots[kept], table.num_tail[slots[kept]] + place] = tokens[kept]
+    table.num_tail[slots] += num_tokens
+
+
+def _count(life: Lifecycle, table: SlotTable, rows: PlanRows, good: Bool, accepted: Accepted) -> None:
+    life.totals.prefill_tokens += int(rows.num_prefill[good].sum())
+    served = accepted.num_tokens + accepted.stopped
+    life.totals.sampled_tokens += int(served.sum())
+    if len(served):
+        life.shares.charge_many(table.tenants[rows.slots[accepted.rows]], served)
+
+
+def _send(life: Lifecycle, table: SlotTable, rows: PlanRows, tokens: UInt32, accepted: Accepted) -> None:
+    """Who streams and goes on gets its tokens with those of the others; who ends, with its last Output."""
+    slots = rows.slots[accepted.rows]
+    going = table.is_plain[slots] & ~accepted.stopped & ~accepted.at_length
+    if going.any():
+        slots = slots[going]
+        life.outbox.tokens(table.numbers[slots], tokens[:, accepted.rows[going]])
+        table.num_sent[slots] = table.num_known[slots]
+
+
+# --- rows where something happens
+
+
+def _visit(life: Lifecycle, worker: Worker, step: InFlight, good: Bool, accepted: Accepted, now_ns: int) -> None:
+    """First tokens, full blocks, ends, in the order of the rows."""
+    rows, table = step.rows, worker.table
+    ends: Bool = np.zeros(len(rows), np.bool_)
+    ends[accepted.rows] = accepted.stopped | accepted.at_length
+    has_tokens = np.zeros(len(rows), np.bool_)
+    has_tokens[accepted.rows] = True
+    slots = rows.slots
+    fills = table.num_computed[slots] >= table.next_full[slots]
+    begins = has_tokens & ~table.has_first[slots]
+    visited = good & (ends | fills | begins | (rows.num_prefill > 0) | table.is_watched[slots])
+    table.has_first[slots[begins]] = True
+    places = np.full(len(rows), -1, np.int64)
+    places[accepted.rows] = np.arange(len(accepted.rows))
+    for row in np.flatnonzero(visited).tolist():
+        sequence = table.sequences[slots[row]]
+        assert sequence is not None
+        request = sequence.request
+        if rows.num_prefill[row]:
+            request.mark("prefill", step.planned_ns, now_ns)
+        if begins[row] and not request.first_token_ns:
+            request.first_token_ns = now_ns
+        if table.is_watched[slots[row]] and places[row] >= 0:
+            life.outbox.note(request)
+        if fills[row]:
+            _filled(life, sequence)
+        if ends[row]:
+            _end(life, sequence, accepted, int(places[row]), now_ns)
+
+
+def _filled(life: Lifecycle, sequence: Sequence) -> None:
+    lease = sequence.lease
+    life.leases.filled(lease, sequence.request.tokens, sequence.num_computed)
+    sequence.table.next_full[sequence.slot] = (lease.num_full_blocks + 1) * lease.block_size
+
+
+def _end(life: Lifecycle, sequence: Sequence, accepted: Accepted, place: int, now_ns: int) -> None:
+    if accepted.stopped[place]:
+        stop_token = int(accepted.stop_tokens[place]).to_bytes(TOKEN_BYTES, "little")
+        life.finish(sequence.request, Finish.STOP, now_ns, stop_token=stop_token)
+    else:
+        life.finish(sequence.request, Finish.LENGTH, now_ns)
+
+
+# --- rows that failed
+
+
+def _is_refused(rows: PlanRows, result: StepResult) -> Bool:
+    if not result.refusals:
+        return np.zeros(len(rows), np.bool_)
+    refused = np.array([refusal.sequence_id for refusal in result.refusals], np.uint32)
+    found: Bool = np.isin(rows.ids, refused)
+    return found
+
+
+def _failed_row(life: Lifecycle, worker: Worker, slot: int, result: StepResult, now_ns: int) -> None:
+    """It was refused, or the worker owes it a token. Its request may have ended with another's failure."""
+    sequence = worker.table.sequences[slot]
+    if sequence is None:
+        return
+    refusal = next((found for found in result.refusals if found.sequence_id == sequence.sequence_id), None)
+    if refusal is None:
+        life.retry(sequence.request, _silent(worker, result.step), now_ns)
+    elif _mend(life, worker, sequence, refusal, result.step):
+        life.requeue(sequence.request, now_ns)
+    else:
+        life.retry(sequence.request, _refused(worker, refusal), now_ns)
 
 
 def _mend(life: Lifecycle, worker: Worker, sequence: Sequence, refusal: Refusal, step: int) -> bool:
@@ -65,34 +242,6 @@ def _repeat_seals(worker: Worker, sequence: Sequence, refusal: Refusal, step: in
     worker.sealed += sequence.lease.shared
     worker.seals += sequence.lease.shared_seals
     return True
-
-
-def _progress(life: Lifecycle, step: InFlight, row: Row, now_ns: int) -> None:
-    sequence = row.sequence
-    sequence.num_computed += row.num_tokens
-    if row.num_prefill:
-        life.totals.prefill_tokens += row.num_prefill
-        sequence.request.mark("prefill", step.planned_ns, now_ns)
-    if sequence.num_computed // sequence.lease.block_size > sequence.lease.num_full_blocks:
-        life.leases.filled(sequence.lease, sequence.request.tokens, sequence.num_computed)
-
-
-def _accept(life: Lifecycle, sequence: Sequence, token: int, now_ns: int) -> None:
-    request = sequence.request
-    sequence.num_pending -= 1
-    request.num_output_tokens += 1
-    life.totals.sampled_tokens += 1
-    life.shares.charge(request.tenant_number, 1)
-    if not request.first_token_ns:
-        request.first_token_ns = now_ns
-    if token in request.request.stop_token_ids:
-        life.finish(request, Finish.STOP, now_ns, stop_token=token.to_bytes(TOKEN_BYTES, "little"))
-        return
-    request.tokens += token.to_bytes(TOKEN_BYTES, "little")
-    if request.num_output_tokens >= request.max_output_tokens:
-        life.finish(request, Finish.LENGTH, now_ns)
-    else:
-        life.fresh_tokens[request.request.request_id] = request
 
 
 def _refused(worker: Worker, refusal: Refusal) -> OutputError:

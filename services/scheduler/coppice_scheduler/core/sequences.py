@@ -14,6 +14,8 @@ A sequence's tokens, counted:
     |<-- num_computed -->|<- in flight ->|
     |<---------- num_planned ----------->|<- still to plan ->|
     |<-------- known tokens of the request -------->|<- num_pending: sampled in steps without a result ->|
+
+These counts stand in its worker's slot table; the newest of the tokens may stand there, too (`table.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
+from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.request import Mark, Request
+from coppice_scheduler.core.table import SlotTable
 
 PREFILL_MARKS_MAX = 64
 NO_LEASE = LeaseId(b"")
@@ -52,7 +56,7 @@ class RequestState:
 
     request: Request
     order: tuple[int, int]  # (priority, arrival): who goes first, and last to be preempted
-    tokens: bytearray  # prompt and output so far, without a stop token
+    folded: bytearray  # prompt and output so far, without a stop token, but for the tail in its sequence's slot
     num_prompt_tokens: int
     max_output_tokens: int
     tenant_number: int = 0  # in FairShares
@@ -67,8 +71,10 @@ class RequestState:
     num_retries: int = 0
     num_grants: int = 0
     num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    emitted_bytes: int = 0  # of `tokens`, that left in an Output (the prompt counts as left)
+    num_written_tokens: int = 0  # of the prompt, that it computed and made findable in the stays that are over
+    sent_before: int = 0  # `num_sent_tokens` of the stays that are over
+    fresh_logprobs: list[TokenLogprobs] = field(default_factory=list)  # that did not leave yet
+    num_logprob_positions: int = 0  # of its tokens, those before this one were reported
     domain_blocked: bool = False  # its last refusal was its own domain's maximum
     asked_under: LeaseId = NO_LEASE  # it asked under this id in vain and does so again: the cache may remember it
     flight_until_ns: int = 0  # until then it may wait for another's prefill; 0: it has not waited in this stay
@@ -76,8 +82,32 @@ class RequestState:
     marks: list[Mark] = field(default_factory=list)
 
     @property
+    def tokens(self) -> bytearray:
+        """Prompt and output so far, without a stop token."""
+        if self.sequence is not None:
+            self.sequence.fold()
+        return self.folded
+
+    @property
     def num_tokens(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
+        return len(self.folded) // TOKEN_BYTES if self.sequence is None else self.sequence.num_known
+
+    @property
+    def num_sent_tokens(self) -> int:
+        """That left for the client; the prompt counts as left."""
+        return self.sent_before if self.sequence is None else int(self.sequence.table.num_sent[self.sequence.slot])
+
+    @num_sent_tokens.setter
+    def num_sent_tokens(self, count: int) -> None:
+        if self.sequence is None:
+            self.sent_before = count
+        else:
+            self.sequence.table.num_sent[self.sequence.slot] = count
+
+    @property
+    def num_output_tokens(self) -> int:
+        """A stop token does not count: it ends the request."""
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_tokens_max(self) -> int:
@@ -89,6 +119,11 @@ class RequestState:
         """KV positions that it can ever need: the last token's KV is never computed."""
         return self.num_prompt_tokens + self.max_output_tokens - 1
 
+    @property
+    def wants_logprobs(self) -> bool:
+        sampling = self.request.sampling
+        return sampling.num_logprobs is not None or sampling.prompt_logprobs
+
     def start_wanting(self, shares: FairShares) -> None:
         if not self.wants:
             self.wants = True
@@ -99,30 +134,88 @@ class RequestState:
             self.wants = False
             shares.leave(self.tenant_number)
 
+    def note_written(self) -> None:
+        """Count whole blocks of the prompt that its lease made findable beyond those it found."""
+        lease = self.lease
+        if lease is not None and lease.publishable:
+            whole = self.num_prompt_tokens // lease.block_size * lease.block_size
+            full = min(lease.num_full_blocks * lease.block_size, whole)
+            self.num_written_tokens = max(self.num_written_tokens, full - self.num_cached_tokens)
+
     def mark(self, name: str, start_ns: int, end_ns: int) -> None:
         if len(self.marks) < PREFILL_MARKS_MAX:
             self.marks.append((name, start_ns, end_ns))
 
 
-@dataclass(slots=True, eq=False)
 class Sequence:
-    """One stay of a request on one worker, under one lease."""
+    """One stay of a request on one worker, under one lease. Its counts may be asked for while it is live."""
 
-    sequence_id: SequenceId
-    request: RequestState
-    lease: Lease
-    num_start_tokens: int  # tokens known when it was granted: up to here it is prefill
-    num_computed: int
-    num_planned: int
-    state: SequenceState = SequenceState.GRANTED
-    num_pending: int = 0
-    grown: bytearray = field(default_factory=bytearray)  # owned handles that the worker was not told yet
-    zero: bytearray = field(default_factory=bytearray)  # handles to zero before their first write
-    ahead_refused: bool = False  # asked for blocks ahead of need in vain: ask for no more than the need
+    __slots__ = ("grown", "lease", "request", "sequence_id", "slot", "state", "table", "zero")
+
+    def __init__(
+        self,
+        sequence_id: SequenceId,
+        request: RequestState,
+        lease: Lease,
+        table: SlotTable,
+        *,
+        num_cached: int,
+        num_ahead: int,
+    ) -> None:
+        """Its lease was just granted, with the KV of `num_cached` tokens; for `num_ahead` positions beyond its next
+        token it should own blocks, too."""
+        self.sequence_id = sequence_id
+        self.request = request
+        self.lease = lease
+        self.table = table
+        self.state = SequenceState.GRANTED
+        self.grown = bytearray()  # owned handles that the worker was not told yet
+        self.zero = bytearray()  # handles to zero before their first write
+        self.slot = slot = table.add(self, request.request.number, request.request.stop_token_ids)
+        table.num_known[slot] = table.num_start[slot] = request.num_tokens
+        table.num_computed[slot] = table.num_planned[slot] = num_cached
+        table.num_reserved[slot] = lease.reserved_tokens
+        table.num_ahead[slot] = num_ahead
+        table.num_max[slot] = request.num_tokens_max
+        table.num_sent[slot] = request.sent_before
+        table.next_full[slot] = (lease.num_full_blocks + 1) * lease.block_size
+        table.tenants[slot] = request.tenant_number
+        table.has_first[slot] = bool(request.first_token_ns)
+        table.is_plain[slot] = request.request.streams and not request.wants_logprobs
+        table.is_watched[slot] = request.request.streams and request.wants_logprobs
+
+    # --- counts
+
+    @property
+    def num_known(self) -> int:
+        return int(self.table.num_known[self.slot])
+
+    @property
+    def num_start_tokens(self) -> int:
+        """Tokens known when it was granted: up to here it is prefill."""
+        return int(self.table.num_start[self.slot])
+
+    @property
+    def num_computed(self) -> int:
+        return int(self.table.num_computed[self.slot])
+
+    @property
+    def num_planned(self) -> int:
+        return int(self.table.num_planned[self.slot])
+
+    @property
+    def num_pending(self) -> int:
+        return int(self.table.num_pending[self.slot])
 
     @property
     def num_to_plan(self) -> int:
-        return self.request.num_tokens + self.num_pending - self.num_planned
+        return self.num_known + self.num_pending - self.num_planned
+
+    @property
+    def num_needed(self) -> int:
+        """Positions that it should own blocks for now. After a refusal no more than the next token's."""
+        ahead = int(self.table.num_ahead[self.slot])
+        return min(self.request.num_kv_tokens_max, self.num_planned + 1 + ahead)
 
     @property
     def live(self) -> bool:
@@ -132,3 +225,31 @@ class Sequence:
     def blocked(self) -> bool:
         """Its next token has no block."""
         return self.num_planned >= self.lease.reserved_tokens
+
+    # --- moves
+
+    def attach(self) -> None:
+        self.state = SequenceState.ATTACHED
+        self.table.attached[self.slot] = True
+
+    def take_blocks(self, owned: bytes, zero: bytes, num_ahead: int) -> None:
+        """Its lease has grown by these."""
+        self.grown += owned
+        self.zero += zero
+        self.table.num_reserved[self.slot] = self.lease.reserved_tokens
+        self.table.num_ahead[self.slot] = num_ahead
+        self.table.has_news[self.slot] = True
+
+    def forgo_ahead(self) -> None:
+        """It asked for blocks ahead of need in vain: from now on for no more than the need."""
+        self.table.num_ahead[self.slot] = 0
+
+    def fold(self) -> None:
+        """The newest tokens join the others of the request."""
+        self.request.folded += self.table.take_tail(self.slot)
+
+    def leave_table(self) -> None:
+        """What its slot knows of the request goes back there."""
+        self.fold()
+        self.request.sent_before = int(self.table.num_sent[self.slot])
+        self.table.remove(self.slot)

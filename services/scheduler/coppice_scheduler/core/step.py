@@ -1,80 +1,112 @@
-"""Build the next plan of one worker: decodes first, then prefill chunks, under the step's token budget.
+"""Plan the next step of one worker: decodes first, then prefill chunks, under the step's token budget.
 
-There are no phases: a row is whatever brings `num_planned` nearer to the tokens that the worker will know. A row is
-planned only onto blocks that the sequence owns already (I6); more blocks are asked for ahead of need.
+There is one rule and there are no phases: `num_computed` catches up with the tokens that the worker will know. A row is
+whatever brings `num_planned` nearer to them. It is planned only onto blocks that the sequence owns already (I6); more
+blocks are asked for ahead of need, and what a sequence needs it gets whole or not at all.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Growth, SequenceStart, StepPlan
 from coppice_scheduler.core.chunks import Attaching, choose_chunks
-from coppice_scheduler.core.fairness import FairShares
+from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.sequences import Sequence, SequenceState
-from coppice_scheduler.core.settings import SchedulerSettings
-from coppice_scheduler.core.workers import InFlight, Row, Worker
+from coppice_scheduler.core.table import Int64
+from coppice_scheduler.core.workers import InFlight, PlanRows, Row, Worker
+
+_NO_CHUNKS: list[Row] = []
 
 
-def build_plan(worker: Worker, settings: SchedulerSettings, shares: FairShares, now_ns: int) -> StepPlan | None:
+def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
     """The next plan, entered into the worker's steps in flight. None when there is nothing to say."""
-    rows = _choose_rows(worker, settings, shares)
-    if not rows and not worker.to_detach and not worker.sealed:
+    rows = _choose_rows(life, worker)
+    if not len(rows) and not worker.to_detach and not worker.sealed:
         return None
+    zero, attach, grow = _news(worker, rows)
+    ids = rows.ids.astype("<u4", copy=False).tobytes()
+    decode = bool((rows.num_tokens == 1).all())
+    repeat = decode and bool(ids) and ids == worker.last_decode_rows
+    worker.last_decode_rows = ids if decode else b""
+    plan = StepPlan(
+        step=worker.next_step,
+        detach=np.array([sequence.sequence_id for sequence in worker.to_detach], dtype="<u4").tobytes(),
+        sealed=bytes(worker.sealed),
+        seals=bytes(worker.seals),
+        zero=zero,
+        attach=attach,
+        grow=grow,
+        rows=b"" if repeat else ids,
+        row_tokens=b"" if repeat else rows.num_tokens.astype("<u4").tobytes(),
+        repeat_rows=repeat,
+    )
+    _enter(worker, plan, rows, now_ns)
+    _note_needs(worker)
+    return plan
+
+
+# --- which rows
+
+
+def _choose_rows(life: Lifecycle, worker: Worker) -> PlanRows:
+    """Each sequence that can decode, in the order of slots, then chunks of those that have more to compute."""
+    settings, table = life.settings, worker.table
+    budget = min(settings.max_step_tokens, worker.max_step_tokens or settings.max_step_tokens)
+    known = table.num_known + table.num_pending
+    to_plan = known - table.num_planned
+    # One that is ended by the tokens sampled in flight decodes no more.
+    going = table.attached & (to_plan == 1) & (known < table.num_max)
+    blocked = going & (table.num_planned >= table.num_reserved)
+    for sequence in table.at(np.flatnonzero(blocked)):
+        worker.wants_blocks[sequence.sequence_id] = sequence
+    decodes = np.flatnonzero(going & ~blocked)[:budget]
+    others = np.flatnonzero((table.ids != 0) & ((to_plan > 1) | ~table.attached))
+    chunks = _NO_CHUNKS
+    if len(others):
+        chunks = choose_chunks(table.at(others), budget - len(decodes), Attaching(), settings, life.shares)
+    return _laid_out(worker, decodes, chunks)
+
+
+def _laid_out(worker: Worker, decodes: Int64, chunks: list[Row]) -> PlanRows:
+    table = worker.table
+    slots = decodes
+    num_tokens = np.ones(len(decodes), np.int64)
+    samples = np.ones(len(decodes), np.bool_)
+    num_prefill = (table.num_planned[decodes] < table.num_start[decodes]).astype(np.int64)
+    if chunks:
+        slots = np.concatenate([slots, [row.sequence.slot for row in chunks]])
+        num_tokens = np.concatenate([num_tokens, [row.num_tokens for row in chunks]])
+        samples = np.concatenate([samples, [row.samples for row in chunks]])
+        num_prefill = np.concatenate([num_prefill, [row.num_prefill for row in chunks]])
+    return PlanRows(slots, table.ids[slots], num_tokens, samples, num_prefill)
+
+
+# --- what the plan says beside its rows
+
+
+def _news(worker: Worker, rows: PlanRows) -> tuple[bytes, tuple[SequenceStart, ...], tuple[Growth, ...]]:
+    """Blocks to zero, sequences to attach and blocks to add, of those that compute in this step."""
+    table = worker.table
     zero = bytearray()
-    attach = []
-    grow = []
-    for row in rows:
-        sequence = row.sequence
+    attach, grow = [], []
+    new = rows.slots[table.has_news[rows.slots] | ~table.attached[rows.slots]]
+    for sequence in table.at(new):
         if sequence.state is SequenceState.GRANTED:
             attach.append(_start_of(sequence))
+            sequence.attach()
         elif sequence.grown:
             grow.append(Growth(sequence.sequence_id, bytes(sequence.grown)))
         zero += sequence.zero
         sequence.zero.clear()
         sequence.grown.clear()
-        sequence.num_planned += row.num_tokens
-        sequence.num_pending += row.samples
-    ids = _packed([row.sequence.sequence_id for row in rows])
-    decode = all(row.num_tokens == 1 for row in rows)
-    repeat = decode and bool(rows) and ids == worker.last_decode_rows
-    worker.last_decode_rows = ids if decode else b""
-    plan = StepPlan(
-        step=worker.next_step,
-        detach=_packed([sequence.sequence_id for sequence in worker.to_detach]),
-        sealed=bytes(worker.sealed),
-        seals=bytes(worker.seals),
-        zero=bytes(zero),
-        attach=tuple(attach),
-        grow=tuple(grow),
-        rows=b"" if repeat else ids,
-        row_tokens=b"" if repeat else _packed([row.num_tokens for row in rows]),
-        repeat_rows=repeat,
-    )
-    _enter(worker, plan, rows, now_ns)
-    _note_needs(worker, settings)
-    return plan
-
-
-def _enter(worker: Worker, plan: StepPlan, rows: list[Row], now_ns: int) -> None:
-    for sequence in worker.to_detach:
-        sequence.state = SequenceState.REMOVING
-    worker.in_flight.append(InFlight(plan, tuple(rows), tuple(worker.to_detach), now_ns))
-    worker.to_detach.clear()
-    worker.sealed.clear()
-    worker.seals.clear()
-    worker.next_step += 1
-
-
-def _packed(values: list[int]) -> bytes:
-    return np.array(values, dtype="<u4").tobytes()
+    table.has_news[new] = False
+    return bytes(zero), tuple(attach), tuple(grow)
 
 
 def _start_of(sequence: Sequence) -> SequenceStart:
     request = sequence.request
     lease = sequence.lease
-    sequence.state = SequenceState.ATTACHED
     return SequenceStart(
         sequence_id=sequence.sequence_id,
         lease_id=lease.lease_id,
@@ -89,36 +121,27 @@ def _start_of(sequence: Sequence) -> SequenceStart:
     )
 
 
-def _choose_rows(worker: Worker, settings: SchedulerSettings, shares: FairShares) -> list[Row]:
-    rows = []
-    prefills = []
-    attaching = Attaching()
-    budget = min(settings.max_step_tokens, worker.max_step_tokens or settings.max_step_tokens)
-    for sequence in worker.running.values():
-        request, planned = sequence.request, sequence.num_planned
-        to_plan = (len(request.tokens) // TOKEN_BYTES) + sequence.num_pending - planned
-        if to_plan > 1:
-            prefills.append(sequence)
-        elif not budget or request.num_output_tokens + sequence.num_pending >= request.max_output_tokens:
-            continue  # without the budget, or ended by the tokens that are sampled in flight
-        elif planned >= sequence.lease.reserved_tokens:
-            worker.wants_blocks[sequence.sequence_id] = sequence
-        elif attaching.takes(sequence):
-            rows.append(Row(sequence, 1, True, 1 if planned < sequence.num_start_tokens else 0))
-            budget -= 1
-    return rows + choose_chunks(prefills, budget, attaching, settings, shares)
+# --- what it changes
 
 
-def _note_needs(worker: Worker, settings: SchedulerSettings) -> None:
+def _enter(worker: Worker, plan: StepPlan, rows: PlanRows, now_ns: int) -> None:
+    worker.table.num_planned[rows.slots] += rows.num_tokens
+    worker.table.num_pending[rows.slots] += rows.samples
+    for sequence in worker.to_detach:
+        sequence.state = SequenceState.REMOVING
+    worker.in_flight.append(InFlight(plan, rows, tuple(worker.to_detach), now_ns))
+    worker.to_detach.clear()
+    worker.sealed.clear()
+    worker.seals.clear()
+    worker.next_step += 1
+
+
+def _note_needs(worker: Worker) -> None:
     """Mark sequences whose blocks run out soon. A prefill has all that its prompt needs; its tail is decode."""
-    for sequence in worker.running.values():
-        if sequence.lease.extend_asked or sequence.num_to_plan > 1:
-            continue
-        if needed_tokens(sequence, settings) > sequence.lease.reserved_tokens:
+    table = worker.table
+    to_plan = table.num_known + table.num_pending - table.num_planned
+    needed = np.minimum(table.num_max - 1, table.num_planned + 1 + table.num_ahead)
+    lacking = (table.ids != 0) & (to_plan <= 1) & (needed > table.num_reserved)
+    for sequence in table.at(np.flatnonzero(lacking)):
+        if not sequence.lease.extend_asked:
             worker.wants_blocks[sequence.sequence_id] = sequence
-
-
-def needed_tokens(sequence: Sequence, settings: SchedulerSettings) -> int:
-    """Positions that it should own blocks for now. After a refusal no more than the next token's."""
-    ahead = 0 if sequence.ahead_refused else settings.extend_ahead_blocks * sequence.lease.block_size
-    return min(sequence.request.num_kv_tokens_max, sequence.num_planned + 1 + ahead)

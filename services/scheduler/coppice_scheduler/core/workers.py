@@ -6,11 +6,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, SequenceId, WorkerEpoch, WorkerId
 from coppice.messages.index import NoCapacityReason, WorkerInfo
 from coppice.messages.step import StepPlan
 from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.sequences import Sequence
+from coppice_scheduler.core.table import Bool, Int64, SlotTable, UInt32
 
 
 class Row(NamedTuple):
@@ -23,11 +26,25 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRows:
+    """The rows of a plan, in its order. All arrays have shape [R]."""
+
+    slots: Int64
+    ids: UInt32  # sequences: a slot may have another one by the time of the result
+    num_tokens: Int64
+    samples: Bool
+    num_prefill: Int64
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
 class InFlight:
     """A plan without a result."""
 
     plan: StepPlan
-    rows: tuple[Row, ...]
+    rows: PlanRows
     removed: tuple[Sequence, ...]
     planned_ns: int
 
@@ -58,6 +75,7 @@ class Worker:
     dead_epochs: set[WorkerEpoch] = field(default_factory=set)
     next_step: int = 1
     in_flight: deque[InFlight] = field(default_factory=deque)
+    table: SlotTable = field(default_factory=SlotTable)  # of those running
     running: dict[SequenceId, Sequence] = field(default_factory=dict)
     to_detach: list[Sequence] = field(default_factory=list)
     returning: dict[LeaseId, Lease] = field(default_factory=dict)  # on their way back: credit against preemption
@@ -101,7 +119,9 @@ class Worker:
 
     def prefill_tokens(self) -> int:
         """Work that stands before a new request: what prefills still need, and one token a step of each decode."""
-        return sum(max(1, sequence.num_to_plan) for sequence in self.running.values())
+        table = self.table
+        to_plan = table.num_known + table.num_pending - table.num_planned
+        return int(np.maximum(to_plan, 1)[table.ids != 0].sum())
 
     def restart_steps(self) -> None:
         self.next_step = 1
