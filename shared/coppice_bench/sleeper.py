@@ -1,4 +1,4 @@
-"""An executor that computes nothing and takes a fixed time for it, as a device would: the step ends at begin + length."""
+"""An executor that computes nothing and takes a fixed time for it, as a device would."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from coppice_worker.core.batch import Int32, PoolSpec, StepBatch
+from coppice_worker.core.batch import Int32, PoolSpec, StepBatch, StepOutput
 
 TOKEN = 7  # every sampled token
 
@@ -28,10 +28,10 @@ class SleepingExecutor:
     def copy_blocks(self, src: Int32, dst: Int32) -> None:
         """There is no KV."""
 
-    def execute(self, batch: StepBatch) -> Int32:
+    def execute(self, batch: StepBatch) -> StepOutput:
         ends_ns = time.perf_counter_ns() + self.step_ns
-        sampled = np.full(len(batch.sample.rows), TOKEN, np.int32)
+        output = StepOutput(np.full(len(batch.sample.rows), TOKEN, np.int32))
         left_ns = ends_ns - time.perf_counter_ns()
         if left_ns > 0:
             time.sleep(left_ns / 1e9)
-        return sampled
+        return output

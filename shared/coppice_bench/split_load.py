@@ -168,7 +168,9 @@ class Driver:
     def _arrive(self, source: random.Random, load: Load, began_ns: int) -> tuple[list[int], list[float]]:
         """Numbers of the arrivals of the round, and how late each was submitted."""
         ends_ns = began_ns + int(load.seconds * _NS_PER_S)
-        due_ns, arrived, late_ms = began_ns, [], []
+        due_ns = began_ns
+        arrived: list[int] = []
+        late_ms: list[float] = []
         while True:
             due_ns += int(source.expovariate(load.arrivals_per_s) * _NS_PER_S)
             if due_ns >= ends_ns:

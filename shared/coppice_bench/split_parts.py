@@ -8,8 +8,8 @@ from pathlib import Path
 from coppice.ids import Namespace, WorkerId
 from coppice.namespaces import encode_namespace
 from coppice_bench.sleeper import SleepingExecutor
-from coppice_cache.core.settings import CoreSettings, DomainConfig
 from coppice_bench.split_load import DOMAIN
+from coppice_cache.core.settings import CoreSettings, DomainConfig
 from coppice_scheduler.core.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
 from coppice_worker.core.batch import Executor, PoolSpec
 from coppice_worker.core.worker import WorkerCoreSettings

@@ -18,7 +18,7 @@ from coppice_bench.split_commands import serve_commands
 from coppice_bench.split_load import Driver, Load, Recorder, sleep_until
 from coppice_bench.split_parts import scheduler_settings
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.request import Output, Request
+from coppice_scheduler.core.request import Effects, Request
 from coppice_scheduler.edge.planner import Planner
 
 _log = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ class PlannerContender:
         if refused is not None:
             self._recorder.refused(refused.message)
 
-    def _deliver(self, outputs: tuple[Output, ...]) -> None:
-        self._recorder.told((), outputs)
+    def _deliver(self, effects: Effects) -> None:
+        self._recorder.told(effects.tokens, effects.outputs)
 
 
 def main(cache: str, max_context: int) -> None:

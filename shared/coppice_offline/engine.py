@@ -5,7 +5,7 @@
                        plan   v  |  result
                            worker core --batch--> executor --tokens--> worker core
 
-`step` and `advance` take turns. What is submitted after a step, and before the `advance` that takes its result, asks for
+`step` and `advance` take turns. What is submitted after a step, before the `advance` that takes its result, asks for
 its blocks before the next step is planned, as it would if a planner ran beside the worker.
 """
 
@@ -22,11 +22,12 @@ from coppice_cache.core.index import CoreSettings, IndexCore, ToClientEffect, To
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Finish, Output, Refused, Request, SchedulerStats, TokenBatch
 from coppice_scheduler.core.settings import SchedulerSettings
-from coppice_worker.core.batch import Executor
+from coppice_worker.core.batch import NO_OUTPUT, Executor
 from coppice_worker.core.worker import Applied, SchedulerAccepted, WorkerCore, WorkerCoreSettings
 
 _CACHE_EPOCH = CacheEpoch(1)
 _TICK_NS = 100_000_000
+NS_PER_US = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class LocalEngine:
         self._plans: deque[StepPlan] = deque()
         self._result: StepResult | None = None  # of the last step; `advance` takes it
         self._submitted = False
+        self._heard = False  # the index said something since the scheduler last decided
         now = now_ns()
         self._ticked_ns = now
         self._index = IndexCore(settings.index, _CACHE_EPOCH, now)
@@ -88,6 +90,13 @@ class LocalEngine:
     def is_idle(self) -> bool:
         """Nothing is at work, and everything that was used is given back."""
         return self._result is None and not self._plans and self._scheduler.is_idle()
+
+    def wait_ns(self) -> int:
+        """How long there is nothing to do for, unless something is submitted; 0: not at all."""
+        if self._result is not None or self._plans or self._submitted or self._heard:
+            return 0
+        wakeup_ns = self._scheduler.next_wakeup_ns()
+        return _TICK_NS if wakeup_ns is None else min(max(wakeup_ns - self._now_ns(), 0), _TICK_NS)
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
@@ -125,6 +134,7 @@ class LocalEngine:
         now = self._now_ns()
         if now - self._ticked_ns >= _TICK_NS:
             self._tick(now)
+        self._heard = False
         effects = self._scheduler.advance(now)
         self._plans.extend(plan for _, plan in effects.plans)
         tokens += effects.tokens
@@ -145,6 +155,7 @@ class LocalEngine:
             for effect in effects:
                 match effect:
                     case ToClientEffect(_, message):
+                        self._heard = True
                         self._scheduler.index_message(message, now)
                     case ToWorkerEffect(_, Registered() as registered):
                         self._worker.registered(registered)
@@ -161,5 +172,8 @@ class LocalEngine:
             self._executor.zero_blocks(applied.zero)
         if applied.copy_src.size:
             self._executor.copy_blocks(applied.copy_src, applied.copy_dst)
-        sampled = applied.zero[:0] if applied.batch is None else self._executor.execute(applied.batch)
-        return self._worker.complete(applied, sampled, (self._now_ns() - began_ns) // 1_000)
+        output = NO_OUTPUT if applied.batch is None else self._executor.execute(applied.batch)
+        while (following := self._worker.advance(applied, output)) is not None:
+            assert following.batch is not None
+            applied, output = following, self._executor.execute(following.batch)
+        return self._worker.complete(applied, output, (self._now_ns() - began_ns) // NS_PER_US)
