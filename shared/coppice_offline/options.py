@@ -12,12 +12,12 @@ import numpy as np
 
 from coppice.errors import UsageError
 from coppice.messages.step import SamplingParams
+from coppice_scheduler.edge.sampling_options import seed_of_choice
 
 N_MAX = 8
 LOGPROBS_MAX = 20
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in the REST API
 _U64 = (1 << 64) - 1
-_SEED_STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
             temperature=float(temperature),
             top_k=max(top_k, 0),
             top_p=float(top_p),
-            seed=(seed + index * _SEED_STEP) & _U64,
+            seed=seed_of_choice(seed, index),
             min_p=options.min_p,
             frequency_penalty=options.frequency_penalty,
             presence_penalty=options.presence_penalty,
