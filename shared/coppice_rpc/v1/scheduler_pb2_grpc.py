@@ -44,6 +44,16 @@ class GenerationStub:
                 request_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/coppice_rpc.v1.Generation/Tokenize',
+                request_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/coppice_rpc.v1.Generation/Detokenize',
+                request_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -61,6 +71,18 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +95,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.ListModelsRequest.FromString,
                     response_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.TokenizeRequest.FromString,
+                    response_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeRequest.FromString,
+                    response_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +161,60 @@ class Generation:
             '/coppice_rpc.v1.Generation/ListModels',
             coppice__rpc_dot_v1_dot_scheduler__pb2.ListModelsRequest.SerializeToString,
             coppice__rpc_dot_v1_dot_scheduler__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice_rpc.v1.Generation/Tokenize',
+            coppice__rpc_dot_v1_dot_scheduler__pb2.TokenizeRequest.SerializeToString,
+            coppice__rpc_dot_v1_dot_scheduler__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice_rpc.v1.Generation/Detokenize',
+            coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeRequest.SerializeToString,
+            coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

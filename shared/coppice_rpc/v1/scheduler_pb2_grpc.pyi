@@ -35,12 +35,16 @@ class GenerationStub:
     def __new__(cls, channel: _aio.Channel) -> GenerationAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.GenerateRequest, _scheduler_pb2.GenerateResponse]
     ListModels: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListModelsRequest, _scheduler_pb2.ListModelsResponse]
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]
 
 @_typing.type_check_only
 class GenerationAsyncStub(GenerationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_scheduler_pb2.GenerateRequest, _scheduler_pb2.GenerateResponse]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListModelsRequest, _scheduler_pb2.ListModelsResponse]  # type: ignore[assignment]
+    Tokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]  # type: ignore[assignment]
+    Detokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
 class GenerationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -56,5 +60,19 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListModelsResponse, _abc.Awaitable[_scheduler_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _scheduler_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.TokenizeResponse, _abc.Awaitable[_scheduler_pb2.TokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _scheduler_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.DetokenizeResponse, _abc.Awaitable[_scheduler_pb2.DetokenizeResponse]]: ...
 
 def add_GenerationServicer_to_server(servicer: GenerationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

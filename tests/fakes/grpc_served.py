@@ -1,0 +1,88 @@
+"""A front door over a fake engine, on a real gRPC server at a free port of loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from prometheus_client import CollectorRegistry
+
+import coppice
+from coppice.tenants import TenantDirectory
+from coppice_rpc.v1 import scheduler_pb2 as pb
+from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
+from coppice_scheduler.edge.checkpoint_text import CheckpointText, load_checkpoint_text
+from coppice_scheduler.edge.engine import ModelInfo
+from coppice_scheduler.edge.frontdoor import FrontDoor
+from coppice_scheduler.edge.generation_grpc import GenerationServicer
+from coppice_scheduler.edge.metrics import FrontDoorMetrics
+from tests.fakes.engine import FakeEngine, Script
+
+DEMO = Path(coppice.__file__).parent / "demo_model"
+MODEL = "org/demo"
+WAIT_S = 20
+
+
+@dataclass
+class Served:
+    engine: FakeEngine
+    checkpoint: CheckpointText
+    stub: Any
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.checkpoint.raw.encode(text).ids)
+
+    def says(self, text: str, **fields: Any) -> list[int]:
+        ids = self.ids(text)
+        self.engine.script = lambda request: Script(ids, **fields)
+        return ids
+
+    async def ask(self, metadata: tuple[tuple[str, str], ...] = (), **fields: Any) -> list[pb.GenerateResponse]:
+        if not {"text", "token_ids", "chat"} & set(fields):
+            fields["text"] = "one"
+        request = pb.GenerateRequest(**{"model": MODEL, **fields})
+        return [r async for r in self.stub.Generate(request, timeout=WAIT_S, metadata=metadata)]
+
+    async def refusal(self, **fields: Any) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.ask(**fields)
+        return caught.value
+
+
+def serve(test: Callable[[Served], Awaitable[None]], tenants: TenantDirectory | None = None) -> None:
+    async def run() -> None:
+        checkpoint = load_checkpoint_text(DEMO)
+        engine = FakeEngine(ModelInfo(MODEL, 512, 1))
+        metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
+        frontdoor = FrontDoor(engine, checkpoint, tenants or TenantDirectory.single_default(), metrics)
+        server = grpc.aio.server()
+        pb_grpc.add_GenerationServicer_to_server(GenerationServicer(frontdoor), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await test(Served(engine, checkpoint, pb_grpc.GenerationStub(channel)))
+        finally:
+            await server.stop(None)
+
+    asyncio.run(run())
+
+
+def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
+    """google.rpc details by their type's last name."""
+    raw = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
+    status = status_pb2.Status.FromString(raw)
+    assert status.code == error.code().value[0]
+    assert status.message == error.details()
+    found = {}
+    for packed in status.details:
+        name = packed.type_url.rsplit(".", 1)[-1]
+        found[name] = getattr(error_details_pb2, name)()
+        packed.Unpack(found[name])
+    return found
