@@ -3,6 +3,7 @@
     coppice up                  the whole stack on this machine, for development
     coppice bench smoke         a short measurement of a running stack, or of one that it starts
     coppice bench index|rpc|churn   what the cache service costs: its core, the stream before it, a load of chats
+    coppice bench serve --url URL   a load on any server of the OpenAI API: throughput, times, goodput, tenants
     coppice cache stats         look into a running cache: stats, tree, explain, audit, flush, pin, unpin, pins
     coppice sim                 the deterministic simulation of the three cores
     coppice health HOST:PORT    whether a service serves, for container health checks

@@ -1,4 +1,4 @@
-"""`coppice bench ...`: measurements of the cache service."""
+"""`coppice bench ...`: measurements of the cache service, and of servers under load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coppice.cli.bench_serve import serve
 from coppice.cli.variables import refuse_unknown_variables_of
 from coppice.errors import EXIT_OK
 
@@ -22,6 +23,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command()(rpc)
     bench.command()(churn)
     bench.command()(trace)
+    bench.command()(serve)
 
 
 def index(
