@@ -1,4 +1,4 @@
-"""`coppice bench serve`: the flags."""
+"""`coppice bench serve`: the flags. All but a few are fields of `ServeOptions` of the same name."""
 
 from __future__ import annotations
 
@@ -52,33 +52,6 @@ def serve(
     from coppice_bench.serve.run import run_serve
 
     refuse_unknown_variables_of(context)
-    options = ServeOptions(
-        url=url,
-        model=model,
-        api_key=api_key,
-        tenants=tuple(TenantKey.parse(text) for text in tenant or ()),
-        api=api,
-        prompts=prompts,
-        load=load,
-        requests=requests,
-        concurrency=concurrency,
-        rate=rate,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        shared_tokens=shared_tokens,
-        prefixes=prefixes,
-        turns=turns,
-        trace=trace,
-        speed=speed,
-        limit=limit,
-        shrink=shrink,
-        flood=flood,
-        ttft_ms=ttft_ms,
-        tpot_ms=tpot_ms,
-        temperature=temperature,
-        processes=processes,
-        timeout_s=timeout_s,
-        seed=seed,
-        same_prompts=same_prompts,
-    )
+    others = {name: value for name, value in context.params.items() if name not in ("tenant", "plot", "as_json")}
+    options = ServeOptions(**others, tenants=tuple(TenantKey.parse(text) for text in tenant or ()))
     raise typer.Exit(run_serve(options, as_json=as_json, plot=plot))
