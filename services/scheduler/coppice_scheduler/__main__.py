@@ -1,14 +1,13 @@
-"""`python -m coppice_scheduler`: the front door and the planner."""
+"""`python -m coppice_scheduler`: the planner, and the front doors that it starts."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
 from coppice.errors import EXIT_OK, run_main
 from coppice.settings import read_settings
-from coppice.telemetry import configure_logging, configure_tracing
+from coppice.telemetry import configure_logging
 from coppice_scheduler.edge.service import serve
 from coppice_scheduler.edge.settings import ServiceSettings
 
@@ -22,11 +21,7 @@ def main() -> int:
 
 def run(settings: ServiceSettings) -> int:
     configure_logging(settings.log_level)
-    tracing = configure_tracing("coppice-scheduler", settings.otlp_endpoint)
-    try:
-        asyncio.run(serve(settings))
-    finally:
-        tracing()
+    serve(settings)
     return EXIT_OK
 
 

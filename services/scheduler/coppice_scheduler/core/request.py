@@ -89,6 +89,7 @@ class OutputErrorCode(Enum):
     NEVER_FITS = "never_fits"
     TENANT_MAXIMUM = "tenant_maximum"  # its domain held all it may hold for too long
     DEADLINE = "deadline"  # the request's own
+    SCHEDULER_LOST = "scheduler_lost"  # the planner went away while it ran
     INTERNAL = "internal"
 
 

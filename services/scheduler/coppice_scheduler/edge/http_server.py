@@ -1,7 +1,8 @@
 """Limits of the HTTP listener that uvicorn leaves open: slow senders, slow readers, too many of either.
 
     connection made --10 s--> headers complete --30 s (in the app)--> body complete --> answer
-                                                                        write buffer full --10 s--> aborted
+         |                                                              write buffer full --10 s--> aborted
+         +-- one too many: 503 at its first bytes, without reading them; closed at 1 s if it sends none
 
 A client that does not read in time loses its connection; the request behind it is cancelled by the disconnect.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import uvicorn
@@ -19,6 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coppice_scheduler.edge.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.openai_http import error_response
+
+_BUSY_RETRY_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,9 @@ class HttpLimits:
     max_headers: int = 64
     send_buffer_bytes: int = 128 * 1024
     max_requests: int = 10_000  # at once; above it a fast 503
+    max_connections: int = 10_000
+    excess_connections: int = 256  # above them and as many, they are cut without a word
+    excess_timeout_s: float = 1.0
 
 
 def uvicorn_config(app: ASGIApp, host: str, port: int, limits: HttpLimits | None = None) -> uvicorn.Config:
@@ -67,15 +74,18 @@ class _Guard:
             refusal = invalid(f"The request has more than {self._limits.max_headers} headers.", code="too_many_headers")
             return await error_response(refusal)(scope, receive, send)
         if self._active >= self._limits.max_requests:
-            busy = ApiError(
-                ErrorKind.UNAVAILABLE, "Too many requests at once.", code="too_many_requests", retry_after_ms=1000
-            )
-            return await error_response(busy)(scope, receive, send)
+            return await error_response(_busy("requests"))(scope, receive, send)
         self._active += 1
         try:
             return await self._app(scope, receive, send)
         finally:
             self._active -= 1
+
+
+def _busy(what: str) -> ApiError:
+    return ApiError(
+        ErrorKind.UNAVAILABLE, f"Too many {what} at once.", code=f"too_many_{what}", retry_after_ms=_BUSY_RETRY_MS
+    )
 
 
 def _limited_protocol(limits: HttpLimits) -> type[H11Protocol]:
@@ -95,9 +105,15 @@ class _LimitedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._is_excess = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        excess = len(self.connections) - self.limits.max_connections
+        if excess > self.limits.excess_connections:
+            transport.abort()
+            return
+        self._is_excess = excess > 0
         transport.set_write_buffer_limits(high=self.limits.send_buffer_bytes)
         raw = transport.get_extra_info("socket")
         if raw is not None:
@@ -106,6 +122,10 @@ class _LimitedProtocol(H11Protocol):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_excess:
+            self.transport.write(_excess_answer())
+            self.transport.close()
+            return
         if not self._in_request():
             self._await_headers()
         super().data_received(data)
@@ -140,7 +160,9 @@ class _LimitedProtocol(H11Protocol):
 
     def _await_headers(self) -> None:
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+            limits = self.limits
+            timeout_s = limits.excess_timeout_s if self._is_excess else limits.header_timeout_s
+            self._header_timer = self.loop.call_later(timeout_s, self.transport.abort)
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
@@ -151,3 +173,10 @@ class _LimitedProtocol(H11Protocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+@cache
+def _excess_answer() -> bytes:
+    response = error_response(_busy("connections"))
+    lines = [b"%s: %s" % header for header in response.raw_headers]
+    return b"\r\n".join([b"HTTP/1.1 503 Service Unavailable", *lines, b"connection: close", b"", bytes(response.body)])

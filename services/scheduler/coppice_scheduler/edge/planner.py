@@ -1,51 +1,41 @@
 """The planner's loop: a thread of its own that owns the core. Everything reaches it through one inbox.
 
-    front door (asyncio) --submit, cancel-->  +-------+  --ops-->    cache service
+    front doors     --submit, cancel------->  +-------+  --ops-->    cache service
     links' threads  --answers, results----->  | inbox |  --plans-->  workers
-                                              +-------+  --outputs, one call per turn--> front door
+                                              +-------+  --tokens, outputs, one call per turn--> front doors
 
 A turn takes everything that waits in the inbox, then asks the core once what must leave now. Tokenising, detokenising
-and streaming happen on the front door's side and never delay a plan.
+and streaming happen in the front doors' processes and never delay a plan.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from collections.abc import Callable
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import ToClient, Workers
 from coppice.messages.step import StepResult
 from coppice.session.link import Attached
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.request import (
-    Effects,
-    Finish,
-    Output,
-    OutputError,
-    OutputErrorCode,
-    Request,
-    SchedulerStats,
-)
+from coppice_scheduler.core.request import Effects, SchedulerStats
 from coppice_scheduler.edge.clients import IndexClient, WorkerClients
-from coppice_scheduler.edge.engine import ModelInfo
-from coppice_scheduler.edge.streams import Streams
 
 _log = logging.getLogger(__name__)
-IDLE_WAKEUP_S = 1.0
+IDLE_WAKEUP_S = 0.2
 STATS_EVERY_NS = 200_000_000
-OUTAGE_S = 15.0  # a part that is gone for so long is not merely restarting: clients are told to go elsewhere
 TURN_EVENTS_MAX = 1_000  # of the inbox, before the core is asked again
 
 
 class Planner:
-    """Owns a `SchedulerCore`; all of its methods but `run` may be called from any thread."""
+    """Owns a `SchedulerCore`; its methods may be called from any thread.
+
+    On its own thread it calls `deliver` after every turn, and `failed` as its last act when a turn fails.
+    """
 
     def __init__(
         self,
@@ -136,10 +126,9 @@ class Planner:
             self._workers.post(worker_id, plan)
         for message in effects.to_index:
             self._index.post(message)
-        if effects.tokens or effects.outputs:
-            self._deliver(effects)
         if now_ns - self._stats_ns > STATS_EVERY_NS:
             self._stats, self._stats_ns = self._core.stats(), now_ns
+        self._deliver(effects)
 
     def _wait_s(self) -> float:
         wakeup_ns = self._core.next_wakeup_ns()
@@ -178,103 +167,3 @@ class Planner:
 
     def _worker_lost(self, worker_id: WorkerId) -> None:
         self._core.worker_lost(worker_id, time.monotonic_ns())
-
-
-class PlannerEngine:
-    """The planner as the front door's `Engine`. Lives in one asyncio loop."""
-
-    def __init__(
-        self,
-        core: SchedulerCore,
-        cache_address: str,
-        name: str,
-        model: ModelInfo,
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._streams = Streams()
-        self._model = model
-        self._draining = False
-        self._failed = failed
-        self._is_dead = False
-        self.planner = Planner(core, cache_address, name, self._hand_over, self._planner_failed)
-
-    @property
-    def ready(self) -> bool:
-        return not self._draining and not self._is_dead and not self.planner.problems
-
-    @property
-    def accepts(self) -> bool:
-        return not self._draining and not self._is_dead and self.planner.seconds_in_trouble < OUTAGE_S
-
-    @property
-    def model(self) -> ModelInfo:
-        return self._model
-
-    def stats(self) -> SchedulerStats:
-        return self.planner.stats
-
-    def drain(self) -> None:
-        """Take no new request."""
-        self._draining = True
-        self.planner.later(self.planner.core.drain)
-
-    async def drained(self) -> None:
-        """Wait until no request is left."""
-        while self._streams:
-            await asyncio.sleep(0.02)
-
-    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        stream = self._streams.open(request)
-        if self._is_dead:
-            self._streams.end_all(_PLANNER_LOST)
-        self.planner.later(lambda: self._submit(stream.request))
-        try:
-            finished = False
-            while not finished:
-                output = await stream.read()
-                finished = output.finish is not None
-                yield output
-        finally:
-            self._streams.close(stream)
-            if not stream.has_ended:
-                self._cancel(request.request_id, Finish.CANCELLED)
-
-    def finish(self, request_id: str) -> None:
-        self._cancel(request_id, Finish.STOP)
-
-    def _cancel(self, request_id: str, finish: Finish) -> None:
-        self.planner.later(lambda: self.planner.core.cancel(request_id, time.monotonic_ns(), finish))
-
-    def _submit(self, request: Request) -> None:
-        """On the planner's thread."""
-        now_ns = time.monotonic_ns()
-        refused = self.planner.core.submit(replace(request, arrived_ns=now_ns), now_ns)
-        if refused is not None:
-            self._loop.call_soon_threadsafe(self._streams.refuse, request.request_id, refused)
-
-    def _planner_failed(self, error: BaseException) -> None:
-        """On the planner's thread, its last act: nobody else will ever end the open streams."""
-        try:
-            self._loop.call_soon_threadsafe(self._end_streams)
-        except RuntimeError:
-            _log.debug("the front door is closed; it has no streams to end")
-        self._failed(error)
-
-    def _end_streams(self) -> None:
-        self._is_dead = True
-        self._streams.end_all(_PLANNER_LOST)
-
-    def _hand_over(self, effects: Effects) -> None:
-        """On the planner's thread: one call into the loop for all that a turn made."""
-        try:
-            self._loop.call_soon_threadsafe(self._streams.take, effects.tokens, effects.outputs)
-        except RuntimeError:
-            _log.debug("the front door is closed; %d outputs dropped", len(effects.outputs))
-
-
-_PLANNER_LOST = OutputError(
-    OutputErrorCode.INTERNAL,
-    "the scheduler failed while it served this request; send it again",
-    retry_after_ms=1000,
-)

@@ -1,52 +1,46 @@
-"""The scheduler on the network: REST, gRPC, the planner, readiness, and an orderly end.
+"""The scheduler's process: it owns the planner, its front doors and the ports, and ends in order.
 
-SIGTERM -> not ready, no new requests -> those at work end (up to drain_s) -> listeners close -> exit 0
+    planner's thread, sessions' threads          here
+    front doors (REST, gRPC, text): processes    started and watched by the main thread, `door_processes.py`
+
+SIGTERM -> not ready, no new requests -> those at work end (up to drain_s) -> front doors end -> exit 0
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import uvicorn
-from fastapi import FastAPI
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
-from coppice.edge.grpc_server import SERVER_OPTIONS
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.telemetry import serve_metrics
 from coppice.tenants import TenantDirectory
 from coppice.up.ports import is_loopback
-from coppice_rpc.v1 import scheduler_pb2_grpc
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.settings import INSTANCE_BYTES, Guarantee, SchedulerSettings, TenantLimits
-from coppice_scheduler.edge.checkpoint_text import load_checkpoint_text
+from coppice_scheduler.edge.door_messages import Start
+from coppice_scheduler.edge.door_processes import DoorProcesses
+from coppice_scheduler.edge.doors import Doors
 from coppice_scheduler.edge.engine import ModelInfo
-from coppice_scheduler.edge.frontdoor import FrontDoor
-from coppice_scheduler.edge.generation_grpc import GenerationServicer
-from coppice_scheduler.edge.http_server import uvicorn_config
-from coppice_scheduler.edge.metrics import FrontDoorMetrics
-from coppice_scheduler.edge.openai_http import create_app
-from coppice_scheduler.edge.planner import PlannerEngine
+from coppice_scheduler.edge.file_limit import raise_file_limit
+from coppice_scheduler.edge.metrics import merged_registry, metrics_folder
 from coppice_scheduler.edge.planner_metrics import PlannerCollector
 from coppice_scheduler.edge.settings import ServiceSettings
 
 _log = logging.getLogger("coppice.scheduler")
-SERVICE = "coppice_rpc.v1.Generation"
-READY_POLL_S = 0.1
-CLOSE_GRACE_S = 2.0
+LOOK_S = 0.25  # how often front doors are looked after when nothing happens
+DRAIN_LOOK_S = 0.02
+DOOR_END_S = 4.5  # from Stop to SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +49,7 @@ class _Limits:
     vocab_size: int
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the service decides when it ends."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def serve(settings: ServiceSettings) -> None:
+def serve(settings: ServiceSettings) -> None:
     """Run until a signal. Raises CoppiceError."""
     if not settings.tenants and not is_loopback(settings.host):
         raise UsageError(
@@ -71,7 +57,6 @@ async def serve(settings: ServiceSettings) -> None:
             "reaches it may use it",
             hint="give --tenants FILE, or listen on 127.0.0.1",
         )
-    checkpoint = load_checkpoint_text(settings.model)
     limits = _model_limits(Path(settings.model))
     tenants = TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
     model = ModelInfo(
@@ -80,38 +65,60 @@ async def serve(settings: ServiceSettings) -> None:
         created=int(time.time()),
         vocab_size=limits.vocab_size,
     )
-    stopping = asyncio.Event()
+    raise_file_limit()
+    stopping, changed = threading.Event(), threading.Event()
     failures: list[BaseException] = []
-    loop = asyncio.get_running_loop()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
-        loop.call_soon_threadsafe(stopping.set)
+        changed.set()
+
+    def on_signal(*_: object) -> None:
+        stopping.set()
+        changed.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        signal.signal(number, on_signal)
     core = SchedulerCore(_core_settings(settings, limits, tenants))
-    engine = PlannerEngine(core, settings.cache, f"scheduler-{os.getpid()}", model, failed)
-    registry = CollectorRegistry()
-    registry.register(PlannerCollector(engine.stats, model.id))
-    frontdoor = FrontDoor(engine, checkpoint, tenants, FrontDoorMetrics(registry, model.id))
-    # Metrics name tenants and tell how busy each is, which is no tenant's to know.
-    is_public = settings.metrics_port is None and not tenants.needs_key
-    app = create_app(frontdoor, registry if is_public else None)
-    with _metrics_listener(settings, registry, engine):
-        await _run(settings, app, frontdoor, engine, stopping)
+    with _listening(settings) as listener, _grpc_port(settings) as grpc_port, metrics_folder() as folder:
+        ports = {"port": listener.getsockname()[1], "grpc_port": grpc_port}
+        _log.info("REST on %s:%d, gRPC on port %d", settings.host, *ports.values())
+        start = Start(0, settings.model_copy(update=ports).model_dump_json(), model, folder)
+        doors = Doors(core, settings.cache, f"scheduler-{os.getpid()}", failed)
+        registry = merged_registry(folder, PlannerCollector(lambda: doors.planner.stats, model.id))
+        with _metrics_listener(settings, registry, doors):
+            doors.planner.start()
+            processes = DoorProcesses(doors, start, listener, settings.front_doors, changed)
+            try:
+                while not (stopping.is_set() or failures):
+                    changed.wait(LOOK_S)
+                    changed.clear()
+                    processes.tend()
+                if not failures:
+                    _drain(doors, settings.drain_s)
+                    processes.stop(DOOR_END_S)
+            finally:
+                processes.close(DOOR_END_S)
+                doors.planner.stop()
     if failures:
         raise CoppiceError(f"the planner failed: {failures[0]}", hint="see the log above; start the scheduler again")
 
 
+def _drain(doors: Doors, drain_s: float) -> None:
+    doors.drain()
+    deadline_s = time.monotonic() + drain_s
+    while doors.num_requests and time.monotonic() < deadline_s:
+        time.sleep(DRAIN_LOOK_S)
+
+
 @contextlib.contextmanager
-def _metrics_listener(settings: ServiceSettings, registry: CollectorRegistry, engine: PlannerEngine) -> Iterator[None]:
+def _metrics_listener(settings: ServiceSettings, registry: CollectorRegistry, doors: Doors) -> Iterator[None]:
     """/metrics on a port of its own, where one is wanted."""
     if settings.metrics_port is None:
         yield
         return
     host, port = settings.metrics_host, settings.metrics_port
-    server = serve_metrics(host, port, registry, lambda: engine.planner.problems, flag="--metrics-port")
+    server = serve_metrics(host, port, registry, lambda: doors.planner.problems, flag="--metrics-port")
     _log.info("metrics on %s:%d", settings.metrics_host, server.port)
     try:
         yield
@@ -119,68 +126,8 @@ def _metrics_listener(settings: ServiceSettings, registry: CollectorRegistry, en
         server.close()
 
 
-async def _run(
-    settings: ServiceSettings,
-    app: FastAPI,
-    frontdoor: FrontDoor,
-    engine: PlannerEngine,
-    stopping: asyncio.Event,
-) -> None:
-    listener = _listen(settings)
-    rest = _Server(uvicorn_config(app, settings.host, settings.port))
-    grpc_server, ready = await _start_grpc(settings, frontdoor)
-    engine.planner.start()
-    rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
-    ready_task = asyncio.create_task(_tell_readiness(engine, ready))
-    _log.info("REST on %s:%d", settings.host, listener.getsockname()[1])
-    stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait({stopped, rest_task}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    ready_task.cancel()
-    await ready.enter_graceful_shutdown()
-    engine.drain()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(engine.drained(), settings.drain_s)
-    rest.should_exit = True
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(rest_task, CLOSE_GRACE_S)
-    await grpc_server.stop(CLOSE_GRACE_S)
-    await asyncio.to_thread(engine.planner.stop)
-
-
-async def _start_grpc(
-    settings: ServiceSettings, frontdoor: FrontDoor
-) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    ready = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(ready, server)
-    scheduler_pb2_grpc.add_GenerationServicer_to_server(GenerationServicer(frontdoor), server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    try:
-        server.add_insecure_port(f"{settings.host}:{settings.grpc_port}")
-    except RuntimeError as error:
-        raise UnavailableError(
-            f"cannot listen on {settings.host}:{settings.grpc_port} for gRPC", hint="choose another --grpc-port"
-        ) from error
-    for service in ("", SERVICE):
-        await ready.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
-    await server.start()
-    return server, ready
-
-
-async def _tell_readiness(engine: PlannerEngine, ready: health.aio.HealthServicer) -> None:
-    told: bool | None = None
-    while True:
-        if engine.ready != told:
-            told = engine.ready
-            _log.info("ready" if told else "not ready: %s", *(() if told else ("; ".join(engine.planner.problems),)))
-            status = health_pb2.HealthCheckResponse.SERVING if told else health_pb2.HealthCheckResponse.NOT_SERVING
-            for service in ("", SERVICE):
-                await ready.set(service, status)
-        await asyncio.sleep(READY_POLL_S)
-
-
-def _listen(settings: ServiceSettings) -> socket.socket:
+def _listening(settings: ServiceSettings) -> socket.socket:
+    """What all front doors accept REST connections from. While one is started again, new ones wait in its backlog."""
     try:
         listener = socket.create_server((settings.host, settings.port), backlog=4096)
         # Accepted sockets inherit it. asyncio would set it only on sockets that name their protocol.
@@ -192,9 +139,32 @@ def _listen(settings: ServiceSettings) -> socket.socket:
         ) from error
 
 
+@contextlib.contextmanager
+def _grpc_port(settings: ServiceSettings) -> Iterator[int]:
+    """A port that front doors can share, and nobody else has. It is held while they come and go."""
+    address = (settings.host, settings.grpc_port)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    held = socket.socket(family)
+    try:
+        socket.create_server(address, family=family).close()  # refuses to share
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+    except OSError as error:
+        held.close()
+        raise UnavailableError(
+            f"cannot listen on {settings.host}:{settings.grpc_port} for gRPC: {error.strerror or error}",
+            hint="choose another --grpc-port",
+        ) from error
+    with held:
+        yield held.getsockname()[1]
+
+
 def _model_limits(folder: Path) -> _Limits:
     """Context and vocabulary from config.json."""
     path = folder / "config.json"
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no directory", hint="--model names a checkpoint folder")
     try:
         config = json.loads(path.read_text("utf-8"))
         return _Limits(int(config["max_position_embeddings"]), int(config["vocab_size"]))

@@ -18,6 +18,7 @@ class ServiceSettings(Settings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the REST API; 0 takes a free one.")
     grpc_port: int = Field(7070, ge=0, le=65535, description="Port of the gRPC API; 0 takes a free one.")
+    front_doors: int = Field(1, ge=1, le=64, description="Processes that serve REST and gRPC and know text.")
     model: str = Field(description="Checkpoint folder: tokenizer, chat template and limits are read from it.")
     model_name: str | None = Field(None, description="Name that clients use; default: the folder's name.")
     tenants: str | None = Field(None, description="tenants.yaml; without it there is one tenant and no key.")

@@ -1,0 +1,152 @@
+"""Front doors as processes: one dies, all of them end in order, none is left behind, their metrics are one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.e2e.stack import Stack, wait_until
+
+LONG = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+def front_doors(stack: Stack) -> list[int]:
+    """Process ids of those that live."""
+    process = stack.services["scheduler"].process
+    assert process is not None
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == process.pid]
+
+
+def parent_of(pid: int) -> int:
+    """0 for a process that is gone, or dead and not yet buried."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return 0
+    return 0 if state == "Z" else int(parent)
+
+
+def lives(pid: int) -> bool:
+    return parent_of(pid) != 0
+
+
+@contextmanager
+def stream(stack: Stack, **fields: Any) -> Iterator[http.client.HTTPResponse]:
+    """An answer of which one event was read."""
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps({**LONG, **fields}), {"content-type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200
+    assert response.readline().startswith(b"data: {")
+    yield response
+    connection.close()
+
+
+def rest_of(response: http.client.HTTPResponse) -> list[str]:
+    """The events that are left; nothing of the last one where the connection broke."""
+    try:
+        raw = response.read()
+    except http.client.IncompleteRead as broken:
+        raw = broken.partial
+    except ConnectionError:
+        raw = b""
+    return [line.removeprefix("data: ") for line in raw.decode().splitlines() if line]
+
+
+@pytest.fixture
+def stack(checkpoint: Path, tmp_path: Path) -> Iterator[Stack]:
+    with Stack(checkpoint, tmp_path, scheduler_args=["--front-doors=2"]) as stack:
+        wait_until(lambda: stack.services["scheduler"].log.read_text().count("Started server process") == 2, "both")
+        yield stack
+
+
+def successes(stack: Stack) -> float:
+    return stack.metric(stack.port, "vllm:request_success_total")
+
+
+def test_a_front_door_dies(stack: Stack) -> None:
+    first, second = front_doors(stack)
+    for _ in range(5):
+        stack.complete([1, 2, 3], 2)
+    assert successes(stack) == 5
+    # Both have the listener: whoever accepts the streams, killing one kills some and leaves the rest alone.
+    with stream(stack) as one, stream(stack) as two, stream(stack) as three:
+        os.kill(first, signal.SIGKILL)
+        endings = [rest_of(response)[-1:] for response in (one, two, three)]
+        assert all(ending in ([], ["[DONE]"]) or ending[0].startswith("{") for ending in endings)
+    wait_until(lambda: len(front_doors(stack)) == 2 and first not in front_doors(stack), "another to be started")
+    assert lives(second)
+    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 15)
+    complete = sum(ending == ["[DONE]"] for ending in endings)
+    for _ in range(5):
+        stack.complete([1, 2, 3], 2)
+    assert successes(stack) == 10 + complete, "what the dead one counted is lost"
+    for _ in range(4):
+        with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
+            request = scheduler_pb2.GenerateRequest(model="tiny", text="hello", max_tokens=2, ignore_eos=True)
+            assert list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=30))
+
+
+@pytest.mark.long
+def test_a_front_door_that_hangs_is_replaced(stack: Stack) -> None:
+    hanging = front_doors(stack)[0]
+    os.kill(hanging, signal.SIGSTOP)
+    wait_until(lambda: not lives(hanging) and len(front_doors(stack)) == 2, "it to be replaced", 60)
+    assert "said nothing for" in stack.services["scheduler"].log.read_text()
+    assert stack.complete([1, 2, 3], 2)["choices"]
+
+
+def test_a_stop_lets_streams_end_and_leaves_nobody(stack: Stack) -> None:
+    doors = front_doors(stack)
+    with stream(stack, max_tokens=40) as response:
+        stack.services["scheduler"].signal(signal.SIGTERM)
+        assert rest_of(response)[-1] == "[DONE]"
+    process = stack.services["scheduler"].process
+    assert process is not None
+    assert process.wait(10) == 0
+    assert not any(map(lives, doors))
+
+
+def test_a_stop_in_the_middle_of_a_long_stream_ends_it_with_an_error(checkpoint: Path, tmp_path: Path) -> None:
+    with Stack(checkpoint, tmp_path, scheduler_args=["--drain-s=0"], worker_args=["--threads=1"]) as stack:
+        with stream(stack, max_tokens=1500, prompt=[5]) as response:
+            stack.services["scheduler"].signal(signal.SIGTERM)
+            error = json.loads(rest_of(response)[-1])["error"]
+        assert error["code"] == "scheduler_lost"
+        assert "shut down" in error["message"]
+
+
+def test_front_doors_do_not_outlive_the_planner(stack: Stack) -> None:
+    doors = front_doors(stack)
+    with stream(stack) as response:
+        stack.services["scheduler"].kill()
+        last = rest_of(response)[-1]
+        assert json.loads(last)["error"]["code"] == "scheduler_lost"
+    wait_until(lambda: not any(map(lives, doors)), "its front doors to end", 10)
+    stack.services["scheduler"].start()
+    stack.wait_ready()
+    assert stack.complete([1, 2, 3], 2)["choices"]
+
+
+def test_a_port_that_is_taken_is_said(stack: Stack, tmp_path: Path) -> None:
+    scheduler = stack.services["scheduler"]
+    argv = [word for word in scheduler.argv if not word.startswith("--port=")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for flag, port in (("--grpc-port", stack.grpc_port), ("--port", taken.getsockname()[1])):
+            log = tmp_path / f"second{flag}"
+            second = type(scheduler)("second", [*argv, "--port=0", f"{flag}={port}"], log)
+            second.start()
+            assert second.process is not None
+            assert second.process.wait(30) == 1
+            assert flag in log.read_text()
