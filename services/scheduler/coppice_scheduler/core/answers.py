@@ -21,7 +21,7 @@ from coppice.messages.index import (
     Retain,
 )
 from coppice.seals import SEAL_BYTES
-from coppice_scheduler.core.admission import choose_acquires
+from coppice_scheduler.core.acquires import choose_acquires
 from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
@@ -109,7 +109,7 @@ def _no_room(life: Lifecycle, request: RequestState | None, lease: Lease, answer
     if answer.reason is NoCapacityReason.DOMAIN_MAXIMUM:
         life.gates.domain_full(lease.domain, retry_ns, past=lease.past_gate)
     elif request is not None:
-        life.gates.pool_full(request, retry_ns, past=lease.past_gate)
+        life.gates.pool_full(request, retry_ns, past=lease.past_gate, shares=life.shares)
 
 
 def _never_fits(request: RequestState, num_tokens: int) -> OutputError:

@@ -48,6 +48,9 @@ class FairShares:
     def counter(self, number: int) -> float:
         return float(self._served[number])
 
+    def weight(self, number: int) -> float:
+        return 1.0 / float(self._token_price[number])
+
     def price(self, number: int, num_tokens: int) -> float:
         """By how much so many tokens would move the counter."""
         return float(num_tokens * self._token_price[number])

@@ -66,7 +66,7 @@ class Lifecycle:
         self.requests: dict[str, RequestState] = {}
         self.by_lease: dict[LeaseId, RequestState] = {}  # who asks for a lease, or runs under it
         self.workers: dict[WorkerId, Worker] = {}
-        self.queue = WaitingQueue(settings.queue_timeout_ms * NS_PER_MS)
+        self.queue = WaitingQueue(settings.queue_timeout_ms * NS_PER_MS, settings.max_overtake_ms * NS_PER_MS)
         self.sleepers = Sleepers()
         self.gates = Gates(fixed=settings.fixed_domains)
         self.leases = LeaseTable(settings.instance, settings.retain_priority)
@@ -81,6 +81,7 @@ class Lifecycle:
     def enter(self, request: RequestState, now_ns: int) -> None:
         self.requests[request.request.request_id] = request
         self.totals.submitted += 1
+        request.since_ns = now_ns
         request.tenant_number = self.shares.number_of(request.request.tenant)
         self.counts.tenant_unseen[request.request.tenant] += 1
         self._enter_queue(request, now_ns)

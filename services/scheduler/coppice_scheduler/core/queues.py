@@ -1,39 +1,39 @@
-"""Where requests wait: one heap per domain, by (priority, arrival); the earliest head of the domains goes next.
+"""Where requests wait: one line per tenant and domain (`lines.py`); the tenant that was served least goes next.
 
-Heaps per domain let a domain at its maximum be stepped over without walking its requests. Entries of a heap are
-dropped lazily: a request that left it is no longer WAITING under that ticket.
+Lines per domain let a domain at its maximum be stepped over without walking its requests.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from coppice.ids import DomainId, LeaseId
+from coppice_scheduler.core.fairness import FairShares
+from coppice_scheduler.core.lines import Line
 from coppice_scheduler.core.sequences import RequestState, RequestStatus
-
-Entry = tuple[tuple[int, int], int, RequestState]  # order, ticket, request
 
 
 class WaitingQueue:
-    """Requests without memory. A request that asks is out of the heaps, and its deadline goes on."""
+    """Requests without memory. A request that asks is out of the lines, and its deadline goes on."""
 
-    def __init__(self, timeout_ns: int) -> None:
+    def __init__(self, timeout_ns: int, max_overtake_ns: int) -> None:
         self._timeout_ns = timeout_ns
+        self._max_overtake_ns = max_overtake_ns
         self._next_ticket = 1
-        self._heaps: dict[DomainId, list[Entry]] = {}
+        self._lines: dict[tuple[int, DomainId], Line] = {}
         self._stays: OrderedDict[int, RequestState] = OrderedDict()  # by ticket; one timeout for all: oldest first
 
     def enter(self, request: RequestState, now_ns: int) -> None:
-        """A new stay, with a new deadline."""
+        """A new stay, with a new timeout."""
         request.status = RequestStatus.WAITING
         request.ticket = self._next_ticket
         request.queued_ns = now_ns
         self._next_ticket += 1
         self._stays[request.ticket] = request
-        self._push(request)
+        self.place(request)
 
     def leave(self, request: RequestState) -> None:
         """Its stay is over: it got memory, or an outcome."""
@@ -42,28 +42,39 @@ class WaitingQueue:
     def put_back(self, request: RequestState) -> None:
         """Its Acquire brought nothing: the same stay goes on."""
         request.status = RequestStatus.WAITING
-        self._push(request)
+        self.place(request)
 
-    def _push(self, request: RequestState) -> None:
-        heap = self._heaps.setdefault(request.request.domain, [])
-        heappush(heap, (request.order, request.ticket, request))
+    def place(self, request: RequestState) -> None:
+        """Into its line, where it belongs by what is known of it now."""
+        key = request.tenant_number, request.request.domain
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(self._max_overtake_ns)
+        line.push(request)
 
-    def pop_next(self, skip: Callable[[DomainId], bool]) -> RequestState | None:
-        """Take out the first request of the domains that are not skipped."""
-        best: list[Entry] | None = None
-        for domain in list(self._heaps):
-            heap = self._heaps[domain]
-            self._drop_left(heap)
-            if not heap:
-                del self._heaps[domain]
-            elif (best is None or heap[0][0] < best[0][0]) and not skip(domain):
-                best = heap
-        return heappop(best)[2] if best else None
+    def next(self, skip: Callable[[RequestState], bool], rank: Callable[[int], float]) -> RequestState | None:
+        """Who goes next: of the heads that are not skipped, that of the tenant of the lowest rank."""
+        found: RequestState | None = None
+        best: tuple[float, tuple[int, int]] | None = None
+        for key, line in list(self._lines.items()):
+            head = line.head()
+            if head is None:
+                del self._lines[key]
+                continue
+            standing = rank(key[0]), head.order
+            if (best is None or standing < best) and not skip(head):
+                found, best = head, standing
+        return found
 
-    @staticmethod
-    def _drop_left(heap: list[Entry]) -> None:
-        while heap and (heap[0][1] != heap[0][2].ticket or heap[0][2].status is not RequestStatus.WAITING):
-            heappop(heap)
+    def take(self, request: RequestState) -> None:
+        """Out of its line: it asks."""
+        taken = self._lines[request.tenant_number, request.request.domain].pop()
+        assert taken is request
+
+    def lines(self) -> Iterator[tuple[int, DomainId, Line]]:
+        """(tenant number, domain, line); a line may have nobody left in it."""
+        for (number, domain), line in self._lines.items():
+            yield number, domain, line
 
     def oldest(self) -> RequestState | None:
         return next(iter(self._stays.values()), None)
@@ -131,7 +142,7 @@ class Gates:
     is who met its domain's maximum."""
 
     pool: Gate | None = None
-    pool_request: RequestState | None = None  # the refused one: until it got in or left, nobody overtakes it
+    pool_request: RequestState | None = None  # the refused one: whose turn it is when something comes back
     domains: dict[DomainId, Gate] = field(default_factory=dict)
     fixed: frozenset[DomainId] = frozenset()
 
@@ -152,16 +163,16 @@ class Gates:
         if self.pool is not None and not past:
             self.pool.asking = True
 
-    def pool_full(self, request: RequestState, retry_ns: int, *, past: bool) -> None:
+    def pool_full(self, request: RequestState, retry_ns: int, *, past: bool, shares: FairShares) -> None:
         domain = request.request.domain
         if past:
             self.answered(domain, past=past)
             self.domains[domain] = Gate(retry_ns, of_pool=domain not in self.fixed)
             return
-        gate = self.pool_gate()
+        refused = self.pool_request if self.pool_gate() is not None else None
         self.answered(domain, past=past)
-        if gate is None or self.pool_request is None or request.order <= self.pool_request.order:
-            self.pool = Gate(retry_ns)
+        self.pool = Gate(retry_ns)
+        if refused is None or _goes_before(request, refused, shares):
             self.pool_request = request
 
     def domain_full(self, domain: DomainId, retry_ns: int, *, past: bool) -> None:
@@ -197,3 +208,9 @@ class Gates:
             gates.append(self.pool)
         times = [gate.retry_ns for gate in gates if not gate.asking]
         return min(times) if times else None
+
+
+def _goes_before(request: RequestState, other: RequestState, shares: FairShares) -> bool:
+    if request.tenant_number == other.tenant_number:
+        return request.order <= other.order
+    return shares.counter(request.tenant_number) < shares.counter(other.tenant_number)

@@ -63,6 +63,11 @@ class RequestState:
     wants: bool = False  # counted there as one that wants
     status: RequestStatus = RequestStatus.WAITING
     ticket: int = 0  # which stay in the queue this is
+    stamp: int = 0  # which place in its line counts
+    since_ns: int = 0  # when it came; a preemption does not change that
+    num_matched: int = 0  # of its tokens, found in the cache when somebody last looked
+    matched_ns: int | None = None  # when that was
+    num_yields: int = 0  # times that it gave its place to a tenant below its share
     queued_ns: int = 0
     asked_ns: int = 0
     first_token_ns: int = 0

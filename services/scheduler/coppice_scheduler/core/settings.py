@@ -43,6 +43,8 @@ class SchedulerSettings:
     max_running: int = 256  # requests that hold memory, over all workers
     max_chunk_tokens: int = 2048  # tokens of one sequence in one step
     contested_prefill_tokens: int = 512  # prefill of one step while several tenants wait for a first token
+    max_overtake_ms: int = 2000  # a request is overtaken, within its tenant, by what comes within this time at most
+    match_window: int = 32  # waiting requests of a tenant whose matches are asked for; 0: first come first served
     max_queued: int = 1024
     max_queued_tokens: int = 4_194_304
     queue_timeout_ms: int = 60_000
@@ -77,6 +79,8 @@ class SchedulerSettings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_overtake_ms < 0 or self.match_window < 0:
+            raise ValueError("max_overtake_ms and match_window must not be negative")
         if self.extend_ahead_blocks < 0 or self.max_retries < 0 or self.single_flight_wait_ms < 0:
             raise ValueError("extend_ahead_blocks, max_retries and single_flight_wait_ms must not be negative")
         if not 0 < self.retain_priority <= RETAIN_PRIORITY_MAX:

@@ -15,6 +15,9 @@ from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.sequences import Sequence
 from coppice_scheduler.core.table import Bool, Int64, SlotTable, UInt32
 
+# What a decode stands for against a newcomer's prefill: it takes part in each of its steps and reads its KV there.
+DECODE_LOAD_TOKENS = 16
+
 
 class Row(NamedTuple):
     """What one sequence computes in one step."""
@@ -117,11 +120,21 @@ class Worker:
         reasons = {NoCapacityReason.NO_WORKER} if past else {NoCapacityReason.NO_WORKER, NoCapacityReason.POOL_FULL}
         return any(stall.sequence.lease.domain == domain or stall.reason in reasons for stall in self.stalled.values())
 
-    def prefill_tokens(self) -> int:
-        """Work that stands before a new request: what prefills still need, and one token a step of each decode."""
+    def load_tokens(self, own: DomainId | None = None) -> int:
+        """Work that stands before a new request, in tokens of prefill. `own`: only what this domain has there."""
         table = self.table
+        counted = table.ids != 0
+        if own is not None:
+            counted = np.zeros_like(counted)
+            counted[[s.slot for s in self.running.values() if s.lease.domain == own]] = True
         to_plan = table.num_known + table.num_pending - table.num_planned
-        return int(np.maximum(to_plan, 1)[table.ids != 0].sum())
+        return int(np.maximum(to_plan, DECODE_LOAD_TOKENS)[counted].sum())
+
+    def unplanned_prefill(self) -> tuple[Int64, Int64]:
+        """[S] numbers of tenants and [S] tokens of prefill that each running sequence has still to be planned."""
+        table = self.table
+        used = np.flatnonzero(table.ids)
+        return table.tenants[used], np.maximum(table.num_start[used] - table.num_planned[used], 0)
 
     def restart_steps(self) -> None:
         self.next_step = 1

@@ -1,0 +1,73 @@
+"""Who holds how many of the places for running requests, and who gives one up for whom.
+
+When no place is free, the tenant that goes next and holds less than half of its share of them gets one from the tenant
+that is furthest over its own: its latest request is preempted. What it computed stays findable, so little is lost.
+
+That ends, and work gets on (I17). The giver held more than its share, so it is far from a claim of its own, and no
+place goes back and forth while the same tenants want. No tenant gives its oldest request, which so runs to its end; and
+no request gives way more than `YIELDS_MAX` times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from coppice_scheduler.core.lifecycle import Lifecycle
+from coppice_scheduler.core.sequences import RequestState, Sequence
+from coppice_scheduler.core.workers import Worker
+
+YIELDS_MAX = 2
+_SLACK = 1e-9
+
+
+class Places:
+    """Places held, running or asking, and fair shares of that number among all tenants at work."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        counts, shares = life.counts, life.shares
+        self._held: Counter[int] = Counter()
+        for tenants in (counts.tenant_running, counts.tenant_asking):
+            for tenant, held in tenants.items():
+                self._held[shares.number_of(tenant)] += held
+        at_work = self._held.keys() | {shares.number_of(tenant) for tenant in counts.tenant_waiting}
+        self._weights = {number: shares.weight(number) for number in at_work}
+        self._total = self._held.total()
+        self._all_weights = sum(self._weights.values())
+
+    def share(self, number: int) -> float:
+        return self._total * self._weights[number] / self._all_weights
+
+    def excess(self, number: int) -> float:
+        """Places beyond the tenant's share; negative where it has fewer."""
+        return self._held[number] - self.share(number)
+
+    def is_short(self, number: int) -> bool:
+        """It has less than half of its share, and would have no more than its share with one more."""
+        share = self.share(number)
+        return self._held[number] < share / 2 and self._held[number] + 1 <= share + _SLACK
+
+    def givers(self) -> list[int]:
+        """Tenants over their share, the one furthest over it first."""
+        over = [(-self.excess(number), number) for number in self._held if self.excess(number) > _SLACK]
+        return [number for _, number in sorted(over)]
+
+
+def giving_way(
+    life: Lifecycle, places: Places, number: int, rank: Callable[[int], float], workers: Iterable[Worker]
+) -> Sequence | None:
+    """Whose place on these workers tenant `number` may have; None: it is not due one, or nobody can give it."""
+    if not places.is_short(number):
+        return None
+    running: dict[int, list[RequestState]] = {}
+    for worker in workers:
+        for sequence in worker.running.values() if worker.usable else ():
+            running.setdefault(sequence.request.tenant_number, []).append(sequence.request)
+    for giver in places.givers():
+        if rank(giver) <= rank(number):
+            continue
+        requests = sorted(running.get(giver, ()), key=lambda request: request.order)
+        for request in reversed(requests[1:]):
+            if request.num_yields < YIELDS_MAX:
+                return request.sequence
+    return None

@@ -1,0 +1,34 @@
+"""Whose turn it is: what each tenant was served, and what it will be by those that are in already."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from coppice_scheduler.core.leases import LeaseState
+from coppice_scheduler.core.lifecycle import Lifecycle
+
+
+class Ranks:
+    """The tenant of the lowest rank goes next. Prefill that was let in and is not planned yet counts as served, or all
+    places that come free at once would go to one tenant."""
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._shares = life.shares
+        self._pledged: Counter[int] = Counter()
+        for worker in life.workers.values():
+            numbers, num_tokens = worker.unplanned_prefill()
+            for number in np.unique(numbers[num_tokens > 0]).tolist():
+                self._pledged[number] += int(num_tokens[numbers == number].sum())
+        if life.counts.asking:
+            for lease_id, request in life.by_lease.items():
+                lease = life.leases.leases[lease_id]
+                if lease.state is LeaseState.ASKED:
+                    self.pledge(request.tenant_number, lease.num_prefill_tokens)
+
+    def pledge(self, number: int, num_tokens: int) -> None:
+        self._pledged[number] += num_tokens
+
+    def of(self, number: int) -> float:
+        return self._shares.counter(number) + self._shares.price(number, self._pledged[number])
