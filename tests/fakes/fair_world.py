@@ -81,7 +81,7 @@ class FairWorld:
     visits: dict[str, Visit] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
     longest_step_ns: int = 0
-    on_end: Callable[[Visit], None] = lambda visit: None
+    on_end: Callable[[Visit], object] = lambda visit: None
     check: bool = False  # the core's own conservation laws, after each event
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from coppice.messages.index import Acquire, Candidate, Op
 from coppice_scheduler.core.admission import max_context
 from coppice_scheduler.core.leases import LeaseState
 from coppice_scheduler.core.lifecycle import Lifecycle
-from coppice_scheduler.core.places import Places, giving_way
+from coppice_scheduler.core.places import giving_way
 from coppice_scheduler.core.pledges import Ranks
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.sequences import NO_LEASE, RequestState, RequestStatus, Sequence
@@ -61,7 +61,7 @@ class _Round:
             if request is None:
                 break
             if is_full:
-                if not self._make_place(request.tenant_number):
+                if not self._make_place(request):
                     break
             elif not _outgrows_all(life, request, self.now_ns):
                 self._ask(request, able, ops)
@@ -115,9 +115,9 @@ class _Round:
 
     # --- when there is no place, or no memory
 
-    def _make_place(self, number: int) -> bool:
-        """Every place is taken: whether somebody gave one up for this tenant."""
-        sequence = giving_way(self.life, Places(self.life), number, self.ranks.of, self.workers)
+    def _make_place(self, request: RequestState) -> bool:
+        """Every place is taken: whether somebody gave one up for this request."""
+        sequence = giving_way(self.life, request, self.ranks, self.workers)
         if sequence is None:
             return False
         self._preempt(sequence)
@@ -131,7 +131,7 @@ class _Round:
         if any(worker.returning for worker in self.workers):
             return
         lenders = [worker for worker in self.workers if not worker.stalled]
-        sequence = giving_way(self.life, Places(self.life), refused.tenant_number, self.ranks.of, lenders)
+        sequence = giving_way(self.life, refused, self.ranks, lenders)
         if sequence is None:
             return
         worker = self.life.workers[sequence.lease.worker_id]

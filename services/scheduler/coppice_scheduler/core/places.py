@@ -1,7 +1,12 @@
 """Who holds how many of the places for running requests, and who gives one up for whom.
 
-When no place is free, the tenant that goes next and holds less than half of its share of them gets one from the tenant
-that is furthest over its own: its latest request is preempted. What it computed stays findable, so little is lost.
+When no place is free, the tenant that goes next may get one from the tenant that is furthest over its share of places:
+its latest request is preempted. What it computed stays findable, so little is lost. Two kinds of tenants get one:
+
+- all that it has at work would fit into its share of the places: it must not wait for those who flood
+- it holds less than half of its share, and was served less by more than `MARGIN` requests: whoever holds the places
+  does not give them back soon enough. Without the margin tenants whose fair service needs unequal numbers of places
+  would take them from each other all the time.
 
 That ends, and work gets on (I17). The giver held more than its share, so it is far from a claim of its own, and no
 place goes back and forth while the same tenants want. No tenant gives its oldest request, which so runs to its end; and
@@ -11,13 +16,15 @@ no request gives way more than `YIELDS_MAX` times.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from coppice_scheduler.core.lifecycle import Lifecycle
+from coppice_scheduler.core.pledges import Ranks
 from coppice_scheduler.core.sequences import RequestState, Sequence
 from coppice_scheduler.core.workers import Worker
 
 YIELDS_MAX = 2
+MARGIN = 2
 _SLACK = 1e-9
 
 
@@ -30,8 +37,11 @@ class Places:
         for tenants in (counts.tenant_running, counts.tenant_asking):
             for tenant, held in tenants.items():
                 self._held[shares.number_of(tenant)] += held
-        at_work = self._held.keys() | {shares.number_of(tenant) for tenant in counts.tenant_waiting}
-        self._weights = {number: shares.weight(number) for number in at_work}
+        self._at_work: Counter[int] = Counter()
+        for tenants in (counts.tenant_running, counts.tenant_waiting):
+            for tenant, at_work in tenants.items():
+                self._at_work[shares.number_of(tenant)] += at_work
+        self._weights = {number: shares.weight(number) for number in self._at_work}
         self._total = self._held.total()
         self._all_weights = sum(self._weights.values())
 
@@ -41,6 +51,9 @@ class Places:
     def excess(self, number: int) -> float:
         """Places beyond the tenant's share; negative where it has fewer."""
         return self._held[number] - self.share(number)
+
+    def fits_its_share(self, number: int) -> bool:
+        return self._at_work[number] <= self.share(number) + _SLACK
 
     def is_short(self, number: int) -> bool:
         """It has less than half of its share, and would have no more than its share with one more."""
@@ -53,21 +66,24 @@ class Places:
         return [number for _, number in sorted(over)]
 
 
-def giving_way(
-    life: Lifecycle, places: Places, number: int, rank: Callable[[int], float], workers: Iterable[Worker]
-) -> Sequence | None:
-    """Whose place on these workers tenant `number` may have; None: it is not due one, or nobody can give it."""
-    if not places.is_short(number):
-        return None
+def giving_way(life: Lifecycle, request: RequestState, ranks: Ranks, workers: Iterable[Worker]) -> Sequence | None:
+    """Whose place on these workers the request may have; None: it is not due one, or nobody can give it."""
+    places = Places(life)
+    number = request.tenant_number
+    bar = ranks.of(number)
+    if not places.fits_its_share(number):
+        if not places.is_short(number):
+            return None
+        bar += MARGIN * life.shares.price(number, request.num_tokens_max)
     running: dict[int, list[RequestState]] = {}
     for worker in workers:
         for sequence in worker.running.values() if worker.usable else ():
             running.setdefault(sequence.request.tenant_number, []).append(sequence.request)
     for giver in places.givers():
-        if rank(giver) <= rank(number):
+        if ranks.of(giver) < bar or giver == number:
             continue
         requests = sorted(running.get(giver, ()), key=lambda request: request.order)
-        for request in reversed(requests[1:]):
-            if request.num_yields < YIELDS_MAX:
-                return request.sequence
+        for latest in reversed(requests[1:]):
+            if latest.num_yields < YIELDS_MAX:
+                return latest.sequence
     return None
