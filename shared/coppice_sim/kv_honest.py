@@ -12,7 +12,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coppice_worker.core.batch import Int32, Int64, PoolSpec, StepBatch, StepOutput, UInt64
+from coppice_worker.core.batch import (
+    Float32,
+    Int32,
+    Int64,
+    Logprobs,
+    PoolSpec,
+    PromptTokens,
+    SampleRows,
+    StepBatch,
+    StepOutput,
+    UInt64,
+)
 
 VOCABULARY = 1_000
 _MASK = (1 << 64) - 1
@@ -68,6 +79,28 @@ def reference(prompt: bytes, count: int, *, seed: int, salt: int) -> list[int]:
     return output
 
 
+def logprobs_of(tokens: Int64, num_top: int) -> Logprobs:
+    """Made up, but each token has its own: the chosen one between 0 and -1, the others below it."""
+    chosen: Float32 = (-(tokens % VOCABULARY) / VOCABULARY).astype(np.float32)
+    ranks = np.arange(num_top)
+    return Logprobs(
+        chosen=chosen,
+        top_ids=((tokens[:, None] + ranks) % VOCABULARY).astype(np.int32),
+        top=(chosen[:, None] - ranks).astype(np.float32),
+    )
+
+
+def _sampled_logprobs(tokens: list[int], sample: SampleRows) -> Logprobs | None:
+    if sample.num_logprobs is None:
+        return None
+    wanted = np.flatnonzero(sample.num_logprobs >= 0)
+    return logprobs_of(np.array(tokens, np.int64)[wanted], int(sample.num_logprobs.max()))
+
+
+def _prompt_logprobs(prompt: PromptTokens | None) -> Logprobs | None:
+    return None if prompt is None else logprobs_of(prompt.token_ids, int(prompt.num_top.max()))
+
+
 class KvHonest:
     """Implements `Executor`. `row_salts` [S] must be set before `execute` where sequences have different domains."""
 
@@ -114,7 +147,7 @@ class KvHonest:
             _next_token(int(digests[row]), int(seed), int(position))
             for row, seed, position in zip(sample.rows, sample.seed, sample.position, strict=True)
         ]
-        return StepOutput(np.array(tokens, np.int32))
+        return StepOutput(np.array(tokens, np.int32), _sampled_logprobs(tokens, sample), _prompt_logprobs(batch.prompt))
 
     def _read(self, batch: StepBatch, counts: Int64, salts: UInt64) -> tuple[UInt64, UInt64]:
         """Per row: what its first `counts` slots say together, and the hash that the next slot builds on.

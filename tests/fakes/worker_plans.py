@@ -18,7 +18,7 @@ from coppice.ids import (
 )
 from coppice.messages.registration import Registered
 from coppice.messages.step import Growth, SamplingParams, SequenceStart, StepPlan, StepResult
-from coppice_worker.core.batch import PoolSpec, StepOutput
+from coppice_worker.core.batch import NO_OUTPUT, Executor, PoolSpec, StepOutput
 from coppice_worker.core.worker import Applied, SchedulerAccepted, WorkerCore, WorkerCoreSettings
 
 BLOCK_SIZE = 4
@@ -120,3 +120,20 @@ def run(core: WorkerCore, plan: StepPlan, epoch: SchedulerEpoch = EPOCH, first_t
 
 def codes(result: StepResult) -> dict[int, str]:
     return {refusal.sequence_id: refusal.code.value for refusal in result.refusals}
+
+
+def compute(core: WorkerCore, executor: Executor, plan: StepPlan) -> StepResult:
+    """Applies, computes and completes a plan, with all of its decode steps."""
+    step = applied(core, plan)
+    if step.zero.size:
+        executor.zero_blocks(step.zero)
+    if step.copy_src.size:
+        executor.copy_blocks(step.copy_src, step.copy_dst)
+    output = NO_OUTPUT if step.batch is None else executor.execute(step.batch)
+    while (following := core.advance(step, output)) is not None:
+        core.check()
+        assert following.batch is not None
+        step, output = following, executor.execute(following.batch)
+    result = core.complete(step, output)
+    core.check()
+    return result

@@ -18,6 +18,7 @@ def sample_rows(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     seed: int = 1,
     first_position: int = 0,
 ) -> SampleRows:
@@ -27,6 +28,7 @@ def sample_rows(
         temperature=np.full(count, temperature, dtype=np.float32),
         top_k=np.full(count, top_k, dtype=np.int32),
         top_p=np.full(count, top_p, dtype=np.float32),
+        min_p=np.full(count, min_p, dtype=np.float32),
         seed=np.full(count, seed, dtype=np.uint64),
         position=np.arange(first_position, first_position + count, dtype=np.int64),
     )
@@ -38,14 +40,16 @@ def take(rows: SampleRows, order: list[int]) -> SampleRows:
         temperature=rows.temperature[order],
         top_k=rows.top_k[order],
         top_p=rows.top_p[order],
+        min_p=rows.min_p[order],
         seed=rows.seed[order],
         position=rows.position[order],
     )
 
 
-def kept_tokens(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> set[int]:
+def kept_tokens(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
     """What the filters keep of one row, one token at a time; no equal logits."""
-    order = logits.argsort(descending=True).tolist()
+    shares = torch.softmax(logits.double() / temperature, dim=0)
+    order = [token for token in logits.argsort(descending=True).tolist() if shares[token] >= min_p * shares.max()]
     order = order[:top_k] if top_k else order
     weights = torch.softmax(logits[order].double() / temperature, dim=0).tolist()
     kept, mass = set(), 0.0
@@ -76,6 +80,7 @@ def test_batch_mates_do_not_matter(seed: int, vocab: int) -> None:
         temperature=rng.choice([0.0, 0.3, 1.0, 2.0], 7).astype(np.float32),
         top_k=rng.choice([0, 1, 5, 300, 5000], 7).astype(np.int32),
         top_p=rng.choice([1.0, 0.99, 0.5, 0.01], 7).astype(np.float32),
+        min_p=rng.choice([0.0, 0.001, 0.3, 1.0], 7).astype(np.float32),
         seed=rng.integers(0, 2**64, 7, dtype=np.uint64),
         position=rng.integers(0, 100_000, 7).astype(np.int64),
     )
@@ -103,14 +108,15 @@ def test_frequencies_follow_the_softmax() -> None:
 
 @pytest.mark.parametrize("top_k", [0, 3, 400])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.2])
+@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.9])
 @pytest.mark.parametrize("spread", [0.05, 4.0])
-def test_filters_keep_exactly_their_tokens(top_k: int, top_p: float, spread: float) -> None:
+def test_filters_keep_exactly_their_tokens(top_k: int, top_p: float, min_p: float, spread: float) -> None:
     """Spread 0.05 is nearly flat, so that the nucleus is wider than the part looked at first."""
     vocab, count = 600, 12_000
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(5)) * spread
-    tokens = sample(logits.expand(count, vocab), sample_rows(count, top_k=top_k, top_p=top_p))
+    tokens = sample(logits.expand(count, vocab), sample_rows(count, top_k=top_k, top_p=top_p, min_p=min_p))
     seen = set(tokens.tolist())
-    kept = kept_tokens(logits, 1.0, top_k, top_p)
+    kept = kept_tokens(logits, 1.0, top_k, top_p, min_p)
     assert seen <= kept
     common = {token for token in kept if torch.softmax(logits, 0)[token] * count > 18}
     assert common <= seen

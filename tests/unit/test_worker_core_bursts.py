@@ -13,11 +13,12 @@ from coppice.messages.registration import Fence
 from coppice.messages.step import StepPlan, StepResult
 from coppice_sim.kv_honest import KvHonest
 from coppice_worker.core.batch import NO_OUTPUT
-from coppice_worker.core.worker import Applied, MalformedPlanError, Replayed, SchedulerAccepted
+from coppice_worker.core.worker import MalformedPlanError, Replayed, SchedulerAccepted
 from tests.fakes.worker_plans import (
     EPOCH,
     applied,
     codes,
+    compute,
     finish,
     grow,
     h,
@@ -47,17 +48,7 @@ class Honest:
         return handles(*[h(4 * number + block) for block in wanted])
 
     def plan(self, plan: StepPlan) -> StepResult:
-        step = applied(self.core, plan)
-        output = self._execute(step)
-        while (following := self.core.advance(step, output)) is not None:
-            self.core.check()
-            step, output = following, self._execute(following)
-        result = self.core.complete(step, output)
-        self.core.check()
-        return result
-
-    def _execute(self, step: Applied):
-        return NO_OUTPUT if step.batch is None else self.executor.execute(step.batch)
+        return compute(self.core, self.executor, plan)
 
     def written(self) -> np.ndarray:
         return np.stack([self.executor.hashes, self.executor.positions.astype(np.uint64)])

@@ -85,7 +85,7 @@ def test_mixed_rows_are_packed_in_their_order():
 
 def same_batch(left, right) -> bool:
     arrays = ("token_ids", "positions", "slots", "query_starts", "context_lens")
-    samples = ("rows", "temperature", "top_k", "top_p", "seed", "position")
+    samples = ("rows", "temperature", "top_k", "top_p", "min_p", "seed", "position")
     width = min(left.block_tables.shape[1], right.block_tables.shape[1])
     wide = [left.block_tables[:, width:], right.block_tables[:, width:]]
     return (

@@ -94,7 +94,7 @@ class Attacher:
         if problem is not None:
             changes.refuse(start.sequence_id, problem.code, problem.handle)
             return
-        slot = table.add(start.sequence_id, start.lease_id, start.tokens, start.num_computed_tokens, start.sampling)
+        slot = table.add(start)
         table.append_blocks(slot, blocks)
         table.num_shared[slot] = len(shared)
         self._pool.read(shared)

@@ -19,10 +19,27 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitChanges:
+    """What is done to the logits of R rows before anything else. Rows that want nothing stand in none of the lists."""
+
+    repetition: Float32  # [R] 1 = off
+    frequency: Float32  # [R] 0 = off
+    presence: Float32  # [R] 0 = off
+    token_rows: Int64  # [N] of R: whose token each of these is; the tokens that the penalties look at
+    token_ids: Int64  # [N]
+    is_output: Bool  # [N]
+    bias_rows: Int64  # [B] of R
+    bias_ids: Int64  # [B]
+    bias: Float32  # [B] is added to these logits; -inf forbids
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +50,23 @@ class SampleRows:
     temperature: Float32  # 0 means greedy
     top_k: Int32  # 0 means off
     top_p: Float32  # 1.0 means off
-    seed: UInt64  # per request; the token is a function of (seed, position, logits), never of batch mates
+    min_p: Float32  # 0 means off; least probability, as a share of the likeliest token's
+    seed: UInt64  # per request; the token is a function of (seed, position, logits, changes), never of batch mates
     position: Int64  # position that the sampled token will take in its sequence
+    changes: LogitChanges | None = None
+    num_logprobs: Int32 | None = None  # likeliest tokens to report; -1 = report not even the sampled one
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """N tokens of P rows' prompts whose log-probabilities are to be reported."""
+
+    rows: Int32  # [P] of S
+    row_starts: Int64  # [P + 1] row i owns tokens [row_starts[i], row_starts[i + 1])
+    first_positions: Int64  # [P] of the first of them in its sequence
+    num_top: Int32  # [P] likeliest tokens to report beside each
+    packed: Int64  # [N] of T: whose logits say the token's log-probability, i.e. the token before it
+    token_ids: Int64  # [N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +80,16 @@ class StepBatch:
     context_lens: Int32  # [S] tokens of KV after this step's writes
     block_tables: Int32  # [S, W] block ids, rows padded with 0
     sample: SampleRows
+    prompt: PromptTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of N tokens and of the K likeliest tokens in their places, likeliest first."""
+
+    chosen: Float32  # [N]
+    top_ids: Int32  # [N, K]
+    top: Float32  # [N, K]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +97,8 @@ class StepOutput:
     """What one forward pass gave."""
 
     tokens: Int32  # [R], in the order of `batch.sample.rows`
+    logprobs: Logprobs | None = None  # of those among them that want it, in their order
+    prompt_logprobs: Logprobs | None = None  # of `batch.prompt`
 
 
 NO_OUTPUT = StepOutput(np.zeros(0, np.int32))

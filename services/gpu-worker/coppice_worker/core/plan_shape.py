@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import numpy as np
 
 from coppice.handles import HANDLE_BYTES, block_ids
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, SequenceId
-from coppice.messages.step import SequenceStart, StepPlan
+from coppice.messages.step import LOGPROBS_MAX, SamplingParams, SequenceStart, StepPlan
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.steps import MalformedPlanError
 
@@ -61,6 +62,8 @@ def _check_start(plan: StepPlan, start: SequenceStart, name: str, copies: set[by
     count, cut = divmod(len(start.tokens), TOKEN_BYTES)
     _require(cut == 0 and count > 0, plan, f"{name}: tokens are missing or cut")
     _require(len(start.owned) % HANDLE_BYTES == 0, plan, f"{name}: owned handles are cut")
+    _require(start.num_prompt_tokens <= count, plan, f"{name}: num_prompt_tokens is beyond its tokens")
+    _check_sampling(plan, start.sampling, name)
     shared, cut = divmod(len(start.shared), HANDLE_BYTES)
     _require(
         cut == 0 and len(start.shared_seals) == shared * SEAL_BYTES, plan, f"{name}: shared handles or seals are cut"
@@ -70,6 +73,26 @@ def _check_start(plan: StepPlan, start: SequenceStart, name: str, copies: set[by
     _require(copied >= 0 and start.num_computed_tokens <= count, plan, f"{name}: num_computed_tokens is out of range")
     for at in range(0, -(-copied // block_size) * HANDLE_BYTES, HANDLE_BYTES):
         _require(start.owned[at : at + HANDLE_BYTES] in copies, plan, f"{name}: computed tokens without KV")
+
+
+def _check_sampling(plan: StepPlan, sampling: SamplingParams, name: str) -> None:
+    numbers = (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+        sampling.repetition_penalty,
+    )
+    _require(all(map(math.isfinite, numbers)), plan, f"{name}: a sampling parameter is not finite")
+    _require(0 <= sampling.min_p <= 1, plan, f"{name}: min_p is not in 0 .. 1")
+    _require(sampling.repetition_penalty > 0, plan, f"{name}: repetition_penalty is not above 0")
+    _require(len(sampling.logit_bias) % 8 == 0, plan, f"{name}: logit_bias is cut")
+    bias = np.frombuffer(sampling.logit_bias, "<f4")[1::2]
+    _require(bool(np.isfinite(bias).all()), plan, f"{name}: a logit_bias is not finite")
+    _require(len(sampling.stop_token_ids) % TOKEN_BYTES == 0, plan, f"{name}: stop_token_ids is cut")
+    num_logprobs = 0 if sampling.num_logprobs is None else sampling.num_logprobs
+    _require(0 <= num_logprobs <= LOGPROBS_MAX, plan, f"{name}: num_logprobs is not in 0 .. {LOGPROBS_MAX}")
 
 
 def _require(holds: bool, plan: StepPlan, problem: str) -> None:

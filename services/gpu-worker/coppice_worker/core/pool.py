@@ -18,15 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from coppice.handles import BLOCK_BITS, BLOCKS_MAX
 from coppice.ids import LeaseId
 from coppice.messages.step import RefusalCode
 from coppice.seals import SEAL_BYTES
-from coppice_worker.core.batch import Int32, UInt64
+from coppice_worker.core.batch import Bool, Int32, UInt64
 
-Bool = npt.NDArray[np.bool_]
 _BLOCK_MASK = np.uint64(BLOCKS_MAX - 1)
 _SHIFT = np.uint64(BLOCK_BITS)
 

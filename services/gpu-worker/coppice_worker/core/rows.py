@@ -10,14 +10,15 @@ way without another look, as nothing is applied between them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coppice.ids import SequenceId
 from coppice.messages.step import Refusal, RefusalCode
-from coppice_worker.core.batch import Int32, Int64, SampleRows, StepBatch, UInt64
-from coppice_worker.core.pool import BlockPool, Bool
+from coppice_worker.core.batch import Bool, Int32, Int64, SampleRows, StepBatch, UInt64
+from coppice_worker.core.pool import BlockPool
+from coppice_worker.core.sampling import ranges
 from coppice_worker.core.sequences import SequenceTable
 from coppice_worker.core.steps import Rows
 
@@ -86,8 +87,9 @@ class RowBuilder:
         slots = layout.slots
         start = table.num_computed[slots]
         blocks = table.tables[slots, start // self._block_size]
-        old = layout.sample
-        sample = SampleRows(old.rows, old.temperature, old.top_k, old.top_p, old.seed, start + 1)
+        sample = replace(layout.sample, position=start + 1)
+        if sample.changes is not None:
+            sample = replace(sample, changes=table.sampling.changes(slots, sample.position, table.tokens))
         batch = StepBatch(
             token_ids=table.tokens[slots, start].astype(np.int64),
             positions=start,
@@ -146,9 +148,7 @@ class RowBuilder:
         handles = np.zeros(len(slots), np.uint64)
         # Own blocks stand behind the shared ones, so the check is over the blocks that the new tokens touch.
         first, last = start // size, (end - 1) // size
-        touched = np.where(good, last - first + 1, 0)
-        row = np.repeat(np.arange(len(slots)), touched)
-        column = np.arange(len(row)) - np.repeat(np.cumsum(touched) - touched, touched) + first[row]
+        row, column = ranges(first, np.where(good, last + 1, first))
         blocks = table.tables[slots[row], column]
         foreign = self._pool.writer[blocks] != slots[row] + 1
         if foreign.any():
@@ -162,10 +162,10 @@ class RowBuilder:
         end = start + new
         query_starts = np.zeros(len(slots) + 1, np.int32)
         np.cumsum(new, out=query_starts[1:])
-        row = np.repeat(np.arange(len(slots)), new)
-        positions = np.arange(len(row)) - (query_starts[:-1] - start)[row]
+        row, positions = ranges(start, end)
         blocks = table.tables[slots[row], positions // size].astype(np.int64)
-        sampled = end == table.num_tokens[slots]
+        rows = np.flatnonzero(end == table.num_tokens[slots]).astype(np.int32)
+        sampled = slots[rows]
         batch = StepBatch(
             token_ids=table.tokens[slots[row], positions].astype(np.int64),
             positions=positions,
@@ -173,9 +173,10 @@ class RowBuilder:
             query_starts=query_starts,
             context_lens=end.astype(np.int32),
             block_tables=self._tables(slots),
-            sample=self._sample(slots, np.flatnonzero(sampled).astype(np.int32), end),
+            sample=table.sampling.sample_rows(sampled, rows, end[rows], table.tokens),
+            prompt=table.sampling.prompt_tokens(slots, start, end, query_starts, table.tokens),
         )
-        sampled_ids = table.ids[slots[sampled]].astype("<u4", copy=False).tobytes()
+        sampled_ids = table.ids[sampled].astype("<u4", copy=False).tobytes()
         self._remember(slots, batch, sampled_ids)
         return Computation(batch, Rows(slots, new), sampled_ids)
 
@@ -193,17 +194,6 @@ class RowBuilder:
             query_starts=np.arange(count + 1, dtype=np.int32),
             tables=batch.block_tables,
             sample=batch.sample,
-        )
-
-    def _sample(self, slots: Int32, rows: Int32, end: Int64) -> SampleRows:
-        table, chosen = self._sequences, slots[rows]
-        return SampleRows(
-            rows=rows,
-            temperature=table.temperature[chosen],
-            top_k=table.top_k[chosen],
-            top_p=table.top_p[chosen],
-            seed=table.seed[chosen],
-            position=end[rows],
         )
 
     def _tables(self, slots: Int32) -> Int32:

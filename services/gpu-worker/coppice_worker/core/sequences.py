@@ -12,13 +12,11 @@ decode is one behind, and nothing else tells them apart.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from coppice.ids import LeaseId, SequenceId
-from coppice.messages.step import SamplingParams
-from coppice_worker.core.batch import Float32, Int32, Int64, UInt64
-
-UInt32 = npt.NDArray[np.uint32]
+from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
+from coppice.messages.step import SequenceStart
+from coppice_worker.core.batch import Int32, Int64, UInt32
+from coppice_worker.core.sampling import SamplingTable
 
 
 class SequenceTable:
@@ -38,10 +36,7 @@ class SequenceTable:
         self.num_computed: Int64 = np.zeros(max_sequences, np.int64)
         self.num_blocks: Int64 = np.zeros(max_sequences, np.int64)
         self.num_shared: Int64 = np.zeros(max_sequences, np.int64)
-        self.temperature: Float32 = np.zeros(max_sequences, np.float32)
-        self.top_k: Int32 = np.zeros(max_sequences, np.int32)
-        self.top_p: Float32 = np.ones(max_sequences, np.float32)
-        self.seed: UInt64 = np.zeros(max_sequences, np.uint64)
+        self.sampling = SamplingTable(max_sequences)
         self.leases: list[LeaseId | None] = [None] * max_sequences
         self.version = 0  # changes when sequences come or go
         self.grown: set[int] = set()  # slots whose tables grew since somebody last looked
@@ -54,25 +49,20 @@ class SequenceTable:
     def is_full(self) -> bool:
         return not self._free
 
-    def add(
-        self, sequence_id: SequenceId, lease: LeaseId, tokens: bytes, num_computed: int, sampling: SamplingParams
-    ) -> int:
+    def add(self, start: SequenceStart) -> int:
         """A new sequence without blocks. Returns its slot."""
         slot = self._free.pop()
         self.version += 1
-        self.slot_of[sequence_id] = slot
-        self.leases[slot] = lease
-        count = len(tokens) // 4
-        self.ids[slot] = sequence_id
-        self.tokens[slot, :count] = np.frombuffer(tokens, "<u4")
+        self.slot_of[start.sequence_id] = slot
+        self.leases[slot] = start.lease_id
+        count = len(start.tokens) // TOKEN_BYTES
+        self.ids[slot] = start.sequence_id
+        self.tokens[slot, :count] = np.frombuffer(start.tokens, "<u4")
         self.num_tokens[slot] = count
-        self.num_computed[slot] = num_computed
+        self.num_computed[slot] = start.num_computed_tokens
         self.num_blocks[slot] = 0
         self.num_shared[slot] = 0
-        self.temperature[slot] = sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.seed[slot] = np.uint64(sampling.seed & (2**64 - 1))
+        self.sampling.put(slot, start.sampling, start.num_prompt_tokens or count)
         return slot
 
     def append_blocks(self, slot: int, blocks: Int32) -> None:

@@ -24,6 +24,7 @@ from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
 from coppice_worker.core.attach import Attacher
 from coppice_worker.core.batch import StepOutput
 from coppice_worker.core.fences import FencedEpochs
+from coppice_worker.core.logprobs import LogprobCollector
 from coppice_worker.core.plan_shape import check_shape
 from coppice_worker.core.pool import BlockPool
 from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
@@ -79,6 +80,7 @@ class WorkerCore:
         self._refused: dict[SequenceId, Refusal] = {}
         self._outstanding: Applied | None = None
         self._sampled: list[bytes] = []  # u32 [R] of each step of the outstanding plan that is done
+        self._logprobs = LogprobCollector()
         self._tokens_computed = 0
         self._tokens_sampled = 0
         self._steps = 0
@@ -268,6 +270,7 @@ class WorkerCore:
     def _begin(self, applied: Applied) -> Applied:
         self._outstanding = applied
         self._sampled.clear()
+        self._logprobs.clear()
         for refusal in applied.refusals:
             self._refusal_counts[refusal.code] += 1
         return applied
@@ -311,6 +314,7 @@ class WorkerCore:
             applied.refusals,
             int(applied.rows.num_tokens.sum()) * applied.num_steps,
             duration_us,
+            self._logprobs.give(),
         )
         self._last_step = applied.step
         self._tokens_computed += result.num_tokens
@@ -331,6 +335,7 @@ class WorkerCore:
         chosen = rows.slots[applied.batch.sample.rows]
         table.tokens[chosen, table.num_tokens[chosen]] = output.tokens
         table.num_tokens[chosen] += 1
+        self._logprobs.take(applied.batch, table.ids[rows.slots], output)
         self._sampled.append(output.tokens.astype("<u4").tobytes())
 
     # -- oversight

@@ -5,7 +5,7 @@ TorchExecutor(checkpoint, device="cpu", dtype="float32", num_blocks=suggest_num_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,17 @@ import numpy as np
 import torch
 
 from coppice.namespaces import NamespaceFields
-from coppice_worker.core.batch import NO_OUTPUT, Int32, Int64, PoolSpec, SampleRows, StepBatch, StepOutput
+from coppice_worker.core.batch import (
+    NO_OUTPUT,
+    Int32,
+    Int64,
+    Logprobs,
+    PoolSpec,
+    PromptTokens,
+    SampleRows,
+    StepBatch,
+    StepOutput,
+)
 from coppice_worker.kernels.backend import Backend
 from coppice_worker.kernels.pool import KvPool, KvShape
 from coppice_worker.kernels.torch_backend import TorchBackend
@@ -21,10 +31,13 @@ from coppice_worker.kernels.torch_backend import TorchBackend
 from .config import ModelConfig, RopeConfig, read_config
 from .decoder import Decoder
 from .loader import ProgressCallback, checkpoint_digest, load_weights
-from .sampler import sample
+from .logits import join_logprobs, token_logprobs
+from .sampler import sample_and_report
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 KernelChoice = Literal["auto", "torch", "triton"]
+
+_PROMPT_LOGITS_MAX = 1 << 23  # logits of prompt tokens in memory at a time
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -126,10 +139,12 @@ class TorchExecutor:
     def execute(self, batch: StepBatch) -> StepOutput:
         _assert_consistent(batch)
         hidden = self.forward(batch)
+        prompt = None if batch.prompt is None else self._prompt_logprobs(hidden, batch.prompt)
         if batch.sample.rows.size == 0:
-            return NO_OUTPUT
+            return NO_OUTPUT if prompt is None else replace(NO_OUTPUT, prompt_logprobs=prompt)
         logits = self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
-        return StepOutput(sample(logits, batch.sample).cpu().numpy().astype(np.int32))
+        tokens, logprobs = sample_and_report(logits, batch.sample)
+        return StepOutput(tokens.cpu().numpy().astype(np.int32), logprobs, prompt)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
@@ -137,6 +152,15 @@ class TorchExecutor:
         _assert_consistent(batch)
         hidden = self.forward(batch)
         return self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, prompt: PromptTokens) -> Logprobs:
+        """Logits of all these tokens at once would be large: slice by slice."""
+        packed, tokens = self._to_device(prompt.packed), self._to_device(prompt.token_ids)
+        num_top, size = int(prompt.num_top.max()), max(1, _PROMPT_LOGITS_MAX // self._config.vocab_size)
+        slices = [slice(start, start + size) for start in range(0, len(packed), size)]
+        return join_logprobs(
+            [token_logprobs(self._decoder.logits(hidden[packed[part]]), tokens[part], num_top) for part in slices]
+        )
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Writes the step's KV; hidden states [T, hidden] before the final norm."""
@@ -193,6 +217,7 @@ def _one_row(start: int, end: int) -> StepBatch:
         temperature=np.ones(1, np.float32),
         top_k=np.zeros(1, np.int32),
         top_p=np.full(1, 0.9, np.float32),
+        min_p=np.zeros(1, np.float32),
         seed=np.zeros(1, np.uint64),
         position=np.full(1, end, np.int64),
     )

@@ -1,9 +1,11 @@
 """From logits to tokens, all rows of a step at once.
 
-A row's token is a function of its (seed, position, logits) and its own settings: its noise comes from a counter, not
-from a generator's state, and every cut is made by value, so that neither batch mates nor sort order can change it.
+A row's token is a function of its (seed, position, logits), its own tokens and its own settings: its noise comes from
+a counter, not from a generator's state, and every cut is made by value, so that neither batch mates nor sort order can
+change it.
 
-    logits -> / temperature -> keep the top_k largest -> keep the smallest head with mass >= top_p
+    logits -> changes -> / temperature -> keep those of at least min_p times the largest weight
+           -> keep the top_k largest -> keep the smallest head with mass >= top_p
            -> weights in token order -> the first token whose running sum passes noise * total
 """
 
@@ -13,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.batch import Logprobs, SampleRows
+
+from .logits import change_logits, token_logprobs
 
 _CHUNK = 512  # tokens summed together before the running sum; a full float64 running sum costs 4x the time
 _HEAD_MIN = 256  # largest logits looked at first for top_p; the whole row is sorted only if they do not suffice
@@ -21,8 +25,23 @@ _HEAD_MIN = 256  # largest logits looked at first for top_p; the whole row is so
 Float64 = npt.NDArray[np.float64]
 
 
+def sample_and_report(logits: torch.Tensor, rows: SampleRows) -> tuple[torch.Tensor, Logprobs | None]:
+    """Like `sample`, and what the rows that want log-probabilities report; these are of the logits as they came."""
+    if rows.num_logprobs is None:
+        return sample(logits, rows), None
+    wanted = np.flatnonzero(rows.num_logprobs >= 0)
+    index = torch.from_numpy(wanted).to(logits.device)
+    raw = logits.index_select(0, index)
+    tokens = sample(logits, rows)
+    return tokens, token_logprobs(raw, tokens.index_select(0, index), int(rows.num_logprobs[wanted].max()))
+
+
 def sample(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-    """Tokens [R] int64 for logits [R, vocab], any float dtype. Temperature 0 is an exact argmax."""
+    """Tokens [R] int64 for logits [R, vocab], any float dtype, which may be overwritten. Temperature 0 is an exact
+    argmax."""
+    if rows.changes is not None:
+        logits = logits.float()
+        change_logits(logits, rows.changes)
     tokens = logits.argmax(dim=-1)
     drawn = np.flatnonzero(rows.temperature > 0)
     if drawn.size == 0:
@@ -34,7 +53,7 @@ def sample(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     scaled -= scaled.amax(dim=-1, keepdim=True)
     scaled /= torch.from_numpy(rows.temperature[drawn]).to(device).unsqueeze(1)
     weights = scaled.exp()
-    cutoffs = _cutoffs(scaled, weights, rows.top_k[drawn], rows.top_p[drawn])
+    cutoffs = _cutoffs(scaled, weights, rows.top_k[drawn], rows.top_p[drawn], rows.min_p[drawn])
     weights.masked_fill_(scaled < cutoffs.unsqueeze(1), 0.0)
     noise = torch.from_numpy(uniform_noise(rows.seed[drawn], rows.position[drawn])).to(device)
     tokens[index] = _draw(weights, noise)
@@ -58,11 +77,17 @@ def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _cutoffs(
-    scaled: torch.Tensor, weights: torch.Tensor, top_k: npt.NDArray[np.int32], top_p: npt.NDArray[np.float32]
+    scaled: torch.Tensor,
+    weights: torch.Tensor,
+    top_k: npt.NDArray[np.int32],
+    top_p: npt.NDArray[np.float32],
+    min_p: npt.NDArray[np.float32],
 ) -> torch.Tensor:
     """[R] smallest scaled logit that each row keeps; -inf where it filters nothing. Equal logits share a fate."""
     vocab = scaled.shape[1]
-    cutoffs = scaled.new_full((scaled.shape[0],), float("-inf"))
+    with np.errstate(divide="ignore"):
+        # The largest weight is exp(0): min_p is a cut-off already.
+        cutoffs = torch.from_numpy(np.log(min_p)).to(scaled.device)
     has_k = (top_k > 0) & (top_k < vocab)
     filters = np.flatnonzero(has_k | (top_p < 1.0))
     if filters.size == 0:
@@ -72,8 +97,10 @@ def _cutoffs(
     width = min(vocab, max(_HEAD_MIN, largest_k))
     while filters.size:
         index = torch.from_numpy(filters).to(scaled.device)
-        found, enough = _cutoffs_in_head(scaled[index], weights[index], k, top_p[filters], width)
-        cutoffs[index] = found
+        found, enough = _cutoffs_in_head(scaled[index], weights[index], cutoffs[index], k, top_p[filters], width)
+        # A row that is looked at again must start from its min_p.
+        good = torch.from_numpy(enough).to(scaled.device)
+        cutoffs[index] = torch.where(good, found, cutoffs[index])
         filters, k = filters[~enough], k[~enough]
         width = vocab
     return cutoffs
@@ -82,27 +109,29 @@ def _cutoffs(
 def _cutoffs_in_head(
     scaled: torch.Tensor,
     weights: torch.Tensor,
+    floor: torch.Tensor,
     k: npt.NDArray[np.int32],
     top_p: npt.NDArray[np.float32],
     width: int,
 ) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:
-    """Cut-offs [R] from the `width` largest logits of each row, and whether they were enough to tell."""
+    """Cut-offs [R] from the `width` largest logits of each row, none below `floor` [R], and whether they were enough
+    to tell."""
     vocab = scaled.shape[1]
     head = scaled.topk(width, dim=-1).values
     last_kept = torch.from_numpy(np.minimum(k, width).astype(np.int64) - 1).to(scaled.device).unsqueeze(1)
     kth = head.gather(1, last_kept)
     cut_by_k = torch.from_numpy(k < vocab).to(scaled.device).unsqueeze(1)
-    kth = torch.where(cut_by_k, kth, float("-inf"))
-    # top_p is a share of what top_k kept, so the mass beyond the cut does not count.
-    kept = weights.masked_fill(scaled < kth, 0.0)
+    lowest = torch.where(cut_by_k, kth, float("-inf")).maximum(floor.unsqueeze(1))
+    # top_p is a share of what min_p and top_k kept, so the mass beyond the cut does not count.
+    kept = weights.masked_fill(scaled < lowest, 0.0)
     share = torch.from_numpy(top_p.astype(np.float64)).to(scaled.device).unsqueeze(1)
     wanted = share * _chunk_sums(kept).sum(dim=-1, keepdim=True)
-    running = head.exp().masked_fill_(head < kth, 0.0).double().cumsum(dim=-1)
+    running = head.exp().masked_fill_(head < lowest, 0.0).double().cumsum(dim=-1)
     # A token stays while the mass before it is short of top_p; the first one always stays.
     num_kept = (running[:, :-1] < wanted).sum(dim=-1, keepdim=True)
     nucleus = head.gather(1, num_kept)
     all_mass = torch.from_numpy(top_p >= 1.0).to(scaled.device).unsqueeze(1)
-    cutoffs = torch.maximum(kth, torch.where(all_mass, float("-inf"), nucleus))
+    cutoffs = torch.maximum(lowest, torch.where(all_mass, float("-inf"), nucleus))
     reached = (running[:, -1:] >= wanted) | all_mass
     enough = reached.squeeze(1).cpu().numpy() | (width >= vocab) | (k <= width)
     return cutoffs.squeeze(1), enough
