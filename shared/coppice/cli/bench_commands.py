@@ -24,6 +24,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command()(churn)
     bench.command()(trace)
     bench.command()(serve)
+    bench.command()(split)
 
 
 def index(
@@ -87,4 +88,20 @@ def trace(
     refuse_unknown_variables_of(context)
     report = run_trace(path=trace, capacity_blocks=capacity_blocks, policy=policy)
     print_trace_report(report, as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def split(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    streams: Annotated[int, typer.Option(help="Streams that decode throughout.")] = 32,
+    rounds: Annotated[int, typer.Option(help="Rounds of each length of a step, on each stack in turn.")] = 5,
+) -> None:
+    """Measure what the split into processes costs: the services beside the same cores in one process."""
+    from coppice_bench.report import print_report
+    from coppice_bench.split import run_split
+
+    refuse_unknown_variables_of(context)
+    print_report(run_split(quick=quick, streams=streams, rounds=rounds), as_json=as_json)
     raise typer.Exit(EXIT_OK)
