@@ -29,6 +29,11 @@ _NONE_SILENT: frozenset[int] = frozenset()
 class Detokenizer(Protocol):
     """Text of one output stream."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the last tokens are a part of a character that is not complete."""
+        ...
+
     def feed(self, ids: list[int]) -> str:
         """The whole characters that `ids` complete."""
         ...
@@ -101,6 +106,10 @@ class _ByteLevelStream:
         self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
     def feed(self, ids: list[int]) -> str:
         table = self._table
         data = table[ids[0]] if len(ids) == 1 else b"".join([table[i] for i in ids])
@@ -121,6 +130,10 @@ class _WindowStream:
         self._window = [i for i in context if i not in special]
         self._read = len(self._window)
         self._sent_text = self._decode(self._window)
+
+    @property
+    def is_open(self) -> bool:
+        return self._read < len(self._window)
 
     def _decode(self, ids: list[int]) -> str:
         return self._raw.decode(ids, skip_special_tokens=bool(self._special)) if ids else ""

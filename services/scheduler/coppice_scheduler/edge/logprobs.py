@@ -63,11 +63,11 @@ class LogprobTrack:
         shown += [self._entry(place, ids[place], offsets[place]) for place in range(1, self._num_prompt_tokens)]
         return tuple(shown)
 
-    def saw(self, token_id: int, text: str) -> None:
-        """The next output token, and the text that it completed."""
+    def saw(self, token_id: int, num_chars: int, *, is_open: bool) -> None:
+        """The next output token, how much text it completed, and whether it ends within a character."""
         self._open.append((token_id, self._offset))
-        if text:
-            self._offset += len(text)
+        self._offset += num_chars
+        if not is_open:
             self._close()
 
     def release(self, num_chars: int) -> tuple[TokenLogprob, ...]:

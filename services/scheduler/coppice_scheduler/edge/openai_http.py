@@ -17,6 +17,7 @@ from coppice_scheduler.edge.http_requests import bearer_of
 from coppice_scheduler.edge.openai_bodies import model_body
 from coppice_scheduler.edge.openai_generate import CLIENT_CLOSED_STATUS, GenerateApi
 from coppice_scheduler.edge.openai_tokens import TokensApi
+from coppice_scheduler.edge.openapi import document
 
 BODY_TIMEOUT_S = 30.0
 _READ = ["GET", "HEAD"]  # load balancers probe with HEAD
@@ -36,6 +37,7 @@ def create_app(
     for prefix in ("", "/v1"):
         app.post(f"{prefix}/tokenize")(tokens.tokenize)
         app.post(f"{prefix}/detokenize")(tokens.detokenize)
+    _add_document(app, frontdoor, has_metrics=registry is not None)
     return app
 
 
@@ -51,6 +53,13 @@ def _add_models(app: FastAPI, frontdoor: FrontDoor) -> None:
 
     app.api_route("/v1/models", methods=_READ)(list_models)
     app.api_route("/v1/models/{model_id:path}", methods=_READ)(get_model)
+
+
+def _add_document(app: FastAPI, frontdoor: FrontDoor, *, has_metrics: bool) -> None:
+    async def openapi() -> Response:
+        return JSONResponse(document(__version__, frontdoor.model.id, has_metrics=has_metrics))
+
+    app.api_route("/openapi.json", methods=_READ)(openapi)
 
 
 # --- errors, health -----------------------------------------------------------------------------------------------

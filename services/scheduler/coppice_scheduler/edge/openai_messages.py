@@ -10,8 +10,7 @@ from coppice_scheduler.edge.errors import invalid
 from coppice_scheduler.edge.json_body import Fields
 
 _MESSAGE_FIELDS = frozenset({"role", "content", "name"})
-_MESSAGE_EMPTY = ("tool_calls", "function_call", "refusal", "audio", "annotations", "reasoning", "reasoning_content")
-_PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint"})
+MESSAGE_EMPTY = ("tool_calls", "function_call", "refusal", "audio", "annotations", "reasoning", "reasoning_content")
 
 
 def messages_of(fields: Fields) -> tuple[ChatMessage, ...]:
@@ -31,7 +30,7 @@ def _message(place: int, message: Any) -> ChatMessage:
     role = fields.required_text("role")
     for name, value in message.items():
         # An answer of ours, or of others, is often sent back whole, with its empty fields.
-        if name in _MESSAGE_FIELDS or (name in _MESSAGE_EMPTY and value in (None, [], {}, "")):
+        if name in _MESSAGE_FIELDS or (name in MESSAGE_EMPTY and value in (None, [], {}, "")):
             continue
         raise invalid(
             f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
@@ -67,11 +66,9 @@ def _content(fields: Fields, message: Mapping[str, Any], where: str) -> str:
 def _check_part(part: Mapping[str, Any], at: str) -> None:
     """A breakpoint says that what is before it should be cached, as everything is here; it has no time of its own."""
     for name, value in part.items():
-        if value is not None and (name not in _PART_FIELDS or (name == "prompt_cache_breakpoint" and _has_ttl(value))):
+        if value is None or name in ("type", "text"):
+            continue
+        if name != "prompt_cache_breakpoint" or value != {"mode": "explicit"}:
             raise invalid(
                 f"{at}.{name[:100]} is not supported.", param=f"{at}.{name[:100]}", code="unsupported_parameter"
             )
-
-
-def _has_ttl(value: Any) -> bool:
-    return not isinstance(value, dict) or value.get("ttl") is not None

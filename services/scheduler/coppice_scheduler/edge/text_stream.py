@@ -132,7 +132,7 @@ class TextStream:
             self.num_tokens += 1
             new = self._detokenizer.feed([token_id])
             if self._track is not None:
-                self._track.saw(token_id, new)
+                self._track.saw(token_id, len(new), is_open=self._detokenizer.is_open)
             text += self._scan(new)
             if self._stop is not None:
                 return text, tokens[: place * TOKEN_DTYPE.itemsize]
