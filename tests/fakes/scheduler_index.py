@@ -67,6 +67,7 @@ class FakeIndex:
         self.max_sequences = 0  # of every worker
         self.flight_retry_ms = 0
         self.waiters: dict[LeaseId, LeaseId] = {}  # who waits, for whom
+        self.disabled: set[str] = set()  # domains that leave no trace
         self.owed: dict[str, int] = {}  # blocks that each domain may always hold on a worker
         self.needs: dict[LeaseId, tuple[WorkerId, str, int]] = {}  # refused below what is owed: how many blocks
         self.outbox: list[ToClient] = []  # said without being asked
@@ -195,7 +196,12 @@ class FakeIndex:
     def _leader(self, op: Acquire, worker_id: WorkerId, num_shared: int) -> LeaseId | None:
         """A live lease that is to publish the block after the match."""
         end = (num_shared + 1) * self.block_size * 4
-        if not (self.flight_retry_ms and op.may_wait) or op.skip_match or end >= len(op.tokens):
+        if (
+            not (self.flight_retry_ms and op.may_wait)
+            or op.skip_match
+            or op.domain in self.disabled
+            or end >= len(op.tokens)
+        ):
             return None
         for lease_id, lease in self.leases.items():
             mine = lease.worker_id == worker_id and lease.op.domain == op.domain and lease.findable
@@ -281,6 +287,8 @@ class FakeIndex:
         return answer
 
     def _publish(self, lease: HeldLease, op: Publish) -> Answer:
+        if lease.op.domain in self.disabled:
+            return NotPublished(op.lease_id, NotPublishedReason.DOMAIN_DISABLED)
         if not lease.findable:
             return NotPublished(op.lease_id, NotPublishedReason.TREE_GONE)
         assert op.first_block <= lease.published, "a gap between published blocks"

@@ -80,6 +80,7 @@ class FakeWorker:
     by_lease: dict[LeaseId, Resident] = field(default_factory=dict)  # the last sequence of each lease
     fenced: set[LeaseId] = field(default_factory=set)  # fenced before their attach arrived
     num_repeats: int = 0
+    num_copies: int = 0
 
     def uses(self, lease_id: LeaseId) -> bool:
         return any(r.lease_id == lease_id and r.refusal is None for r in self.residents.values())
@@ -98,8 +99,10 @@ class FakeWorker:
         for position, handle in enumerate(u64(plan.sealed)):
             if self.generations.get(block_of(handle)) == generation_of(handle):
                 self.seals[block_of(handle)] = plan.seals[position * 16 : position * 16 + 16]
+        copies = dict(zip(u64(plan.copy_dst), u64(plan.copy_src), strict=True))
+        assert not {block_of(h) for h in copies} & {block_of(h) for h in copies.values()}, "a copy of a copy"
         for start in plan.attach:
-            self._attach(start, refusals)
+            self._attach(start, copies, refusals)
         for growth in plan.grow:
             resident = self.residents[growth.sequence_id]
             if resident.refusal is not None:
@@ -124,7 +127,7 @@ class FakeWorker:
             num_tokens=sum(counts),
         )
 
-    def _attach(self, start: SequenceStart, refusals: list[Refusal]) -> None:
+    def _attach(self, start: SequenceStart, copies: dict[int, int], refusals: list[Refusal]) -> None:
         assert start.sequence_id not in self.residents
         shared, owned = u64(start.shared), u64(start.owned)
         resident = Resident(
@@ -135,8 +138,12 @@ class FakeWorker:
             len(shared),
             start.sampling.seed,
         )
-        assert len(shared) * self.block_size == start.num_computed_tokens
+        num_copied = -(-start.num_computed_tokens // self.block_size) - len(shared)
+        assert num_copied >= 0
+        assert all(handle in copies for handle in owned[:num_copied]), "computed tokens without KV"
         code, planted = self._verdict(start, shared, owned)
+        if code is None and any(not self._is_current(copies[handle]) for handle in owned if handle in copies):
+            code = RefusalCode.STALE
         if code is not None:
             if not planted:
                 self.refused.append(code)
@@ -145,7 +152,18 @@ class FakeWorker:
         else:
             for handle in owned:
                 self._open(handle, resident)
+                if handle in copies:
+                    self._copy(block_of(copies[handle]), block_of(handle))
         self.residents[start.sequence_id] = self.by_lease[start.lease_id] = resident
+
+    def _is_current(self, handle: int) -> bool:
+        return self.generations.get(block_of(handle)) == generation_of(handle)
+
+    def _copy(self, source: int, target: int) -> None:
+        self.num_copies += 1
+        for offset in range(self.block_size):
+            if (source, offset) in self.slots:
+                self.slots[target, offset] = self.slots[source, offset]
 
     def _verdict(self, start: SequenceStart, shared: list[int], owned: list[int]) -> tuple[RefusalCode | None, bool]:
         if start.lease_id in self.fenced:

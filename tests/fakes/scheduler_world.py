@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from coppice.messages.step import SamplingParams, StepPlan
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Effects, Finish, Output, Refused, Request, SchedulerSettings
 from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_worker import FakeWorker, reference, u32
+from tests.fakes.scheduler_worker import FakeWorker, reference, u32, u64
 
 MS = 1_000_000
 
@@ -130,6 +131,7 @@ class World:
         domain: str = "d",
         seed: int = 0,
         stops: frozenset[int] = frozenset(),
+        **fields: Any,
     ) -> Refused | None:
         request = Request(
             request_id=request_id,
@@ -140,6 +142,7 @@ class World:
             max_new_tokens=max_new,
             stop_token_ids=stops,
             number=next(self._ids),
+            **fields,
         )
         refused = self.core.submit(request, self.now_ns)
         if refused is None:
@@ -234,7 +237,16 @@ class World:
         fenced = {fenced for worker in self.workers.values() for fenced in worker.fenced}
         if lease_id not in fenced and any(start.lease_id == lease_id for start in starts):
             return True
-        return any(worker.uses(lease_id) for worker in self.workers.values())
+        return self._is_copied(lease_id) or any(worker.uses(lease_id) for worker in self.workers.values())
+
+    def _is_copied(self, lease_id: LeaseId) -> bool:
+        """A plan on its way copies from blocks that nobody but this lease holds."""
+        copied = {handle for plans in self._transit.values() for plan in plans for handle in u64(plan.copy_src)}
+        for held_by, lease in self.index.leases.items():
+            if held_by != lease_id:
+                copied -= {*lease.shared, *lease.owned}
+        held = self.index.leases.get(lease_id)
+        return held is not None and bool(copied & {*held.shared, *held.owned})
 
     def _was_computed(self, op: Publish, block_size: int) -> bool:
         first = op.first_block * block_size

@@ -33,6 +33,7 @@ def build(seed: int) -> World:
         worker_absent_ms=60,
     )
     world = World(settings, FakeIndex(4, domain_blocks_max=random.choice([8, 1000])), seed)
+    world.index.disabled.add("z")
     world.index.max_sequences = random.choice([0, 0, 1, 3])  # `check` sees that no worker is given more
     for name in "ab"[: random.choice([1, 2])]:
         world.add_worker(name, random.choice([8, 14, 40]))
@@ -49,13 +50,18 @@ class Chaos:
         self.count = 0
         self.lost_workers: set[str] = set()
 
-    def submit(self) -> None:
-        self.count += 1
+    def submit(self, size: int = 1) -> None:
         prompt = [self.random.randrange(2) for _ in range(self.random.randrange(1, 24))]
-        domain = self.random.choice("xy")
-        self.world.submit(
-            f"r{self.count}", prompt, self.random.randrange(1, 12), domain=domain, seed=self.count, stops=STOPS
-        )
+        domain = self.random.choice("xyz")
+        leader = f"r{self.count + 1}"
+        for _ in range(size):
+            self.count += 1
+            name, max_new = f"r{self.count}", self.random.randrange(1, 12)
+            fork_of = leader if name != leader else None
+            self.world.submit(name, prompt, max_new, domain=domain, seed=self.count, stops=STOPS, fork_of=fork_of)
+
+    def submit_forks(self) -> None:
+        self.submit(self.random.randrange(2, 5))
 
     def cancel(self) -> None:
         if self.count:
@@ -140,7 +146,7 @@ def assert_settled(world: World, may_refuse: frozenset[RefusalCode] = frozenset(
             assert bool(outcome.last.stop_token) == stopped
 
 
-CALM = ["submit"] * 5 + ["cancel", "heartbeat"]
+CALM = ["submit"] * 4 + ["submit_forks", "cancel", "heartbeat"]
 WORKER_FAULTS = [*CALM, "worker_restart", "worker_blip", "refusal"]
 INDEX_FAULTS = [*CALM, "index_blip", "index_link_restart", "index_restart"]
 ALL_FAULTS = [*WORKER_FAULTS, *INDEX_FAULTS, "session_lost"]
@@ -171,6 +177,13 @@ def test_index_faults(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(15))
 def test_all_faults(seed: int) -> None:
     assert_settled(play(seed, ALL_FAULTS, 80), SEALS_LOST)
+
+
+def test_forks_copy_and_do_without() -> None:
+    worlds = [play(seed, CALM, 60) for seed in range(6)]
+    assert sum(worker.num_copies for world in worlds for worker in world.workers.values()) > 20
+    for world in worlds:
+        assert_settled(world)
 
 
 # --- the fakes see a rule that is broken

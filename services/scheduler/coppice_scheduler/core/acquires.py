@@ -8,6 +8,7 @@ from math import inf
 from coppice.ids import LEASE_ID_BYTES, DomainId, WorkerId
 from coppice.messages.index import Acquire, Candidate, Op
 from coppice_scheduler.core.admission import max_context
+from coppice_scheduler.core.forks import near_its_prompt
 from coppice_scheduler.core.leases import LeaseState
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.places import giving_way
@@ -20,7 +21,7 @@ from coppice_scheduler.core.workers import Worker
 
 def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
     """Acquires for those who go next, as many as there are free places or as others have to give up."""
-    if life.counts.waiting == life.counts.asking + len(life.sleepers):
+    if life.counts.waiting == life.counts.asking + len(life.sleepers) + life.counts.tenant_following.total():
         return []
     workers = candidates(life)
     return _Round(life, workers, now_ns).choose() if workers else []
@@ -100,6 +101,7 @@ class _Round:
         if not fit:
             self.held_up.add(domain)
             return
+        fit = near_its_prompt(request, fit)
         past = all(worker in covered for worker in fit)
         self.life.queue.take(request)
         op = _acquire(self.life, request, fit, self._loads_for(domain), self.now_ns)
@@ -228,6 +230,8 @@ def _acquire(
 
 def _may_wait(life: Lifecycle, request: RequestState, now_ns: int) -> bool:
     """For another's prefill: until the first wait of this stay in the queue has lasted for `single_flight_wait_ms`."""
+    if request.family is not None and request.family.is_computed:
+        return False
     if not request.flight_until_ns:
         return life.settings.single_flight_wait_ms > 0
     return now_ns < request.flight_until_ns

@@ -11,7 +11,7 @@ from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import lease_hash
 from coppice_scheduler.core.leases import LeaseState
 from coppice_scheduler.core.lifecycle import Lifecycle
-from coppice_scheduler.core.sequences import RequestStatus, Sequence, SequenceState
+from coppice_scheduler.core.sequences import RequestState, RequestStatus, Sequence, SequenceState
 from coppice_scheduler.core.workers import Worker
 
 
@@ -39,6 +39,7 @@ def _check_requests(life: Lifecycle) -> None:
         if request.asked_under:
             assert request.status in (RequestStatus.WAITING, RequestStatus.SLEEPING)
             assert request.asked_under not in life.leases.leases
+        _check_family(life, request)
         if request.status is RequestStatus.SLEEPING:
             assert life.sleepers.find(request.asked_under) is request
         assert request.num_output_tokens == request.num_tokens - request.num_prompt_tokens
@@ -47,13 +48,26 @@ def _check_requests(life: Lifecycle) -> None:
     assert counts[RequestStatus.RUNNING] == life.counts.running == sum(life.counts.tenant_running.values())
     assert counts[RequestStatus.ASKING] == life.counts.asking
     assert counts[RequestStatus.SLEEPING] == len(life.sleepers) == sum(life.counts.tenant_sleeping.values())
-    not_running = (RequestStatus.ASKING, RequestStatus.SLEEPING, RequestStatus.WAITING)
+    assert counts[RequestStatus.FOLLOWING] == sum(life.counts.tenant_following.values())
+    not_running = (RequestStatus.ASKING, RequestStatus.SLEEPING, RequestStatus.FOLLOWING, RequestStatus.WAITING)
     assert sum(counts[status] for status in not_running) == life.counts.waiting
     assert life.counts.waiting == sum(life.counts.tenant_waiting.values())
     assert life.counts.asking == sum(life.counts.tenant_asking.values())
     assert life.counts.waiting_tokens == waiting_tokens
     assert life.counts.running + life.counts.asking <= life.settings.max_running
     assert len(life.by_lease) == life.counts.running + life.counts.asking
+
+
+def _check_family(life: Lifecycle, request: RequestState) -> None:
+    """Somebody at work computes the prompt that forks wait for."""
+    family, name = request.family, request.request.request_id
+    assert (request.status is RequestStatus.FOLLOWING) == (family is not None and name in family.waiting)
+    if family is None:
+        return
+    assert family.members[name] is request
+    assert all(life.requests[member] is relative for member, relative in family.members.items())
+    assert not family.waiting or (not family.is_computed and family.leader.family is family)
+    assert family.leader.status is not RequestStatus.FOLLOWING
 
 
 def _check_leases(life: Lifecycle) -> None:
@@ -103,6 +117,10 @@ def _check_worker(life: Lifecycle, worker: Worker) -> None:
         assert all(sequence.state is SequenceState.REMOVING for sequence in step.removed)
     assert worker.stalled.keys() <= worker.running.keys()
     assert worker.wants_blocks.keys() <= worker.running.keys()
+    for sequence_id, sequence in worker.copying.items():
+        assert worker.running[sequence_id] is sequence
+        assert sequence.state is SequenceState.GRANTED
+        assert sequence.source is not None
 
 
 def _check_table(worker: Worker) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from coppice.ids import LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant
+from coppice_scheduler.core import forks
 from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.leases import Lease, LeaseState, LeaseTable
 from coppice_scheduler.core.outbox import Outbox
@@ -52,11 +53,13 @@ class Counts:
     tenant_waiting: Counter[str] = field(default_factory=Counter)
     tenant_asking: Counter[str] = field(default_factory=Counter)
     tenant_sleeping: Counter[str] = field(default_factory=Counter)
+    tenant_following: Counter[str] = field(default_factory=Counter)
     tenant_unseen: Counter[str] = field(default_factory=Counter)  # came since the last `advance`
 
     def tenant_queued(self, tenant: str) -> int:
         """Requests of a tenant that were looked at and found no place. On an idle worker nobody is queued."""
         others = self.tenant_asking[tenant] + self.tenant_sleeping[tenant] + self.tenant_unseen[tenant]
+        others += self.tenant_following[tenant]
         return max(self.tenant_waiting[tenant] - others, 0)
 
 
@@ -85,6 +88,28 @@ class Lifecycle:
         request.tenant_number = self.shares.number_of(request.request.tenant)
         self.counts.tenant_unseen[request.request.tenant] += 1
         self._enter_queue(request, now_ns)
+        if forks.join(request, self.requests.get(request.request.fork_of or "")):
+            request.status = RequestStatus.FOLLOWING
+            self.counts.tenant_following[request.request.tenant] += 1
+
+    def prompt_computed(self, request: RequestState) -> None:
+        """It has its first token: its forks go on."""
+        for fork in forks.prompt_computed(request):
+            self._stop_following(fork)
+            self.queue.put_back(fork)
+
+    def leave_family(self, request: RequestState) -> None:
+        """Another fork takes its place if the prompt is still to be computed."""
+        if request.status is RequestStatus.FOLLOWING:
+            self._stop_following(request)
+        heir = forks.leave(request)
+        if heir is not None:
+            self._stop_following(heir)
+            self.queue.put_back(heir)
+
+    def _stop_following(self, fork: RequestState) -> None:
+        assert fork.status is RequestStatus.FOLLOWING
+        _decrement(self.counts.tenant_following, fork.request.tenant)
 
     def _enter_queue(self, request: RequestState, now_ns: int) -> None:
         self.counts.waiting += 1
@@ -194,6 +219,7 @@ class Lifecycle:
         if sequence.num_to_plan <= 1:
             request.stop_wanting(self.shares)
         worker.running[sequence.sequence_id] = sequence
+        forks.plan_copy(worker, sequence)
 
     def preempt(self, request: RequestState, now_ns: int) -> None:
         """Take its blocks back; it waits and recomputes."""
@@ -263,6 +289,7 @@ class Lifecycle:
         if request.first_token_ns:
             request.marks.append(("decode", request.first_token_ns, now_ns))
         request.stop_wanting(self.shares)
+        self.leave_family(request)
         request.status = RequestStatus.FINISHED
         self.totals.finished += 1
         del self.requests[request.request.request_id]
@@ -284,6 +311,7 @@ class Lifecycle:
         del worker.running[sequence.sequence_id]
         worker.stalled.pop(sequence.sequence_id, None)
         worker.wants_blocks.pop(sequence.sequence_id, None)
+        worker.copying.pop(sequence.sequence_id, None)
         if lease.state is LeaseState.LIVE:
             worker.returning[lease.lease_id] = lease
         if sequence.state is SequenceState.ATTACHED:

@@ -13,6 +13,7 @@ import numpy as np
 from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Refusal, RefusalCode, StepResult
+from coppice_scheduler.core.forks import lost_source
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.logprobs import take_logprobs
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
@@ -168,6 +169,8 @@ def _visit(life: Lifecycle, worker: Worker, step: InFlight, good: Bool, accepted
         request = sequence.request
         if rows.num_prefill[row]:
             request.mark("prefill", step.planned_ns, now_ns)
+        if begins[row]:
+            life.prompt_computed(request)
         if begins[row] and not request.first_token_ns:
             request.first_token_ns = now_ns
         if table.is_watched[slots[row]] and places[row] >= 0:
@@ -221,6 +224,9 @@ def _mend(life: Lifecycle, worker: Worker, sequence: Sequence, refusal: Refusal,
     """Whether what is wrong with the blocks that the cache service shared out has been seen to."""
     if refusal.code not in (RefusalCode.STALE, RefusalCode.WRONG_SEAL):
         return False
+    if refusal.code is RefusalCode.STALE and lost_source(sequence, refusal.handle):
+        life.leave_family(sequence.request)
+        return True
     if not bool((handles_array(sequence.lease.shared) == np.uint64(refusal.handle)).any()):
         return False
     if refusal.code is RefusalCode.STALE or not _repeat_seals(worker, sequence, refusal, step):

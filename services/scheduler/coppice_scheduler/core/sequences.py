@@ -1,6 +1,7 @@
 """A request's progress, and the sequence that computes it on one worker.
 
     request   WAITING -> ASKING -> RUNNING -> FINISHED        preempted or retried: RUNNING -> WAITING
+                                                              a fork: FOLLOWING -> WAITING
                  ^         |
                  |         v Pending                          woken, or waited long enough
                  +----- SLEEPING
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
 from coppice.messages.step import TokenLogprobs
@@ -30,6 +32,9 @@ from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.request import Mark, Request
 from coppice_scheduler.core.table import SlotTable
 
+if TYPE_CHECKING:
+    from coppice_scheduler.core.forks import Family
+
 PREFILL_MARKS_MAX = 64
 NO_LEASE = LeaseId(b"")
 
@@ -37,6 +42,7 @@ NO_LEASE = LeaseId(b"")
 class RequestStatus(Enum):
     WAITING = "waiting"
     ASKING = "asking"  # its Acquire has no answer yet
+    FOLLOWING = "following"  # a fork: it waits until its leader has computed the prompt
     SLEEPING = "sleeping"  # another lease computes its prefix; it holds nothing and asks again when woken
     RUNNING = "running"
     FINISHED = "finished"
@@ -84,6 +90,7 @@ class RequestState:
     asked_under: LeaseId = NO_LEASE  # it asked under this id in vain and does so again: the cache may remember it
     flight_until_ns: int = 0  # until then it may wait for another's prefill; 0: it has not waited in this stay
     wake_ns: int = 0  # when a sleeper asks again, woken or not
+    family: Family | None = None  # the others with its prompt
     marks: list[Mark] = field(default_factory=list)
 
     @property
@@ -155,7 +162,7 @@ class RequestState:
 class Sequence:
     """One stay of a request on one worker, under one lease. Its counts may be asked for while it is live."""
 
-    __slots__ = ("grown", "lease", "request", "sequence_id", "slot", "state", "table", "zero")
+    __slots__ = ("grown", "lease", "request", "sequence_id", "slot", "source", "state", "table", "zero")
 
     def __init__(
         self,
@@ -176,6 +183,7 @@ class Sequence:
         self.state = SequenceState.GRANTED
         self.grown = bytearray()  # owned handles that the worker was not told yet
         self.zero = bytearray()  # handles to zero before their first write
+        self.source: Sequence | None = None  # that it copies its prompt from
         self.slot = slot = table.add(self, request.request.number, request.request.stop_token_ids)
         table.num_known[slot] = table.num_start[slot] = request.num_tokens
         table.num_computed[slot] = table.num_planned[slot] = num_cached
@@ -232,6 +240,13 @@ class Sequence:
         return self.num_planned >= self.lease.reserved_tokens
 
     # --- moves
+
+    def start_at(self, num_tokens: int) -> None:
+        """Before it is attached: so many tokens will have KV then, shared or copied."""
+        assert self.state is SequenceState.GRANTED
+        table, slot, size = self.table, self.slot, self.lease.block_size
+        table.num_computed[slot] = table.num_planned[slot] = num_tokens
+        table.next_full[slot] = (num_tokens // size + 1) * size
 
     def attach(self) -> None:
         self.state = SequenceState.ATTACHED

@@ -11,6 +11,7 @@ import numpy as np
 
 from coppice.messages.step import Growth, SequenceStart, StepPlan
 from coppice_scheduler.core.chunks import Attaching, choose_chunks
+from coppice_scheduler.core.forks import aim, take_copy
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.sequences import Sequence, SequenceState
 from coppice_scheduler.core.table import Int64
@@ -21,9 +22,11 @@ _NO_CHUNKS: list[Row] = []
 
 def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
     """The next plan, entered into the worker's steps in flight. None when there is nothing to say."""
+    aim(worker)
     rows = _choose_rows(life, worker)
     if not len(rows) and not worker.to_detach and not worker.sealed:
         return None
+    copy_src, copy_dst = _copies(worker, rows)
     zero, attach, grow = _news(worker, rows)
     ids = rows.ids.astype("<u4", copy=False).tobytes()
     decode = bool((rows.num_tokens == 1).all())
@@ -35,6 +38,8 @@ def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
         sealed=bytes(worker.sealed),
         seals=bytes(worker.seals),
         zero=zero,
+        copy_src=copy_src,
+        copy_dst=copy_dst,
         attach=attach,
         grow=grow,
         rows=b"" if repeat else ids,
@@ -83,6 +88,14 @@ def _laid_out(worker: Worker, decodes: Int64, chunks: list[Row]) -> PlanRows:
 
 
 # --- what the plan says beside its rows
+
+
+def _copies(worker: Worker, rows: PlanRows) -> tuple[bytes, bytes]:
+    """Source and target handles for the forks that compute in this step for the first time."""
+    if not worker.copying:
+        return b"", b""
+    copies = [take_copy(worker, sequence) for sequence in worker.table.at(rows.slots)]
+    return b"".join(source for source, _ in copies), b"".join(target for _, target in copies)
 
 
 def _news(worker: Worker, rows: PlanRows) -> tuple[bytes, tuple[SequenceStart, ...], tuple[Growth, ...]]:

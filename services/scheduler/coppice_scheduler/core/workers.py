@@ -84,6 +84,7 @@ class Worker:
     returning: dict[LeaseId, Lease] = field(default_factory=dict)  # on their way back: credit against preemption
     stalled: dict[SequenceId, Stall] = field(default_factory=dict)
     wants_blocks: dict[SequenceId, Sequence] = field(default_factory=dict)
+    copying: dict[SequenceId, Sequence] = field(default_factory=dict)  # granted, and to copy what a relative has
     sealed: bytearray = field(default_factory=bytearray)
     seals: bytearray = field(default_factory=bytearray)
     resealed: dict[BlockId, tuple[int, int]] = field(
