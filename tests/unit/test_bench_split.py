@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from coppice_bench.split_load import Driver, Load, Measured, Recorder, sleep_unt
 from coppice_scheduler.core.request import Finish, Output, Request, TokenBatch
 
 
-def test_split_says_ratio_and_extra_time_of_each_step() -> None:
-    done = CliRunner().invoke(app, ["bench", "split", "--quick", "--json", "--streams", "4"], catch_exceptions=False)
+def test_split_says_ratio_and_extra_time_of_each_step(tmp_path: Path) -> None:
+    plot = tmp_path / "split.svg"
+    arguments = ["bench", "split", "--quick", "--json", "--streams", "4", "--plot", str(plot)]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == EXIT_OK
     (line,) = done.stdout.splitlines()
     report = json.loads(line)
@@ -32,6 +35,7 @@ def test_split_says_ratio_and_extra_time_of_each_step() -> None:
         assert case["took_ms"] >= 0.9 * case["step_ms"]
         assert min(case["ttft_ms"], case["idle_ttft_ms"]) >= case["step_ms"]
     assert {"date", "machine", "versions", "load_average"} <= report.keys()
+    assert all(f">{stack}</text>" in plot.read_text("utf-8") for stack in ("split", "one", "one_sync"))
 
 
 def test_rounds_are_compared_in_pairs() -> None:

@@ -97,11 +97,16 @@ def split(
     quick: Quick = False,
     streams: Annotated[int, typer.Option(help="Streams that decode throughout.")] = 32,
     rounds: Annotated[int, typer.Option(help="Rounds of each length of a step, on each stack in turn.")] = 5,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (SVG) to this file.")] = None,
 ) -> None:
     """Measure what the split into processes costs: the services beside the same cores in one process."""
     from coppice_bench.report import print_report
     from coppice_bench.split import run_split
+    from coppice_bench.split_plot import write_split_plot
 
     refuse_unknown_variables_of(context)
-    print_report(run_split(quick=quick, streams=streams, rounds=rounds), as_json=as_json)
+    report = run_split(quick=quick, streams=streams, rounds=rounds)
+    print_report(report, as_json=as_json)
+    if plot is not None:
+        write_split_plot(plot, report)
     raise typer.Exit(EXIT_OK)
