@@ -107,7 +107,8 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     checkpoint = load_checkpoint_text(settings.model)
     tenants = TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
     engine = DoorEngine(start.door, start.model)
-    frontdoor = FrontDoor(engine, checkpoint, tenants, FrontDoorMetrics(CollectorRegistry(), start.model.id))
+    metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)
+    frontdoor = FrontDoor(engine, checkpoint, tenants, metrics, max_retain_ms=settings.max_retain_ms)
     # Metrics name tenants and tell how busy each is, which is no tenant's to know.
     is_public = settings.metrics_port is None and not tenants.needs_key
     registry = merged_registry(start.metrics_dir, PlannerCollector(engine.stats, start.model.id)) if is_public else None

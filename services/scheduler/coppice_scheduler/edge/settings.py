@@ -38,6 +38,9 @@ class ServiceSettings(Settings):
     retain_priority: int = Field(
         50, ge=1, le=100, description="Of prompts that a client asked to keep: they are evicted after lower ones."
     )
+    max_retain_ms: int = Field(
+        1_800_000, ge=0, description="Longest time that a client may ask to keep a prompt cached; longer ones are cut."
+    )
     max_steps_in_flight: int = Field(2, ge=1, le=8, description="Plans sent ahead per worker.")
     drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
