@@ -122,7 +122,7 @@ def test_a_tenant_at_its_maximum_is_refused_while_the_other_is_served(tenants: S
         ({"model": "tiny", "prompt": [400_000]}, {400}, "400000"),
         ({"model": "tiny", "prompt": ""}, {200, 400}, ""),
         ({"model": "tiny", "prompt": []}, {400, 422}, "prompt"),
-        ({"model": "tiny", "prompt": "x", "logit_bias": {"1": 1}}, {400}, "logit_bias"),
+        ({"model": "tiny", "prompt": "x", "logit_bias": {"1": 101}}, {400}, "logit_bias"),
         ({"model": "tiny", "prompt": "x", "max_tokens": -1}, {400, 422}, "max_tokens"),
         ({"model": "tiny", "prompt": "x", "temprature": 1}, {400}, "temperature"),
         (b"{not json", {400, 422}, ""),
