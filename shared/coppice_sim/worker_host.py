@@ -38,6 +38,7 @@ class WorkerHost(Process):
         self.core = WorkerCore(settings)
         self.executor = KvHonest(settings.pool)
         self.outstanding: Applied | None = None
+        self._began_ns = 0  # when the device began the outstanding plan
         self._attachment = 0  # what was meant for an earlier one is not sent
         self._queue: deque[Callable[[], None]] = deque()
         self._links: dict[int, ServerLink[Any]] = {}
@@ -110,6 +111,7 @@ class WorkerHost(Process):
         if isinstance(outcome, Applied):
             for refusal in outcome.refusals:
                 self.world.sometimes[f"refused: {refusal.code.value}"] += 1
+            self._began_ns = self.now_ns
             self._launch(link, outcome, self._salts(outcome))
         elif isinstance(outcome, Replayed):
             self.world.sometimes["plan replayed"] += 1
@@ -146,7 +148,9 @@ class WorkerHost(Process):
             self.world.touched(self)
             return
         self.world.sometimes["result of a session that is over"] += link.is_ended
-        result = self.core.complete(applied, output)
+        self.world.sometimes["several decode steps in a plan"] += applied.num_steps > 1
+        duration_us = (self.now_ns - self._began_ns) * 1_000 // MS
+        result = self.core.complete(applied, output, duration_us)
         self.outstanding = None
         self._answer(link, result)
         self._work()

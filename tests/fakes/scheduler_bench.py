@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -195,15 +196,21 @@ class Bench:
 
     # --- the worker
 
-    def result(self, sampled: dict[int, int] | None = None, refusals: tuple[Refusal, ...] = ()) -> StepPlan:
-        """Complete the oldest plan."""
+    def result(
+        self,
+        sampled: Mapping[int, int | list[int]] | None = None,
+        refusals: tuple[Refusal, ...] = (),
+        duration_us: int = 0,
+    ) -> StepPlan:
+        """Complete the oldest plan. One token for all of its steps, or one for each."""
         plan = self.plans.pop(0)
-        given = sampled or {}
+        given = {row: [t] * plan.num_decode_steps if isinstance(t, int) else t for row, t in (sampled or {}).items()}
         result = StepResult(
             step=plan.step,
             sampled_ids=np.array(list(given), dtype="<u4").tobytes(),
-            sampled_tokens=np.array(list(given.values()), dtype="<u4").tobytes(),
+            sampled_tokens=np.array(list(given.values()), dtype="<u4").T.tobytes(),
             refusals=refusals,
+            duration_us=duration_us,
         )
         self.core.worker_result(W, result, self.now_ns)
         self.advance()

@@ -81,6 +81,8 @@ class FakeWorker:
     fenced: set[LeaseId] = field(default_factory=set)  # fenced before their attach arrived
     num_repeats: int = 0
     num_copies: int = 0
+    step_us: int = 0  # that it says a step takes
+    most_steps: int = 0  # of one plan
 
     def uses(self, lease_id: LeaseId) -> bool:
         return any(r.lease_id == lease_id and r.refusal is None for r in self.residents.values())
@@ -114,17 +116,25 @@ class FakeWorker:
             rows, counts = self.last_rows, [1] * len(self.last_rows)
         self.last_rows = rows
         assert len(set(rows)) == len(rows)
-        sampled = {}
-        for sequence_id, count in zip(rows, counts, strict=True):
-            token = self._compute(SequenceId(sequence_id), count, refusals)
-            if token is not None:
-                sampled[sequence_id] = token
+        assert plan.num_decode_steps == 1 or counts == [1] * len(rows), "a prefill in a plan of several decode steps"
+        self.most_steps = max(self.most_steps, plan.num_decode_steps)
+        sampled: dict[int, int] = {}
+        tokens: list[int] = []
+        for _ in range(plan.num_decode_steps):
+            sampled = {}
+            for sequence_id, count in zip(rows, counts, strict=True):
+                token = self._compute(SequenceId(sequence_id), count, refusals)
+                if token is not None:
+                    sampled[sequence_id] = token
+            assert plan.num_decode_steps == 1 or len(sampled) + len(refusals) >= len(rows), "a row that did not sample"
+            tokens += sampled.values()
         return StepResult(
             step=plan.step,
             sampled_ids=np.array(list(sampled), dtype="<u4").tobytes(),
-            sampled_tokens=np.array(list(sampled.values()), dtype="<u4").tobytes(),
+            sampled_tokens=np.array(tokens, dtype="<u4").tobytes(),
             refusals=tuple(refusals),
-            num_tokens=sum(counts),
+            num_tokens=sum(counts) * plan.num_decode_steps,
+            duration_us=self.step_us * plan.num_decode_steps,
         )
 
     def _attach(self, start: SequenceStart, copies: dict[int, int], refusals: list[Refusal]) -> None:

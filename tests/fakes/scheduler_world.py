@@ -54,6 +54,7 @@ class World:
         self.outcomes: dict[str, Outcome] = {}
         self._outcome_of: dict[int, Outcome] = {}  # by number of the request
         self.now_ns = 0
+        self.step_us = 0  # that its workers say a step takes
         self.sent_ops: list[FromClient] = []
         self.plans: list[tuple[WorkerId, StepPlan]] = []
         self.epoch = SchedulerEpoch(1)
@@ -264,7 +265,8 @@ class World:
 
     def add_worker(self, name: str, num_blocks: int, epoch: int = 1, *, attach: bool = True) -> None:
         worker_id = WorkerId(name)
-        self.workers[worker_id] = FakeWorker(worker_id, WorkerEpoch(epoch), num_blocks, self.index.block_size)
+        worker = FakeWorker(worker_id, WorkerEpoch(epoch), num_blocks, self.index.block_size, step_us=self.step_us)
+        self.workers[worker_id] = worker
         self._transit[worker_id] = []
         self.index.register(worker_id, WorkerEpoch(epoch), num_blocks)
         self.tell(self.index.workers())

@@ -59,6 +59,7 @@ SOMETIMES = (
     "second session of an epoch",
     "session ended",
     "session re-attached",
+    "several decode steps in a plan",
     "tail of the log lost",
     "takeover",
     "two schedulers alive",

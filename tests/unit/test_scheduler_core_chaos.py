@@ -34,6 +34,7 @@ def build(seed: int) -> World:
     )
     world = World(settings, FakeIndex(4, domain_blocks_max=random.choice([8, 1000])), seed)
     world.index.disabled.add("z")
+    world.step_us = random.choice([0, 1_000, 3_000])  # several decode steps in a plan, where they are known to be short
     world.index.max_sequences = random.choice([0, 0, 1, 3])  # `check` sees that no worker is given more
     for name in "ab"[: random.choice([1, 2])]:
         world.add_worker(name, random.choice([8, 14, 40]))

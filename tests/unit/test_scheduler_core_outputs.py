@@ -9,7 +9,9 @@ from coppice.messages.step import Refusal, RefusalCode, SamplingParams, StepResu
 from coppice_scheduler.core.request import Finish, Output, OutputErrorCode, SchedulerSettings
 from coppice_scheduler.core.table import FIRST_SLOTS, STOPS_MAX, TAIL_MAX
 from tests.fakes.scheduler_bench import BLOCK, Bench, W
+from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_worker import u32
+from tests.fakes.scheduler_world import World
 
 
 def settings(**fields: object) -> SchedulerSettings:
@@ -107,6 +109,15 @@ def test_a_long_output_is_whole() -> None:
             bench.settle()
         bench.result({1: token})
     assert u32(bench.last("r").tokens) == list(range(3 * TAIL_MAX))
+
+
+def test_a_block_may_be_longer_than_what_a_slot_keeps() -> None:
+    world = World(settings(max_context=512), FakeIndex(4 * TAIL_MAX), 1)
+    world.add_worker("a", 4)
+    world.attach_index()
+    world.submit("r", [1, 2, 3], 3 * TAIL_MAX, seed=5)
+    world.run()
+    assert len(world.outcomes["r"].tokens) == 3 * TAIL_MAX, "the world compares them with the reference"
 
 
 def test_more_running_than_the_first_slots() -> None:

@@ -132,8 +132,8 @@ def _check_table(worker: Worker) -> None:
     for step in worker.in_flight:
         rows = step.rows
         live = table.ids[rows.slots] == rows.ids
-        planned[rows.slots[live]] += rows.num_tokens[live]
-        pending[rows.slots[live]] += rows.samples[live]
+        planned[rows.slots[live]] += rows.num_tokens[live] * step.plan.num_decode_steps
+        pending[rows.slots[live]] += rows.samples[live] * step.plan.num_decode_steps
     for sequence in worker.running.values():
         slot, request, lease = sequence.slot, sequence.request, sequence.lease
         assert table.sequences[slot] is sequence

@@ -13,6 +13,7 @@ import numpy as np
 from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Refusal, RefusalCode, StepResult
+from coppice_scheduler.core.bursts import note_pace
 from coppice_scheduler.core.forks import lost_source
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.logprobs import take_logprobs
@@ -38,13 +39,14 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
         return
     step = worker.in_flight.popleft()
     life.totals.steps += 1
+    note_pace(worker, step, result)
     rows, table = step.rows, worker.table
     live = table.ids[rows.slots] == rows.ids
     tokens, has_tokens = _tokens_of(step, result)
     refused = _is_refused(rows, result)
     silent = rows.samples & ~has_tokens & ~refused
     good = live & ~refused & ~silent
-    table.num_computed[rows.slots[good]] += rows.num_tokens[good]
+    table.num_computed[rows.slots[good]] += rows.num_tokens[good] * step.plan.num_decode_steps
     accepted = _accept(table, rows, tokens, np.flatnonzero(good & rows.samples))
     _count(life, table, rows, good, accepted)
     if result.logprobs:
@@ -85,21 +87,20 @@ def _tokens_of(step: InFlight, result: StepResult) -> tuple[UInt32, Bool]:
 
 
 def _accept(table: SlotTable, rows: PlanRows, tokens: UInt32, sampling: Int64) -> Accepted:
-    """Append the tokens of the rows `sampling` [S] up to a stop token or the request's length. What a step computed
-    beyond that is dropped: whoever ended is closed before anything else is planned."""
+    """Append the tokens of the rows `sampling` [S] up to a stop token. What a plan computed behind it is dropped;
+    nothing is ever planned beyond the length."""
     slots = rows.slots[sampling]
     sampled = tokens[:, sampling]
     num_steps = len(tokens)
     room = table.num_max[slots] - table.num_known[slots]
     is_stop = _is_stop(table, slots, sampled)
-    first_stop = np.where(is_stop.any(axis=0), is_stop.argmax(axis=0), num_steps)
-    num_tokens = np.minimum(np.minimum(first_stop, room), num_steps)
-    stopped = (first_stop < num_steps) & (first_stop < room)
+    stopped = is_stop.any(axis=0)
+    num_tokens = np.where(stopped, is_stop.argmax(axis=0), num_steps)
     _append(table, slots, sampled, num_tokens)
     table.num_pending[slots] -= num_steps
     table.num_known[slots] += num_tokens
     table.num_computed[slots] = np.minimum(table.num_computed[slots], table.num_known[slots])
-    stop_tokens = sampled[np.minimum(first_stop, num_steps - 1), np.arange(len(slots))]
+    stop_tokens = sampled[np.minimum(num_tokens, num_steps - 1), np.arange(len(slots))]
     return Accepted(sampling, num_tokens, stopped, stop_tokens, (num_tokens == room) & ~stopped)
 
 

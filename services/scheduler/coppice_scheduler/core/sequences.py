@@ -228,6 +228,8 @@ class Sequence:
     def num_needed(self) -> int:
         """Positions that it should own blocks for now. After a refusal no more than the next token's."""
         ahead = int(self.table.num_ahead[self.slot])
+        if ahead:
+            ahead = max(ahead, self.table.burst_ahead)
         return min(self.request.num_kv_tokens_max, self.num_planned + 1 + ahead)
 
     @property

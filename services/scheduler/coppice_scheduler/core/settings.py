@@ -49,6 +49,8 @@ class SchedulerSettings:
     max_queued_tokens: int = 4_194_304
     queue_timeout_ms: int = 60_000
     max_steps_in_flight: int = 2  # plans without a result, per worker
+    max_decode_steps: int = 8  # that one plan may hold while nobody waits; 1: a plan is one step
+    decode_burst_ms: float = 10.0  # that such a plan may take
     max_context: int = 32_768  # tokens of one sequence, prompt and output together
     extend_ahead_blocks: int = 1  # blocks owned beyond the next token's
     max_retries: int = 1  # times that one request starts over after a fault that is not its own
@@ -74,6 +76,7 @@ class SchedulerSettings:
             "max_queued_tokens",
             "queue_timeout_ms",
             "max_steps_in_flight",
+            "max_decode_steps",
             "max_context",
             "worker_absent_ms",
         ):
@@ -87,6 +90,8 @@ class SchedulerSettings:
             raise ValueError(
                 f"retain_priority must lie between 1 and {RETAIN_PRIORITY_MAX}, not {self.retain_priority}"
             )
+        if self.decode_burst_ms < 0:
+            raise ValueError(f"decode_burst_ms must not be negative, not {self.decode_burst_ms}")
         if self.max_running > self.max_step_tokens:
             raise ValueError(
                 f"max_running ({self.max_running}) must not exceed max_step_tokens ({self.max_step_tokens}): "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from coppice.messages.step import Growth, SequenceStart, StepPlan
+from coppice_scheduler.core.bursts import choose_steps
 from coppice_scheduler.core.chunks import Attaching, choose_chunks
 from coppice_scheduler.core.forks import aim, take_copy
 from coppice_scheduler.core.lifecycle import Lifecycle
@@ -23,9 +24,10 @@ _NO_CHUNKS: list[Row] = []
 def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
     """The next plan, entered into the worker's steps in flight. None when there is nothing to say."""
     aim(worker)
-    rows = _choose_rows(life, worker)
+    rows, is_steady = _choose_rows(life, worker)
     if not len(rows) and not worker.to_detach and not worker.sealed:
         return None
+    num_steps = choose_steps(life, worker, rows) if is_steady else 1
     copy_src, copy_dst = _copies(worker, rows)
     zero, attach, grow = _news(worker, rows)
     ids = rows.ids.astype("<u4", copy=False).tobytes()
@@ -45,6 +47,7 @@ def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
         rows=b"" if repeat else ids,
         row_tokens=b"" if repeat else rows.num_tokens.astype("<u4").tobytes(),
         repeat_rows=repeat,
+        num_decode_steps=num_steps,
     )
     _enter(worker, plan, rows, now_ns)
     _note_needs(worker)
@@ -54,8 +57,9 @@ def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
 # --- which rows
 
 
-def _choose_rows(life: Lifecycle, worker: Worker) -> PlanRows:
-    """Each sequence that can decode, in the order of slots, then chunks of those that have more to compute."""
+def _choose_rows(life: Lifecycle, worker: Worker) -> tuple[PlanRows, bool]:
+    """Each sequence that can decode, in the order of slots, then chunks of those that have more to compute; and whether
+    all that are not at their end decode."""
     settings, table = life.settings, worker.table
     budget = min(settings.max_step_tokens, worker.max_step_tokens or settings.max_step_tokens)
     known = table.num_known + table.num_pending
@@ -70,7 +74,7 @@ def _choose_rows(life: Lifecycle, worker: Worker) -> PlanRows:
     chunks = _NO_CHUNKS
     if len(others):
         chunks = choose_chunks(table.at(others), budget - len(decodes), Attaching(), settings, life.shares)
-    return _laid_out(worker, decodes, chunks)
+    return _laid_out(worker, decodes, chunks), not len(others) and not blocked.any()
 
 
 def _laid_out(worker: Worker, decodes: Int64, chunks: list[Row]) -> PlanRows:
@@ -138,8 +142,8 @@ def _start_of(sequence: Sequence) -> SequenceStart:
 
 
 def _enter(worker: Worker, plan: StepPlan, rows: PlanRows, now_ns: int) -> None:
-    worker.table.num_planned[rows.slots] += rows.num_tokens
-    worker.table.num_pending[rows.slots] += rows.samples
+    worker.table.num_planned[rows.slots] += rows.num_tokens * plan.num_decode_steps
+    worker.table.num_pending[rows.slots] += rows.samples * plan.num_decode_steps
     for sequence in worker.to_detach:
         sequence.state = SequenceState.REMOVING
     worker.in_flight.append(InFlight(plan, rows, tuple(worker.to_detach), now_ns))
@@ -153,7 +157,8 @@ def _note_needs(worker: Worker) -> None:
     """Mark sequences whose blocks run out soon. A prefill has all that its prompt needs; its tail is decode."""
     table = worker.table
     to_plan = table.num_known + table.num_pending - table.num_planned
-    needed = np.minimum(table.num_max - 1, table.num_planned + 1 + table.num_ahead)
+    ahead = np.where(table.num_ahead > 0, np.maximum(table.num_ahead, table.burst_ahead), 0)
+    needed = np.minimum(table.num_max - 1, table.num_planned + 1 + ahead)
     lacking = (table.ids != 0) & (to_plan <= 1) & (needed > table.num_reserved)
     for sequence in table.at(np.flatnonzero(lacking)):
         if not sequence.lease.extend_asked:

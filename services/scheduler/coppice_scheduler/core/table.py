@@ -76,6 +76,7 @@ class SlotTable:
         self.stops: UInt32 = np.zeros((0, STOPS_MAX), np.uint32)
         self.tail: UInt32 = np.zeros((0, TAIL_MAX), np.uint32)
         self.sequences: list[Sequence | None] = []
+        self.burst_ahead = 0  # `num_ahead` is at least this where it is not 0: what plans of several steps use up
         for name in _COUNTS:
             setattr(self, name, np.zeros(0, np.int64))
         for name in _FLAGS:

@@ -90,6 +90,7 @@ class Worker:
     resealed: dict[BlockId, tuple[int, int]] = field(
         default_factory=dict
     )  # handles, and the step that repeats the seal
+    decode_step_us: float = 0.0  # mean of the latest; 0 = unknown
     last_decode_rows: bytes = b""  # rows of the last plan if it was pure decode, else empty
 
     @property

@@ -197,6 +197,8 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             max_queued=settings.max_queued,
             queue_timeout_ms=settings.queue_timeout_ms,
             max_steps_in_flight=settings.max_steps_in_flight,
+            max_decode_steps=settings.max_decode_steps,
+            decode_burst_ms=settings.decode_burst_ms,
             single_flight_wait_ms=settings.single_flight_wait_ms,
             retain_priority=settings.retain_priority,
             max_context=limits.max_context,

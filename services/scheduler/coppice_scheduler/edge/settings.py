@@ -42,5 +42,11 @@ class ServiceSettings(Settings):
         1_800_000, ge=0, description="Longest time that a client may ask to keep a prompt cached; longer ones are cut."
     )
     max_steps_in_flight: int = Field(2, ge=1, le=8, description="Plans sent ahead per worker.")
+    max_decode_steps: int = Field(
+        8, ge=1, le=64, description="Decode steps of one plan while no request waits; 1: a plan is one step."
+    )
+    decode_burst_ms: float = Field(
+        10.0, ge=0, description="Time that a plan of several decode steps may take; who comes meanwhile waits for it."
+    )
     drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
