@@ -1,4 +1,4 @@
-"""`coppice bench ...`: measurements of the cache service, and of servers under load."""
+"""`coppice bench ...`: measurements of the cache service, the scheduler, and servers under load."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command()(trace)
     bench.command()(serve)
     bench.command()(split)
+    bench.command()(plan)
 
 
 def index(
@@ -109,4 +110,14 @@ def split(
     print_report(report, as_json=as_json)
     if plot is not None:
         write_split_plot(plot, report)
+    raise typer.Exit(EXIT_OK)
+
+
+def plan(context: typer.Context, as_json: AsJson = False, quick: Quick = False) -> None:
+    """Measure the processor time that a step costs the scheduler, by sequences that run."""
+    from coppice_bench.plan import run_plan
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    print_report(run_plan(quick=quick), as_json=as_json)
     raise typer.Exit(EXIT_OK)

@@ -94,14 +94,15 @@ def _accept(table: SlotTable, rows: PlanRows, tokens: UInt32, sampling: Int64) -
     num_steps = len(tokens)
     room = table.num_max[slots] - table.num_known[slots]
     is_stop = _is_stop(table, slots, sampled)
-    stopped = is_stop.any(axis=0)
+    stopped = np.asarray(is_stop.any(axis=0))
     num_tokens = np.where(stopped, is_stop.argmax(axis=0), num_steps)
     _append(table, slots, sampled, num_tokens)
     table.num_pending[slots] -= num_steps
     table.num_known[slots] += num_tokens
     table.num_computed[slots] = np.minimum(table.num_computed[slots], table.num_known[slots])
     stop_tokens = sampled[np.minimum(num_tokens, num_steps - 1), np.arange(len(slots))]
-    return Accepted(sampling, num_tokens, stopped, stop_tokens, (num_tokens == room) & ~stopped)
+    at_length: Bool = (num_tokens == room) & ~stopped
+    return Accepted(sampling, num_tokens, stopped, stop_tokens, at_length)
 
 
 def _is_stop(table: SlotTable, slots: Int64, sampled: UInt32) -> Bool:
