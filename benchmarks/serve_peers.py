@@ -1,0 +1,124 @@
+"""Servers of the OpenAI API side by side: the same loads, in turns, the median of each.
+
+    python benchmarks/serve_peers.py --peer coppice=http://127.0.0.1:8000 --peer vllm=http://127.0.0.1:8001 [--json]
+
+Each peer is started by hand and serves the same checkpoint (`benchmarks/README.md` says how). With a process id,
+`--peer NAME=URL@PID`, the processor time of that process and its children is told too: on a machine that does other
+things besides, it says more than the clock of the wall.
+
+    unshared   64 requests of 256 + 64 tokens, 32 at once
+    shared     64 requests of 512 + 64 tokens, of which 448 are shared, 32 at once
+    alone      4 requests of 256 + 64 tokens, one after another
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from coppice_bench.report import describe_run, note, rounded
+from coppice_bench.serve.client import Part
+from coppice_bench.serve.fleet import Gathered, run_part
+from coppice_bench.serve.options import ServeOptions
+from coppice_bench.serve.preflight import look
+from coppice_bench.serve.report import summary
+
+LOADS: dict[str, dict[str, Any]] = {
+    "unshared": {"requests": 64, "concurrency": 32, "input_tokens": 256, "output_tokens": 64},
+    "shared": {
+        "load": "prefix",
+        "requests": 64,
+        "concurrency": 32,
+        "input_tokens": 512,
+        "shared_tokens": 448,
+        "output_tokens": 64,
+    },
+    "alone": {"requests": 4, "concurrency": 1, "input_tokens": 256, "output_tokens": 64},
+}
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Peer:
+    def __init__(self, text: str) -> None:
+        self.name, _, rest = text.partition("=")
+        self.url, _, pid = rest.partition("@")
+        self.pid = int(pid) if pid else 0
+
+    def cpu_s(self) -> float:
+        """Processor time of the process and all below it, so far."""
+        parents, ticks = {}, {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(folder.name)] = int(fields[1])
+            ticks[int(folder.name)] = int(fields[11]) + int(fields[12])
+        return sum(spent for pid, spent in ticks.items() if self._is_below(pid, parents)) / _TICKS_PER_S
+
+    def _is_below(self, pid: int, parents: dict[int, int]) -> bool:
+        while pid and pid != self.pid:
+            pid = parents.get(pid, 0)
+        return pid == self.pid != 0
+
+
+def measure(peer: Peer, load: dict[str, Any]) -> dict[str, float]:
+    options = ServeOptions(url=peer.url, **load)
+    options.check()
+    gathered = Gathered()
+    part = Part(options, look(options), secrets.randbits(62))
+    cpu_before_s = peer.cpu_s()
+    run_part(part, gathered, lambda record: None)
+    found = summary(gathered.records, options, gathered.start_s)
+    if found["errors"]:
+        raise SystemExit(f"{peer.name}: {found['errors']}")
+    tokens = found["requests"] * found["output_tokens_mean"]
+    return {
+        "output_tok_s": found["output_tok_s"],
+        "ttft_ms_p50": found["ttft_ms"]["p50"],
+        "ttft_ms_p99": found["ttft_ms"]["p99"],
+        "tpot_ms_p50": found["tpot_ms"]["p50"],
+        "cached_share": found["cached_share"],
+        "server_cpu_us_per_token": (peer.cpu_s() - cpu_before_s) * 1e6 / tokens,
+    }
+
+
+def compare(peers: list[Peer], rounds: int) -> list[dict[str, Any]]:
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for number in range(rounds + 1):
+        for name, load in LOADS.items():
+            for peer in peers:
+                found = measure(peer, load)
+                if number:  # the first round warms up
+                    runs.setdefault((name, peer.name), []).append(found)
+                note(f"{number} {name:10} {peer.name:10} " + json.dumps(rounded(found)))
+    return [
+        {
+            "load": load,
+            "peer": peer,
+            "rounds": len(found),
+            **{key: median(run[key] for run in found) for key in found[0]},
+            "output_tok_s_best": max(run["output_tok_s"] for run in found),
+        }
+        for (load, peer), found in runs.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peer", action="append", required=True, help="NAME=URL or NAME=URL@PID; several times")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    chosen = parser.parse_args()
+    cases = compare([Peer(text) for text in chosen.peer], chosen.rounds)
+    report = rounded({"bench": "serve_peers", "cases": cases, **describe_run()})
+    print(json.dumps(report, indent=None if chosen.json else 2))
+
+
+if __name__ == "__main__":
+    main()
