@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic_ns
 
 from tokenizers import Tokenizer, models
@@ -40,6 +41,7 @@ class HonestEngine:
         max_steps_in_flight: int = 1,
         executor: Executor | None = None,
         window: int = 32,
+        now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         pool = PoolSpec(num_blocks, BLOCK_SIZE)
         worker = WorkerCoreSettings(
@@ -53,7 +55,7 @@ class HonestEngine:
             max_context=MAX_CONTEXT,
         )
         index = CoreSettings(seal_key=b"k" * 16, default_domain=DomainConfig(DOMAIN))
-        self.engine = LocalEngine(executor or KvHonest(pool), EngineSettings(index, scheduler, worker), monotonic_ns)
+        self.engine = LocalEngine(executor or KvHonest(pool), EngineSettings(index, scheduler, worker), now_ns)
         self.runner = Runner(self.engine, window)
         self._detokenizers = DetokenizerFactory(Tokenizer(models.BPE()))
 

@@ -75,6 +75,50 @@ def test_a_prefix_of_an_earlier_call_is_found_again() -> None:
     assert again.completion().usage.cached_tokens == 4 * BLOCK_SIZE
 
 
+class _Counting(KvHonest):
+    """Remembers how many rows each step had."""
+
+    def __init__(self) -> None:
+        super().__init__(PoolSpec(64, BLOCK_SIZE))
+        self.rows: list[int] = []
+
+    def execute(self, batch: StepBatch) -> StepOutput:
+        self.rows.append(len(batch.context_lens))
+        return super().execute(batch)
+
+
+def test_what_is_submitted_after_a_step_takes_part_in_the_next() -> None:
+    counting = _Counting()
+    honest = HonestEngine(executor=counting)
+    engine = honest.engine
+    engine.submit(honest.stream(packed([1, 2, 3]), 1, 40).request)
+    while len(counting.rows) < 3:
+        engine.advance()
+        engine.step()
+    engine.submit(honest.stream(packed([4, 5, 6]), 1, 40).request)
+    engine.advance()
+    engine.step()
+    assert counting.rows == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("look_ns", [1_000_000, 80_000_000])
+def test_neither_a_long_call_nor_a_pause_between_calls_ends_a_session(look_ns: int) -> None:
+    now_ns = [1]
+
+    def clock() -> int:
+        now_ns[0] += look_ns
+        return now_ns[0]
+
+    honest = HonestEngine(now_ns=clock)
+    prompt = packed(list(range(20)))
+    for seed in range(3):
+        again = honest.stream(prompt, seed, 60)
+        honest.runner.run([again], Silent())
+        assert again.completion().token_ids == reference(prompt, 60, seed=seed, salt=SALT)
+        assert again.completion().usage.cached_tokens == (4 * BLOCK_SIZE if seed else 0)
+        now_ns[0] += 3_600_000_000_000
+
+
 class _Executor(KvHonest):
     """Does something else once, in its third step."""
 
@@ -103,12 +147,14 @@ class _Failing(_Executor):
 
 
 def test_ctrl_c_ends_what_is_at_work_and_leaves_the_engine_usable() -> None:
-    honest = HonestEngine(executor=_Interrupting())
+    executor = _Interrupting()
+    honest = HonestEngine(executor=executor)
     asked = [(packed([number] * 9), number, 20) for number in range(12)]
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         honest.generate(asked)
     assert signal.getsignal(signal.SIGINT) is before
+    assert executor.num_steps == 3, "nothing is computed for requests that were cancelled"
     assert honest.engine.is_idle
     honest.engine.check()
     assert honest.engine.stats().leases == 0
