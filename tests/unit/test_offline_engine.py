@@ -95,10 +95,12 @@ def test_what_is_submitted_after_a_step_takes_part_in_the_next() -> None:
     while len(counting.rows) < 3:
         engine.advance()
         engine.step()
+    alone = len(counting.rows)
     engine.submit(honest.stream(packed([4, 5, 6]), 1, 40).request)
     engine.advance()
     engine.step()
-    assert counting.rows == [1, 1, 1, 2]
+    assert counting.rows[:alone] == [1] * alone
+    assert counting.rows[alone:] == [2]
 
 
 @pytest.mark.parametrize("look_ns", [1_000_000, 80_000_000])

@@ -17,6 +17,7 @@ import coppice
 from coppice import LLM, SamplingOptions
 from coppice.errors import CoppiceError, UsageError
 from coppice_offline.errors import PromptError
+from coppice_scheduler.edge.sampling_options import seed_of_choice
 from tests.fakes.checkpoints import MAX_CONTEXT, write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
 
@@ -84,12 +85,16 @@ def test_a_prefix_is_cached_across_calls(llm: LLM) -> None:
 
 
 def test_several_continuations_of_one_prompt(llm: LLM) -> None:
-    (generation,) = llm.generate(PROMPTS[0], SamplingOptions(n=4, seed=5, max_tokens=10, temperature=1.0))
+    prompt = "a prompt of more than a block of sixteen tokens, of which all have to be read once"
+    (generation,) = llm.generate(prompt, SamplingOptions(n=4, seed=5, max_tokens=10, temperature=1.0))
     assert [output.index for output in generation.outputs] == [0, 1, 2, 3]
     assert len({tuple(output.token_ids) for output in generation.outputs}) == 4
     assert generation.usage.output_tokens == sum(len(output.token_ids) for output in generation.outputs)
-    (alone,) = llm.generate(PROMPTS[0], SamplingOptions(seed=5, max_tokens=10, temperature=1.0))
-    assert alone.token_ids == generation.outputs[0].token_ids
+    for output in generation.outputs:
+        seed = seed_of_choice(5, output.index)
+        (alone,) = llm.generate(prompt, SamplingOptions(seed=seed, max_tokens=10, temperature=1.0))
+        assert alone.token_ids == output.token_ids
+    llm.check()
 
 
 def test_a_stop_text_ends_the_output_where_it_is_complete(llm: LLM) -> None:

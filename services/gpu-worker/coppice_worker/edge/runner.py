@@ -143,9 +143,9 @@ class StepRunner:
                 broken(f"step {plan.step} came where {expected} was due")
             case Applied():
                 self._observer.planned(plan)
-                answer(self._compute(plan, applied))
+                self._compute(plan, applied, answer)
 
-    def _compute(self, plan: StepPlan, applied: Applied) -> StepResult:
+    def _compute(self, plan: StepPlan, applied: Applied, answer: Callable[[StepResult], Any]) -> None:
         started_ns, began = time.time_ns(), time.perf_counter_ns()
         if applied.zero.size:
             self._executor.zero_blocks(applied.zero)
@@ -157,5 +157,6 @@ class StepRunner:
             applied, output = following, self._executor.execute(following.batch)
         duration_us = (time.perf_counter_ns() - began) // 1000
         result = self._core.complete(applied, output, duration_us)
-        self._observer.computed(plan, result, started_ns, time.time_ns())
-        return result
+        ended_ns = time.time_ns()
+        answer(result)  # first of all: somebody waits for these tokens
+        self._observer.computed(plan, result, started_ns, ended_ns)
