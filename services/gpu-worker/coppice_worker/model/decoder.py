@@ -74,4 +74,17 @@ class Decoder:
         return self._weights.head(self._norm(hidden, self._weights.final_norm))
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
+        return normalise(hidden, weight, self.config.rms_norm_eps)
+
+
+def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm of hidden [T, N] by weight [N].
+
+    On a CPU torch's own one converts narrow rows to float32 in several passes over memory; the scale is all that
+    needs it.
+    """
+    if hidden.device.type != "cpu" or hidden.dtype == torch.float32:
+        return rms_norm(hidden, weight.shape, weight, eps)
+    norm = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = norm.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+    return torch.mul(hidden, scale).mul_(weight).to(hidden.dtype)

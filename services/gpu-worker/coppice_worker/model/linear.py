@@ -1,52 +1,84 @@
 """Projections, in the memory layout and with the operand order that the CPU's matrix libraries are quick with.
 
 A decode step on a CPU is bound by reading weights, and the libraries read them unevenly well for few rows. Measured
-on one core with a 2816 x 512 weight, microseconds for 8 rows:
+on one core, microseconds:
 
-                            weight [out, in]    weight stored [in, out]    weight @ rows^T
-    float32                 603                 282                        438
-    bfloat16                201                 298                        131
+                          weight 3072 x 512 by rows           weight 32000 x 512
+                            1      8     32    256               8      32
+    bfloat16  [out, in]    255    266    462    961            4212    5077
+              weight @ x^T 258    228    314   1421            3414    4591
+              packed       177    178    208    864            2409    3175
 
-So float32 projections are stored transposed, and narrow ones put the weight on the left. From 64 rows on, and on
+Packed is oneDNN's own blocked order, chosen once at load instead of in every call. So bfloat16 projections are packed.
+The one exception is a row by row look-up, which the embedding needs: a head that is tied to it is packed beside it.
+
+float32 projections are stored transposed, [in, out], which takes half the time at 8 rows; from 64 rows on, and on
 other devices, it makes no difference.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
-_SWAP_ROWS = range(2, 64)
 _SWAP_ROWS_FLOAT32 = range(8, 33)  # for a weight that cannot be stored transposed, as the embedding reads its rows
+_PACKED_FOR_ROWS = 32  # the blocked order hardly depends on it
+
+
+class Projection(Protocol):
+    """Rows [T, in] -> [T, out], contiguous."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+
+def project(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+    """A projection with weight [out, in] and, in some families, a bias [out]; the quickest kind for its device."""
+    if _packs(weight):
+        return PackedLinear(weight, bias)
+    if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        weight = weight.t().contiguous().t()
+    return Linear(weight, bias)
+
+
+def tied(embedding: torch.Tensor) -> Projection:
+    """The head that shares its weight with `embedding` [vocab, hidden], which stays as it is."""
+    return project(embedding) if _packs(embedding) else Linear(embedding)
+
+
+def _packs(weight: torch.Tensor) -> bool:
+    is_narrow = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return is_narrow and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A projection: weight [out, in] (in whichever memory order) and, in some families, a bias [out]."""
+    """A projection by torch; the weight [out, in] lies in whichever memory order."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [T, in] -> [T, out], contiguous."""
-        if not _swap(rows, self.weight):
+        if not self._swaps(rows):
             return linear(rows, self.weight, self.bias)
         out = torch.mm(self.weight, rows.t()).t().contiguous()
         return out if self.bias is None else out.add_(self.bias)
 
-
-def lay_out(weight: torch.Tensor) -> torch.Tensor:
-    """The weight [out, in] in the memory order that projections on its device are quickest with."""
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        return weight.t().contiguous().t()
-    return weight
+    def _swaps(self, rows: torch.Tensor) -> bool:
+        if rows.device.type != "cpu" or rows.dtype != torch.float32:
+            return False
+        return self.weight.is_contiguous() and rows.shape[0] in _SWAP_ROWS_FLOAT32
 
 
-def _swap(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-    if rows.device.type != "cpu":
-        return False
-    if rows.dtype == torch.bfloat16:
-        return rows.shape[0] in _SWAP_ROWS
-    return rows.dtype == torch.float32 and weight.is_contiguous() and rows.shape[0] in _SWAP_ROWS_FLOAT32
+class PackedLinear:
+    """A projection by oneDNN, which keeps its weight in an order of its own."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return out

@@ -42,8 +42,12 @@ def sample(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     if rows.changes is not None:
         logits = logits.float()
         change_logits(logits, rows.changes)
-    tokens = logits.argmax(dim=-1)
     drawn = np.flatnonzero(rows.temperature > 0)
+    if drawn.size < len(rows.temperature):
+        # `max` names the first of several, like `argmax`, and is several times as quick on a CPU.
+        tokens = logits.max(dim=-1).indices
+    else:
+        tokens = torch.empty(drawn.size, dtype=torch.int64, device=logits.device)
     if drawn.size == 0:
         return tokens
     device = logits.device

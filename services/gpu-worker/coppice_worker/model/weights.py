@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from .config import ModelConfig
-from .linear import Linear, lay_out
+from .linear import Projection, project, tied
 
 Shape = tuple[int, ...]
 
@@ -28,11 +28,11 @@ HEAD = "lm_head.weight"
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     attention_norm: torch.Tensor  # [hidden]
-    qkv: Linear
-    output: Linear
+    qkv: Projection
+    output: Projection
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [hidden]
-    head: Linear  # [vocab, hidden]; shares the embedding's memory where both are tied
+    head: Projection  # [vocab, hidden]
 
 
 class TensorSource(Protocol):
@@ -90,9 +90,9 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
 def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
     """Builds the decoder's weights from a source that holds all of `expected_shapes`."""
 
-    def linear(*names: str, bias: bool) -> Linear:
-        weight = lay_out(source.stacked([f"{name}.weight" for name in names]))
-        return Linear(weight, source.stacked([f"{name}.bias" for name in names]) if bias else None)
+    def linear(*names: str, bias: bool) -> Projection:
+        weight = source.stacked([f"{name}.weight" for name in names])
+        return project(weight, source.stacked([f"{name}.bias" for name in names]) if bias else None)
 
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
@@ -111,5 +111,5 @@ def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=source.stacked([FINAL_NORM]),
-        head=Linear(embedding if config.tied_embeddings else lay_out(source.stacked([HEAD]))),
+        head=tied(embedding) if config.tied_embeddings else project(source.stacked([HEAD])),
     )
