@@ -194,6 +194,37 @@ def test_every_end_is_counted_once() -> None:
     run(test)
 
 
+def test_an_answer_that_comes_whole_has_its_latencies_from_the_engine() -> None:
+    async def test() -> None:
+        world = World()
+        start = time.monotonic_ns()
+        marks = (("prefill", start, start + 1_000_000), ("prefill", start, start + 2_000_000))
+        world.engine.script = lambda request: Script([5, 6, 7], timeline=marks, stop_token=False)
+        await world.deltas(spec(streams=False))
+        assert world.metric("vllm:time_to_first_token_seconds_count") == 1
+        assert (world.metric("vllm:time_to_first_token_seconds_sum") or 1) <= 0.002
+        assert world.metric("vllm:inter_token_latency_seconds_count") == 1
+        world.engine.script = lambda request: Script([5, 6, 7])
+        await world.deltas(spec(streams=False))
+        assert world.metric("vllm:time_to_first_token_seconds_count") == 2
+        assert world.metric("vllm:inter_token_latency_seconds_count") == 1
+
+    run(test)
+
+
+def test_forks_count_the_prompt_once() -> None:
+    async def test() -> None:
+        world = World()
+        deltas = await world.deltas(spec("one two", n=3, max_tokens=2))
+        num_prompt = len(world.ids("one two"))
+        usages = [delta.ending.usage.prompt_tokens for delta in deltas if delta.ending is not None]
+        assert sorted(usages) == [0, 0, num_prompt]
+        assert world.metric("vllm:prompt_tokens_total") == num_prompt
+        assert world.metric("vllm:generation_tokens_total") == 6
+
+    run(test)
+
+
 def test_tenant_labels_are_capped() -> None:
     labels = TenantLabels()
     named = [labels.label(f"t{number}") for number in range(MAX_TENANT_LABELS + 5)]

@@ -9,8 +9,9 @@ Each prompt gets `n` answers. The first is a request as any other; the rest are 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
@@ -94,9 +95,12 @@ class FrontDoor:
         """Token ids of a prompt as a generation would have them. Raises ApiError; `field` is what it names."""
         return unpack_tokens(await self._prompts.tokens_of(prompt, field, add_special_tokens=add_special_tokens))
 
-    def detokenize(self, tokens: bytes, field: str) -> str:
+    async def detokenize(self, tokens: bytes, field: str) -> str:
         """Text of packed tokens, special ones by their names. Raises ApiError."""
         self._prompts.check_ids(tokens, field)
+        return await asyncio.to_thread(self._text_of, tokens)
+
+    def _text_of(self, tokens: bytes) -> str:
         stream = self._detokenizers.start([], skip_special_tokens=False)
         return stream.feed(unpack_tokens(tokens)) + stream.flush()
 
@@ -112,6 +116,7 @@ class FrontDoor:
             if not self._engine.accepts:
                 raise not_ready()
             admitted = await self._prompts.admit(spec)
+            echoes = await asyncio.to_thread(self._echoes, admitted, spec) if spec.echo else [None] * len(admitted)
         except BaseException as error:
             code = code_of(error)
             self._metrics.failed(tenant.id, code, 0)
@@ -139,12 +144,17 @@ class FrontDoor:
             call_id=call_id,
             prompts=admitted,
             num_choices=spec.n,
-            _runs=tuple(self._runs(whole, admitted, spec, span)),
+            _runs=tuple(self._runs(whole, admitted, echoes, spec, span)),
             _span=span,
         )
 
     def _runs(
-        self, whole: Request, prompts: tuple[Admitted, ...], spec: GenerationSpec, span: CallSpan
+        self,
+        whole: Request,
+        prompts: tuple[Admitted, ...],
+        echoes: Sequence[Echo | None],
+        spec: GenerationSpec,
+        span: CallSpan,
     ) -> Iterator[Run]:
         """Requests in the order of the answers, so that the first choice of a prompt is submitted before its forks."""
         for place, prompt in enumerate(prompts):
@@ -160,15 +170,14 @@ class FrontDoor:
                     # Log-probabilities of a prompt come from computing it: a fork has none.
                     fork_of=first if choice and not whole.sampling.prompt_logprobs else None,
                 )
-                make_stream = self._stream_maker(index, prompt, spec, is_extra_choice=choice > 0)
+                make_stream = self._stream_maker(index, prompt, echoes[place], spec, is_extra_choice=choice > 0)
                 yield Run(self._engine, self._metrics, request, span, make_stream)
 
     def _stream_maker(
-        self, index: int, prompt: Admitted, spec: GenerationSpec, *, is_extra_choice: bool
+        self, index: int, prompt: Admitted, echo: Echo | None, spec: GenerationSpec, *, is_extra_choice: bool
     ) -> Callable[[Callable[[], None]], TextStream]:
         def make(stop_now: Callable[[], None]) -> TextStream:
             tail = unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:])
-            echo = self._echo(prompt, spec) if spec.echo else None
             num_echoed = len(echo.text) if echo is not None else 0
             return TextStream(
                 index,
@@ -188,14 +197,21 @@ class FrontDoor:
 
         return make
 
+    def _echoes(self, prompts: tuple[Admitted, ...], spec: GenerationSpec) -> list[Echo]:
+        return [self._echo(prompt, spec) for prompt in prompts]
+
     def _echo(self, prompt: Admitted, spec: GenerationSpec) -> Echo:
+        """The text as it was sent, where it was text; places of tokens in it where they will be shown."""
+        if prompt.text is not None and spec.num_logprobs is None:
+            return Echo(prompt.text, (), ())
         ids = unpack_tokens(prompt.tokens)
         stream = self._detokenizers.start([], skip_special_tokens=spec.skip_special_tokens)
-        offsets, text = [], ""
+        offsets, num_chars, pieces = [], 0, []
         for token_id in ids:
-            offsets.append(len(text))
-            text += stream.feed([token_id])
-        return Echo(prompt.text if prompt.text is not None else text + stream.flush(), ids, offsets)
+            offsets.append(num_chars)
+            pieces.append(stream.feed([token_id]))
+            num_chars += len(pieces[-1])
+        return Echo(prompt.text if prompt.text is not None else "".join(pieces) + stream.flush(), ids, offsets)
 
 
 def _deadline_ns(spec: GenerationSpec, arrived_ns: int) -> int | None:

@@ -86,7 +86,7 @@ class GenerationServicer(pb_grpc.GenerationServicer):
         try:
             self._tenant(context)
             self._frontdoor.check_model(request.model)
-            return pb.DetokenizeResponse(text=self._frontdoor.detokenize(request.tokens, "tokens"))
+            return pb.DetokenizeResponse(text=await self._frontdoor.detokenize(request.tokens, "tokens"))
         except ApiError as error:
             await abort(context, error)
 

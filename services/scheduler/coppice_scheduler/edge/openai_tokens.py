@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import Request
@@ -30,12 +31,14 @@ class TokensApi:
         prompt, name = _prompt(fields)
         adds = fields.flag("add_special_tokens") if fields.get("add_special_tokens") is not None else True
         tokens = await self._frontdoor.tokenize(prompt, name, add_special_tokens=adds)
-        texts = self._frontdoor.token_texts
+        names = None
+        if fields.flag("return_token_strs"):
+            names = await asyncio.to_thread(lambda: list(map(self._frontdoor.token_texts.name_of, tokens)))
         body: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": self._frontdoor.model.max_context,
             "tokens": tokens,
-            "token_strs": list(map(texts.name_of, tokens)) if fields.flag("return_token_strs") else None,
+            "token_strs": names,
         }
         return JSONResponse(body)
 
@@ -44,7 +47,7 @@ class TokensApi:
         tokens = fields.get("tokens")
         if not isinstance(tokens, list):
             raise fields.wrong("tokens", "a list of token ids")
-        return JSONResponse({"prompt": self._frontdoor.detokenize(packed_ids(tokens, "tokens"), "tokens")})
+        return JSONResponse({"prompt": await self._frontdoor.detokenize(packed_ids(tokens, "tokens"), "tokens")})
 
     async def _fields(self, request: Request, known: tuple[str, ...]) -> Fields:
         self._frontdoor.tenant_of(bearer_of(request))

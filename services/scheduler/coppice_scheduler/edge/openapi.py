@@ -35,19 +35,19 @@ def document(version: str, model_id: str, *, has_metrics: bool) -> Schema:
     paths: dict[str, Any] = {
         "/v1/chat/completions": _post("chatCompletions", "ChatRequest", _answer("ChatCompletion", "ChatChunk"), True),
         "/v1/completions": _post("completions", "CompletionRequest", _answer("Completion", "Completion"), True),
-        "/v1/models": {"get": _read("listModels", _json("ModelList"), (401, 503))},
+        "/v1/models": {"get": _read("listModels", _json("ModelList"), (401,))},
         "/v1/models/{model_id}": {
-            "get": {**_read("getModel", _json("Model"), (400, 401, 404, 503)), "parameters": [_MODEL_PARAMETER]}
+            "get": {**_read("getModel", _json("Model"), (401, 404)), "parameters": [_MODEL_PARAMETER]}
         },
-        "/healthz": {"get": {**_read("health", _plain("The process lives."), (503,)), "security": []}},
-        "/readyz": {"get": {**_read("readiness", _plain("Requests are served."), (503,)), "security": []}},
+        "/healthz": {"get": {**_read("health", _plain("The process lives."), ()), "security": []}},
+        "/readyz": {"get": {**_read("readiness", _plain("Requests are served."), ()), "security": []}},
     }
     tokenize = {"anyOf": [{"$ref": ref("TokenizeTextRequest")}, {"$ref": ref("TokenizeChatRequest")}]}
     for prefix, suffix in (("", ""), ("/v1", "V1")):
         paths[f"{prefix}/tokenize"] = _post(f"tokenize{suffix}", tokenize, _json("Tokenized"), False)
         paths[f"{prefix}/detokenize"] = _post(f"detokenize{suffix}", "DetokenizeRequest", _json("Detokenized"), False)
     if has_metrics:
-        paths["/metrics"] = {"get": {**_read("metrics", _plain("Prometheus metrics."), (503,)), "security": []}}
+        paths["/metrics"] = {"get": {**_read("metrics", _plain("Prometheus metrics."), ()), "security": []}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -80,7 +80,7 @@ def _post(name: str, request: str | Schema, ok: Schema, generates: bool) -> Sche
 
 
 def _read(name: str, ok: Schema, statuses: tuple[int, ...]) -> Schema:
-    return {"operationId": name, "responses": {"200": ok, **_errors(statuses)}}
+    return {"operationId": name, "responses": {"200": ok, **_errors((*statuses, 400, 500, 503))}}
 
 
 def _errors(statuses: tuple[int, ...]) -> dict[str, Schema]:
