@@ -200,9 +200,9 @@ class FairWorld:
         duration_us = step_us * plan.num_decode_steps if rows else 100
         self.longest_step_ns = max(self.longest_step_ns, duration_us * 1000)
         self._is_busy = True
-        self._after(duration_us, lambda: self._end_step(plan, rows, counts))
+        self._after(duration_us, lambda: self._end_step(plan, rows, counts, duration_us))
 
-    def _end_step(self, plan: StepPlan, rows: list[int], counts: list[int]) -> None:
+    def _end_step(self, plan: StepPlan, rows: list[int], counts: list[int], duration_us: int) -> None:
         sampled = []
         for sequence_id, num_tokens in zip(rows, counts, strict=True):
             resident = self._residents[sequence_id]
@@ -220,6 +220,7 @@ class FairWorld:
             sampled_ids=np.array(sampled, dtype="<u4").tobytes(),
             sampled_tokens=np.full((plan.num_decode_steps, len(sampled)), 7, dtype="<u4").tobytes(),
             num_tokens=sum(counts),
+            duration_us=duration_us,
         )
         self._after(self.costs.plan_us, lambda: self.core.worker_result(W, result, self.now_ns))
         self._is_busy = False

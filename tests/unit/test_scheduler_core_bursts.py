@@ -168,3 +168,16 @@ def test_bursts_give_the_tokens_of_single_steps(seed: int) -> None:
     assert max(worker.most_steps for worker in world.workers.values()) > 1
     for outcome in world.outcomes.values():
         assert outcome.tokens == outcome.expected()[0]
+
+
+def test_plans_are_sent_ahead_until_steps_are_long() -> None:
+    """Of the mean: one long step among short ones changes nothing."""
+    bench = Bench(settings(max_steps_in_flight=2, max_decode_steps=1))
+    bench.submit("a", 3, max_new=40)
+    bench.settle()
+    in_flight = []
+    for duration_us in (5_000, 150_000, 400_000, 400_000, *(5_000,) * 5):
+        in_flight.append(bench.core.stats().steps_in_flight)
+        bench.result({1: 9}, duration_us=duration_us)
+        bench.settle()
+    assert in_flight == [2, 2, 2, 1, 1, 1, 1, 2, 2]

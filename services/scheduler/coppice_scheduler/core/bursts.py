@@ -3,6 +3,9 @@
 A plan costs the way to the worker and back, whatever it computes. Where steps are short, a plan of several saves most
 of that. It is only made while nothing could use an earlier plan: nobody waits, prefills, ends or lacks a block. And it
 is no longer than `decode_burst_ms`, because whoever comes meanwhile waits for its end.
+
+Where steps are long it is the other way round: a plan that is sent ahead saves next to nothing, and whoever comes
+waits for all of it. Then the next plan leaves with the result of the last one.
 """
 
 from __future__ import annotations
@@ -14,15 +17,26 @@ from coppice_scheduler.core.workers import InFlight, PlanRows, Worker
 
 US_PER_MS = 1_000
 WEIGHT = 0.2  # of the newest step in the mean
+LONG_STEP_US = 100_000  # fifty times and more of what a plan takes to the worker and back
 
 
 def note_pace(worker: Worker, step: InFlight, result: StepResult) -> None:
-    """How long a decode step of this worker takes."""
+    """How long a plan of this worker takes, and how long a decode step."""
     rows = step.rows
-    if not result.duration_us or not len(rows) or not (rows.num_tokens == 1).all():
+    if not result.duration_us or not len(rows):
         return
-    step_us = result.duration_us / step.plan.num_decode_steps
-    worker.decode_step_us += (step_us - worker.decode_step_us) * (WEIGHT if worker.decode_step_us else 1.0)
+    worker.plan_us = _mean(worker.plan_us, result.duration_us)
+    if (rows.num_tokens == 1).all():
+        worker.decode_step_us = _mean(worker.decode_step_us, result.duration_us / step.plan.num_decode_steps)
+
+
+def _mean(before: float, newest: float) -> float:
+    return before + (newest - before) * (WEIGHT if before else 1.0)
+
+
+def plans_ahead(worker: Worker, settings: SchedulerSettings) -> int:
+    """How many plans may be on their way or at work."""
+    return 1 if worker.plan_us >= LONG_STEP_US else settings.max_steps_in_flight
 
 
 def steps_wanted(worker: Worker, settings: SchedulerSettings) -> int:

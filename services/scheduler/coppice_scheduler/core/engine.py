@@ -21,6 +21,7 @@ from coppice.messages.step import StepPlan, StepResult
 from coppice_scheduler.core import attachment
 from coppice_scheduler.core.admission import expire, max_context, refusal
 from coppice_scheduler.core.answers import collect_ops, take_answer
+from coppice_scheduler.core.bursts import plans_ahead
 from coppice_scheduler.core.check import check
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.preemption import relieve
@@ -194,7 +195,7 @@ class SchedulerCore:
     def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:
         plans = []
         for worker in self._life.workers.values():
-            while worker.usable and len(worker.in_flight) < self._settings.max_steps_in_flight:
+            while worker.usable and len(worker.in_flight) < plans_ahead(worker, self._settings):
                 plan = plan_step(self._life, worker, now_ns)
                 if plan is None:
                     break

@@ -91,6 +91,7 @@ class Worker:
         default_factory=dict
     )  # handles, and the step that repeats the seal
     decode_step_us: float = 0.0  # mean of the latest; 0 = unknown
+    plan_us: float = 0.0  # the same, of whatever a plan held
     last_decode_rows: bytes = b""  # rows of the last plan if it was pure decode, else empty
 
     @property
