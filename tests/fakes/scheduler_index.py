@@ -29,7 +29,10 @@ from coppice.messages.index import (
     Grant,
     LeaseClaim,
     LeaseDigest,
+    MatchHint,
+    MatchHints,
     MatchQueries,
+    MatchQuery,
     NoCapacity,
     NoCapacityReason,
     NotPublished,
@@ -121,7 +124,8 @@ class FakeIndex:
     # --- messages
 
     def take(self, message: FromClient) -> ToClient | None:
-        assert not isinstance(message, MatchQueries)
+        if isinstance(message, MatchQueries):
+            return MatchHints(self.epoch, tuple(self._hint(query) for query in message.queries))
         if isinstance(message, OpBatch):
             return AnswerBatch(self.epoch, tuple(self.answer(op) for op in message.ops))
         if isinstance(message, Reattach):
@@ -241,7 +245,12 @@ class FakeIndex:
     def _no(self, lease_id: LeaseId, reason: NoCapacityReason) -> NoCapacity:
         return NoCapacity(lease_id, reason, self.retry_after_ms)
 
-    def _match(self, ledger: Ledger, op: Acquire) -> list[Entry]:
+    def _hint(self, query: MatchQuery) -> MatchHint:
+        found = {name: self._tokens(self._match(ledger, query)) for name, ledger in sorted(self.ledgers.items())}
+        found = {name: num_tokens for name, num_tokens in found.items() if num_tokens}
+        return MatchHint(tuple(found), tuple(found.values()))
+
+    def _match(self, ledger: Ledger, op: Acquire | MatchQuery) -> list[Entry]:
         entries = []
         step = self.block_size * 4
         for end in range(step, len(op.tokens) - 3, step):

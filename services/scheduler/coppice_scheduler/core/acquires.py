@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 
 from coppice.ids import LEASE_ID_BYTES, DomainId, WorkerId
-from coppice.messages.index import Acquire, Candidate, Op
+from coppice.messages.index import Acquire, Candidate, MatchQueries, Op
 from coppice_scheduler.core.admission import max_context
 from coppice_scheduler.core.forks import near_its_prompt
 from coppice_scheduler.core.leases import LeaseState
@@ -25,6 +25,14 @@ def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
         return []
     workers = candidates(life)
     return _Round(life, workers, now_ns).choose() if workers else []
+
+
+def match_questions(life: Lifecycle, now_ns: int) -> list[MatchQueries]:
+    """About those who still wait: nobody asks while all that come find a place."""
+    if life.counts.waiting == life.counts.asking + len(life.sleepers):
+        return []
+    workers = candidates(life)
+    return life.hints.questions(life.queue, workers[0].info.namespace, now_ns) if workers and workers[0].info else []
 
 
 def candidates(life: Lifecycle) -> list[Worker]:

@@ -15,6 +15,8 @@ def index_attached(life: Lifecycle, epoch: SchedulerEpoch, cache_epoch: CacheEpo
     leases = life.leases
     known = leases.epoch
     leases.connected = True
+    if fresh or known != epoch:
+        life.hints.forget()
     leases.epoch = epoch
     leases.cache_epoch = cache_epoch
     if known and known != epoch:

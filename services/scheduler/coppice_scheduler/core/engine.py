@@ -11,6 +11,7 @@ from coppice.messages.index import (
     AnswerBatch,
     FromClient,
     LeaseDigest,
+    MatchHints,
     Reattached,
     Reclaim,
     ToClient,
@@ -19,6 +20,7 @@ from coppice.messages.index import (
 )
 from coppice.messages.step import StepPlan, StepResult
 from coppice_scheduler.core import attachment
+from coppice_scheduler.core.acquires import match_questions
 from coppice_scheduler.core.admission import expire, max_context, refusal
 from coppice_scheduler.core.answers import collect_ops, take_answer
 from coppice_scheduler.core.bursts import plans_ahead
@@ -136,6 +138,8 @@ class SchedulerCore:
         elif isinstance(message, LeaseDigest):
             if life.leases.compare(message):
                 life.forget_asked()
+        elif isinstance(message, MatchHints):
+            life.hints.take(message, life.queue, life.leases.cache_epoch)
         elif isinstance(message, Wake):
             self._woken(message)
         elif isinstance(message, Reclaim):
@@ -187,7 +191,7 @@ class SchedulerCore:
         plans = self._plan(now_ns)
         messages: tuple[FromClient, ...] = ()
         if life.leases.connected:
-            messages = life.leases.take_messages(collect_ops(life, now_ns))
+            messages = (*life.leases.take_messages(collect_ops(life, now_ns)), *match_questions(life, now_ns))
         life.counts.tenant_unseen.clear()
         tokens, outputs = life.outbox.take()
         return Effects(to_index=messages, plans=plans, tokens=tokens, outputs=outputs)
@@ -205,7 +209,7 @@ class SchedulerCore:
     def next_wakeup_ns(self) -> int | None:
         """When `advance` has something to do without a new input; None when never."""
         life = self._life
-        times = [life.queue.next_deadline_ns(), life.sleepers.next_ns()]
+        times = [life.queue.next_deadline_ns(), life.deadlines.next_ns(), life.sleepers.next_ns()]
         times += [attachment.gives_up_at_ns(life, worker) for worker in life.workers.values()]
         if life.leases.connected:
             timeout_ns = self._settings.queue_timeout_ms * NS_PER_MS

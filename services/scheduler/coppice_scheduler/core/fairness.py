@@ -23,6 +23,7 @@ class FairShares:
         self._numbers: dict[str, int] = {}
         self._served: NDArray[np.float64] = np.zeros(8)
         self._token_price: NDArray[np.float64] = np.ones(8)  # 1 / weight
+        self._outputs: NDArray[np.float64] = np.zeros(8)
         self._wanting: dict[int, int] = {}  # requests that want, by number; only those with some
         self._last_left = 0.0  # counter of the last tenant that stopped wanting
 
@@ -33,17 +34,24 @@ class FairShares:
             number = self._numbers[tenant] = len(self._numbers)
             if number == len(self._served):
                 self._served = np.concatenate([self._served, np.zeros(number)])
+                self._outputs = np.concatenate([self._outputs, np.zeros(number)])
                 self._token_price = np.concatenate([self._token_price, np.ones(number)])
             self._token_price[number] = 1.0 / self._weight_of(tenant)
         return number
 
     def charge(self, number: int, num_tokens: int) -> None:
+        """Tokens of prefill."""
         self._served[number] += num_tokens * self._token_price[number]
 
     def charge_many(self, numbers: NDArray[np.integer], num_tokens: NDArray[np.integer]) -> None:
-        """numbers, num_tokens: [N]; a tenant may stand there several times."""
+        """Output tokens. numbers, num_tokens: [N]; a tenant may stand there several times."""
         sums = np.bincount(numbers, weights=num_tokens, minlength=len(self._served))
         self._served += sums * self._token_price
+        self._outputs += sums
+
+    def num_outputs(self, number: int) -> int:
+        """Output tokens of the tenant so far."""
+        return int(self._outputs[number])
 
     def counter(self, number: int) -> float:
         return float(self._served[number])

@@ -13,10 +13,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from coppice.ids import LeaseId, SequenceId, WorkerId
-from coppice.messages.index import Grant
+from coppice.messages.index import Grant, Reuse
 from coppice_scheduler.core import forks
+from coppice_scheduler.core.deadlines import Deadlines
+from coppice_scheduler.core.estimates import OutputLengths
 from coppice_scheduler.core.fairness import FairShares
+from coppice_scheduler.core.hints import Hints
 from coppice_scheduler.core.leases import Lease, LeaseState, LeaseTable
+from coppice_scheduler.core.limits import RateLimits
 from coppice_scheduler.core.outbox import Outbox
 from coppice_scheduler.core.queues import Gates, Sleepers, WaitingQueue
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
@@ -51,10 +55,15 @@ class Counts:
     waiting_tokens: int = 0
     tenant_running: Counter[str] = field(default_factory=Counter)
     tenant_waiting: Counter[str] = field(default_factory=Counter)
+    tenant_waiting_tokens: Counter[str] = field(default_factory=Counter)
     tenant_asking: Counter[str] = field(default_factory=Counter)
     tenant_sleeping: Counter[str] = field(default_factory=Counter)
     tenant_following: Counter[str] = field(default_factory=Counter)
     tenant_unseen: Counter[str] = field(default_factory=Counter)  # came since the last `advance`
+
+    def at_work(self) -> set[str]:
+        """Tenants that have a request here."""
+        return {*self.tenant_running, *self.tenant_waiting}
 
     def tenant_queued(self, tenant: str) -> int:
         """Requests of a tenant that were looked at and found no place. On an idle worker nobody is queued."""
@@ -74,6 +83,12 @@ class Lifecycle:
         self.gates = Gates(fixed=settings.fixed_domains)
         self.leases = LeaseTable(settings.instance, settings.retain_priority)
         self.shares = FairShares(lambda tenant: settings.limits_of(tenant).weight)
+        self.rate_limits = RateLimits(
+            settings.limits_of, lambda tenant: self.shares.num_outputs(self.shares.number_of(tenant))
+        )
+        self.output_lengths = OutputLengths()
+        self.deadlines = Deadlines()
+        self.hints = Hints(settings.match_window)
         self.totals = Totals()
         self.counts = Counts()
         self.outbox = Outbox()
@@ -87,6 +102,9 @@ class Lifecycle:
         request.since_ns = now_ns
         request.tenant_number = self.shares.number_of(request.request.tenant)
         self.counts.tenant_unseen[request.request.tenant] += 1
+        if request.request.fork_of is None:
+            self.rate_limits.charge(request.request.tenant, request.num_prompt_tokens, now_ns)
+        self.deadlines.add(request)
         self._enter_queue(request, now_ns)
         if forks.join(request, self.requests.get(request.request.fork_of or "")):
             request.status = RequestStatus.FOLLOWING
@@ -115,6 +133,7 @@ class Lifecycle:
         self.counts.waiting += 1
         self.counts.waiting_tokens += request.num_tokens
         self.counts.tenant_waiting[request.request.tenant] += 1
+        self.counts.tenant_waiting_tokens[request.request.tenant] += request.num_tokens
         self.queue.enter(request, now_ns)
         request.start_wanting(self.shares)
 
@@ -123,6 +142,7 @@ class Lifecycle:
         self.counts.waiting -= 1
         self.counts.waiting_tokens -= request.num_tokens
         _decrement(self.counts.tenant_waiting, request.request.tenant)
+        _decrement(self.counts.tenant_waiting_tokens, request.request.tenant, request.num_tokens)
 
     def ask(self, request: RequestState, lease: Lease, now_ns: int) -> None:
         request.status = RequestStatus.ASKING
@@ -222,7 +242,9 @@ class Lifecycle:
         forks.plan_copy(worker, sequence)
 
     def preempt(self, request: RequestState, now_ns: int) -> None:
-        """Take its blocks back; it waits and recomputes."""
+        """Take its blocks back; it waits and recomputes. It will ask for the same prefix: that is worth keeping."""
+        assert request.lease is not None
+        request.lease.reuse = Reuse.LIKELY
         self.totals.preemptions += 1
         self.requeue(request, now_ns)
 
@@ -274,6 +296,8 @@ class Lifecycle:
     ) -> None:
         """The one terminal outcome (I16)."""
         assert request.status is not RequestStatus.FINISHED
+        if finish in (Finish.STOP, Finish.LENGTH):
+            self.output_lengths.ended(request.request.tenant, request.num_output_tokens)
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
         else:
@@ -393,7 +417,7 @@ def _lost_in_work(worker: Worker) -> OutputError:
     )
 
 
-def _decrement(counter: Counter[str], key: str) -> None:
-    counter[key] -= 1
+def _decrement(counter: Counter[str], key: str, amount: int = 1) -> None:
+    counter[key] -= amount
     if not counter[key]:
         del counter[key]

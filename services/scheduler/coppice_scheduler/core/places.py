@@ -25,7 +25,7 @@ from coppice_scheduler.core.workers import Worker
 
 YIELDS_MAX = 2
 MARGIN = 2
-_SLACK = 1e-9
+EXCESS_SLACK = 1e-9
 
 
 class Places:
@@ -53,16 +53,16 @@ class Places:
         return self._held[number] - self.share(number)
 
     def fits_its_share(self, number: int) -> bool:
-        return self._at_work[number] <= self.share(number) + _SLACK
+        return self._at_work[number] <= self.share(number) + EXCESS_SLACK
 
     def is_short(self, number: int) -> bool:
         """It has less than half of its share, and would have no more than its share with one more."""
         share = self.share(number)
-        return self._held[number] < share / 2 and self._held[number] + 1 <= share + _SLACK
+        return self._held[number] < share / 2 and self._held[number] + 1 <= share + EXCESS_SLACK
 
     def givers(self) -> list[int]:
         """Tenants over their share, the one furthest over it first."""
-        over = [(-self.excess(number), number) for number in self._held if self.excess(number) > _SLACK]
+        over = [(-self.excess(number), number) for number in self._held if self.excess(number) > EXCESS_SLACK]
         return [number for _, number in sorted(over)]
 
 

@@ -22,6 +22,7 @@ from coppice.handles import handles_array
 from coppice.ids import DomainId
 from coppice.messages.index import NoCapacityReason
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.places import EXCESS_SLACK, Places
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.sequences import Sequence
 from coppice_scheduler.core.standing import Standing
@@ -76,13 +77,13 @@ def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain:
     )
     if _num_refused(worker, stalls) <= credit:
         return
-    stakes = Stakes(worker)
-    while _num_refused(worker, stalls) > credit:
+    stakes, places = Stakes(worker), Places(life)
+    while (num_lacking := _num_refused(worker, stalls) - credit) > 0:
         sharing = _sharing(life, worker, stalls, domain)
         found = [sequence for sequence in sharing if stakes.of(sequence)]
         if not found:
             return
-        victim = choose_victim(found)
+        victim = choose_victim(found, places, stakes, num_lacking)
         credit += stakes.take(victim)
         life.preempt(victim.request, now_ns)
 
@@ -92,7 +93,7 @@ def _sharing(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: Domai
     running = list(worker.running.values())
     if domain is not None:
         running = [sequence for sequence in running if sequence.lease.domain == domain]
-        return running if len(running) > 1 else []
+        return _but_oldest(running)
     wanting = {stall.sequence.lease.domain for stall in stalls if _is_refused(worker, stall)}
     standing = Standing(life)
     within = {sequence.lease.domain for sequence in running if standing.covers(worker, sequence.lease.domain, 0)}
@@ -102,11 +103,25 @@ def _sharing(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: Domai
     running = [s for s in running if s.lease.domain in wanting or s.lease.domain not in within]
     counts = Counter(sequence.lease.domain for sequence in running)
     found = [s for s in running if s.lease.domain in wanting and counts[s.lease.domain] > 1] or running
-    return found if len(found) > 1 else []
+    return _but_oldest(found)
 
 
-def choose_victim(sequences: Iterable[Sequence]) -> Sequence:
-    return max(sequences, key=lambda sequence: sequence.request.order)
+def _but_oldest(sequences: list[Sequence]) -> list[Sequence]:
+    """The first of the best priority is never the victim, so somebody always gets on."""
+    return sorted(sequences, key=lambda sequence: sequence.request.order)[1:]
+
+
+def choose_victim(sequences: Iterable[Sequence], places: Places, stakes: Stakes, num_lacking: int) -> Sequence:
+    """Of a tenant over its share of the places, then of the least priority, then one whose blocks are enough, then the
+    latest."""
+
+    def how_fit(sequence: Sequence) -> tuple[bool, int, bool, int]:
+        request = sequence.request
+        priority, arrival = request.order
+        is_over = places.excess(request.tenant_number) > EXCESS_SLACK
+        return is_over, priority, stakes.of(sequence) >= num_lacking, arrival
+
+    return max(sequences, key=how_fit)
 
 
 def _num_refused(worker: Worker, stalls: list[Stall]) -> int:

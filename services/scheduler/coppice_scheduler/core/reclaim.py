@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from coppice.messages.index import Reclaim
 from coppice_scheduler.core.lifecycle import Lifecycle
+from coppice_scheduler.core.places import Places
 from coppice_scheduler.core.preemption import Stakes, choose_victim
 
 
@@ -19,11 +20,11 @@ def give_back(life: Lifecycle, message: Reclaim, now_ns: int) -> None:
     life.totals.reclaims += 1
     domain = message.domain
     credit = sum(lease.num_owned_blocks for lease in worker.returning.values() if lease.domain == domain)
-    stakes = Stakes(worker)
+    stakes, places = Stakes(worker), Places(life)
     while credit < message.num_blocks:
         found = [s for s in worker.running.values() if s.lease.domain == domain and stakes.of(s)]
         if not found:
             return
-        victim = choose_victim(found)
+        victim = choose_victim(found, places, stakes, message.num_blocks - credit)
         credit += stakes.take(victim)
         life.preempt(victim.request, now_ns)

@@ -40,6 +40,7 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
     step = worker.in_flight.popleft()
     life.totals.steps += 1
     note_pace(worker, step, result)
+    worker.rate.step_done(step.planned_ns, now_ns, result.num_tokens)
     rows, table = step.rows, worker.table
     live = table.ids[rows.slots] == rows.ids
     tokens, has_tokens = _tokens_of(step, result)

@@ -35,6 +35,18 @@ class Guarantee:
 
 
 @dataclass(frozen=True, slots=True)
+class Maximum:
+    """What a domain may hold on each worker at most: a share of its blocks, and a number of them where it is not 0."""
+
+    share: float = 1.0
+    blocks: int = 0
+
+    def of(self, num_blocks: int) -> int:
+        by_share = int(self.share * num_blocks + 1e-9)
+        return min(by_share, self.blocks) if self.blocks else by_share
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Ceilings and sizes of one scheduler. Raises ValueError, naming the field, on values that cannot work."""
 
@@ -63,6 +75,7 @@ class SchedulerSettings:
         frozenset()
     )  # strict: their share is theirs alone, others' shortage is not theirs
     guarantees: Mapping[DomainId, Guarantee] = field(default_factory=lambda: MappingProxyType({}))
+    maximums: Mapping[DomainId, Maximum] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if len(self.instance) != INSTANCE_BYTES:

@@ -11,6 +11,7 @@ import numpy as np
 from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, SequenceId, WorkerEpoch, WorkerId
 from coppice.messages.index import NoCapacityReason, WorkerInfo
 from coppice.messages.step import StepPlan
+from coppice_scheduler.core.estimates import ServiceRate
 from coppice_scheduler.core.leases import Lease
 from coppice_scheduler.core.sequences import Sequence
 from coppice_scheduler.core.table import Bool, Int64, SlotTable, UInt32
@@ -74,6 +75,7 @@ class Worker:
     info: WorkerInfo | None = None
     max_sequences: int | None = None  # that it may be given at once; None: it has not said. Kept while it is unlisted
     max_step_tokens: int | None = None  # that one step of it may compute
+    rate: ServiceRate = field(default_factory=ServiceRate)
     listed_by: CacheEpoch = CacheEpoch(0)  # incarnation of the cache service that listed it last
     dead_epochs: set[WorkerEpoch] = field(default_factory=set)
     next_step: int = 1

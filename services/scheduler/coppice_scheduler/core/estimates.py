@@ -1,0 +1,54 @@
+"""How fast tokens are served, as measured, and what follows for who has to wait.
+
+    rate = tokens of steps / time in steps        both decayed over some 10 s of work, summed over the workers
+    wait = tokens ahead in the tenant's line / (rate * its share by weight among those at work)
+
+Tokens ahead are the prompts of its waiting requests and as many output tokens as its requests brought of late. Where
+nothing was measured nothing is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+MEMORY_NS = 10_000_000_000
+_NEW_PART = 1 / 8  # of a mean, that the newest value makes up
+
+
+@dataclass(slots=True)
+class ServiceRate:
+    """Of one worker."""
+
+    num_tokens: float = 0.0
+    busy_ns: float = 0.0
+    last_ns: int = 0  # when its last result came
+
+    def step_done(self, planned_ns: int, now_ns: int, num_tokens: int) -> None:
+        """A plan of `planned_ns` brought its result; before the one before it came it was not begun."""
+        busy_ns = now_ns - max(planned_ns, self.last_ns)
+        self.last_ns = now_ns
+        if num_tokens <= 0 or busy_ns <= 0:
+            return
+        kept = exp(-busy_ns / MEMORY_NS)
+        self.num_tokens = self.num_tokens * kept + num_tokens
+        self.busy_ns = self.busy_ns * kept + busy_ns
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0: not known."""
+        return self.num_tokens / self.busy_ns * 1e9 if self.busy_ns else 0.0
+
+
+class OutputLengths:
+    """Output tokens that the requests of each tenant had of late."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+
+    def ended(self, tenant: str, num_tokens: int) -> None:
+        mean = self._means.get(tenant)
+        self._means[tenant] = float(num_tokens) if mean is None else mean + _NEW_PART * (num_tokens - mean)
+
+    def expected(self, tenant: str) -> float:
+        return self._means.get(tenant, 0.0)
