@@ -9,12 +9,10 @@ close a sequence:  GRANTED, nothing told to the worker   -> release at once
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
-
 from coppice.ids import LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant, Reuse
 from coppice_scheduler.core import forks
+from coppice_scheduler.core.counts import Counts, Totals, decrement
 from coppice_scheduler.core.deadlines import Deadlines
 from coppice_scheduler.core.estimates import OutputLengths
 from coppice_scheduler.core.fairness import FairShares
@@ -29,47 +27,6 @@ from coppice_scheduler.core.settings import SchedulerSettings
 from coppice_scheduler.core.workers import Worker
 
 NS_PER_MS = 1_000_000
-
-
-@dataclass(slots=True)
-class Totals:
-    submitted: int = 0
-    finished: int = 0
-    preemptions: int = 0
-    retries: int = 0
-    prefill_tokens: int = 0
-    cached_tokens: int = 0
-    sampled_tokens: int = 0
-    steps: int = 0
-    flight_waits: int = 0
-    reclaims: int = 0
-
-
-@dataclass(slots=True)
-class Counts:
-    """Requests by where they are, kept as they move. Those that ask or sleep are waiting, too."""
-
-    running: int = 0
-    waiting: int = 0
-    asking: int = 0
-    waiting_tokens: int = 0
-    tenant_running: Counter[str] = field(default_factory=Counter)
-    tenant_waiting: Counter[str] = field(default_factory=Counter)
-    tenant_waiting_tokens: Counter[str] = field(default_factory=Counter)
-    tenant_asking: Counter[str] = field(default_factory=Counter)
-    tenant_sleeping: Counter[str] = field(default_factory=Counter)
-    tenant_following: Counter[str] = field(default_factory=Counter)
-    tenant_unseen: Counter[str] = field(default_factory=Counter)  # came since the last `advance`
-
-    def at_work(self) -> set[str]:
-        """Tenants that have a request here."""
-        return {*self.tenant_running, *self.tenant_waiting}
-
-    def tenant_queued(self, tenant: str) -> int:
-        """Requests of a tenant that were looked at and found no place. On an idle worker nobody is queued."""
-        others = self.tenant_asking[tenant] + self.tenant_sleeping[tenant] + self.tenant_unseen[tenant]
-        others += self.tenant_following[tenant]
-        return max(self.tenant_waiting[tenant] - others, 0)
 
 
 class Lifecycle:
@@ -127,7 +84,7 @@ class Lifecycle:
 
     def _stop_following(self, fork: RequestState) -> None:
         assert fork.status is RequestStatus.FOLLOWING
-        _decrement(self.counts.tenant_following, fork.request.tenant)
+        decrement(self.counts.tenant_following, fork.request.tenant)
 
     def _enter_queue(self, request: RequestState, now_ns: int) -> None:
         self.counts.waiting += 1
@@ -141,8 +98,8 @@ class Lifecycle:
         self.queue.leave(request)
         self.counts.waiting -= 1
         self.counts.waiting_tokens -= request.num_tokens
-        _decrement(self.counts.tenant_waiting, request.request.tenant)
-        _decrement(self.counts.tenant_waiting_tokens, request.request.tenant, request.num_tokens)
+        decrement(self.counts.tenant_waiting, request.request.tenant)
+        decrement(self.counts.tenant_waiting_tokens, request.request.tenant, request.num_tokens)
 
     def ask(self, request: RequestState, lease: Lease, now_ns: int) -> None:
         request.status = RequestStatus.ASKING
@@ -155,7 +112,7 @@ class Lifecycle:
 
     def _asked(self, request: RequestState) -> None:
         self.counts.asking -= 1
-        _decrement(self.counts.tenant_asking, request.request.tenant)
+        decrement(self.counts.tenant_asking, request.request.tenant)
 
     def unask(self, request: RequestState) -> None:
         """Its Acquire brought nothing: it waits on where it stood, and asks next under another id."""
@@ -191,7 +148,7 @@ class Lifecycle:
     def _left_sleep(self, request: RequestState) -> None:
         assert request.status is RequestStatus.SLEEPING
         self.sleepers.remove(request)
-        _decrement(self.counts.tenant_sleeping, request.request.tenant)
+        decrement(self.counts.tenant_sleeping, request.request.tenant)
 
     def wake_due(self, now_ns: int) -> None:
         while (request := self.sleepers.due(now_ns)) is not None:
@@ -278,7 +235,7 @@ class Lifecycle:
         request.sequence = None
         self._part_from_lease(request)
         self.counts.running -= 1
-        _decrement(self.counts.tenant_running, request.request.tenant)
+        decrement(self.counts.tenant_running, request.request.tenant)
 
     def _part_from_lease(self, request: RequestState) -> None:
         assert request.lease is not None
@@ -415,9 +372,3 @@ def _lost_in_work(worker: Worker) -> OutputError:
         f"worker {worker.worker_id} was lost while it computed this request; send it again",
         retry_after_ms=1000,
     )
-
-
-def _decrement(counter: Counter[str], key: str, amount: int = 1) -> None:
-    counter[key] -= amount
-    if not counter[key]:
-        del counter[key]
