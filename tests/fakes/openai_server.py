@@ -52,6 +52,7 @@ class OpenAIServer:
     """Counts a token id, or a word, as one token. What was asked is in `asked`, with its key."""
 
     keys: frozenset[str] = frozenset()
+    context: int = CONTEXT
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     answers: dict[int, Say] = field(default_factory=dict)  # instead of a completion: to the n-th request, from 0
@@ -61,19 +62,24 @@ class OpenAIServer:
         if self.keys and key not in self.keys:
             return refusal(401, "The API key is not known here.")
         if path.endswith("/models"):
-            listed = {"data": [{"id": MODEL, "max_model_len": CONTEXT}]}
+            listed = {"data": [{"id": MODEL, "max_model_len": self.context}]}
             return Say([json.dumps(listed).encode()], content_type="application/json", framing="length")
         self.asked.append({**body, "key": key, "path": path})
         return self.answers.get(len(self.asked) - 1) or self.completion(body)
 
     def completion(self, body: dict[str, Any]) -> Say:
+        return self.generated(body, is_cached=False)
+
+    def generated(self, body: dict[str, Any], *, is_cached: bool) -> Say:
+        """As many tokens as may be. Half of the prompt counts as cached, or all but its last token."""
         is_chat = "messages" in body
         prompt = " ".join(m["content"] for m in body["messages"]) if is_chat else body["prompt"]
         num_tokens = len(prompt.split() if isinstance(prompt, str) else prompt)
+        cached = num_tokens - 1 if is_cached else num_tokens // 2
         events: list[Any] = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}] if is_chat else []
         piece = {"delta": {"content": "so "}} if is_chat else {"text": "so "}
         events += [{"choices": [piece], "usage": None}] * body["max_tokens"]
-        text = events_of(*events, usage(num_tokens, body["max_tokens"], num_tokens // 2), "[DONE]")
+        text = events_of(*events, usage(num_tokens, body["max_tokens"], cached), "[DONE]")
         return Say([text[start : start + 37] for start in range(0, len(text), 37)])
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

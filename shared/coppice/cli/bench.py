@@ -8,26 +8,25 @@ from typing import Any
 
 from rich.console import Console
 
-from coppice.cli.openai_stream import OpenAIStream
-from coppice.cli.smoke import SmokeResult, measure
 from coppice.cli.versions import describe_machine
 from coppice.errors import EXIT_FAILURE, EXIT_OK
 from coppice.up.display import display_for
 from coppice.up.options import UpOptions
 from coppice.up.stack import StopRequested, running_stack
 from coppice.up.supervisor import TICK_S, Supervisor
+from coppice_bench.serve.smoke import SmokeResult, measure
 
 
 def run_smoke(*, url: str, api_key: str, as_json: bool, options: UpOptions) -> int:
     """Measure, print, return the exit code. Progress goes to stderr, so that stdout is the result alone."""
     if url:
-        result = asyncio.run(measure(OpenAIStream(url, api_key)))
+        result = asyncio.run(measure(url, api_key))
     else:
         display = display_for(Console(stderr=True))
         try:
             with running_stack(options, display) as (plan, supervisor):
                 display.note("measuring")
-                result = asyncio.run(_measure_while_tending(OpenAIStream(plan.rest_url, api_key), supervisor))
+                result = asyncio.run(_measure_while_tending(plan.rest_url, api_key, supervisor))
         except StopRequested:
             display.note("stopped before the measurement ended")
             return EXIT_FAILURE
@@ -36,9 +35,9 @@ def run_smoke(*, url: str, api_key: str, as_json: bool, options: UpOptions) -> i
     return EXIT_OK
 
 
-async def _measure_while_tending(client: OpenAIStream, supervisor: Supervisor) -> SmokeResult:
+async def _measure_while_tending(url: str, api_key: str, supervisor: Supervisor) -> SmokeResult:
     """A signal or a dead child ends the measurement at once. Raises StopRequested, ChildFailed."""
-    measuring = asyncio.create_task(measure(client))
+    measuring = asyncio.create_task(measure(url, api_key))
     try:
         while not measuring.done():
             if supervisor.stop_requested:

@@ -24,11 +24,16 @@ def look(options: ServeOptions) -> Model:
 async def _look(options: ServeOptions) -> Model:
     client = HttpClient(Endpoint.parse(options.url))
     try:
-        found = [await _models(client, options, sender) for sender in options.senders]
-        model = _choose(found[0], options.model)
+        model = await find_model(client, options)
         return model if options.sends_token_ids else await _measure_words(client, options, model)
     finally:
         client.close()
+
+
+async def find_model(client: HttpClient, options: ServeOptions) -> Model:
+    """The model that will be asked for, which every key can see. Raises as `look` does."""
+    found = [await _models(client, options, sender) for sender in options.senders]
+    return _choose(found[0], options.model)
 
 
 async def _models(client: HttpClient, options: ServeOptions, sender: TenantKey) -> list[dict[str, Any]]:
