@@ -192,3 +192,23 @@ def test_too_many_headers_and_too_many_requests() -> None:
         assert "retry-after" in response.headers
         connection.close()
         assert served.engine.some_cancelled.wait(WAIT_S)
+
+
+def test_one_connection_too_many_is_told_so_and_hurts_nobody() -> None:
+    with serving(max_connections=2, excess_connections=1, excess_timeout_s=0.3) as served:
+        port = int(served.url.rsplit(":", 1)[1])
+
+        def connect() -> socket.socket:
+            return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+
+        with connect(), connect():
+            response = served.complete()
+            assert error_of(response, 503)["code"] == "too_many_connections"
+            assert (response.headers["retry-after"], response.headers["connection"]) == ("1", "close")
+            with connect() as silent:
+                assert read_until_closed(silent) == b"", "closed before its time as a client that is served"
+            with connect() as excess, connect() as beyond:
+                assert read_until_closed(beyond) == b""
+                excess.sendall(b"GET /healthz HTTP/1.1\r\n")
+                assert read_until_closed(excess).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert served.complete().status_code == 200

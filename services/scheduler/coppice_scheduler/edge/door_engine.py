@@ -1,6 +1,6 @@
 """The planner as a front door sees it: an `Engine` over the socket to the planner's process.
 
-    generate, finish --collected for one turn of the loop--> Asks --> planner
+    generate, finish --collected for a turn of the loop, or a moment of a long one--> Asks --> planner
     Turn --> Streams --> generate's reader
 
 When the socket ends, the planner is gone: every stream ends with an error, and the front door with it.
@@ -32,6 +32,7 @@ from coppice_scheduler.edge.streams import Streams
 
 _log = logging.getLogger("coppice.scheduler")
 BEAT_S = 1.0
+COLLECT_S = 0.001  # many requests that come at once need not wait for the last of them to be read
 
 
 class DoorEngine(asyncio.Protocol):
@@ -45,6 +46,7 @@ class DoorEngine(asyncio.Protocol):
         self._standing = Standing(False, False, _NO_STATS)
         self._requests: list[Request] = []  # not sent yet, nor the cancels
         self._cancels: list[Cancel] = []
+        self._collecting_since_s = 0.0
         self._lost: OutputError | None = None
         self.changed = asyncio.Event()  # readiness, or one of the two below
         self.stop_wanted = False
@@ -143,13 +145,18 @@ class DoorEngine(asyncio.Protocol):
         self._ask_soon()
 
     def _ask_soon(self) -> None:
+        loop = asyncio.get_running_loop()
         if len(self._requests) + len(self._cancels) == 1:
-            asyncio.get_running_loop().call_soon(self._ask)
+            self._collecting_since_s = loop.time()
+            loop.call_soon(self._ask)
+        elif loop.time() - self._collecting_since_s > COLLECT_S:
+            self._ask()
 
     def _ask(self) -> None:
-        self.send(Asks(tuple(self._requests), tuple(self._cancels)))
-        self._requests.clear()
-        self._cancels.clear()
+        if self._requests or self._cancels:
+            self.send(Asks(tuple(self._requests), tuple(self._cancels)))
+            self._requests.clear()
+            self._cancels.clear()
 
 
 _NO_STATS = SchedulerStats(0, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -140,7 +140,7 @@ class DoorProcesses:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, MULTIPROCESS_VARIABLE: self._start.metrics_dir},
                 pass_fds=inherited,
-                start_new_session=True,  # Ctrl-C in the terminal is for this process only
+                process_group=0,  # Ctrl-C in the terminal is for this process only
             )
         one = _Process(process, time.monotonic())
         door_channel = one.channel = DoorChannel(ours, lambda message: received(message), lambda: closed())
