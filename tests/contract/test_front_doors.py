@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.request import Finish, Output, OutputErrorCode, RefusedReason, Request, TokenBatch
 from coppice_scheduler.edge.door_channel import DoorChannel
 from coppice_scheduler.edge.door_engine import DoorEngine
-from coppice_scheduler.edge.door_messages import Asks, Message, Turn, to_frame
+from coppice_scheduler.edge.door_messages import Asks, Cancel, Message, Turn, to_frame
 from coppice_scheduler.edge.doors import Door, Doors, by_door
 from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
 from tests.fakes.engine import pack, unpack
@@ -130,13 +131,11 @@ def test_refusals_and_early_ends() -> None:
 
 def test_a_request_that_is_cancelled_at_once_does_not_stay() -> None:
     async def test(house: House) -> None:
-        engine = await house.open(0)
-        task = asyncio.create_task(read(engine, "short", [HANGS]))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await until(lambda: ("short", Finish.CANCELLED) in house.core.cancelled)
-        assert (house.core.submitted, house.core.running) == (["short"], {})
+        far = house.connect(0)
+        far.sendall(to_frame(Asks((request("short", [HANGS]),), (Cancel("short", Finish.CANCELLED),))))
+        await until(lambda: bool(house.core.submitted and house.core.cancelled))
+        assert not house.core.running
+        far.close()
 
     run(test)
 
@@ -224,18 +223,23 @@ def test_what_is_no_message_costs_the_connection_only() -> None:
     run(test)
 
 
-def test_frames_keep_their_order_when_the_socket_is_full() -> None:
+def test_frames_keep_their_order_while_the_socket_fills_and_empties() -> None:
     near, far = socket.socketpair()
     channel = DoorChannel(near, lambda message: None, lambda: None)
     channel.start()
-    sent = [Turn((), (TokenBatch(pack([place]), bytes(20_000)),), ()) for place in range(200)]
-    for message in sent:
-        channel.send(message)
-    expected = b"".join(map(to_frame, sent))
-    read = b""
-    while len(read) < len(expected):
-        read += far.recv(65536)
-    assert read == expected
+    sent = [to_frame(Turn((), (TokenBatch(pack([place]), bytes(3_000)),), ())) for place in range(3_000)]
+    read = bytearray()
+
+    def read_all() -> None:
+        while len(read) < sum(map(len, sent)):
+            read.extend(far.recv(10_000))
+
+    reading = threading.Thread(target=read_all)
+    reading.start()
+    for place in range(3_000):
+        channel.send(Turn((), (TokenBatch(pack([place]), bytes(3_000)),), ()))
+    reading.join(WAIT_S)
+    assert read == b"".join(sent)
     channel.close()
     channel.join()
     far.close()
