@@ -234,7 +234,7 @@ def test_frames_keep_their_order_while_the_socket_fills_and_empties() -> None:
         while len(read) < sum(map(len, sent)):
             read.extend(far.recv(10_000))
 
-    reading = threading.Thread(target=read_all)
+    reading = threading.Thread(target=read_all, daemon=True)
     reading.start()
     for place in range(3_000):
         channel.send(Turn((), (TokenBatch(pack([place]), bytes(3_000)),), ()))
