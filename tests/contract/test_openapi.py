@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from coppice_scheduler.edge.openai_fields import CHAT_ONLY, COMPLETION_ONLY, REFUSED, SUPPORTED
 from tests.fakes.engine import Script, unpack
-from tests.fakes.rest import MODEL, Served, serving
+from tests.fakes.rest import MODEL, Served, events_of, serving
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 checks = pytest.importorskip("schemathesis.checks")
@@ -86,7 +86,7 @@ def test_answers_are_as_described(described: Any, server: Served, method: str, p
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "path"), OPERATIONS[:4])
 def test_answers_are_as_described_for_long(described: Any, server: Served, method: str, path: str) -> None:
-    assert len(try_out(described, server, method, path, 2000)) > 1
+    assert len(try_out(described, server, method, path, 500)) > 1
 
 
 def test_every_field_and_route_is_described(server: Served) -> None:
@@ -100,3 +100,26 @@ def test_every_field_and_route_is_described(server: Served) -> None:
         for method in operations:
             url = f"{server.url}{path.replace('{model_id}', MODEL)}"
             assert httpx.request(method, url, content=b"").status_code not in (404, 405), path
+
+
+@pytest.mark.parametrize(("kind", "chunk"), [("chat", "ChatChunk"), ("complete", "Completion")])
+def test_streams_and_log_probabilities_are_as_described(server: Served, kind: str, chunk: str) -> None:
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    document = httpx.get(f"{server.url}/openapi.json").json()
+
+    def validator(name: str) -> Any:
+        root = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        return jsonschema_rs.validator_for({"$schema": "https://json-schema.org/draft/2020-12/schema", **root})
+
+    fields: dict[str, Any] = {"n": 2, "return_token_ids": True, "stop": "zz", "max_tokens": 5, "seed": 1}
+    fields |= {"logprobs": True, "top_logprobs": 2} if kind == "chat" else {"logprobs": 2, "echo": True}
+    whole = getattr(server, kind)(**fields).json()
+    validator("ChatCompletion" if kind == "chat" else "Completion").validate(whole)
+    assert whole["choices"][1]["logprobs"]
+    streamed = getattr(server, kind)(stream=True, stream_options={"include_usage": True}, **fields)
+    *events, _ = events_of(streamed.text)
+    for event in events:
+        validator(chunk).validate(event)
+    assert any(event["choices"] and event["choices"][0]["logprobs"] for event in events)
+    with pytest.raises(jsonschema_rs.ValidationError):
+        validator(chunk).validate({**events[0], "model": 5})

@@ -255,7 +255,9 @@ def test_a_call_is_a_span_with_the_cores_marks_below_it(spans: InMemorySpanExpor
         world = World()
         start = time.monotonic_ns()
         marks = (("queue", start, start + 1_000_000), ("prefill", start + 1_000_000, start + 3_000_000))
-        world.engine.script = lambda request: Script(world.ids("ok"), num_cached_tokens=1, timeline=marks)
+        world.engine.script = lambda request: Script(
+            world.ids("ok"), num_cached_tokens=1, num_written_tokens=2, timeline=marks
+        )
         chat = GenerationSpec(MODEL, (ChatPrompt((ChatMessage("user", "secret words"),)),), max_tokens=9)
         before_ns = time.time_ns()
         await world.deltas(chat, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
@@ -272,6 +274,8 @@ def test_a_call_is_a_span_with_the_cores_marks_below_it(spans: InMemorySpanExpor
         assert attributes["gen_ai.request.max_tokens"] == 9
         assert attributes["gen_ai.usage.output_tokens"] == len(world.ids("ok")) + 1
         assert attributes["gen_ai.usage.cache_read.input_tokens"] == 1
+        assert attributes["gen_ai.usage.cache_creation.input_tokens"] == 2
+        assert "gen_ai.request.choice.count" not in attributes
         assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
         assert attributes["coppice.tenant"] == "default"
         for name in ("queue", "prefill"):

@@ -98,12 +98,18 @@ def _json(name: str) -> Schema:
 
 
 def _answer(whole: str, chunk: str) -> Schema:
-    events = f"With stream: true: server-sent events, each {chunk} or an error, then [DONE]."
-    content = {
-        _JSON: {"schema": {"$ref": ref(whole)}},
-        "text/event-stream": {"schema": {"type": "string", "description": events}},
+    content = {_JSON: {"schema": {"$ref": ref(whole)}}, "text/event-stream": {"schema": _event(chunk)}}
+    return {"description": "The answer, whole or, with stream: true, as it comes.", "content": content}
+
+
+def _event(chunk: str) -> Schema:
+    part = {
+        "type": "string",
+        "contentMediaType": _JSON,
+        "contentSchema": {"anyOf": [{"$ref": ref(chunk)}, {"$ref": ref("Error")}]},
     }
-    return {"description": "The answer, whole or as it comes.", "content": content}
+    data = {"description": "A chunk; an error is the last; else [DONE] is.", "anyOf": [{"const": "[DONE]"}, part]}
+    return {"type": "object", "description": "One event.", "properties": {"data": data}, "required": ["data"]}
 
 
 def _plain(text: str) -> Schema:

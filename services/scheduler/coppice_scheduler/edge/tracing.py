@@ -35,7 +35,14 @@ class CallSpan:
             "gen_ai.response.id": call_id,
             "coppice.tenant": tenant,
         }
-        optional = {"max_tokens": spec.max_tokens, "temperature": spec.temperature, "top_p": spec.top_p}
+        optional = {
+            "max_tokens": spec.max_tokens,
+            "temperature": spec.temperature,
+            "top_p": spec.top_p,
+            "frequency_penalty": spec.frequency_penalty or None,
+            "presence_penalty": spec.presence_penalty or None,
+            "choice.count": spec.n if spec.n != 1 else None,
+        }
         attributes.update({f"gen_ai.request.{name}": value for name, value in optional.items() if value is not None})
         self.span: Span = self._tracer.start_span(
             f"{operation} {model}", context=parent, kind=SpanKind.SERVER, attributes=attributes
@@ -62,6 +69,7 @@ class CallSpan:
         self.span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
         self.span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
         self.span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+        self.span.set_attribute("gen_ai.usage.cache_creation.input_tokens", usage.written_tokens)
         self.span.set_attribute("gen_ai.response.finish_reasons", tuple(reasons))
         if error is not None:
             self.span.set_attribute("error.type", error)
