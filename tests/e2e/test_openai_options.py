@@ -129,6 +129,13 @@ def test_usage_says_what_was_cached_and_written(stack: Stack) -> None:
     assert second["prompt_tokens_details"] == {"cached_tokens": whole, "cache_write_tokens": 0}
 
 
+def test_a_deadline_ends_a_request_by_name(stack: Stack) -> None:
+    body = {"model": "tiny", "prompt": tokens(30, seed=8), "max_tokens": 1900, "ignore_eos": True, "timeout": 0.2}
+    status, answer = stack.post("/v1/completions", body)
+    assert (status, answer["error"]["code"]) in ((504, "deadline_exceeded"), (429, "deadline"))
+    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 5)
+
+
 def test_tokens_and_the_description_are_served(stack: Stack) -> None:
     status, found = stack.post("/tokenize", {"prompt": "hello there"})
     assert status == 200
