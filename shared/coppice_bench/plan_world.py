@@ -39,7 +39,7 @@ from coppice_scheduler.edge.detokenizer import Detokenizer, DetokenizerFactory
 from coppice_scheduler.edge.streams import pieces
 
 BLOCK = 16  # tokens
-PREFILL_TOKENS = 2_048  # of one step
+PREFILL_TOKENS = 8_192  # of one step: more than new requests bring
 PROMPT_TOKENS = (64, 512)
 OUTPUT_TOKENS = (128, 512)
 STOP = 0  # the token that ends a request early
@@ -87,6 +87,7 @@ class PlanWorld:
                 max_step_tokens=size + PREFILL_TOKENS,
                 max_queued=2 * size + 64,
                 max_queued_tokens=1 << 40,
+                contested_prefill_tokens=PREFILL_TOKENS,
                 max_decode_steps=1,
                 default_limits=everybody,
             )

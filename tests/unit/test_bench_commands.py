@@ -1,4 +1,4 @@
-"""`coppice bench index | rpc | churn`: small runs say what they must say, and wrong input is refused."""
+"""`coppice bench index | plan | rpc | churn`: small runs say what they must say, and wrong input is refused."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ def test_index_says_times_memory_and_pauses() -> None:
     assert {"longest", "op", "gc", "tick", "snapshot", "audit"} <= report["pause_ms"].keys()
     assert report["vs"] == {}
     assert "--peers" in report["vs_left_out"]
+
+
+def test_plan_says_what_a_step_costs_by_sequences() -> None:
+    report = run("plan")
+    assert set(report["plan_ms"]) == set(report["step_cpu_ms"]) == {"1", "16"}
+    assert all(report["step_cpu_ms"][size] > spent > 0 for size, spent in report["plan_ms"].items())
+    assert report["steps"] == 20
 
 
 def test_index_refuses_a_folder_of_peers_that_is_not_there(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def note_pace(worker: Worker, step: InFlight, result: StepResult) -> None:
     if not result.duration_us or not len(rows):
         return
     worker.plan_us = _mean(worker.plan_us, result.duration_us)
-    if (rows.num_tokens == 1).all():
+    if rows.is_decode:
         worker.decode_step_us = _mean(worker.decode_step_us, result.duration_us / step.plan.num_decode_steps)
 
 

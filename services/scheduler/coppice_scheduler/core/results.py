@@ -108,7 +108,9 @@ def _accept(table: SlotTable, rows: PlanRows, tokens: UInt32, sampling: Int64) -
 
 def _is_stop(table: SlotTable, slots: Int64, sampled: UInt32) -> Bool:
     """sampled: [k, S]. Returns which of these end their requests: [k, S]."""
-    is_stop: Bool = (sampled[:, :, None] == table.stops[slots]).any(axis=2)
+    is_stop = np.zeros(sampled.shape, np.bool_)
+    for column in range(table.num_stops):
+        is_stop |= sampled == table.stops[slots, column]
     special = table.is_special[slots]
     if special.any():
         for column in np.flatnonzero(special).tolist():
@@ -166,22 +168,22 @@ def _visit(life: Lifecycle, worker: Worker, step: InFlight, good: Bool, accepted
     table.has_first[slots[begins]] = True
     places = np.full(len(rows), -1, np.int64)
     places[accepted.rows] = np.arange(len(accepted.rows))
-    for row in np.flatnonzero(visited).tolist():
-        sequence = table.sequences[slots[row]]
-        assert sequence is not None
+    found = np.flatnonzero(visited)
+    marks = (rows.num_prefill[found], begins[found], fills[found], ends[found], places[found])
+    each = zip(table.at(slots[found]), *(mark.tolist() for mark in marks), strict=True)
+    for sequence, num_prefill, is_first, is_full, is_last, place in each:
         request = sequence.request
-        if rows.num_prefill[row]:
+        if num_prefill:
             request.mark("prefill", step.planned_ns, now_ns)
-        if begins[row]:
+        if is_first:
             life.prompt_computed(request)
-        if begins[row] and not request.first_token_ns:
-            request.first_token_ns = now_ns
-        if table.is_watched[slots[row]] and places[row] >= 0:
+            request.first_token_ns = request.first_token_ns or now_ns
+        if request.wants_logprobs and request.request.streams and place >= 0:
             life.outbox.note(request)
-        if fills[row]:
+        if is_full:
             _filled(life, sequence)
-        if ends[row]:
-            _end(life, sequence, accepted, int(places[row]), now_ns)
+        if is_last:
+            _end(life, sequence, accepted, place, now_ns)
 
 
 def _filled(life: Lifecycle, sequence: Sequence) -> None:

@@ -31,9 +31,8 @@ def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
     copy_src, copy_dst = _copies(worker, rows)
     zero, attach, grow = _news(worker, rows)
     ids = rows.ids.astype("<u4", copy=False).tobytes()
-    decode = bool((rows.num_tokens == 1).all())
-    repeat = decode and bool(ids) and ids == worker.last_decode_rows
-    worker.last_decode_rows = ids if decode else b""
+    repeat = rows.is_decode and bool(ids) and ids == worker.last_decode_rows
+    worker.last_decode_rows = ids if rows.is_decode else b""
     plan = StepPlan(
         step=worker.next_step,
         detach=np.array([sequence.sequence_id for sequence in worker.to_detach], dtype="<u4").tobytes(),
@@ -88,7 +87,8 @@ def _laid_out(worker: Worker, decodes: Int64, chunks: list[Row]) -> PlanRows:
         num_tokens = np.concatenate([num_tokens, [row.num_tokens for row in chunks]])
         samples = np.concatenate([samples, [row.samples for row in chunks]])
         num_prefill = np.concatenate([num_prefill, [row.num_prefill for row in chunks]])
-    return PlanRows(slots, table.ids[slots], num_tokens, samples, num_prefill)
+    is_decode = all(row.num_tokens == 1 for row in chunks)
+    return PlanRows(slots, table.ids[slots], num_tokens, samples, num_prefill, is_decode)
 
 
 # --- what the plan says beside its rows
@@ -114,8 +114,9 @@ def _news(worker: Worker, rows: PlanRows) -> tuple[bytes, tuple[SequenceStart, .
             sequence.attach()
         elif sequence.grown:
             grow.append(Growth(sequence.sequence_id, bytes(sequence.grown)))
-        zero += sequence.zero
-        sequence.zero.clear()
+        if sequence.zero:
+            zero += sequence.zero
+            sequence.zero.clear()
         sequence.grown.clear()
     table.has_news[new] = False
     return bytes(zero), tuple(attach), tuple(grow)

@@ -74,7 +74,8 @@ class SlotTable:
         self.ids: UInt32 = np.zeros(0, np.uint32)  # sequence ids; 0 = free
         self.numbers: UInt32 = np.zeros(0, np.uint32)  # of the requests
         self.stops: UInt32 = np.zeros((0, STOPS_MAX), np.uint32)
-        self.tail: UInt32 = np.zeros((0, TAIL_MAX), np.uint32)
+        self.num_stops = 0  # columns of `stops` that any slot has used
+        self.tail: UInt32 = np.zeros((0, TAIL_MAX), np.dtype("<u4"))
         self.sequences: list[Sequence | None] = []
         self.burst_ahead = 0  # `num_ahead` is at least this where it is not 0: what plans of several steps use up
         for name in _COUNTS:
@@ -100,6 +101,7 @@ class SlotTable:
         stops = sorted(stop_tokens)
         self.stops[slot] = NO_TOKEN
         self.stops[slot, : min(len(stops), STOPS_MAX)] = stops[:STOPS_MAX]
+        self.num_stops = max(self.num_stops, min(len(stops), STOPS_MAX))
         self.is_special[slot] = len(stops) > STOPS_MAX
         return slot
 
@@ -111,9 +113,11 @@ class SlotTable:
 
     def take_tail(self, slot: int) -> bytes:
         """Packed u32; the tail is empty then."""
-        count = int(self.num_tail[slot])
+        count = self.num_tail[slot]
+        if not count:
+            return b""
         self.num_tail[slot] = 0
-        return self.tail[slot, :count].astype("<u4", copy=False).tobytes()
+        return self.tail[slot, :count].tobytes()
 
     def at(self, slots: Int64) -> list[Sequence]:
         """The sequences in these slots, none of which is free."""

@@ -38,6 +38,7 @@ class PlanRows:
     num_tokens: Int64
     samples: Bool
     num_prefill: Int64
+    is_decode: bool  # each computes one token
 
     def __len__(self) -> int:
         return len(self.slots)
