@@ -256,7 +256,7 @@ class Oracle:
         }
         rows = np.repeat(applied.rows.slots, applied.rows.num_tokens)
         pairs = {(int(block), int(slot)) for block, slot in zip(applied.batch.slots // size, rows, strict=True)}
-        zeroed = set(applied.zero.tolist())
+        zeroed = {*applied.zero.tolist(), *applied.copy_dst.tolist()}
         for block, slot in sorted(pairs - {(block, slot) for block, slot in pairs if block in zeroed}):
             lease = leases[slot]
             assert lease is not None
@@ -266,9 +266,9 @@ class Oracle:
                 self._world.fail("I15", f"block {block} of {host.name} changed its domain and was not zeroed")
 
     def watch_scheduler(self, host: SchedulerHost) -> None:
-        """Count what only the scheduler knows, by standing in front of two of its methods."""
+        """Count what only the scheduler knows, by standing in front of some of its methods."""
         life, sometimes = host.core._life, self._world.sometimes
-        preempt, take = life.preempt, life.start
+        preempt, take, leave = life.preempt, life.start, life.leave_family
 
         def preempted(request: RequestState, now_ns: int) -> None:
             sequence = request.sequence
@@ -279,7 +279,20 @@ class Oracle:
 
         def started(request: RequestState, *args: object) -> None:
             sometimes["retry after a crash"] += request.num_retries > 0
+            sometimes["late retry"] += request.num_retries > 0 and request.num_output_tokens > 0
             take(request, *args)  # type: ignore[arg-type]
+            if request.family is not None and request is not request.family.leader:
+                sequence = request.sequence
+                assert sequence is not None
+                lacks = sequence.num_computed < request.num_prompt_tokens - 1
+                sometimes["fork by fallback"] += lacks and sequence.source is None
+
+        def left(request: RequestState) -> None:
+            family = request.family
+            is_led = family is not None and family.leader is request and bool(family.waiting)
+            sometimes["leader died"] += is_led
+            leave(request)
 
         life.preempt = preempted  # type: ignore[method-assign]
         life.start = started  # type: ignore[method-assign, assignment]
+        life.leave_family = left  # type: ignore[method-assign]

@@ -103,6 +103,8 @@ class SchedulerHost(Process):
             if session is None:
                 self.world.fail("plan", f"{self.name} plans for {worker_id} without a session")
                 return
+            self.world.sometimes["fork by copy"] += bool(plan.copy_dst)
+            self.world.sometimes["burst"] += plan.num_decode_steps > 1
             session.end.post(plan)
         for message in effects.to_index:
             if isinstance(message, OpBatch):

@@ -50,16 +50,31 @@ class Workload:
         ]
 
     def submit(self, host: SchedulerHost) -> None:
-        """One request from a random tenant."""
-        world, rng = self._world, self._world.rng
-        domain = rng.choice(world.settings.domains)
+        """One request from a random tenant, or several continuations of its prompt."""
+        rng = self._world.rng
+        domain = rng.choice(self._world.settings.domains)
         tokens = self._prompt()
+        num_forks = rng.choice((0, 0, 0, 1, 1, 3))
+        leader = self._submit_one(host, domain, tokens, None, wanted=rng.choice((8, 24)) if num_forks else 0)
+        for _ in range(num_forks):
+            if host.is_alive:
+                # A fork that names a request of another tenant, by mistake or not, is none.
+                stranger = rng.random() < 0.1
+                of_domain = rng.choice(self._world.settings.domains) if stranger else domain
+                self._submit_one(host, of_domain, tokens, leader)
+
+    def _submit_one(
+        self, host: SchedulerHost, domain: str, tokens: list[int], fork_of: str | None, *, wanted: int = 0
+    ) -> str:
+        """`wanted` tokens, or some. Returns its id."""
+        world, rng = self._world, self._world.rng
         packed = np.array(tokens, "<u4").tobytes()
         seed = rng.randrange(1 << 62)
         room = world.settings.max_context - len(tokens)
-        wanted = min(room, rng.choice((1, 2, 4, 8, 24)))
+        wanted = min(room, wanted or rng.choice((1, 2, 4, 8, 24)))
         expected = reference(packed, wanted, seed=seed, salt=world.salt_of_domain(domain))
         stops = frozenset({rng.choice(expected)}) if rng.random() < 0.2 else frozenset()
+        streams = rng.random() < 0.6
         request = Request(
             request_id=f"r{len(self.asks)}",
             tenant=domain,
@@ -70,6 +85,10 @@ class Workload:
             stop_token_ids=stops,
             arrived_ns=host.now_ns,
             number=len(self.asks),
+            streams=streams,
+            retries_late=not streams,
+            deadline_ns=host.now_ns + rng.randrange(20, 3_000) * MS if rng.random() < 0.1 else None,
+            fork_of=fork_of,
         )
         if stops:
             expected = expected[: next(i for i, token in enumerate(expected) if token in stops)]
@@ -80,6 +99,7 @@ class Workload:
         if not host.submit(request):
             self.num_refused += 1
             self._close(ask, "refused")
+        return request.request_id
 
     def _prompt(self) -> list[int]:
         rng = self._world.rng

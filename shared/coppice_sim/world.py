@@ -78,7 +78,7 @@ class WorldSettings:
             max_context=48,
             step_ms=rng.choice((0.5, 2.0, 8.0)),
             max_step_tokens=rng.choice((8, 16, 64)),
-            arrival_ms=rng.choice((5.0, 15.0, 40.0)),
+            arrival_ms=rng.choice((10.0, 25.0, 60.0)),
         )
 
 

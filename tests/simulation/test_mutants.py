@@ -16,6 +16,7 @@ from tests.unit import (
     test_cache_restart,
     test_cache_sessions,
     test_cache_workers,
+    test_scheduler_core_forks,
     test_scheduler_core_outages,
     test_worker_core_blocks,
     test_worker_core_epochs,
@@ -61,6 +62,9 @@ def _cached_blocks() -> World:
 
 # What hides the loss of a protection in a whole run does not hide it from a question asked directly.
 DIRECT: dict[str, Callable[[], None]] = {
+    "copy of what is gone": (
+        test_scheduler_core_forks.test_a_source_that_is_lost_while_its_fork_waits_for_its_first_plan_is_not_copied
+    ),
     "no generation check": test_worker_core_blocks.test_only_an_owned_handle_opens_an_occupancy,
     "no seal check": test_worker_core_blocks.test_unsealed_block_is_not_read_even_with_a_seal_of_zeros,
     "no drain pins": lambda: test_cache_distrust.test_a_drain_pin_keeps_the_blocks_until_the_fence(_cached_blocks()),

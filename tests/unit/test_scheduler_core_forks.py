@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coppice.handles import HANDLE_BYTES
-from coppice.messages.index import Acquire, NoCapacityReason, OpBatch, Publish, Release
+from coppice.messages.index import Acquire, NoCapacityReason, OpBatch, Publish, Reattached, Release
 from coppice.messages.step import Refusal, RefusalCode, SamplingParams
 from coppice_scheduler.core.request import Finish, RefusedReason, SchedulerSettings, TenantLimits
 from tests.fakes.scheduler_bench import BLOCK, Bench, rows_of, tokens_of
@@ -119,6 +119,18 @@ def test_a_leader_that_goes_before_the_copy_was_planned_is_copied_in_the_step_th
     assert u32(bench.plans[0].detach) == [1]
     bench.answer(cached_blocks=2)
     bench.result()
+    (plan,) = bench.plans
+    assert (plan.copy_src, rows_of(plan)) == (b"", {2: 2})
+
+
+def test_a_source_that_is_lost_while_its_fork_waits_for_its_first_plan_is_not_copied() -> None:
+    bench = at_work()
+    publish = bench.ops(Publish)[0]
+    bench.answer(cached_blocks=2)
+    bench.core.index_message(Reattached(bench.cache_epoch, (), (publish.lease_id,)), bench.now_ns)
+    bench.result({1: 8})
+    while not bench.plans[0].attach:
+        bench.result()
     (plan,) = bench.plans
     assert (plan.copy_src, rows_of(plan)) == (b"", {2: 2})
 

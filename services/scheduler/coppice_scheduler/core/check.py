@@ -117,10 +117,20 @@ def _check_worker(life: Lifecycle, worker: Worker) -> None:
         assert all(sequence.state is SequenceState.REMOVING for sequence in step.removed)
     assert worker.stalled.keys() <= worker.running.keys()
     assert worker.wants_blocks.keys() <= worker.running.keys()
+    _check_copies(worker)
     for sequence_id, sequence in worker.copying.items():
         assert worker.running[sequence_id] is sequence
         assert sequence.state is SequenceState.GRANTED
         assert sequence.source is not None
+
+
+def _check_copies(worker: Worker) -> None:
+    """Nobody has said that the source of a copy may be given to others, while its step has no result."""
+    for step in worker.in_flight:
+        for start in step.plan.attach if step.plan.copy_src else ():
+            fork = worker.running.get(start.sequence_id)
+            if fork is not None and fork.source is not None:
+                assert fork.source.lease.state is not LeaseState.RELEASING, "the source of a copy was released"
 
 
 def _check_table(worker: Worker) -> None:

@@ -125,6 +125,7 @@ def aim(worker: Worker) -> None:
             sequence.start_at(sequence.request.num_prompt_tokens - 1)
         else:
             del worker.copying[sequence.sequence_id]
+            sequence.source = None
             sequence.start_at(_num_shared_tokens(sequence))
 
 
