@@ -127,13 +127,21 @@ def test_a_stop_in_the_middle_of_a_long_stream_ends_it_with_an_error(checkpoint:
         assert "shut down" in error["message"]
 
 
+def metrics_folder(pid: int) -> Path:
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return Path(next(word for word in variables if word.startswith("PROMETHEUS_MULTIPROC_DIR=")).partition("=")[2])
+
+
 def test_front_doors_do_not_outlive_the_planner(stack: Stack) -> None:
     doors = front_doors(stack)
+    folder = metrics_folder(doors[0])
+    assert folder.is_dir()
     with stream(stack) as response:
         stack.services["scheduler"].kill()
         last = rest_of(response)[-1]
         assert json.loads(last)["error"]["code"] == "scheduler_lost"
     wait_until(lambda: not any(map(lives, doors)), "its front doors to end", 10)
+    assert not folder.exists()
     stack.services["scheduler"].start()
     stack.wait_ready()
     assert stack.complete([1, 2, 3], 2)["choices"]

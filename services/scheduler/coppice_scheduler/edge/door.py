@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -66,6 +67,7 @@ class _Server(uvicorn.Server):
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are for the planner's process, which tells us
+    parent = os.getppid()
     connection, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
     threading.Thread(target=_die_with_planner, args=(connection.fileno(),), name="tether", daemon=True).start()
     start = _read_start(connection)
@@ -82,6 +84,8 @@ def main() -> int:
         return error.exit_code
     finally:
         tracing()
+        if os.getppid() != parent:
+            shutil.rmtree(start.metrics_dir, ignore_errors=True)  # it was killed, and nobody else will
     return EXIT_OK
 
 
