@@ -66,7 +66,7 @@ class _Round:
             able = [worker for worker in self.workers if self.room[worker.worker_id] > 0]
             is_full = self.places <= 0 or not able
             kept_out = partial(self._is_kept_out, self.workers if is_full else able)
-            request = life.queue.next(kept_out, self.ranks.of)
+            request = life.queue.next(kept_out, self.ranks.turn)
             if request is None:
                 break
             if is_full:
@@ -118,7 +118,7 @@ class _Round:
         for worker in fit:
             self.room[worker.worker_id] -= 1
             self.standing.asked(worker, domain, op.reserve_tokens)
-        self.ranks.pledge(request.tenant_number, self.life.leases.leases[op.lease_id].num_prefill_tokens)
+        self.ranks.took_place(request.tenant_number, self.life.leases.leases[op.lease_id].num_prefill_tokens)
         self.life.gates.asked(domain, past=past)
         self.is_shut = self.is_shut or (self.gate is not None and not past)
         self.places -= 1
@@ -152,7 +152,7 @@ class _Round:
         request, worker_id = sequence.request, sequence.lease.worker_id
         request.num_yields += 1
         left = max(0, sequence.num_start_tokens - sequence.num_planned)
-        self.ranks.pledge(request.tenant_number, -left)
+        self.ranks.gave_place(request.tenant_number, left)
         self.life.preempt(request, self.now_ns)
         self.places += 1
         self.room[worker_id] += 1

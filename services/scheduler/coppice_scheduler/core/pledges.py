@@ -17,18 +17,30 @@ class Ranks:
     def __init__(self, life: Lifecycle) -> None:
         self._shares = life.shares
         self._pledged: Counter[int] = Counter()
+        self._held: Counter[int] = Counter()  # places
         for worker in life.workers.values():
             numbers, num_tokens = worker.unplanned_prefill()
-            for number in np.unique(numbers[num_tokens > 0]).tolist():
+            for number in np.unique(numbers).tolist():
+                self._held[number] += int((numbers == number).sum())
                 self._pledged[number] += int(num_tokens[numbers == number].sum())
         if life.counts.asking:
             for lease_id, request in life.by_lease.items():
                 lease = life.leases.leases[lease_id]
                 if lease.state is LeaseState.ASKED:
-                    self.pledge(request.tenant_number, lease.num_prefill_tokens)
+                    self.took_place(request.tenant_number, lease.num_prefill_tokens)
 
-    def pledge(self, number: int, num_tokens: int) -> None:
+    def took_place(self, number: int, num_tokens: int) -> None:
+        """So much prefill of the tenant was let in."""
+        self._held[number] += 1
         self._pledged[number] += num_tokens
+
+    def gave_place(self, number: int, num_tokens: int) -> None:
+        self._held[number] -= 1
+        self._pledged[number] -= num_tokens
+
+    def turn(self, number: int) -> tuple[float, int]:
+        """Of two that were served alike the one with fewer places: whoever comes is lifted to be alike."""
+        return self.of(number), self._held[number]
 
     def of(self, number: int) -> float:
         return self._shares.counter(number) + self._shares.price(number, self._pledged[number])

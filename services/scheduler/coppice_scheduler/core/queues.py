@@ -52,16 +52,18 @@ class WaitingQueue:
             line = self._lines[key] = Line(self._max_overtake_ns)
         line.push(request)
 
-    def next(self, skip: Callable[[RequestState], bool], rank: Callable[[int], float]) -> RequestState | None:
-        """Who goes next: of the heads that are not skipped, that of the tenant of the lowest rank."""
+    def next(
+        self, skip: Callable[[RequestState], bool], turn: Callable[[int], tuple[float, int]]
+    ) -> RequestState | None:
+        """Who goes next: of the heads that are not skipped, that of the tenant whose turn is first."""
         found: RequestState | None = None
-        best: tuple[float, tuple[int, int]] | None = None
+        best: tuple[tuple[float, int], tuple[int, int]] | None = None
         for key, line in list(self._lines.items()):
             head = line.head()
             if head is None:
                 del self._lines[key]
                 continue
-            standing = rank(key[0]), head.order
+            standing = turn(key[0]), head.order
             if (best is None or standing < best) and not skip(head):
                 found, best = head, standing
         return found

@@ -27,7 +27,7 @@ from coppice.telemetry import serve_metrics
 from coppice.tenants import TenantDirectory
 from coppice.up.ports import is_loopback
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.settings import INSTANCE_BYTES, Guarantee, SchedulerSettings, TenantLimits
+from coppice_scheduler.core.settings import INSTANCE_BYTES, Guarantee, Maximum, SchedulerSettings, TenantLimits
 from coppice_scheduler.edge.door_messages import Start
 from coppice_scheduler.edge.door_processes import DoorProcesses
 from coppice_scheduler.edge.doors import Doors
@@ -194,6 +194,9 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             max_step_tokens=settings.max_step_tokens,
             max_running=settings.max_running,
             max_chunk_tokens=settings.max_chunk_tokens,
+            contested_prefill_tokens=settings.contested_prefill_tokens,
+            max_overtake_ms=settings.max_overtake_ms,
+            match_window=settings.match_window,
             max_queued=settings.max_queued,
             queue_timeout_ms=settings.queue_timeout_ms,
             max_steps_in_flight=settings.max_steps_in_flight,
@@ -205,6 +208,9 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             tenants=by_tenant if tenants.needs_key else {},
             default_limits=unlimited,
             fixed_domains=frozenset(shares.domain for shares in tenants.domains() if shares.mode == "strict"),
+            maximums={
+                shares.domain: Maximum(shares.maximum_share, shares.maximum_blocks) for shares in tenants.domains()
+            },
             guarantees={
                 shares.domain: Guarantee(shares.guarantee_share, shares.guarantee_blocks)
                 for shares in tenants.domains()

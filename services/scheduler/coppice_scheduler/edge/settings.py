@@ -29,6 +29,15 @@ class ServiceSettings(Settings):
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
     max_step_tokens: int = Field(2048, ge=1, description="Token budget of one step of one worker.")
     max_chunk_tokens: int = Field(1024, ge=1, description="Tokens of one prompt in one step.")
+    contested_prefill_tokens: int = Field(
+        512, ge=1, description="Prompt tokens of one step while several tenants wait for a first token."
+    )
+    max_overtake_ms: int = Field(
+        2000, ge=0, description="Within a tenant, nobody is overtaken by what comes later than this after it."
+    )
+    match_window: int = Field(
+        32, ge=0, description="Waiting requests of a tenant that are ordered by what is cached of them; 0: none."
+    )
     max_running: int = Field(256, ge=1, description="Requests that hold memory at once.")
     max_queued: int = Field(1024, ge=1, description="Requests that wait; more are refused with 429.")
     queue_timeout_ms: int = Field(60_000, ge=1, description="A request that waits for longer is refused with 429.")
