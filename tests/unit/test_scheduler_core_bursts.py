@@ -6,7 +6,7 @@ import pytest
 
 from coppice.messages.index import Extend, NoCapacityReason
 from coppice_scheduler.core.request import Finish, SchedulerSettings
-from tests.fakes.scheduler_bench import BLOCK, Bench, rows_of
+from tests.fakes.scheduler_bench import BLOCK, MS, Bench, rows_of
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_worker import u32
 from tests.fakes.scheduler_world import World
@@ -170,14 +170,44 @@ def test_bursts_give_the_tokens_of_single_steps(seed: int) -> None:
         assert outcome.tokens == outcome.expected()[0]
 
 
-def test_plans_are_sent_ahead_until_steps_are_long() -> None:
-    """Of the mean: one long step among short ones changes nothing."""
+def in_flight(bench: Bench) -> int:
+    return bench.core.stats().steps_in_flight
+
+
+def test_a_plan_is_sent_ahead_shortly_before_the_one_at_work_ends() -> None:
     bench = Bench(settings(max_steps_in_flight=2, max_decode_steps=1))
     bench.submit("a", 3, max_new=40)
     bench.settle()
-    in_flight = []
-    for duration_us in (5_000, 150_000, 400_000, 400_000, *(5_000,) * 5):
-        in_flight.append(bench.core.stats().steps_in_flight)
-        bench.result({1: 9}, duration_us=duration_us)
+    assert in_flight(bench) == 2, "nobody knows how long a step takes"
+    for _ in range(3):
+        bench.result({1: 9}, duration_us=40_000)
         bench.settle()
-    assert in_flight == [2, 2, 2, 1, 1, 1, 1, 2, 2]
+    assert in_flight(bench) == 1
+    due_ns = bench.core.next_wakeup_ns()
+    assert due_ns == bench.now_ns + 30 * MS, "40 ms without the longest lead of 10"
+    bench.now_ns = due_ns - 1
+    bench.advance()
+    assert in_flight(bench) == 1
+    bench.now_ns = due_ns
+    bench.advance()
+    assert in_flight(bench) == 2
+
+
+def test_a_step_that_ends_early_is_followed_at_once() -> None:
+    bench = Bench(settings(max_steps_in_flight=2, max_decode_steps=1))
+    bench.submit("a", 3, max_new=40)
+    bench.settle()
+    for turn in range(6):
+        bench.result({1: 9}, duration_us=40_000)
+        bench.settle()
+        assert turn < 2 or in_flight(bench) == 1, "the one that left with the result"
+
+
+def test_short_steps_are_always_planned_ahead() -> None:
+    bench = Bench(settings(max_steps_in_flight=2, max_decode_steps=1))
+    bench.submit("a", 3, max_new=40)
+    bench.settle()
+    for _ in range(4):
+        bench.result({1: 9}, duration_us=2_900)
+        bench.settle()
+        assert in_flight(bench) == 2

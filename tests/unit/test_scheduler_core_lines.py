@@ -126,7 +126,7 @@ def test_a_window_bounds_what_is_asked_and_zero_asks_nothing() -> None:
     assert not queries(silent)
 
 
-def ttft_share_of_cold(max_overtake_ms: int, interval_ms: float = 7.5) -> tuple[float, float]:
+def ttft_share_of_cold(max_overtake_ms: int, interval_ms: float = 6.5) -> tuple[float, float]:
     """5 % of the requests are cold, the others find nearly all: (cold part of all TTFT, mean TTFT of the cold in ms).
 
     A place is free now and then, yet for a cold one hardly ever if all that is warm goes first.

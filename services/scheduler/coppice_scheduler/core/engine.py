@@ -23,7 +23,7 @@ from coppice_scheduler.core import attachment
 from coppice_scheduler.core.acquires import match_questions
 from coppice_scheduler.core.admission import expire, max_context, refusal
 from coppice_scheduler.core.answers import collect_ops, take_answer
-from coppice_scheduler.core.bursts import plans_ahead
+from coppice_scheduler.core.bursts import plan_due_ns
 from coppice_scheduler.core.check import check
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.preemption import relieve
@@ -199,7 +199,7 @@ class SchedulerCore:
     def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:
         plans = []
         for worker in self._life.workers.values():
-            while worker.usable and len(worker.in_flight) < plans_ahead(worker, self._settings):
+            while worker.usable and (due_ns := plan_due_ns(worker, self._settings)) is not None and due_ns <= now_ns:
                 plan = plan_step(self._life, worker, now_ns)
                 if plan is None:
                     break
@@ -211,6 +211,7 @@ class SchedulerCore:
         life = self._life
         times = [life.queue.next_deadline_ns(), life.deadlines.next_ns(), life.sleepers.next_ns()]
         times += [attachment.gives_up_at_ns(life, worker) for worker in life.workers.values()]
+        times += [plan_due_ns(worker, self._settings) for worker in life.workers.values() if worker.usable]
         if life.leases.connected:
             timeout_ns = self._settings.queue_timeout_ms * NS_PER_MS
             if life.counts.waiting > life.counts.asking:

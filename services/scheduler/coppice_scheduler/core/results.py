@@ -39,6 +39,7 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
         return
     step = worker.in_flight.popleft()
     life.totals.steps += 1
+    worker.result_ns = now_ns
     note_pace(worker, step, result)
     worker.rate.step_done(step.planned_ns, now_ns, result.num_tokens)
     rows, table = step.rows, worker.table

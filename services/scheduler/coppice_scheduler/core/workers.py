@@ -94,7 +94,8 @@ class Worker:
         default_factory=dict
     )  # handles, and the step that repeats the seal
     decode_step_us: float = 0.0  # mean of the latest; 0 = unknown
-    plan_us: float = 0.0  # the same, of whatever a plan held
+    chunk_token_us: float = 0.0  # the same, of a token in a step with chunks
+    result_ns: int = 0  # when its latest result came
     last_decode_rows: bytes = b""  # rows of the last plan if it was pure decode, else empty
 
     @property
