@@ -154,6 +154,18 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     assert reason(refused) is RefusedReason.DEADLINE
 
 
+def test_nobody_is_refused_for_a_deadline_where_places_are_free() -> None:
+    """What was measured of one slow stream is not what the worker can do."""
+    bench = measured(max_running=8)
+    bench.now_ns += 20 * S
+    bench.core.worker_result(
+        W, StepResult(bench.plans.pop(0).step, b"\1\0\0\0", b"\7\0\0\0", num_tokens=1), bench.now_ns
+    )
+    bench.hold = True
+    for name, fork_of in (("b", None), ("c", "b"), ("d", None)):
+        assert bench.submit(name, 200, fork_of=fork_of, deadline_ns=bench.now_ns + 900 * MS) is None
+
+
 def test_without_a_measurement_nobody_is_refused_for_a_deadline() -> None:
     bench = Bench(settings())
     for name in ("a", "b", "c"):

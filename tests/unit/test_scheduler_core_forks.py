@@ -7,7 +7,7 @@ import pytest
 from coppice.handles import HANDLE_BYTES
 from coppice.messages.index import Acquire, NoCapacityReason, OpBatch, Publish, Reattached, Release
 from coppice.messages.step import Refusal, RefusalCode, SamplingParams
-from coppice_scheduler.core.request import Finish, RefusedReason, SchedulerSettings, TenantLimits
+from coppice_scheduler.core.request import Finish, OutputErrorCode, RefusedReason, SchedulerSettings, TenantLimits
 from tests.fakes.scheduler_bench import BLOCK, Bench, rows_of, tokens_of
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_worker import u32, u64
@@ -85,6 +85,33 @@ def test_where_nothing_is_published_all_of_the_prompt_is_copied() -> None:
     assert (start.shared, start.num_computed_tokens) == (b"", 9)
     assert len(u64(plan.copy_src)) == 3
     assert plan.copy_dst == start.owned[: 3 * HANDLE_BYTES]
+
+
+def test_a_fork_does_not_time_out_while_its_leader_computes_the_prompt() -> None:
+    """However long that takes; when it is computed, the fork has the queue's timeout before it as others have."""
+    bench = Bench(settings(max_steps_in_flight=1, max_step_tokens=8, queue_timeout_ms=100))
+    family(bench, num_tokens=18)
+    bench.settle()
+    for _ in range(3):
+        bench.advance(60)
+        assert not bench.outputs
+        bench.result({1: 7} if rows_of(bench.plans[0]) == {1: 2} else {})
+    bench.advance(99)
+    assert [output.request_id for output in bench.outputs] == ["r0"], "its first token"
+    bench.advance(1)
+    error = bench.last("r1").error
+    assert error is not None
+    assert error.code is OutputErrorCode.QUEUE_TIMEOUT
+
+
+def test_a_fork_times_out_with_a_leader_that_finds_no_place() -> None:
+    bench = Bench(settings(max_running=1, queue_timeout_ms=100))
+    bench.submit("runs", 1, max_new=50)
+    bench.answer()
+    family(bench)
+    bench.advance(100)
+    for name in ("r0", "r1"):
+        assert bench.last(name).finish is Finish.ERROR
 
 
 def test_without_its_leader_a_fork_computes_what_it_did_not_find() -> None:

@@ -229,7 +229,9 @@ def test_the_timeline_tells_where_the_time_went() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [{"instance": b"short"}, {"max_running": 65}, {"max_chunk_tokens": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"instance": b"short"}, {"max_running": 65}, {"max_chunk_tokens": 0}, {"max_decode_steps": 65}]
+)
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         settings(**wrong)

@@ -21,7 +21,7 @@ from coppice_scheduler.core.workers import Worker
 
 def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
     """Acquires for those who go next, as many as there are free places or as others have to give up."""
-    if life.counts.waiting == life.counts.asking + len(life.sleepers) + life.counts.tenant_following.total():
+    if not _somebody_stands(life):
         return []
     workers = candidates(life)
     return _Round(life, workers, now_ns).choose() if workers else []
@@ -29,10 +29,16 @@ def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
 
 def match_questions(life: Lifecycle, now_ns: int) -> list[MatchQueries]:
     """About those who still wait: nobody asks while all that come find a place."""
-    if life.counts.waiting == life.counts.asking + len(life.sleepers):
+    if not _somebody_stands(life):
         return []
     workers = candidates(life)
     return life.hints.questions(life.queue, workers[0].info.namespace, now_ns) if workers and workers[0].info else []
+
+
+def _somebody_stands(life: Lifecycle) -> bool:
+    """In a line, that is: not all that wait ask, sleep or follow."""
+    counts = life.counts
+    return counts.waiting > counts.asking + len(life.sleepers) + counts.tenant_following.total()
 
 
 def candidates(life: Lifecycle) -> list[Worker]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coppice.ids import TOKEN_BYTES
+from coppice_scheduler.core.forks import follows_at_work
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode, Refused, RefusedReason, Request
 
@@ -76,7 +77,8 @@ def _too_late(life: Lifecycle, request: Request, num_tokens: int, now_ns: int) -
     if request.deadline_ns is None:
         return None
     left_ms = (request.deadline_ns - now_ns) // NS_PER_MS
-    needed_ms = estimated_wait_ms(life, request.tenant, num_tokens) if life.counts.tenant_waiting[request.tenant] else 0
+    # Behind nobody it waits for nothing; and where places are free, what was measured does not tell what can be done.
+    needed_ms = estimated_wait_ms(life, request.tenant, num_tokens) if life.counts.tenant_queued(request.tenant) else 0
     if left_ms > 0 and needed_ms <= left_ms:
         return None
     message = f"the request has {max(left_ms, 0)} ms left; its turn comes in about {needed_ms} ms"
@@ -110,13 +112,17 @@ def _retry_after_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
 
 
 def expire(life: Lifecycle, now_ns: int) -> None:
-    """End what is past its own deadline, and what waited longer than the queue's timeout."""
+    """End what is past its own deadline, and what waited longer than the queue's timeout. A fork does not wait in vain
+    while its leader computes the prompt."""
     while (request := life.deadlines.due(now_ns)) is not None:
         where = "running" if request.sequence is not None else "waiting"
         error = OutputError(OutputErrorCode.DEADLINE, f"the request's deadline passed while it was {where}")
         life.finish(request, Finish.ERROR, now_ns, error=error)
     timeout_ns = life.settings.queue_timeout_ms * NS_PER_MS
     while (request := life.queue.oldest()) is not None and request.queued_ns + timeout_ns <= now_ns:
+        if follows_at_work(request):
+            life.queue.stay_on(request, now_ns)
+            continue
         waited_ms = (now_ns - request.queued_ns) // NS_PER_MS
         if request.domain_blocked:
             code = OutputErrorCode.TENANT_MAXIMUM

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-
+from coppice_scheduler.core.lazy_heap import LazyHeap
 from coppice_scheduler.core.sequences import RequestState, RequestStatus
+
+Entry = tuple[int, int, RequestState]  # deadline, arrival, request
 
 
 class Deadlines:
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, RequestState]] = []  # those that ended are dropped lazily
+        self._by_time: LazyHeap[Entry] = LazyHeap(_is_open)
 
     def add(self, request: RequestState) -> None:
         if request.request.deadline_ns is not None:
-            heappush(self._heap, (request.request.deadline_ns, request.order[1], request))
+            self._by_time.push((request.request.deadline_ns, request.order[1], request))
 
     def next_ns(self) -> int | None:
-        while self._heap and self._heap[0][2].status is RequestStatus.FINISHED:
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        first = self._by_time.first()
+        return first[0] if first is not None else None
 
     def due(self, now_ns: int) -> RequestState | None:
         """One whose time is over; it stays listed until it is finished."""
-        next_ns = self.next_ns()
-        return self._heap[0][2] if next_ns is not None and next_ns <= now_ns else None
+        first = self._by_time.first()
+        return first[2] if first is not None and first[0] <= now_ns else None
+
+
+def _is_open(entry: Entry) -> bool:
+    return entry[2].status is not RequestStatus.FINISHED

@@ -95,6 +95,14 @@ def leave(request: RequestState) -> RequestState | None:
     return family.leader
 
 
+def follows_at_work(request: RequestState) -> bool:
+    """Whether it waits for a prompt that its leader computes right now."""
+    family = request.family
+    if family is None or request.request.request_id not in family.waiting:
+        return False
+    return family.leader.sequence is not None
+
+
 # --- where it goes
 
 

@@ -67,10 +67,11 @@ class Lifecycle:
             request.status = RequestStatus.FOLLOWING
             self.counts.tenant_following[request.request.tenant] += 1
 
-    def prompt_computed(self, request: RequestState) -> None:
-        """It has its first token: its forks go on."""
+    def prompt_computed(self, request: RequestState, now_ns: int) -> None:
+        """It has its first token: its forks go on, and from now on they wait as others do."""
         for fork in forks.prompt_computed(request):
             self._stop_following(fork)
+            self.queue.stay_on(fork, now_ns)
             self.queue.put_back(fork)
 
     def leave_family(self, request: RequestState) -> None:

@@ -12,32 +12,33 @@ without deadlines never changes by itself, so plain heaps hold it.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, nsmallest
+from heapq import nsmallest
 
+from coppice_scheduler.core.lazy_heap import LazyHeap
 from coppice_scheduler.core.sequences import RequestState, RequestStatus
 
 Entry = tuple[int, int, int, int, RequestState]  # priority, time, arrival, stamp, request
 
 
 class Line:
-    """Waiting requests of one tenant. Entries are dropped lazily: a stamp is a request's last place in the line."""
+    """Waiting requests of one tenant. A stamp is a request's last place in the line: older ones count no more."""
 
     __slots__ = ("_by_age", "_by_deadline", "_max_overtake_ns")
 
     def __init__(self, max_overtake_ns: int) -> None:
         self._max_overtake_ns = max_overtake_ns
-        self._by_age: list[Entry] = []
-        self._by_deadline: list[Entry] = []
+        self._by_age: LazyHeap[Entry] = LazyHeap(_stands)
+        self._by_deadline: LazyHeap[Entry] = LazyHeap(_stands)
 
     def push(self, request: RequestState) -> None:
         """Give it its place; one that it had before is worth nothing any more."""
         request.stamp += 1
         priority, arrival = request.order
         credit_ns = self._max_overtake_ns * request.num_matched // request.num_tokens
-        heappush(self._by_age, (priority, request.since_ns - credit_ns, arrival, request.stamp, request))
+        self._by_age.push((priority, request.since_ns - credit_ns, arrival, request.stamp, request))
         deadline_ns = request.request.deadline_ns
         if deadline_ns is not None:
-            heappush(self._by_deadline, (priority, deadline_ns, arrival, request.stamp, request))
+            self._by_deadline.push((priority, deadline_ns, arrival, request.stamp, request))
 
     def pop(self) -> RequestState:
         request = self.head()
@@ -47,26 +48,20 @@ class Line:
 
     def head(self) -> RequestState | None:
         """Who goes next."""
-        self._drop_left(self._by_age)
-        self._drop_left(self._by_deadline)
-        if not self._by_age:
+        oldest = self._by_age.first()
+        if oldest is None:
             return None
-        priority, age_ns, _, _, first = self._by_age[0]
-        if self._by_deadline:
-            urgent = self._by_deadline[0][4]
+        priority, age_ns, _, _, first = oldest
+        soonest = self._by_deadline.first()
+        if soonest is not None:
+            urgent = soonest[4]
             if urgent.order[0] == priority and urgent.since_ns <= age_ns + self._max_overtake_ns:
                 return urgent
         return first
 
     def first(self, count: int) -> list[RequestState]:
         """Up to `count` of those that go soon, in about their order."""
-        entries = nsmallest(count, (entry for entry in self._by_age if _stands(entry)))
-        return [entry[4] for entry in entries]
-
-    @staticmethod
-    def _drop_left(heap: list[Entry]) -> None:
-        while heap and not _stands(heap[0]):
-            heappop(heap)
+        return [entry[4] for entry in nsmallest(count, self._by_age)]
 
 
 def _stands(entry: Entry) -> bool:

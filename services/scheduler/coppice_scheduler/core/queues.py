@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from coppice.ids import DomainId, LeaseId
 from coppice_scheduler.core.fairness import FairShares
+from coppice_scheduler.core.lazy_heap import LazyHeap
 from coppice_scheduler.core.lines import Line
 from coppice_scheduler.core.sequences import RequestState, RequestStatus
 
@@ -43,6 +43,12 @@ class WaitingQueue:
         """Its Acquire brought nothing: the same stay goes on."""
         request.status = RequestStatus.WAITING
         self.place(request)
+
+    def stay_on(self, request: RequestState, now_ns: int) -> None:
+        """It waited for what is no fault of the queue: its timeout starts again."""
+        request.mark("queue", request.queued_ns, now_ns)
+        request.queued_ns = now_ns
+        self._stays.move_to_end(request.ticket)
 
     def place(self, request: RequestState) -> None:
         """Into its line, where it belongs by what is known of it now."""
@@ -91,14 +97,14 @@ class Sleepers:
 
     def __init__(self) -> None:
         self._by_id: dict[LeaseId, RequestState] = {}
-        self._times: list[tuple[int, LeaseId]] = []  # entries of those that were woken are dropped lazily
+        self._times: LazyHeap[tuple[int, LeaseId]] = LazyHeap(self._sleeps)
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def add(self, request: RequestState) -> None:
         self._by_id[request.asked_under] = request
-        heappush(self._times, (request.wake_ns, request.asked_under))
+        self._times.push((request.wake_ns, request.asked_under))
 
     def remove(self, request: RequestState) -> None:
         del self._by_id[request.asked_under]
@@ -111,18 +117,17 @@ class Sleepers:
 
     def next_ns(self) -> int | None:
         """When the first of them has waited long enough."""
-        while self._times:
-            wake_ns, lease_id = self._times[0]
-            request = self._by_id.get(lease_id)
-            if request is not None and request.wake_ns == wake_ns:
-                return wake_ns
-            heappop(self._times)
-        return None
+        first = self._times.first()
+        return first[0] if first is not None else None
 
     def due(self, now_ns: int) -> RequestState | None:
         """One that has waited long enough; it stays listed until it is removed."""
-        wake_ns = self.next_ns()
-        return self._by_id[self._times[0][1]] if wake_ns is not None and wake_ns <= now_ns else None
+        first = self._times.first()
+        return self._by_id[first[1]] if first is not None and first[0] <= now_ns else None
+
+    def _sleeps(self, entry: tuple[int, LeaseId]) -> bool:
+        request = self._by_id.get(entry[1])
+        return request is not None and request.wake_ns == entry[0]
 
 
 @dataclass(slots=True)

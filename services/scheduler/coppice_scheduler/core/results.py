@@ -177,7 +177,7 @@ def _visit(life: Lifecycle, worker: Worker, step: InFlight, good: Bool, accepted
         if num_prefill:
             request.mark("prefill", step.planned_ns, now_ns)
         if is_first:
-            life.prompt_computed(request)
+            life.prompt_computed(request, now_ns)
             request.first_token_ns = request.first_token_ns or now_ns
         if request.wants_logprobs and request.request.streams and place >= 0:
             life.outbox.note(request)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from coppice.ids import DomainId
 from coppice.messages.index import RETAIN_PRIORITY_MAX
+from coppice_scheduler.core.table import TAIL_MAX
 
 INSTANCE_BYTES = 8
 
@@ -95,6 +96,8 @@ class SchedulerSettings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_decode_steps > TAIL_MAX:
+            raise ValueError(f"max_decode_steps must be at most {TAIL_MAX}, not {self.max_decode_steps}")
         if self.max_overtake_ms < 0 or self.match_window < 0:
             raise ValueError("max_overtake_ms and match_window must not be negative")
         if self.extend_ahead_blocks < 0 or self.max_retries < 0 or self.single_flight_wait_ms < 0:
