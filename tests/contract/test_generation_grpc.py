@@ -63,6 +63,7 @@ def test_a_stop_string_ends_before_it() -> None:
     [
         ({"model": ""}, "INVALID_ARGUMENT", "missing", "model is required"),
         ({"model": "gpt-9"}, "NOT_FOUND", "model_not_found", "gpt-9"),
+        ({"model": "m" * (1 << 20)}, "NOT_FOUND", "model_not_found", "mmm"),
         ({"text": ""}, "INVALID_ARGUMENT", "empty", "empty"),
         ({"token_ids": pb.TokenIds()}, "INVALID_ARGUMENT", "empty", "empty"),
         ({"token_ids": pb.TokenIds(tokens=b"\1\2\3")}, "INVALID_ARGUMENT", "invalid", "4-byte"),

@@ -109,7 +109,9 @@ def test_tokens_and_back() -> None:
         for wrong in (pb.TokenizeRequest(model=MODEL), pb.TokenizeRequest(model=MODEL, text="")):
             with pytest.raises(grpc.aio.AioRpcError, match="prompt"):
                 await served.stub.Tokenize(wrong, timeout=WAIT_S)
-        for tokens in (b"123", pack([10**6])):
+        with pytest.raises(grpc.aio.AioRpcError, match="2097152"):
+            await served.stub.Tokenize(pb.TokenizeRequest(model=MODEL, text="a" * (2 << 20)), timeout=WAIT_S)
+        for tokens in (b"123", pack([10**6]), pack([1] * (1 << 19))):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await served.stub.Detokenize(pb.DetokenizeRequest(model=MODEL, tokens=tokens), timeout=WAIT_S)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

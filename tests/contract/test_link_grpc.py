@@ -281,7 +281,10 @@ def test_a_refused_opening_is_tried_again(keep: Keep) -> None:
     server = keep(ServerEnd(links()))
     server.refusal = Reject(RejectCode.FENCED, "not you")
     client = keep(ClientEnd(server.port))
-    wait_for(lambda: len(client.rejected) >= 2, "two refusals")
+    wait_for(lambda: len(server.opened) >= 3, "three attempts")
+    assert [reject.message for reject in client.rejected] == ["not you"], "the same is told once"
+    server.refusal = Reject(RejectCode.FENCED, "nor you")
+    wait_for(lambda: len(client.rejected) >= 2, "another refusal")
     server.refusal = None
     client.wait_attached()
 

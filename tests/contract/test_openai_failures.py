@@ -212,3 +212,23 @@ def test_one_connection_too_many_is_told_so_and_hurts_nobody() -> None:
                 excess.sendall(b"GET /healthz HTTP/1.1\r\n")
                 assert read_until_closed(excess).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
         assert served.complete().status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\r\n\r\n", b"GET /\r\n\r\n"])
+def test_what_is_no_http_is_refused_and_not_written_to_the_log(
+    served: Served, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(served.url.rsplit(":", 1)[1])
+
+    def answer_to(sent: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
+            connection.sendall(sent)
+            return read_until_closed(connection)
+
+    answer = answer_to(sent)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    upgrade = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    assert answer_to(upgrade).startswith(b"HTTP/1.1 200 OK")
+    assert caplog.messages == []

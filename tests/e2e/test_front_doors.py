@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
@@ -125,6 +126,33 @@ def test_a_stop_in_the_middle_of_a_long_stream_ends_it_with_an_error(checkpoint:
             error = json.loads(rest_of(response)[-1])["error"]
         assert error["code"] == "scheduler_lost"
         assert "shut down" in error["message"]
+
+
+def test_a_stop_waits_for_nobody_who_only_watches_or_owes_a_part_of_a_request(stack: Stack) -> None:
+    """Before their time was over they would be cut off all the same, in the middle of the server's end."""
+    process = stack.services["scheduler"].process
+    assert process is not None
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel,
+        socket.create_connection(("127.0.0.1", stack.port), timeout=60) as owing,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        owing.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        stack.complete([1, 2, 3], 2)
+        stack.services["scheduler"].signal(signal.SIGTERM)
+        assert [answer.status for answer in watch][-1:] in ([], [health_pb2.HealthCheckResponse.NOT_SERVING])
+        assert watch.code() is grpc.StatusCode.OK
+        assert owing.recv(1) == b""
+        assert process.wait(10) == 0
+    assert "Traceback" not in stack.services["scheduler"].log.read_text()
+
+
+def test_a_message_of_many_megabytes_is_not_read(stack: Stack) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
+        request = scheduler_pb2.TokenizeRequest(model="tiny", text="a" * (5 << 20))
+        with pytest.raises(grpc.RpcError, match="larger than max"):
+            scheduler_pb2_grpc.GenerationStub(channel).Tokenize(request, timeout=60)
 
 
 def metrics_folder(pid: int) -> Path:

@@ -40,7 +40,7 @@ class LinkHandler(Protocol):
         """The connection of an attachment broke; the session may resume."""
 
     def link_rejected(self, reject: Reject) -> None:
-        """The server refused the handshake; the link goes on trying."""
+        """The server refused the handshake; the link goes on trying. Told once for each reason, not at each attempt."""
 
 
 class LinkClient:
@@ -66,6 +66,7 @@ class LinkClient:
         self._stopping = False
         self._heard_s = 0.0  # when the server last said something, on the monotonic clock
         self._call: Any = None
+        self._refusal = ""  # why the last handshake was refused
         self._thread = threading.Thread(target=self._run, name=f"link {name}", daemon=True)
 
     def start(self) -> None:
@@ -156,9 +157,12 @@ class LinkClient:
             attachment = self._attachment
         match event:
             case Reject():
-                self._handler.link_rejected(event)
+                if event.message != self._refusal:
+                    self._refusal = event.message
+                    self._handler.link_rejected(event)
                 return True
             case Attached():
+                self._refusal = ""
                 self._handler.link_attached(event, attachment)
             case bodies:
                 for body in bodies:

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import uvicorn
@@ -38,6 +39,7 @@ from coppice_scheduler.edge.door_messages import CannotServe, FrameReader, Servi
 from coppice_scheduler.edge.file_limit import connections_within_limit
 from coppice_scheduler.edge.frontdoor import FrontDoor
 from coppice_scheduler.edge.generation_grpc import GenerationServicer
+from coppice_scheduler.edge.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.metrics import FrontDoorMetrics, merged_registry
 from coppice_scheduler.edge.openai_http import create_app
@@ -47,9 +49,15 @@ from coppice_scheduler.edge.settings import ServiceSettings
 _log = logging.getLogger("coppice.scheduler")
 SERVICE = "coppice_rpc.v1.Generation"
 CLOSE_GRACE_S = 2.0  # for answers that are complete to reach their clients
+CUT_GRACE_S = 0.5  # for what is left after that to hear that it was cut off
 ORPHAN_S = CLOSE_GRACE_S + 1.0  # a front door without a planner lives no longer
-# Two front doors share the port; that nobody else has it was seen to before they were started.
-_GRPC_OPTIONS = (*(option for option in SERVER_OPTIONS if option[0] != "grpc.so_reuseport"), ("grpc.so_reuseport", 1))
+_GRPC_OPTIONS = {
+    **dict(SERVER_OPTIONS),
+    # Two front doors share the port; that nobody else has it was seen to before they were started.
+    "grpc.so_reuseport": 1,
+    # Strangers write here. What is a little too large is refused by name, what is larger is not read.
+    "grpc.max_receive_message_length": 2 * MAX_BODY_BYTES,
+}
 
 
 class _Server(uvicorn.Server):
@@ -62,6 +70,37 @@ class _Server(uvicorn.Server):
     def stop_listening(self) -> None:
         for server in self.servers if self.started else ():
             server.close()
+
+    def cut_off(self) -> None:
+        """End all connections, whatever their clients have not read."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """The library's, but calls of Watch end with the server: there is no other end that they would wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watching: set[asyncio.Task[None]] = set()
+        self._has_ended = False
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._watching.add(task)
+        try:
+            await super().Watch(request, context)
+        except asyncio.CancelledError:
+            if not self._has_ended:
+                raise
+        finally:
+            self._watching.discard(task)
+
+    def end_watches(self) -> None:
+        self._has_ended = True
+        for task in self._watching:
+            task.cancel()
 
 
 def main() -> int:
@@ -126,12 +165,17 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     rest.stop_listening()
     await health_servicer.enter_graceful_shutdown()
     engine.end_streams("the scheduler shut down before this request was complete; send it again")
+    health_servicer.end_watches()
     rest.should_exit = True
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(rest_task, grpc_server.stop(CLOSE_GRACE_S)), CLOSE_GRACE_S)
+    ended = asyncio.gather(rest_task, grpc_server.stop(CLOSE_GRACE_S))
+    if not (await asyncio.wait({ended}, timeout=CLOSE_GRACE_S))[0]:
+        rest.cut_off()
+        await asyncio.wait({ended}, timeout=CUT_GRACE_S)
+    if ended.done():
+        ended.result()
 
 
-async def _until_the_end(engine: DoorEngine, health_servicer: health.aio.HealthServicer) -> None:
+async def _until_the_end(engine: DoorEngine, health_servicer: _Health) -> None:
     """Tell gRPC health how things are until the planner says stop, or nothing any more."""
     while not (engine.stop_wanted or engine.planner_is_lost):
         serving = health_pb2.HealthCheckResponse.SERVING if engine.ready else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -141,11 +185,9 @@ async def _until_the_end(engine: DoorEngine, health_servicer: health.aio.HealthS
         engine.changed.clear()
 
 
-async def _start_grpc(
-    settings: ServiceSettings, frontdoor: FrontDoor
-) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
-    server = grpc.aio.server(options=_GRPC_OPTIONS)
-    health_servicer = health.aio.HealthServicer()
+async def _start_grpc(settings: ServiceSettings, frontdoor: FrontDoor) -> tuple[grpc.aio.Server, _Health]:
+    server = grpc.aio.server(options=tuple(_GRPC_OPTIONS.items()))
+    health_servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     scheduler_pb2_grpc.add_GenerationServicer_to_server(GenerationServicer(frontdoor), server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

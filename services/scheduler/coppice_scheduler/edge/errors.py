@@ -11,6 +11,8 @@ from enum import Enum
 
 from coppice_scheduler.core.request import OutputError, OutputErrorCode, Refused, RefusedReason
 
+_SHOWN_CHARS = 100  # of what a client sent; gRPC has 16 KiB for a whole error
+
 
 class ErrorKind(Enum):
     """(HTTP status, OpenAI's error type)."""
@@ -77,7 +79,7 @@ def internal() -> ApiError:
 def model_not_found(asked: str, served: str) -> ApiError:
     return ApiError(
         ErrorKind.NOT_FOUND,
-        f"The model {asked!r} does not exist; this server has {served!r}.",
+        f"The model {asked[:_SHOWN_CHARS]!r} does not exist; this server has {served!r}.",
         param="model",
         code="model_not_found",
     )

@@ -17,7 +17,7 @@ from coppice_scheduler.edge.auth import bearer_key
 from coppice_scheduler.edge.errors import ApiError, internal, invalid
 from coppice_scheduler.edge.frontdoor import FrontDoor
 from coppice_scheduler.edge.generation_errors import abort
-from coppice_scheduler.edge.generation_messages import response_of, spec_of, tokenize_prompt
+from coppice_scheduler.edge.generation_messages import check_size, response_of, spec_of, tokenize_prompt
 from coppice_scheduler.edge.tokenizer import pack_tokens
 
 log = logging.getLogger("coppice.scheduler.grpc")
@@ -85,6 +85,7 @@ class GenerationServicer(pb_grpc.GenerationServicer):
     ) -> pb.DetokenizeResponse:
         try:
             self._tenant(context)
+            check_size(request)
             self._frontdoor.check_model(request.model)
             return pb.DetokenizeResponse(text=await self._frontdoor.detokenize(request.tokens, "tokens"))
         except ApiError as error:

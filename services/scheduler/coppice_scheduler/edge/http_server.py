@@ -10,9 +10,10 @@ A client that does not read in time loses its connection; the request behind it 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from dataclasses import dataclass
-from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -23,6 +24,9 @@ from coppice_scheduler.edge.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.openai_http import error_response
 
 _BUSY_RETRY_MS = 1000
+# What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.
+_log = logging.getLogger("coppice.scheduler.connections")
+_log.setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class _LimitedProtocol(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_excess = False
+        self.logger = _log
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -123,8 +128,7 @@ class _LimitedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_excess:
-            self.transport.write(_excess_answer())
-            self.transport.close()
+            self._refuse(_busy("connections"))
             return
         if not self._in_request():
             self._await_headers()
@@ -135,6 +139,16 @@ class _LimitedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._stop_header_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(invalid(f"This is no HTTP/1.1 request: {msg}", code="invalid_http"))
+
+    def shutdown(self) -> None:
+        """The server ends. A client that still owes a part of its request gets no answer to it any more."""
+        if self._in_request() and self.cycle.more_body:
+            self.transport.abort()
+        else:
+            super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -154,6 +168,11 @@ class _LimitedProtocol(H11Protocol):
         self._stop_header_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application, and close."""
+        self.transport.write(_raw_answer(error))
+        self.transport.close()
 
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -175,8 +194,8 @@ class _LimitedProtocol(H11Protocol):
             self._write_timer = None
 
 
-@cache
-def _excess_answer() -> bytes:
-    response = error_response(_busy("connections"))
+def _raw_answer(error: ApiError) -> bytes:
+    response = error_response(error)
+    status = b"HTTP/1.1 %d %s" % (response.status_code, HTTPStatus(response.status_code).phrase.encode())
     lines = [b"%s: %s" % header for header in response.raw_headers]
-    return b"\r\n".join([b"HTTP/1.1 503 Service Unavailable", *lines, b"connection: close", b"", bytes(response.body)])
+    return b"\r\n".join([status, *lines, b"connection: close", b"", bytes(response.body)])

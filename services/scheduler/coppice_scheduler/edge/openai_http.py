@@ -21,6 +21,7 @@ from coppice_scheduler.edge.openapi import document
 
 BODY_TIMEOUT_S = 30.0
 _READ = ["GET", "HEAD"]  # load balancers probe with HEAD
+_SHOWN_CHARS = 200  # of a path that there is not
 
 
 def create_app(
@@ -86,9 +87,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return error_response(
-                ApiError(ErrorKind.NOT_FOUND, f"No such path: {request.method} {request.url.path}", code="not_found")
-            )
+            path = request.url.path[:_SHOWN_CHARS]
+            message = f"No such path: {request.method} {path}; /openapi.json has those that there are."
+            return error_response(ApiError(ErrorKind.NOT_FOUND, message, code="not_found"))
         if error.status_code == 405:
             response = error_response(
                 ApiError(ErrorKind.METHOD, f"{request.url.path} has no {request.method}.", code="method_not_allowed")

@@ -177,7 +177,7 @@ def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
 def packed_ids(ids: list[Any], param: str = "prompt") -> bytes:
     """Token ids as packed u32. Raises ApiError that names `param`."""
     if set(map(type, ids)) - {int}:
-        raise invalid(f"{param}: token ids have an entry that is no integer.", param=param, code="invalid_token_id")
+        raise invalid(f"{param} has a token id that is no integer.", param=param, code="invalid_token_id")
     try:
         array = np.array(ids, dtype=np.int64)
     except OverflowError:
@@ -188,4 +188,5 @@ def packed_ids(ids: list[Any], param: str = "prompt") -> bytes:
 
 
 def _no_token_id(what: str, param: str) -> ApiError:
-    return invalid(f"{param}: token ids have one that is {what}.", param=param, code="invalid_token_id")
+    message = f"{param} has a token id that is {what}; they are integers from 0, below the size of the vocabulary."
+    return invalid(message, param=param, code="invalid_token_id")
