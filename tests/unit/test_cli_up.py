@@ -176,6 +176,14 @@ def test_version_and_help() -> None:
         assert name in listed
 
 
+def test_help_says_what_is_written() -> None:
+    """The library that draws it makes pictures of some words between colons."""
+    for command in (["up"], ["bench", "serve"], ["bench", "split"], ["cache", "explain"], ["index", "ingest"]):
+        listed = coppice(*command, "--help").stdout
+        assert listed
+        assert not [letter for letter in listed if ord(letter) > 0xFFFF]
+
+
 def test_health_of_a_service_that_is_not_there() -> None:
     ended = coppice("health", str(free_addresses(1)[0]))
     assert (ended.returncode, ended.stderr) == (1, "not serving\n")
