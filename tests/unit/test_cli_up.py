@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_version_and_help() -> None:
 def test_help_says_what_is_written() -> None:
     """The library that draws it makes pictures of some words between colons."""
     for command in (["up"], ["bench", "serve"], ["bench", "split"], ["cache", "explain"], ["index", "ingest"]):
-        listed = coppice(*command, "--help").stdout
+        listed = coppice(*command, "--help", PYTHONPATH=os.environ.get("PYTHONPATH", "")).stdout
         assert listed
         assert not [letter for letter in listed if ord(letter) > 0xFFFF]
 

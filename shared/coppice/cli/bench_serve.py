@@ -17,7 +17,9 @@ def serve(
     api_key: Annotated[str, typer.Option(help="Bearer token.")] = "",
     tenant: Annotated[
         list[str] | None,
-        typer.Option(help="NAME:KEY, several times; one with :flood behind it floods (--load tenants). Requests take turns."),
+        typer.Option(
+            help="NAME:KEY, several times; with a further :flood it floods (--load tenants). They take turns."
+        ),
     ] = None,
     api: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     prompts: Annotated[str, typer.Option(help="tokens (ids), text, or auto: ids where the API takes them.")] = "auto",
