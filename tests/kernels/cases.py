@@ -18,6 +18,7 @@ NO_SAMPLES = SampleRows(
     temperature=np.empty(0, np.float32),
     top_k=np.empty(0, np.int32),
     top_p=np.empty(0, np.float32),
+    min_p=np.empty(0, np.float32),
     seed=np.empty(0, np.uint64),
     position=np.empty(0, np.int64),
 )

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from coppice_worker.core.batch import Executor, PoolSpec
-from coppice_worker.model.executor import TorchExecutor, prefers_triton
+from coppice_worker.kernels.choice import prefers_triton
+from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import LLAMA3_ROPE, write_tiny_checkpoint
 from tests.fakes.step_driver import DrivenSequence, build_batch
 
@@ -53,7 +54,7 @@ def test_describes_itself(executor: TorchExecutor) -> None:
 def test_unknown_choices_are_refused(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="float32, bfloat16, float16"):
         TorchExecutor(checkpoint, num_blocks=1, dtype="int8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="auto, torch, triton"):
+    with pytest.raises(ValueError, match="auto, native, torch, triton"):
         TorchExecutor(checkpoint, num_blocks=1, kernels="cuda")  # type: ignore[arg-type]
 
 

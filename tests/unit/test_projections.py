@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coppice_worker.model.decoder import normalise
+from coppice_worker.kernels.torch_arithmetic import normalise
 from coppice_worker.model.linear import Linear, PackedLinear, project, tied
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.003}

@@ -25,6 +25,7 @@ from coppice_worker.edge.service import WorkerService
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.tracing import Observers, WorkerSpans
 from coppice_worker.edge.watchdog import StepWatchdog
+from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
 from coppice_worker.model.resolve import resolve_checkpoint
 
@@ -86,14 +87,18 @@ def _load(settings: WorkerSettings) -> tuple[TorchExecutor, str]:
     num_blocks = settings.num_blocks or _default_blocks(settings, folder, dtype)
     name = settings.model_name or folder.resolve().name
     _log.info("loading %s (%s on %s), %d blocks of %d tokens", name, dtype, device, num_blocks, settings.block_size)
-    executor = TorchExecutor(
-        folder,
-        device=device,
-        dtype=dtype,
-        num_blocks=num_blocks,
-        block_size=settings.block_size,
-        num_threads=settings.threads,
-    )
+    try:
+        executor = TorchExecutor(
+            folder,
+            device=device,
+            dtype=dtype,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            kernels=settings.kernels,
+            num_threads=settings.threads,
+        )
+    except KernelsUnavailable as error:
+        raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error
     return executor, name
 
 

@@ -26,6 +26,9 @@ class WorkerSettings(Settings):
         "auto", description="Type of weights and KV; auto is float32 on a CPU and bfloat16 on a GPU."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
+    kernels: Literal["auto", "native", "torch", "triton"] = Field(
+        "auto", description="auto: triton on a GPU, native (C++, compiled at first use) on a CPU, else torch."
+    )
     num_blocks: int | None = Field(None, ge=1, le=1 << 24, description="Blocks; default: from --kv-memory-mib.")
     kv_memory_mib: int = Field(512, ge=1, description="Memory for KV when --num-blocks is not given.")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")

@@ -1,6 +1,6 @@
 """The seam between the decoder and the kernels that know blocks.
 
-backend = TorchBackend(pool)            or TritonBackend(pool)
+backend = TorchBackend(pool)            or TritonBackend(pool), NativeBackend(pool, library)
 step = backend.plan(batch)              once per step: indices, masks, split counts
 out = step.attend(layer, q, k, v)       once per layer: writes k and v into the blocks, then attends
 """
@@ -25,8 +25,26 @@ class AttentionStep(Protocol):
         """
 
 
+class Arithmetic(Protocol):
+    """What a layer does between its projections and attention."""
+
+    def add_norm(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Adds delta [T, N] to hidden [T, N] in place; returns the RMS norm of the sum, by weight [N]."""
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotates heads [T, N, D] by angles [T, 1, D / 2], perhaps in place; rows may be strided."""
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        """[T, 2 N], gate and up side by side -> silu(gate) * up, [T, N]."""
+
+
 class Backend(Protocol):
     """Everything that touches blocks on one kind of device."""
+
+    @property
+    def arithmetic(self) -> Arithmetic: ...
 
     def plan(self, batch: StepBatch, num_heads: int) -> AttentionStep: ...
 

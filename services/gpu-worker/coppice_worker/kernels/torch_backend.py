@@ -20,7 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
 
+from .backend import Arithmetic, AttentionStep
 from .pool import KvPool
+from .torch_arithmetic import TorchArithmetic
 
 _QUERY_SLICE = 256  # queries per attention call of a prefill row; bounds the mask to this many rows
 _GROUP_WASTE_MAX = 0.25  # share of padding blocks that a group of decodes may gather
@@ -32,10 +34,11 @@ class TorchBackend:
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
+        self.arithmetic: Arithmetic = TorchArithmetic()
         self._buffers: list[torch.Tensor] = [pool.storage.new_empty(0), pool.storage.new_empty(0)]
         self._causal = pool.storage.new_empty((_QUERY_SLICE, 0))
 
-    def plan(self, batch: StepBatch, num_heads: int) -> TorchStep:
+    def plan(self, batch: StepBatch, num_heads: int) -> AttentionStep:
         return TorchStep(self, batch, num_heads)
 
     def zero_blocks(self, block_ids: Int32) -> None:
@@ -105,7 +108,7 @@ class TorchStep:
         self._parts: list[Callable[[int, torch.Tensor, torch.Tensor], None]] = [
             _DecodeGroup(backend, batch, context, num_heads).attend for context in contexts
         ]
-        self._parts += [_PrefillRow(backend, batch, int(row)).attend for row in np.flatnonzero(new_tokens > 1)]
+        self._parts += [PrefillRow(backend, batch, int(row)).attend for row in np.flatnonzero(new_tokens > 1)]
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         pool = self._backend.pool
@@ -163,7 +166,7 @@ class _DecodeGroup:
         out.index_copy_(0, self._tokens, attended.reshape(len(self._tokens), *query.shape[1:]))
 
 
-class _PrefillRow:
+class PrefillRow:
     """One row with several new tokens, after whatever context it already has."""
 
     def __init__(self, backend: TorchBackend, batch: StepBatch, row: int) -> None:

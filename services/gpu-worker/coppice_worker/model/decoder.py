@@ -7,21 +7,22 @@ embed -> [ norm -> qkv -> rotate -> attend (writes KV, reads blocks) -> output -
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding
 
-from coppice_worker.kernels.backend import AttentionStep
+from coppice_worker.kernels.backend import Arithmetic, AttentionStep
 
 from .config import ModelConfig
-from .rope import Rotary, rotate
+from .rope import Rotary
 from .weights import DecoderWeights, LayerWeights
 
 
 class Attention:
     """Projects, rotates, attends over blocks, projects back."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights) -> None:
+    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights, arithmetic: Arithmetic) -> None:
         self._index = index
         self._weights = weights
+        self._arithmetic = arithmetic
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._heads = (self._num_rotated + config.num_kv_heads, config.head_dim)
         self._num_query = config.num_heads
@@ -31,7 +32,7 @@ class Attention:
     ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
         qkv = self._weights.qkv(hidden).view(-1, *self._heads)
-        rotated = rotate(qkv[:, : self._num_rotated], *angles)
+        rotated = self._arithmetic.rotate(qkv[:, : self._num_rotated], *angles)
         query, key = rotated[:, : self._num_query], rotated[:, self._num_query :]
         attended = step.attend(self._index, query, key, qkv[:, self._num_rotated :])
         return self._weights.output(attended)
@@ -40,51 +41,41 @@ class Attention:
 class Mlp:
     """Gated SiLU."""
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: LayerWeights, arithmetic: Arithmetic) -> None:
         self._weights = weights
+        self._arithmetic = arithmetic
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gate, up = self._weights.gate_up(hidden).chunk(2, dim=-1)
-        return self._weights.down(silu(gate).mul_(up))
+        return self._weights.down(self._arithmetic.gate(self._weights.gate_up(hidden)))
 
 
 class Decoder:
     """A causal language model; stateless, as all KV lives in blocks behind the step."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, arithmetic: Arithmetic) -> None:
         self.config = config
         self._weights = weights
+        self._arithmetic = arithmetic
         self._rotary = Rotary(config.rope, config.head_dim, weights.embedding.device, weights.embedding.dtype)
         self._layers = [
-            (layer, Attention(config, index, layer), Mlp(layer)) for index, layer in enumerate(weights.layers)
+            (layer, Attention(config, index, layer, arithmetic), Mlp(layer, arithmetic))
+            for index, layer in enumerate(weights.layers)
         ]
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Packed tokens [T] and their positions [T] -> hidden states [T, hidden] before the final norm."""
         hidden = embedding(token_ids, self._weights.embedding)
         angles = self._rotary.angles(positions)
+        delta: torch.Tensor | None = None  # what the last part adds; added where the next one is normalised
         for weights, attention, mlp in self._layers:
-            hidden += attention(self._norm(hidden, weights.attention_norm), angles, step)
-            hidden += mlp(self._norm(hidden, weights.mlp_norm))
-        return hidden
+            delta = attention(self._add_norm(hidden, delta, weights.attention_norm), angles, step)
+            delta = mlp(self._add_norm(hidden, delta, weights.mlp_norm))
+        return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, hidden] of the rows to sample -> logits [R, vocab]."""
-        return self._weights.head(self._norm(hidden, self._weights.final_norm))
+        return self._weights.head(self._add_norm(hidden, None, self._weights.final_norm))
 
-    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return normalise(hidden, weight, self.config.rms_norm_eps)
-
-
-def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm of hidden [T, N] by weight [N].
-
-    On a CPU torch's own one converts narrow rows to float32 in several passes over memory; the scale is all that
-    needs it.
-    """
-    if hidden.device.type != "cpu" or hidden.dtype == torch.float32:
-        return rms_norm(hidden, weight.shape, weight, eps)
-    norm = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = norm.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
-    return torch.mul(hidden, scale).mul_(weight).to(hidden.dtype)
+    def _add_norm(self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        return self._arithmetic.add_norm(hidden, delta, weight, self.config.rms_norm_eps)

@@ -24,9 +24,8 @@ from coppice_worker.core.batch import (
     StepBatch,
     StepOutput,
 )
-from coppice_worker.kernels.backend import Backend
+from coppice_worker.kernels.choice import KernelChoice, choose_backend
 from coppice_worker.kernels.pool import KvPool, KvShape
-from coppice_worker.kernels.torch_backend import TorchBackend
 
 from .config import ModelConfig, RopeConfig, read_config
 from .decoder import Decoder
@@ -35,7 +34,6 @@ from .logits import join_logprobs, token_logprobs
 from .sampler import sample_and_report
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
-KernelChoice = Literal["auto", "torch", "triton"]
 
 _PROMPT_LOGITS_MAX = 1 << 23  # logits of prompt tokens in memory at a time
 
@@ -85,11 +83,11 @@ class TorchExecutor:
         weights = load_weights(
             checkpoint_dir, self._config, device=self._device, dtype=torch_dtype, on_progress=on_progress
         )
-        self._decoder = Decoder(self._config, weights)
         self._pool = KvPool(
             kv_shape(self._config), num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=torch_dtype
         )
-        self._backend = _choose_backend(kernels, self._pool)
+        self._backend = choose_backend(kernels, self._pool)
+        self._decoder = Decoder(self._config, weights, self._backend.arithmetic)
         self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), dtype)
 
     @property
@@ -191,22 +189,6 @@ def suggest_num_blocks(checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeN
     if memory_bytes < per_block:
         raise ValueError(f"{memory_bytes} bytes do not hold one block of {per_block} bytes; give the pool more memory")
     return memory_bytes // per_block
-
-
-def prefers_triton(device_type: str, dtype: torch.dtype) -> bool:
-    """On CUDA, for the dtypes that its matrix units take: exact float32 tiles would spill their registers."""
-    return device_type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-
-
-def _choose_backend(kernels: str, pool: KvPool) -> Backend:
-    if kernels not in ("auto", "torch", "triton"):
-        raise ValueError(f"kernels {kernels!r} is not known; known: auto, torch, triton")
-    if kernels == "torch" or (kernels == "auto" and not prefers_triton(pool.storage.device.type, pool.storage.dtype)):
-        return TorchBackend(pool)
-    # Imported here, as a machine without a GPU need not have Triton.
-    from coppice_worker.kernels.triton.backend import TritonBackend
-
-    return TritonBackend(pool)
 
 
 def _one_row(start: int, end: int) -> StepBatch:

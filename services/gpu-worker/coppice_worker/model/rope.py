@@ -43,13 +43,3 @@ class Rotary:
         """Cosines and sines [T, 1, head_dim / 2] in the model's dtype, for positions [T]."""
         radians = torch.outer(positions.float(), self._inv_freq).unsqueeze(1)
         return radians.cos().to(self._dtype), radians.sin().to(self._dtype)
-
-
-def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates heads [T, N, D] by angles [T, 1, D / 2]; returns a new contiguous tensor of the same shape."""
-    first, second = heads.chunk(2, dim=-1)
-    out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-    return out

@@ -13,7 +13,9 @@ import torch
 import triton
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
+from coppice_worker.kernels.backend import Arithmetic
 from coppice_worker.kernels.pool import KvPool
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.kernels.torch_backend import refuse_overlap
 
 from . import launch
@@ -29,6 +31,7 @@ class TritonBackend:
 
     def __init__(self, pool: KvPool) -> None:
         self.pool = pool
+        self.arithmetic: Arithmetic = TorchArithmetic()
         self.device = pool.storage.device
         properties = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self.num_sms = properties.multi_processor_count if properties else _CPU_SMS

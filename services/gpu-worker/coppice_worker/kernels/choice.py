@@ -1,0 +1,63 @@
+"""Which kernels serve a pool."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+
+from .backend import Backend
+from .native.backend import NativeBackend
+from .native.build import BuildError
+from .native.library import load, unsupported
+from .pool import KvPool
+from .torch_backend import TorchBackend
+
+KernelChoice = Literal["auto", "native", "torch", "triton"]
+
+_log = logging.getLogger("coppice.worker")
+
+
+class KernelsUnavailable(Exception):
+    """The kernels that were asked for cannot be had; the message says why."""
+
+
+def choose_backend(kernels: str, pool: KvPool) -> Backend:
+    """Raises ValueError for an unknown choice, KernelsUnavailable for `native` where it cannot be had."""
+    if kernels not in ("auto", "native", "torch", "triton"):
+        raise ValueError(f"kernels {kernels!r} is not known; known: auto, native, torch, triton")
+    device_type, dtype = pool.storage.device.type, pool.storage.dtype
+    if kernels == "torch":
+        return TorchBackend(pool)
+    if kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype)):
+        # Imported here, as a machine without a GPU need not have Triton.
+        from .triton.backend import TritonBackend
+
+        return TritonBackend(pool)
+    found = _native(pool)
+    if isinstance(found, NativeBackend):
+        return found
+    if kernels == "native":
+        raise KernelsUnavailable(f"there can be no compiled kernels here: {found}")
+    if device_type == "cpu":
+        _log.info("attention by torch instead of compiled kernels: %s", found)
+    return TorchBackend(pool)
+
+
+def prefers_triton(device_type: str, dtype: torch.dtype) -> bool:
+    """On CUDA, for the dtypes that its matrix units take: exact float32 tiles would spill their registers."""
+    return device_type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+def _native(pool: KvPool) -> NativeBackend | str:
+    """The backend, or why there is none."""
+    if pool.storage.device.type != "cpu":
+        return f"they are for CPUs, not {pool.storage.device.type}"
+    why_not = unsupported(pool.storage.dtype, pool.shape.head_dim)
+    if why_not is not None:
+        return why_not
+    try:
+        return NativeBackend(pool, load(pool.storage.dtype, pool.shape.head_dim))
+    except BuildError as error:
+        return str(error)

@@ -1,0 +1,43 @@
+"""What a layer does between its projections, each in one pass over memory and in float32."""
+
+from __future__ import annotations
+
+import torch
+
+from .library import Library
+
+
+class NativeArithmetic:
+    """`Arithmetic` by the compiled kernels."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def add_norm(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        assert hidden.is_contiguous()
+        assert delta is None or delta.is_contiguous()
+        out = torch.empty_like(hidden)
+        added = None if delta is None else delta.data_ptr()
+        rows, size = hidden.shape
+        self._library.add_norm(
+            hidden.data_ptr(), added, weight.data_ptr(), out.data_ptr(), rows, size, eps, torch.get_num_threads()
+        )
+        return out
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        assert heads.stride()[1:] == (heads.shape[2], 1)
+        tokens, num_heads, _ = heads.shape
+        self._library.rotate(
+            heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), tokens, num_heads, heads.stride(0),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return heads
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        assert both.is_contiguous()
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = both.new_empty((rows, size))
+        self._library.gate(both.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
+        return out

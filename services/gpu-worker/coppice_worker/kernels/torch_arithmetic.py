@@ -1,0 +1,42 @@
+"""What a layer does between its projections, by torch; on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import rms_norm, silu
+
+
+class TorchArithmetic:
+    """`Arithmetic` by torch operations."""
+
+    def add_norm(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        if delta is not None:
+            hidden += delta
+        return normalise(hidden, weight, eps)
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = heads.chunk(2, dim=-1)
+        out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+        out_first, out_second = out.chunk(2, dim=-1)
+        torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+        return out
+
+    def gate(self, both: torch.Tensor) -> torch.Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return silu(gate).mul_(up)
+
+
+def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm of hidden [T, N] by weight [N].
+
+    On a CPU torch's own one converts narrow rows to float32 in several passes over memory; the scale is all that
+    needs it.
+    """
+    if hidden.device.type != "cpu" or hidden.dtype == torch.float32:
+        return rms_norm(hidden, weight.shape, weight, eps)
+    norm = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = norm.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+    return torch.mul(hidden, scale).mul_(weight).to(hidden.dtype)
