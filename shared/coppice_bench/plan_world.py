@@ -89,6 +89,7 @@ class PlanWorld:
                 max_queued_tokens=1 << 40,
                 contested_prefill_tokens=PREFILL_TOKENS,
                 max_decode_steps=1,
+                extend_more_blocks=3,  # as the service is set by default
                 default_limits=everybody,
             )
         )

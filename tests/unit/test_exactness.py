@@ -44,6 +44,7 @@ class Sizes:
     max_chunk_tokens: int = 16
     max_steps_in_flight: int = 2
     extend_ahead_blocks: int = 1
+    extend_more_blocks: int = 0
 
 
 SIZES = st.builds(
@@ -54,6 +55,7 @@ SIZES = st.builds(
     max_chunk_tokens=st.integers(1, 24),
     max_steps_in_flight=st.integers(1, 3),
     extend_ahead_blocks=st.integers(0, 2),
+    extend_more_blocks=st.integers(0, 3),
 )
 
 
@@ -81,6 +83,7 @@ class Stage:
             max_chunk_tokens=sizes.max_chunk_tokens,
             max_steps_in_flight=sizes.max_steps_in_flight,
             extend_ahead_blocks=sizes.extend_ahead_blocks,
+            extend_more_blocks=sizes.extend_more_blocks,
             max_context=MAX_CONTEXT,
         )
         domains = (DomainConfig(OPEN), DomainConfig(TRACKLESS, Mode.DISABLED))

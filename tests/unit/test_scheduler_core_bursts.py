@@ -211,3 +211,25 @@ def test_short_steps_are_always_planned_ahead() -> None:
         bench.result({1: 9}, duration_us=2_900)
         bench.settle()
         assert in_flight(bench) == 2
+
+
+def reserves(more: int) -> list[int]:
+    """Positions that each Extend of the first 36 tokens asks blocks for; the cache service has none beyond 40."""
+    bench = Bench(settings(max_decode_steps=1, extend_more_blocks=more))
+    bench.submit("a", 3, max_new=60)
+    asked = []
+    for _ in range(36):
+        while bench.batches:
+            extends = [op for op in bench.batches[0] if isinstance(op, Extend)]
+            asked += [op.reserve_tokens for op in extends]
+            if any(op.reserve_tokens > 40 for op in extends):
+                bench.answer_with(*(bench.no(op, NoCapacityReason.POOL_FULL) for op in bench.batches[0]))
+            else:
+                bench.answer()
+        bench.result({1: 9} if bench.plans[0].rows or bench.plans[0].repeat_rows else {})
+    return asked
+
+
+def test_several_blocks_are_asked_for_at_once_until_they_are_refused() -> None:
+    assert reserves(0)[:5] == [8, 9, 13, 17, 21], "each block by itself"
+    assert reserves(3)[:4] == [20, 33, 49, 37], "after the refusal the need alone"

@@ -225,5 +225,11 @@ def _extends(life: Lifecycle, worker: Worker, now_ns: int) -> list[Op]:
             continue
         if stall is not None:
             stall.refused = False
-        ops.append(life.leases.extend(lease, needed))
+        ops.append(life.leases.extend(lease, _rounded_up(life, sequence, needed)))
     return ops
+
+
+def _rounded_up(life: Lifecycle, sequence: Sequence, needed: int) -> int:
+    """Several blocks at a time cost no more to ask for than one; but none too many once blocks were refused."""
+    more = life.settings.extend_more_blocks * sequence.lease.block_size if sequence.asks_ahead else 0
+    return min(sequence.request.num_kv_tokens_max, needed + more)

@@ -262,6 +262,10 @@ class Sequence:
         self.table.num_ahead[self.slot] = num_ahead
         self.table.has_news[self.slot] = True
 
+    @property
+    def asks_ahead(self) -> bool:
+        return bool(self.table.num_ahead[self.slot])
+
     def forgo_ahead(self) -> None:
         """It asked for blocks ahead of need in vain: from now on for no more than the need."""
         self.table.num_ahead[self.slot] = 0

@@ -66,6 +66,7 @@ class SchedulerSettings:
     decode_burst_ms: float = 10.0  # that such a plan may take
     max_context: int = 32_768  # tokens of one sequence, prompt and output together
     extend_ahead_blocks: int = 1  # blocks owned beyond the next token's
+    extend_more_blocks: int = 0  # asked for at once beyond that, so that it is asked for less often
     max_retries: int = 1  # times that one request starts over after a fault that is not its own
     worker_absent_ms: int = 30_000  # without a connection for so long, a worker's requests are taken from it
     single_flight_wait_ms: int = 10_000  # that a request waits for others to compute its prefix; 0: it never does
@@ -100,8 +101,9 @@ class SchedulerSettings:
             raise ValueError(f"max_decode_steps must be at most {TAIL_MAX}, not {self.max_decode_steps}")
         if self.max_overtake_ms < 0 or self.match_window < 0:
             raise ValueError("max_overtake_ms and match_window must not be negative")
-        if self.extend_ahead_blocks < 0 or self.max_retries < 0 or self.single_flight_wait_ms < 0:
-            raise ValueError("extend_ahead_blocks, max_retries and single_flight_wait_ms must not be negative")
+        for name in ("extend_ahead_blocks", "extend_more_blocks", "max_retries", "single_flight_wait_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
         if not 0 < self.retain_priority <= RETAIN_PRIORITY_MAX:
             raise ValueError(
                 f"retain_priority must lie between 1 and {RETAIN_PRIORITY_MAX}, not {self.retain_priority}"

@@ -201,6 +201,7 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             queue_timeout_ms=settings.queue_timeout_ms,
             max_steps_in_flight=settings.max_steps_in_flight,
             max_decode_steps=settings.max_decode_steps,
+            extend_more_blocks=settings.extend_more_blocks,
             decode_burst_ms=settings.decode_burst_ms,
             single_flight_wait_ms=settings.single_flight_wait_ms,
             retain_priority=settings.retain_priority,

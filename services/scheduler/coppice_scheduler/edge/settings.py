@@ -51,6 +51,9 @@ class ServiceSettings(Settings):
         1_800_000, ge=0, description="Longest time that a client may ask to keep a prompt cached; longer ones are cut."
     )
     max_steps_in_flight: int = Field(2, ge=1, le=8, description="Plans sent ahead per worker.")
+    extend_more_blocks: int = Field(
+        3, ge=0, le=64, description="Blocks that a request is given at once beyond those it needs soon."
+    )
     max_decode_steps: int = Field(
         8, ge=1, le=64, description="Decode steps of one plan while no request waits; 1: a plan is one step."
     )
