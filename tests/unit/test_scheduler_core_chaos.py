@@ -15,7 +15,7 @@ from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.request import Finish, SchedulerSettings
 from coppice_scheduler.core.sequences import Sequence
 from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler_world import MS, World
 
 STOPS = frozenset({7})
 
@@ -54,12 +54,25 @@ class Chaos:
     def submit(self, size: int = 1) -> None:
         prompt = [self.random.randrange(2) for _ in range(self.random.randrange(1, 24))]
         domain = self.random.choice("xyz")
-        leader = f"r{self.count + 1}"
+        leader, streams = f"r{self.count + 1}", self.random.random() < 0.7
         for _ in range(size):
             self.count += 1
             name, max_new = f"r{self.count}", self.random.randrange(1, 12)
-            fork_of = leader if name != leader else None
-            self.world.submit(name, prompt, max_new, domain=domain, seed=self.count, stops=STOPS, fork_of=fork_of)
+            self.world.submit(
+                name,
+                prompt,
+                max_new,
+                domain=domain,
+                seed=self.count,
+                stops=STOPS,
+                fork_of=leader if name != leader else None,
+                priority=self.random.choice([0, 0, 1]),
+                streams=streams,
+                retries_late=not streams,
+                deadline_ns=self.world.now_ns + self.random.choice([2, 50]) * MS
+                if self.random.random() < 0.1
+                else None,
+            )
 
     def submit_forks(self) -> None:
         self.submit(self.random.randrange(2, 5))
@@ -158,7 +171,8 @@ def test_calm_world_completes_every_request(seed: int) -> None:
     world = play(seed, CALM, 60)
     assert_settled(world)
     errors = [o.last.error for o in world.outcomes.values() if o.last is not None and o.last.error is not None]
-    assert not [error for error in errors if error.code.value not in ("never_fits", "queue_timeout", "tenant_maximum")]
+    expected = {"never_fits", "queue_timeout", "tenant_maximum", "deadline"}
+    assert not [error for error in errors if error.code.value not in expected]
 
 
 @pytest.mark.parametrize("seed", range(15))
