@@ -17,6 +17,7 @@ from coppice_bench.split_load import Driver, Load, Measured, Recorder, sleep_unt
 from coppice_scheduler.core.request import Finish, Output, Request, TokenBatch
 
 
+@pytest.mark.long  # five processes, twice
 def test_split_says_ratio_and_extra_time_of_each_step(tmp_path: Path) -> None:
     plot = tmp_path / "split.svg"
     arguments = ["bench", "split", "--quick", "--json", "--streams", "4", "--plot", str(plot)]
