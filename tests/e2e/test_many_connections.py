@@ -99,6 +99,7 @@ def check(stack: Stack, tmp_path: Path, num_idle: int, num_streams: int, memory_
     assert "is started" not in log, "a front door was replaced"
 
 
+@pytest.mark.long
 def test_hundreds(checkpoint: Path, tmp_path: Path) -> None:
     with Stack(checkpoint, tmp_path, scheduler_args=["--max-running=8"]) as stack:
         check(stack, tmp_path, num_idle=500, num_streams=200, memory_mib=60)

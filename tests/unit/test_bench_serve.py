@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -270,6 +271,7 @@ def test_the_picture_has_a_line_and_a_name_for_each_tenant(server: OpenAIServer,
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_ctrl_c_prints_what_there_is(server: OpenAIServer, processes: str) -> None:
     """The server leaves the fourth request and all after it without an end."""
+    interrupted = threading.Event()
 
     class Patient(OpenAIServer):
         def answer(self, path: str, key: str, body: dict[str, Any]) -> Say:

@@ -156,7 +156,7 @@ def coppice(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
             "unknown environment variable COPPICE_BENCH_SMOKE_ULR (did you mean COPPICE_BENCH_SMOKE_URL?)",
         ),
         (["up"], {"COPPICE_UP_DTYPE": "int8"}, "--dtype int8 is not known"),
-        (["bench", "smoke", "--url", "nowhere"], {}, "--url nowhere is no address of a stack"),
+        (["bench", "smoke", "--url", "nowhere"], {}, "--url nowhere is no address of a server"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(argv: list[str], environ: dict[str, str], words: str) -> None:
