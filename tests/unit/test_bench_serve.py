@@ -276,7 +276,9 @@ def test_ctrl_c_prints_what_there_is(server: OpenAIServer, processes: str) -> No
     class Patient(OpenAIServer):
         def answer(self, path: str, key: str, body: dict[str, Any]) -> Say:
             if path.endswith("completions") and len(self.asked) >= 3:
-                os.kill(client.pid, signal.SIGINT) if processes == "1" else os.killpg(client.pid, signal.SIGINT)
+                if not interrupted.is_set():  # twice would mean: at once, without a report
+                    interrupted.set()
+                    os.kill(client.pid, signal.SIGINT) if processes == "1" else os.killpg(client.pid, signal.SIGINT)
                 raise ConnectionError
             return super().answer(path, key, body)
 
