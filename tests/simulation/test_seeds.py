@@ -107,13 +107,14 @@ def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_thousand_crashes_of_the_cache_and_no_stale_grant() -> None:
+@pytest.mark.parametrize("crashes", [300, pytest.param(1_000, marks=pytest.mark.long)])
+def test_crashes_of_the_cache_and_no_stale_grant(crashes: int) -> None:
     """I4, I5, I8, I12 and whatever else is asked after every event; here what happened on the way."""
-    sometimes = crash_the_cache(1_000, 500)
+    sometimes = crash_the_cache(crashes, 500)
     for name in ("replayed", "refused_generation", "refused_seal", "refused_parent", "leases_pinned"):
-        assert sometimes[f"log: {name}"] > 100, name
-    assert sometimes["published after a restart"] > 100
-    assert sometimes["prefix found"] > 100
+        assert sometimes[f"log: {name}"] > crashes // 10, name
+    assert sometimes["published after a restart"] > crashes // 10
+    assert sometimes["prefix found"] > crashes // 10
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
