@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import numpy as np
-
 from coppice.errors import UsageError
 from coppice.messages.step import SamplingParams
-from coppice_scheduler.edge.sampling_options import seed_of_choice
+from coppice_scheduler.edge.sampling_options import pack_bias, seed_of_choice
+from coppice_scheduler.edge.tokenizer import pack_tokens
 
 N_MAX = 8
 LOGPROBS_MAX = 20
@@ -98,7 +97,7 @@ def stop_token_ids_of(options: SamplingOptions, defaults: Defaults) -> frozenset
 def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingParams]:
     """One for each of the n continuations: the first has the seed that was asked for. Raises UsageError."""
     seed = secrets.randbits(64) if options.seed is None else options.seed & _U64
-    stops = np.array(sorted(stop_token_ids_of(options, defaults)), "<u4").tobytes()
+    stops = pack_tokens(sorted(stop_token_ids_of(options, defaults)))
     temperature = defaults.temperature if options.temperature is None else options.temperature
     top_p = defaults.top_p if options.top_p is None else options.top_p
     top_k = defaults.top_k if options.top_k is None else options.top_k
@@ -112,7 +111,7 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
             frequency_penalty=options.frequency_penalty,
             presence_penalty=options.presence_penalty,
             repetition_penalty=options.repetition_penalty,
-            logit_bias=_packed_bias(options.logit_bias),
+            logit_bias=pack_bias(options.logit_bias),
             min_tokens=options.min_tokens,
             stop_token_ids=stops,
             num_logprobs=options.logprobs,
@@ -120,10 +119,3 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
         )
         for index in range(options.n)
     ]
-
-
-def _packed_bias(bias: Mapping[int, float]) -> bytes:
-    pairs = np.zeros(len(bias), np.dtype([("token", "<u4"), ("bias", "<f4")]))
-    pairs["token"] = list(bias.keys())
-    pairs["bias"] = list(bias.values())
-    return pairs.tobytes()

@@ -12,6 +12,7 @@ from coppice_offline.results import Completion, FinishReason, TokenLogprob, Usag
 from coppice_scheduler.core.request import Finish, Output, Request
 from coppice_scheduler.edge.detokenizer import Detokenizer
 from coppice_scheduler.edge.stops import StopScanner
+from coppice_scheduler.edge.tokenizer import unpack_tokens
 
 
 class RequestStream:
@@ -39,7 +40,7 @@ class RequestStream:
         if self._scanner is None:
             self._tokens += tokens
             return False
-        for token_id in np.frombuffer(tokens, "<u4").tolist():
+        for token_id in unpack_tokens(tokens):
             self._tokens += token_id.to_bytes(TOKEN_BYTES, "little")
             scanned = self._scanner.feed(self._detokenizer.feed([token_id]))
             self._text.append(scanned.text)
@@ -62,7 +63,7 @@ class RequestStream:
             return
         self._tokens += output.stop_token
         if self._scanner is None:
-            ids = np.frombuffer(bytes(self._tokens), "<u4").tolist()
+            ids = unpack_tokens(bytes(self._tokens))
             self._text.append(self._detokenizer.feed(ids[: len(ids) - len(output.stop_token) // TOKEN_BYTES]))
             self._text.append(self._detokenizer.flush())
             return
@@ -75,7 +76,7 @@ class RequestStream:
     def completion(self) -> Completion:
         """After the last output."""
         assert self.last is not None
-        ids = np.frombuffer(bytes(self._tokens), "<u4").tolist()
+        ids = unpack_tokens(bytes(self._tokens))
         stopped = self.stop is not None or self.last.finish is Finish.STOP
         reason: FinishReason = "stop" if stopped else "length"
         by: str | int | None = self.stop
@@ -89,7 +90,7 @@ class RequestStream:
 
     def prompt_logprobs(self) -> list[TokenLogprob]:
         """Of the prompt's tokens from the second on."""
-        return self._of_positions(1, np.frombuffer(self.request.tokens, "<u4").tolist()[1:])
+        return self._of_positions(1, unpack_tokens(self.request.tokens)[1:])
 
     def _of_positions(self, first: int, ids: list[int]) -> list[TokenLogprob]:
         found = dict(unpack_logprobs(self._logprobs))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from coppice_cache.core.errors import MessageRefused
+from coppice_cache.core.state import NS_PER_MS
 from coppice_cache.edge.inspection import DEPTH_DEFAULT, DEPTH_MAX, NODES_DEFAULT, NODES_MAX, Inspection
 from coppice_rpc.v1 import cache_admin_pb2 as pb
-
-_NS_PER_MS = 1_000_000
 
 
 def dump_tree(inspection: Inspection, request: pb.DumpTreeRequest) -> pb.DumpTreeResponse:
@@ -26,7 +25,7 @@ def dump_tree(inspection: Inspection, request: pb.DumpTreeRequest) -> pb.DumpTre
             num_blocks=node.num_blocks,
             num_pins=node.num_pins,
             num_children=node.num_children,
-            idle_ms=max(0, now_ns - node.last_use_ns) // _NS_PER_MS if node.depth else 0,
+            idle_ms=max(0, now_ns - node.last_use_ns) // NS_PER_MS if node.depth else 0,
         )
         for view in dump.trees
         for node in view.nodes

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coppice_cache.core.errors import MessageRefused
 from coppice_cache.core.results import Explanation, TreeDump
+from coppice_cache.core.state import NS_PER_MS
 from coppice_cache.edge.auditor import Auditor, AuditRunning, AuditStopped
 from coppice_cache.edge.inspection import DEPTH_DEFAULT, DEPTH_MAX, NODES_DEFAULT, NODES_MAX, Inspection, NotThere
 
 TOKENS_MAX = 1 << 20
-_NS_PER_MS = 1_000_000
 
 ErrorResponse = Callable[[int, str, str], JSONResponse]
 Token = Annotated[int, Field(ge=0, lt=1 << 32)]
@@ -176,7 +176,7 @@ def _tree_json(dump: TreeDump, now_ns: int) -> dict[str, Any]:
         for node in view.nodes:
             fields = asdict(node)
             idle_ns = now_ns - fields.pop("last_use_ns") if node.depth else 0
-            nodes.append({**fields, "idle_ms": max(0, idle_ns) // _NS_PER_MS})
+            nodes.append({**fields, "idle_ms": max(0, idle_ns) // NS_PER_MS})
         trees.append({"worker_id": view.worker_id, "namespace": view.namespace.hex(), "nodes": nodes})
     return {
         "domain": dump.domain,

@@ -69,10 +69,6 @@ class DoorProcesses:
         self._processes = [self._spawn() for _ in range(count)]
         self._restarts_s: list[deque[float]] = [deque() for _ in range(count)]
 
-    @property
-    def pids(self) -> list[int]:
-        return [one.process.pid for one in self._processes]
-
     def tend(self) -> None:
         """Look after every front door once. Raises CoppiceError where starting again cannot help."""
         for place, one in enumerate(self._processes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from coppice_scheduler.edge.generation_spec import (
     MAX_TEMPERATURE,
     GenerationSpec,
 )
-from coppice_scheduler.edge.tokenizer import TOKEN_DTYPE
+from coppice_scheduler.edge.tokenizer import pack_tokens
 
 _U64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -41,6 +41,11 @@ def seed_of_choice(seed: int, index: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
+def pack_bias(bias: Mapping[int, float]) -> bytes:
+    """Token ids and what is added to their logits, as SamplingParams has them: pairs of u32 and f32."""
+    return np.array(sorted(bias.items()), dtype=_BIAS_DTYPE).tobytes()
+
+
 def sampling_of(
     spec: GenerationSpec, defaults: SamplingDefaults, eos_token_ids: Iterable[int], vocab_size: int
 ) -> SamplingParams:
@@ -54,9 +59,9 @@ def sampling_of(
     return replace(
         params,
         seed=secrets.randbits(64) if spec.seed is None else spec.seed & _U64,
-        logit_bias=_packed_bias(spec, vocab_size),
+        logit_bias=_checked_bias(spec, vocab_size),
         min_tokens=spec.min_tokens,
-        stop_token_ids=np.array(sorted(ends), dtype=TOKEN_DTYPE).tobytes() if spec.min_tokens else b"",
+        stop_token_ids=pack_tokens(sorted(ends)) if spec.min_tokens else b"",
         num_logprobs=spec.num_logprobs,
         prompt_logprobs=spec.echo and spec.num_logprobs is not None,
     )
@@ -128,7 +133,7 @@ def _check_stops(spec: GenerationSpec, vocab_size: int) -> None:
         _check_id("stop_token_ids", token_id, vocab_size)
 
 
-def _packed_bias(spec: GenerationSpec, vocab_size: int) -> bytes:
+def _checked_bias(spec: GenerationSpec, vocab_size: int) -> bytes:
     if len(spec.logit_bias) > MAX_LOGIT_BIASES:
         raise invalid(
             f"logit_bias has {len(spec.logit_bias)} entries; at most {MAX_LOGIT_BIASES} are taken", param="logit_bias"
@@ -136,7 +141,7 @@ def _packed_bias(spec: GenerationSpec, vocab_size: int) -> bytes:
     for token_id, bias in spec.logit_bias.items():
         _check_id("logit_bias", token_id, vocab_size)
         _in_range("logit_bias", bias, -_MAX_BIAS, _MAX_BIAS)
-    return np.array(sorted(spec.logit_bias.items()), dtype=_BIAS_DTYPE).tobytes()
+    return pack_bias(spec.logit_bias)
 
 
 def _check_id(name: str, token_id: int, vocab_size: int) -> None:
