@@ -6,7 +6,8 @@
                   each stream's to text
 
 Steady decode: each request that ends is followed by a new one. Answers and results are made outside of the timing. The
-numbers are medians of this thread's processor time, not of the clock.
+numbers are medians of this thread's processor time, not of the clock. Settings are the service's own, but for one step
+per plan and ceilings that let so many run; the report says which.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from coppice_bench.plan_world import PlanWorld
+from coppice_bench.plan_world import AS_SERVED, PREFILL_TOKENS, PlanWorld
 from coppice_bench.report import describe_run, note
 from coppice_bench.timing import NS_PER_MS
 
@@ -35,9 +36,10 @@ def run_plan(*, quick: bool) -> dict[str, Any]:
     step_cpu_ms: dict[int, float] = {}
     p90_ms: dict[int, float] = {}
     for size in _QUICK_SIZES if quick else SIZES:
-        note(f"{size} running")
+        note(f"{size} running: warms up")
         world = PlanWorld(size, tokenizer, thread_time_ns)
         world.warm_up()
+        note(f"{size} running: measures {steps} steps")
         times = [world.step() for _ in range(steps)]
         core = [times_ns.core / NS_PER_MS for times_ns in times]
         plan_ms[size] = median(core)
@@ -49,5 +51,6 @@ def run_plan(*, quick: bool) -> dict[str, Any]:
         "step_cpu_ms": step_cpu_ms,
         "plan_ms_p90": p90_ms,
         "steps": steps,
+        "settings": {**AS_SERVED, "max_decode_steps": 1, "contested_prefill_tokens": PREFILL_TOKENS},
         **describe_run(),
     }

@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from coppice.edge.step_codec import plan_to_wire, result_from_wire, result_to_wire
@@ -36,6 +38,7 @@ from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Effects, Output, Request, TokenBatch
 from coppice_scheduler.core.settings import SchedulerSettings, TenantLimits
 from coppice_scheduler.edge.detokenizer import Detokenizer, DetokenizerFactory
+from coppice_scheduler.edge.settings import ServiceSettings
 from coppice_scheduler.edge.streams import pieces
 
 BLOCK = 16  # tokens
@@ -47,6 +50,17 @@ EARLY_ENDS = 0.3  # share of the requests that end so, somewhere before their le
 NUM_TENANTS = 8
 STEP_NS = 20_000_000
 EPOCH = CacheEpoch(1)
+AS_SERVED: dict[str, Any] = {  # as the service is set where nobody says otherwise
+    name: ServiceSettings.model_fields[name].default
+    for name in (
+        "extend_more_blocks",
+        "match_window",
+        "max_chunk_tokens",
+        "max_overtake_ms",
+        "max_steps_in_flight",
+        "single_flight_wait_ms",
+    )
+}
 
 
 @dataclass(slots=True)
@@ -89,8 +103,8 @@ class PlanWorld:
                 max_queued_tokens=1 << 40,
                 contested_prefill_tokens=PREFILL_TOKENS,
                 max_decode_steps=1,
-                extend_more_blocks=3,  # as the service is set by default
                 default_limits=everybody,
+                **AS_SERVED,
             )
         )
         self._core.index_attached(SchedulerEpoch(1), EPOCH, True, 0)
@@ -99,8 +113,8 @@ class PlanWorld:
         self._core.worker_attached(WORKER, WorkerEpoch(1), True, 0)
 
     def warm_up(self) -> None:
-        """All places taken, ends and block boundaries spread over the steps."""
-        while self._core.stats().running < self._size or self._num_asked < 2 * self._size + 8:
+        """Until as many have ended as run at a time: then ends and block boundaries are spread over the steps."""
+        while self._num_asked < 2 * self._size + 8:
             self.step()
 
     def step(self) -> StepTimes:
@@ -206,10 +220,7 @@ class _Worker:
             self._counts = np.frombuffer(plan.row_tokens, "<u4")
         for sequence_id in np.frombuffer(plan.detach, "<u4").tolist():
             self._stops_at.pop(sequence_id, None)
-        sampled = np.array(
-            [self._samples(row, count) for row, count in zip(self._rows, self._counts, strict=True)], bool
-        )
-        ids = self._rows[sampled]
+        ids = self._rows[self._samples()]
         tokens = self._tokens.integers(1, self._vocabulary, len(ids), dtype=np.uint32)
         stopping = [row for row, step in self._stops_at.items() if step <= plan.step]
         tokens[np.isin(ids, stopping)] = STOP
@@ -221,13 +232,16 @@ class _Worker:
             duration_us=20_000,
         )
 
-    def _samples(self, row: np.uint32, count: np.uint32) -> bool:
-        left = self._left.get(int(row), 0)
-        if not left:
-            return True
-        left -= int(count)
-        self._left[int(row)] = left
-        return not left
+    def _samples(self) -> NDArray[np.bool_]:
+        """[R]: rows that reach the end of what is known."""
+        samples = np.ones(len(self._rows), np.bool_)
+        for row in np.flatnonzero(np.isin(self._rows, list(self._left))).tolist():
+            sequence_id = int(self._rows[row])
+            self._left[sequence_id] -= int(self._counts[row])
+            samples[row] = not self._left[sequence_id]
+            if samples[row]:
+                del self._left[sequence_id]
+        return samples
 
 
 class _Cache:
