@@ -9,8 +9,8 @@ COPY services services
 RUN pip install --no-cache-dir -c constraints.txt '.[cache]'
 
 USER coppice
-# 7071: gRPC (PrefixIndex). 8071: admin REST, /metrics, /healthz, /readyz.
-EXPOSE 7071 8071
+# 7071: gRPC (PrefixIndex). 7081: sessions. 8071: admin REST, /metrics, /healthz, /readyz.
+EXPOSE 7071 7081 8071
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=6 CMD ["coppice", "health", "127.0.0.1:7071"]
 ENTRYPOINT ["python", "-m", "coppice_cache"]
 CMD ["--host", "0.0.0.0"]

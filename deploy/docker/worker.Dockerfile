@@ -17,8 +17,8 @@ RUN grep -v '^triton' constraints.txt > constraints.image.txt \
 
 USER coppice
 ENV TRITON_CACHE_DIR=/var/lib/coppice/triton
-# 7072: gRPC (Worker). 8072: /metrics, /healthz, /readyz.
-EXPOSE 7072 8072
+# 7072: gRPC (Worker). 7082: sessions. 8072: /metrics, /healthz, /readyz.
+EXPOSE 7072 7082 8072
 HEALTHCHECK --interval=5s --timeout=3s --start-period=120s --retries=12 CMD ["coppice", "health", "127.0.0.1:7072"]
 ENTRYPOINT ["python", "-m", "coppice_worker"]
 CMD ["--host", "0.0.0.0"]

@@ -80,7 +80,7 @@ def run_rpc(*, quick: bool) -> dict[str, Any]:
         RegisteredWorker(ports["session"], _POOL_BLOCKS),
         TimedSession(ports["session"]) as index,
         TimedSession(ports["echo"]) as echo,
-        BareStream(ports["echo"]) as bare,
+        BareStream(ports["bare"]) as bare,
     ):
         index.wait_open_worker()
         prompts = _Prompts()

@@ -21,7 +21,6 @@ from coppice.messages.registration import Fence, FenceAck, Register, Registered
 from coppice.session.frames import KEY_BYTES, Reject
 from coppice.session.link import Attached, ClientLink
 from coppice_bench.rpc_wire import BARE_METHOD, BARE_SERVICE, BLOCK_SIZE
-from coppice_rpc.v1 import cache_pb2_grpc
 
 ANSWER_S = 10.0
 NAMESPACE = Namespace(b"bench")
@@ -29,17 +28,15 @@ WORKER = WorkerId("bench")
 
 
 class _Ends:
-    """A channel and a session on it; bodies go to `heard` with the time at which they arrived."""
+    """A session; bodies go to `heard` with the time at which they arrived."""
 
     def __init__(self, port: int) -> None:
         self.heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.attachment = 0
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
-        self.stub = cache_pb2_grpc.PrefixIndexStub(self._channel)
-        self.link = self._open()
+        self.link = self._open(f"127.0.0.1:{port}")
         self.link.start()
 
-    def _open(self) -> LinkClient:
+    def _open(self, address: str) -> LinkClient:
         raise AssertionError("a kind of session is needed")
 
     def wait(self, kind: type) -> tuple[int, Any]:
@@ -71,20 +68,18 @@ class _Ends:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.link.stop()
-        self._channel.close()
 
 
 class TimedSession(_Ends):
-    """A client of a session stream."""
+    """A client of the cache service."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
         self.wait(Attached)
 
-    def _open(self) -> LinkClient:
+    def _open(self, address: str) -> LinkClient:
         session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), "bench")
-        codecs = (index_codec.CLIENT_FRAMES, index_codec.SERVER_FRAMES)
-        return LinkClient(session, self.stub.Session, *codecs, self, "bench")
+        return LinkClient(session, address, index_codec.EDGE, self, "bench")
 
     def ask(self, *ops: Op) -> tuple[int, tuple[Answer, ...]]:
         """Nanoseconds from posting the ops to having the answers decoded, and the answers."""
@@ -110,10 +105,9 @@ class RegisteredWorker(_Ends):
         super().__init__(port)
         self.wait(Registered)
 
-    def _open(self) -> LinkClient:
+    def _open(self, address: str) -> LinkClient:
         session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), WORKER)
-        codecs = (registration_codec.WORKER_FRAMES, registration_codec.SERVER_FRAMES)
-        return LinkClient(session, self.stub.WorkerSession, *codecs, self, "worker")
+        return LinkClient(session, address, registration_codec.EDGE, self, "worker")
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
         super().link_attached(attached, attachment)

@@ -17,9 +17,11 @@ from typing import Any
 
 import grpc
 
+from coppice.addresses import Address
 from coppice.edge import index_codec
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_server import LinkServer
+from coppice.edge.session_listener import SessionListener
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import CacheEpoch, WorkerEpoch
 from coppice.messages.index import Acquire, Answer, AnswerBatch, Grant, Op, OpBatch, Released
@@ -28,15 +30,13 @@ from coppice.session.frames import Hello, Reject
 from coppice.session.link import ServerLink, ServerLinks
 from coppice.telemetry import configure_logging
 from coppice_bench.rpc_wire import BARE_METHOD, BARE_SERVICE, BLOCK_SIZE, bare_answer_bytes
-from coppice_cache.edge.grpc_service import SERVICES
 from coppice_cache.edge.process import CacheProcess
 from coppice_cache.edge.settings import CacheSettings
-from coppice_rpc.v1 import cache_pb2
 
 _EPOCH = CacheEpoch(1)
 _TOKENS_MAX = 1 << 17
 _ZEROS = bytes(_TOKENS_MAX // BLOCK_SIZE * SEAL_BYTES)
-_SETTINGS = {"grpc_port": 0, "http_port": 0, "seal_key": "5e" * 32}
+_SETTINGS = {"grpc_port": 0, "session_port": 0, "http_port": 0, "seal_key": "5e" * 32}
 _GRACE_S = 0.2
 
 
@@ -45,7 +45,7 @@ class _EchoSessions:
 
     def __init__(self) -> None:
         links: ServerLinks[Any] = ServerLinks((_EPOCH << 32) | 1, _EPOCH)
-        self.server = LinkServer(links, index_codec.SERVER_FRAMES, index_codec.CLIENT_FRAMES, self)
+        self.server = LinkServer(links, index_codec.EDGE, self)
 
     def session_opening(self, hello: Hello) -> int | Reject:
         return 1
@@ -83,20 +83,9 @@ def _bare(requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
         yield _ZEROS[: bare_answer_bytes(request)]
 
 
-def _add_echoes(server: grpc.Server, sessions: _EchoSessions) -> None:
-    """The session stream under its own name, with the same messages, and the bare one."""
-    session = grpc.stream_stream_rpc_method_handler(
-        sessions.server.serve,
-        request_deserializer=cache_pb2.IndexClientFrame.FromString,
-        response_serializer=cache_pb2.IndexServerFrame.SerializeToString,
-    )
+def _add_bare(server: grpc.Server) -> None:
     bare: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(_bare)
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(SERVICES[0], {"Session": session}),
-            grpc.method_handlers_generic_handler(BARE_SERVICE, {BARE_METHOD: bare}),
-        )
-    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BARE_SERVICE, {BARE_METHOD: bare}),))
 
 
 def _end_with_input(ending: threading.Event) -> None:
@@ -111,16 +100,18 @@ def main() -> None:
     cache = CacheProcess(CacheSettings.model_validate(_SETTINGS), ending)
     cache.start()
     sessions = _EchoSessions()
-    echo = GrpcServer("127.0.0.1:0", (), None, "echo")
-    echo.add(lambda server: _add_echoes(server, sessions))
-    echo.start()
-    print(json.dumps({"session": cache.grpc_port, "echo": echo.port}), flush=True)
+    echo = SessionListener(Address("127.0.0.1", 0))
+    echo.start((sessions.server,))
+    bare = GrpcServer("127.0.0.1:0", (), _add_bare, "bare")
+    bare.start()
+    print(json.dumps({"session": cache.session_port, "echo": echo.port, "bare": bare.port}), flush=True)
     try:
         ending.wait()
     except KeyboardInterrupt:
         pass
+    echo.close()
     sessions.server.close()
-    echo.stop(_GRACE_S)
+    bare.stop(_GRACE_S)
     cache.stop()
 
 

@@ -96,20 +96,22 @@ def single_stack(max_steps_in_flight: int, checkpoint: Path | None) -> Iterator[
 @contextmanager
 def split_stack(max_context: int, checkpoint: Path | None) -> Iterator[Stack]:
     """Cache service, worker and scheduler as processes of their own, over loopback."""
-    grpc, http, steps, metrics = free_addresses(4)
+    grpc, sessions, http, steps, worker_grpc, metrics = free_addresses(6)
     key = {"COPPICE_SEAL_KEY": secrets.token_hex(32)}
-    cache = ["-m", "coppice_cache", "--grpc-port", str(grpc.port), "--http-port", str(http.port)]
+    cache = ["-m", "coppice_cache", "--grpc-port", str(grpc.port), "--session-port", str(sessions.port)]
+    cache += ["--http-port", str(http.port)]
     with ExitStack() as running:
         running.enter_context(Process("cache", *cache, "--log-level", "error", environment=key))
         worker = None
         if checkpoint is None:
-            worker = running.enter_context(Process("worker", "-m", "coppice_bench.split_worker", str(grpc)))
+            worker = running.enter_context(Process("worker", "-m", "coppice_bench.split_worker", str(sessions)))
             worker.hear()
         else:
-            arguments = ["-m", "coppice_worker", "--cache", str(grpc), "--model", str(checkpoint), "--threads", "1"]
-            ports = ["--grpc-port", str(steps.port), "--http-port", str(metrics.port), "--num-blocks", "4096"]
-            running.enter_context(Process("worker", *arguments, *ports, "--log-level", "error"))
-        arguments = ["-m", "coppice_bench.split_scheduler", str(grpc), str(max_context)]
+            arguments = ["-m", "coppice_worker", "--cache", str(sessions), "--model", str(checkpoint), "--threads", "1"]
+            ports = ["--session-port", str(steps.port), "--grpc-port", str(worker_grpc.port)]
+            ports += ["--http-port", str(metrics.port)]
+            running.enter_context(Process("worker", *arguments, *ports, "--num-blocks", "4096", "--log-level", "error"))
+        arguments = ["-m", "coppice_bench.split_scheduler", str(sessions), str(max_context)]
         driver = running.enter_context(Process("scheduler", *arguments))
         driver.hear()
         yield Stack(driver, worker)

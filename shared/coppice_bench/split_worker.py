@@ -10,7 +10,9 @@ import os
 import sys
 from typing import Any
 
+from coppice.addresses import Address
 from coppice.edge.grpc_server import GrpcServer
+from coppice.edge.session_listener import SessionListener
 from coppice_bench.split_commands import serve_commands
 from coppice_bench.split_parts import sleeping_worker
 from coppice_worker.core.worker import WorkerCore
@@ -21,11 +23,12 @@ _log = logging.getLogger(__name__)
 
 
 def main(cache: str) -> None:
+    listener = SessionListener(Address("127.0.0.1", 0))
     server = GrpcServer("127.0.0.1:0", ("coppice_rpc.v1.Worker",), None, "bench")
-    executor, settings = sleeping_worker(f"127.0.0.1:{server.port}")
+    executor, settings = sleeping_worker(f"127.0.0.1:{listener.port}")
     service = WorkerService(WorkerCore(settings), executor, StepObserver(), _failed)
     server.add(service.add_to)
-    service.serve(server)
+    service.serve(listener, server)
     service.register_with(cache)
 
     def handle(command: dict[str, Any]) -> dict[str, Any]:

@@ -110,17 +110,18 @@ class Stack:
 
     def __enter__(self) -> Self:
         self.cache_grpc, self.cache_http, self.port, self.grpc_port = (free_port() for _ in range(4))
-        self.metrics_port = free_port()
+        self.metrics_port, self.cache_sessions = free_port(), free_port()
         self.worker_http = [free_port() for _ in range(self.num_workers)]
         self.worker_grpc = [free_port() for _ in range(self.num_workers)]
+        self.worker_sessions = [free_port() for _ in range(self.num_workers)]
         self.folder.mkdir(parents=True, exist_ok=True)
         tenants = [f"--tenants={self.tenants}"] if self.tenants else []
         metrics = [f"--metrics-port={self.metrics_port}"] if self.tenants else []
         self._add("cache", "coppice_cache", f"--grpc-port={self.cache_grpc}", f"--http-port={self.cache_http}",
-                  *tenants, *self.cache_args)  # fmt: skip
+                  f"--session-port={self.cache_sessions}", *tenants, *self.cache_args)  # fmt: skip
         for index in range(self.num_workers):
             self._add_worker(index)
-        self._add("scheduler", "coppice_scheduler", f"--cache=127.0.0.1:{self.cache_grpc}", f"--port={self.port}",
+        self._add("scheduler", "coppice_scheduler", f"--cache=127.0.0.1:{self.cache_sessions}", f"--port={self.port}",
                   f"--grpc-port={self.grpc_port}", f"--model={self.checkpoint}", "--model-name=tiny", "--drain-s=2",
                   *metrics, *tenants, *self.scheduler_args)  # fmt: skip
         try:
@@ -155,7 +156,8 @@ class Stack:
 
     def _add_worker(self, index: int) -> None:
         self._add(f"worker-{index}", "coppice_worker", f"--worker-id=worker-{index}",
-                  f"--cache=127.0.0.1:{self.cache_grpc}", f"--grpc-port={self.worker_grpc[index]}",
+                  f"--cache=127.0.0.1:{self.cache_sessions}", f"--grpc-port={self.worker_grpc[index]}",
+                  f"--session-port={self.worker_sessions[index]}",
                   f"--http-port={self.worker_http[index]}", f"--model={self.checkpoint}", "--dtype=float32",
                   "--device=cpu", f"--num-blocks={self.num_blocks}", f"--block-size={self.block_size}", "--threads=1",
                   *self.worker_args)  # fmt: skip

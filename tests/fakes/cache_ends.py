@@ -61,7 +61,14 @@ class Cache:
     """`stop` ends it, `restart` starts another one on the same ports."""
 
     def __init__(self, **settings: Any) -> None:
-        values = {"grpc_port": 0, "http_port": 0, "heartbeat_ms": 50, "seal_key": SEAL_KEY, **settings}
+        values = {
+            "grpc_port": 0,
+            "session_port": 0,
+            "http_port": 0,
+            "heartbeat_ms": 50,
+            "seal_key": SEAL_KEY,
+            **settings,
+        }
         self._settings = CacheSettings(**values)
         self._start()
 
@@ -70,6 +77,7 @@ class Cache:
         self.process = CacheProcess(self._settings, self.broken)
         self.process.start()
         self.port, self.http_port = self.process.grpc_port, self.process.http_port
+        self.sessions = f"127.0.0.1:{self.process.session_port}"
 
     def stop(self) -> None:
         self.process.stop()
@@ -77,7 +85,8 @@ class Cache:
 
     def restart(self, **changes: Any) -> None:
         self.stop()
-        values = {**self._settings.model_dump(), "grpc_port": self.port, "http_port": self.http_port, **changes}
+        ports = {"grpc_port": self.port, "session_port": self.process.session_port, "http_port": self.http_port}
+        values = {**self._settings.model_dump(), **ports, **changes}
         self._settings = CacheSettings(**values)
         self._start()
 
@@ -120,15 +129,8 @@ class FakeWorker:
         self.fences: list[Fence] = []
         self.rejected: list[Reject] = []
         self._attachment = 0
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{cache.port}", options=CHANNEL_OPTIONS)
-        self._link = LinkClient(
-            ClientLink(os.urandom(KEY_BYTES), worker_id),
-            cache_pb2_grpc.PrefixIndexStub(self._channel).WorkerSession,
-            registration_codec.WORKER_FRAMES,
-            registration_codec.SERVER_FRAMES,
-            self,
-            worker_id,
-        )
+        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), worker_id)
+        self._link = LinkClient(session, cache.sessions, registration_codec.EDGE, self, worker_id)
         self._link.start()
 
     def register_message(self) -> Register:
@@ -193,7 +195,6 @@ class FakeWorker:
 
     def stop(self) -> None:
         self._link.stop()
-        self._channel.close()
 
 
 class UnaryClient:
@@ -248,7 +249,7 @@ class UnaryClient:
 
 
 class StreamClient:
-    """A client of the session stream; `key` and `epoch` as if it had been there before."""
+    """A client that keeps a session open; `key` and `epoch` as if it had been there before."""
 
     def __init__(self, cache: Cache, *, key: bytes | None = None, epoch: int = 0) -> None:
         self.attached: list[Attached] = []
@@ -258,17 +259,9 @@ class StreamClient:
         self.digests: list[LeaseDigest] = []
         self.rejected: list[Reject] = []
         self.attachment = 0
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{cache.port}", options=CHANNEL_OPTIONS)
         session: ClientLink[Any] = ClientLink(key or os.urandom(KEY_BYTES), "stream")
         session.epoch = epoch
-        self.link = LinkClient(
-            session,
-            cache_pb2_grpc.PrefixIndexStub(self._channel).Session,
-            index_codec.CLIENT_FRAMES,
-            index_codec.SERVER_FRAMES,
-            self,
-            "stream",
-        )
+        self.link = LinkClient(session, cache.sessions, index_codec.EDGE, self, "stream")
         self.link.start()
         wait_for(lambda: self.attached, f"an attachment; rejected: {self.rejected}")
 
@@ -315,7 +308,6 @@ class StreamClient:
 
     def stop(self) -> None:
         self.link.stop()
-        self._channel.close()
 
 
 def claim(grant: Grant, owned: bytes, shared: bytes, shared_seals: bytes, domain: str = "a") -> LeaseClaim:

@@ -1,4 +1,4 @@
-"""Both ends of a session over real gRPC, with handlers that write down what they hear.
+"""Both ends of a session over real connections, with handlers that write down what they hear.
 
 The worker's edge is used because its bodies are the shortest: plans go up, results come down, numbered by `step`.
 """
@@ -6,21 +6,18 @@ The worker's edge is used because its bodies are the shortest: plans go up, resu
 from __future__ import annotations
 
 import os
-import queue
-import threading
-from collections.abc import Iterator
+import socket
 from typing import Any
 
-import grpc
-
+from coppice.addresses import Address
 from coppice.edge import step_codec
-from coppice.edge.grpc_server import CHANNEL_OPTIONS, GrpcServer
 from coppice.edge.link_client import LinkClient
 from coppice.edge.link_server import HELLO_S, LinkServer
+from coppice.edge.session_listener import SessionListener
+from coppice.edge.wire import Wire, WireClosed, WireSilent, introduction
 from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import KEY_BYTES, Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
-from coppice_rpc.v1 import worker_pb2_grpc
 from tests.fakes.waiting import WAIT_S, wait_for
 
 
@@ -35,16 +32,10 @@ class ServerEnd:
         self.refusal: Reject | None = None
         self.on_body: Any = lambda step: None
         self._epochs = 0
-        self.server = LinkServer(links, step_codec.RESULT_FRAMES, step_codec.PLAN_FRAMES, self, hello_s=hello_s)
-        servicer = _Servicer(self.server)
-        self.grpc = GrpcServer(
-            f"127.0.0.1:{port}",
-            ("coppice_rpc.v1.Worker",),
-            lambda server: worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server),
-            "test",
-        )
-        self.port = self.grpc.port
-        self.grpc.start()
+        self.server = LinkServer(links, step_codec.EDGE, self, hello_s=hello_s)
+        self.listener = SessionListener(Address("127.0.0.1", port))
+        self.port = self.listener.port
+        self.listener.start((self.server,))
 
     def session_opening(self, hello: Hello) -> int | Reject:
         self.opened.append(hello)
@@ -72,16 +63,8 @@ class ServerEnd:
         return self.server.post(self.newest(), StepResult(step))
 
     def stop(self) -> None:
+        self.listener.close()
         self.server.close()
-        self.grpc.stop(0.2)
-
-
-class _Servicer(worker_pb2_grpc.WorkerServicer):
-    def __init__(self, server: LinkServer) -> None:
-        self._server = server
-
-    def Steps(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
-        yield from self._server.serve(request_iterator, context)
 
 
 class ClientEnd:
@@ -93,15 +76,8 @@ class ClientEnd:
         self.lost: list[str] = []
         self.rejected: list[Reject] = []
         self.attachment = 0
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
-        self.link = LinkClient(
-            ClientLink(os.urandom(KEY_BYTES), "client", outbox_max=outbox_max),
-            worker_pb2_grpc.WorkerStub(self.channel).Steps,
-            step_codec.PLAN_FRAMES,
-            step_codec.RESULT_FRAMES,
-            self,
-            "client",
-        )
+        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), "client", outbox_max=outbox_max)
+        self.link = LinkClient(session, f"127.0.0.1:{port}", step_codec.EDGE, self, "client")
         self.link.start()
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
@@ -129,44 +105,44 @@ class ClientEnd:
 
     def stop(self) -> None:
         self.link.stop()
-        self.channel.close()
 
 
 class RawStream:
-    """One stream of frames, written and read by hand."""
+    """One connection, written and read by hand."""
 
     def __init__(self, port: int) -> None:
-        self._outbox: queue.Queue[Any] = queue.Queue()
-        self._inbox: queue.Queue[Any] = queue.Queue()
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
-        self.call = worker_pb2_grpc.WorkerStub(self.channel).Steps(iter(self._outbox.get, None))
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for wire in self.call:
-                self._inbox.put(step_codec.RESULT_FRAMES.decode(wire))
-        except grpc.RpcError:
-            pass  # ended by either side
-        self._inbox.put(None)
+        self._wire = Wire(socket.create_connection(("127.0.0.1", port)))
+        self._wire.write(introduction("steps"))
+        self._is_introduced = False
 
     def write(self, frame: Any) -> None:
-        self._outbox.put(step_codec.PLAN_FRAMES.encode(frame))
+        self.write_bytes(step_codec.PLAN_FRAMES.encode(frame))
 
-    def write_wire(self, wire: Any) -> None:
-        self._outbox.put(wire)
+    def write_bytes(self, message: bytes) -> None:
+        self._wire.write(message)
 
     def read(self) -> Any:
-        """The next frame; None once the stream has ended."""
-        return self._inbox.get(timeout=WAIT_S)
+        """The next frame; None once the connection has ended."""
+        try:
+            if not self._is_introduced:
+                self._is_introduced = True
+                self._wire.first(WAIT_S)
+            return step_codec.RESULT_FRAMES.decode(self._wire.next(WAIT_S))
+        except WireClosed:
+            return None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something came that was not read."""
+        try:
+            self._wire.next(0.2)
+        except WireSilent:
+            return False
+        return True
 
     def wait_end(self) -> None:
         while self.read() is not None:
             pass
 
     def close(self) -> None:
-        self._outbox.put(None)
-        self.call.cancel()
-        self._thread.join(timeout=5)
-        self.channel.close()
+        self._wire.close()

@@ -5,37 +5,27 @@ from __future__ import annotations
 import queue
 from typing import Any
 
-import grpc
-
+from coppice.addresses import Address
 from coppice.edge import registration_codec
-from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_server import LinkServer
+from coppice.edge.session_listener import SessionListener
 from coppice.ids import CacheEpoch, WorkerEpoch
 from coppice.messages.registration import Fence, Register, Registered
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import ServerLink, ServerLinks
-from coppice_rpc.v1 import cache_pb2_grpc
 
 
-class Registrar(cache_pb2_grpc.PrefixIndexServicer):
+class Registrar:
     """Worker epochs count from 1 for workers that have none; `received` holds every body that came."""
 
     def __init__(self) -> None:
         self.received: queue.Queue[Any] = queue.Queue()
         self._epochs = 0
         self._link: ServerLink[Any] | None = None
-        self._links = LinkServer(
-            ServerLinks(1, 1), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self
-        )
-        self._server = GrpcServer("127.0.0.1:0", (), self._add, "registrar")
-        self._server.start()
-        self.address = f"127.0.0.1:{self._server.port}"
-
-    def _add(self, server: grpc.Server) -> None:
-        cache_pb2_grpc.add_PrefixIndexServicer_to_server(self, server)
-
-    def WorkerSession(self, request_iterator: Any, context: Any) -> Any:
-        yield from self._links.serve(request_iterator, context)
+        self._links = LinkServer(ServerLinks(1, 1), registration_codec.EDGE, self)
+        self._listener = SessionListener(Address("127.0.0.1", 0))
+        self._listener.start((self._links,))
+        self.address = f"127.0.0.1:{self._listener.port}"
 
     def fence(self, fence: Fence) -> None:
         assert self._link is not None
@@ -46,8 +36,8 @@ class Registrar(cache_pb2_grpc.PrefixIndexServicer):
         self._links.replace(ServerLinks(2, 2))
 
     def close(self) -> None:
+        self._listener.close()
         self._links.close()
-        self._server.stop(0)
 
     def session_opening(self, hello: Hello) -> int | Reject:
         return 1

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from coppice.addresses import Address, parse_address
 from coppice.cli.up import welcome
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
 from coppice.up.options import UpOptions
 from coppice.up.plan import Services, StackPlan, plan_stack
-from coppice.up.ports import Address, free_addresses, parse_address
+from coppice.up.ports import free_addresses
 from coppice.up.stack import check_redis
 
 SERVICES = Services(cache=("cache",), worker=("worker",), scheduler=("scheduler",))

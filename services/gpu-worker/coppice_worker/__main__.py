@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from prometheus_client import CollectorRegistry
 
-from coppice.edge.grpc_server import GrpcServer, PortInUse
+from coppice.addresses import Address, PortInUse
+from coppice.edge.grpc_server import GrpcServer
+from coppice.edge.session_listener import SessionListener
 from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, UsageError, run_main
 from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
@@ -55,17 +57,18 @@ def run(settings: WorkerSettings) -> int:
         failures.append(error)
         stopping.set()
 
-    server = _listen(settings)
-    core = WorkerCore(_core_settings(settings, executor, model, server.port))
+    listener, server = _listen(settings)
+    core = WorkerCore(_core_settings(settings, executor, model, listener.port))
     observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
     service = WorkerService(core, executor, observers, failed)
     server.add(service.add_to)
     http = serve_metrics(settings.host, settings.http_port, registry, lambda: tuple(service.problems.values()))
     # Not stopped at the end: a step that hangs then must not keep the process either.
     StepWatchdog(service.runner, settings.step_timeout_s).start()
-    service.serve(server)
+    service.serve(listener, server)
     service.register_with(settings.cache)
-    _log.info("%s listens on %s:%d, metrics on port %d", settings.worker_id, settings.host, server.port, http.port)
+    ports = listener.port, server.port, http.port
+    _log.info("%s listens on %s:%d, gRPC on port %d, metrics on %d", settings.worker_id, settings.host, *ports)
     stopping.wait()
     service.stop(GRACE_S)
     http.close()
@@ -114,7 +117,7 @@ def _core_settings(settings: WorkerSettings, executor: TorchExecutor, model: str
     namespace = encode_namespace(replace(executor.namespace, model=model))
     return WorkerCoreSettings(
         worker_id=WorkerId(settings.worker_id),
-        address=settings.advertise or f"{settings.host}:{port}",
+        address=settings.advertise or str(Address(settings.host, port)),
         pool=executor.pool,
         namespace=namespace,
         model=model,
@@ -124,11 +127,15 @@ def _core_settings(settings: WorkerSettings, executor: TorchExecutor, model: str
     )
 
 
-def _listen(settings: WorkerSettings) -> GrpcServer:
+def _listen(settings: WorkerSettings) -> tuple[SessionListener, GrpcServer]:
+    flag = "--session-port"
     try:
-        return GrpcServer(f"{settings.host}:{settings.grpc_port}", SERVICES, None, settings.worker_id)
+        listener = SessionListener(Address(settings.host, settings.session_port))
+        flag = "--grpc-port"
+        address = Address(settings.host, settings.grpc_port)
+        return listener, GrpcServer(str(address), SERVICES, None, settings.worker_id)
     except PortInUse as error:
-        raise UnavailableError(str(error), hint="choose another --grpc-port") from error
+        raise UnavailableError(str(error), hint=f"choose another {flag}") from error
 
 
 if __name__ == "__main__":

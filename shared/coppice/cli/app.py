@@ -134,7 +134,7 @@ def sim(context: typer.Context) -> None:
 @app.command()
 def health(address: Annotated[str, typer.Argument(help="HOST:PORT of a gRPC server.")]) -> None:
     """Ask a service for its gRPC health: exit code 0 when it serves, 1 when not. For container health checks."""
-    from coppice.up.ports import parse_address
+    from coppice.addresses import parse_address
     from coppice.up.probe import grpc_serving
 
     serves = grpc_serving(parse_address(address))()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from coppice.session.frames import Data, Frame, Heartbeat, Hello, Reject, RejectCode, Welcome
 from coppice_rpc.v1 import session_pb2
@@ -20,7 +20,7 @@ _REJECT_FROM_WIRE = {wire: code for code, wire in _REJECT_TO_WIRE.items()}
 
 
 class MalformedFrame(ValueError):
-    """A frame that parses as protobuf and still says nothing that this edge understands."""
+    """Bytes that are no protobuf, or that say nothing that this edge understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,18 @@ class FrameCodec(Generic[FrameT]):
         self._by_kind: Mapping[type, BodyField] = {body.kind: body for body in bodies}
         self._by_name: Mapping[str, BodyField] = {body.name: body for body in bodies}
 
-    def encode(self, frame: Frame[Any]) -> FrameT:
+    def encode(self, frame: Frame[Any]) -> bytes:
+        return self.to_wire(frame).SerializeToString()
+
+    def decode(self, data: bytes) -> Frame[Any]:
+        """Raises MalformedFrame."""
+        try:
+            wire = self._frame_class.FromString(data)
+        except DecodeError as error:
+            raise MalformedFrame(f"{len(data)} bytes are no {self._frame_class.DESCRIPTOR.name}") from error
+        return self.from_wire(wire)
+
+    def to_wire(self, frame: Frame[Any]) -> FrameT:
         wire: Any = self._frame_class()
         match frame:
             case Data(connection, number, ack, body):
@@ -61,7 +72,7 @@ class FrameCodec(Generic[FrameT]):
                 wire.reject.code, wire.reject.message = _REJECT_TO_WIRE[code], message
         return wire  # type: ignore[no-any-return]
 
-    def decode(self, wire: Any) -> Frame[Any]:
+    def from_wire(self, wire: Any) -> Frame[Any]:
         """Raises MalformedFrame."""
         if wire.HasField("header"):
             return self._decode_data(wire)
@@ -84,6 +95,15 @@ class FrameCodec(Generic[FrameT]):
             raise MalformedFrame(f"message {header.number} has no body")
         body = self._by_name[name].from_wire(getattr(wire, name))
         return Data(header.connection, header.number, header.ack, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A kind of session, and what either end says on it."""
+
+    kind: str
+    from_client: FrameCodec[Any]
+    from_server: FrameCodec[Any]
 
 
 def _hello_to_wire(hello: Hello) -> session_pb2.Hello:

@@ -9,6 +9,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from coppice.addresses import PortInUse
+
 CONTROL_MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a registration carries 24 bytes per block
 STREAMS_MAX = 128  # every open stream keeps one thread
 
@@ -30,10 +32,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port are an error, not a lottery
 )
-
-
-class PortInUse(Exception):
-    """The address of a listener is taken."""
 
 
 class GrpcServer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coppice.edge.frame_codec import BodyField, FrameCodec
+from coppice.edge.frame_codec import BodyField, Edge, FrameCodec
 from coppice.edge.op_codec import answer_from_wire, answer_to_wire, op_from_wire, op_to_wire
 from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, WorkerEpoch, WorkerId
 from coppice.messages import index as m
@@ -202,3 +202,5 @@ SERVER_FRAMES = FrameCodec(
         BodyField("match_hints", m.MatchHints, match_hints_to_wire, match_hints_from_wire),
     ),
 )
+
+EDGE = Edge("index", CLIENT_FRAMES, SERVER_FRAMES)

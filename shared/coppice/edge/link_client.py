@@ -1,9 +1,9 @@
-"""The connecting end of a session over a gRPC stream: one thread that connects, reads and reconnects.
+"""The connecting end of a session: one thread that connects, reads and reconnects.
 
-The application talks to it through `post`, and hears from it through a `LinkHandler`, whose methods are called on the
-reader's thread and must only hand over (to an inbox queue). A body is posted under the attachment that the application
-believes in: what it posts after the link moved on, but before it heard of that, is dropped here, because a fresh
-attachment starts with the application's reconciliation and with nothing else.
+The application talks to it through `post`, which writes to the connection at once, and hears from it through a
+`LinkHandler`, whose methods are called on the reader's thread and must only hand over (to an inbox queue). A body is
+posted under the attachment that the application believes in: what it posts after the link moved on, but before it heard
+of that, is dropped here, because a fresh attachment starts with the application's reconciliation and with nothing else.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc
-
-from coppice.edge.frame_codec import FrameCodec, MalformedFrame
+from coppice.addresses import parse_address
+from coppice.edge.frame_codec import Edge, MalformedFrame
+from coppice.edge.wire import Wire, WireClosed, WireGarbled, WireSilent, connect, introduction, kinds_served
 from coppice.session.frames import KEY_BYTES, Frame, Reject
 from coppice.session.link import Attached, ClientLink, LinkBroken, LinkOverflow
 
@@ -27,6 +27,10 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_LAST_S = 1.0
 
 _log = logging.getLogger(__name__)
+
+
+class WrongPeer(Exception):
+    """Whoever listens there is no server of such sessions."""
 
 
 class LinkHandler(Protocol):
@@ -44,28 +48,21 @@ class LinkHandler(Protocol):
 
 
 class LinkClient:
-    """Keeps one session alive over as many connections as it takes."""
+    """Keeps one session alive over as many connections as it takes. `address` is HOST:PORT; raises UsageError."""
 
-    def __init__(
-        self,
-        link: ClientLink[Any],
-        open_stream: Callable[[Iterator[Any]], Any],
-        outgoing: FrameCodec[Any],
-        incoming: FrameCodec[Any],
-        handler: LinkHandler,
-        name: str,
-    ) -> None:
+    def __init__(self, link: ClientLink[Any], address: str, edge: Edge, handler: LinkHandler, name: str) -> None:
         self._link = link
-        self._open_stream = open_stream
-        self._encode = outgoing.encode
-        self._decode = incoming.decode
+        self._address = parse_address(address)
+        self._kind = edge.kind
+        self._encode = edge.from_client.encode
+        self._decode = edge.from_server.decode
         self._handler = handler
         self._name = name
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._attachment = 0
-        self._stopping = False
-        self._heard_s = 0.0  # when the server last said something, on the monotonic clock
-        self._call: Any = None
+        self._stopping = threading.Event()
+        self._heartbeat_due_s = 0.0  # on the monotonic clock
+        self._wire: Wire | None = None
         self._refusal = ""  # why the last handshake was refused
         self._thread = threading.Thread(target=self._run, name=f"link {name}", daemon=True)
 
@@ -74,21 +71,18 @@ class LinkClient:
 
     def stop(self) -> None:
         """Close the connection and end the thread. What was posted and not sent is lost."""
-        with self._changed:
-            self._stopping = True
-            if self._call is not None:
-                self._call.cancel()
-            self._changed.notify_all()
+        self._stopping.set()
+        self._abort()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
 
     def post(self, body: Any, attachment: int) -> None:
-        """Queue one body under `attachment`; without effect when the link is at another one.
+        """Say one body under `attachment`; without effect when the link is at another one.
 
         When the server was away for so long that the session is full, the session is given up: the next attachment is
         a fresh one.
         """
-        with self._changed:
+        with self._lock:
             if attachment != self._attachment:
                 return
             try:
@@ -97,63 +91,109 @@ class LinkClient:
                 _log.error("%s: %s; the session is given up", self._name, error)
                 self._attachment += 1
                 self._link.renew(os.urandom(KEY_BYTES))
-                if self._call is not None:
-                    self._call.cancel()
-            self._changed.notify_all()
+                if self._wire is not None:
+                    self._wire.abort()
+                return
+            self._write_outgoing()
+
+    def _write_outgoing(self) -> None:
+        """With the lock held."""
+        frames = self._link.outgoing()
+        if frames and self._wire is not None:
+            self._wire.write(*map(self._encode, frames))
+            self._heartbeat_due_s = time.monotonic() + HEARTBEAT_S
+
+    def _abort(self) -> None:
+        with self._lock:
+            if self._wire is not None:
+                self._wire.abort()
 
     # ---- the connection ----
 
     def _run(self) -> None:
         backoff_s = BACKOFF_FIRST_S
-        while not self._stopping:
+        while not self._stopping.is_set():
             reason, was_attached = self._connect_once()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             if was_attached:
                 backoff_s = BACKOFF_FIRST_S
                 self._handler.link_lost(reason)
             _log.debug("%s: connection ended: %s", self._name, reason)
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping, timeout=backoff_s)
+            self._stopping.wait(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
 
     def _connect_once(self) -> tuple[str, bool]:
-        """One connection from Hello to its end. Returns why it ended, and whether it had been attached."""
-        with self._changed:
-            hello = self._link.connect()
-            self._heard_s = time.monotonic()
-            if self._stopping:
-                return "stopping", False
-            self._call = call = self._open_stream(self._frames(hello.connection, self._encode(hello)))
-        was_attached = False
+        """One connection, until it ends: why it did, and whether the session was attached on it."""
         try:
-            for wire in call:
-                frame = self._decode(wire)
-                if self._stopping or self._dispatch(frame):
-                    break
-                was_attached = was_attached or self._link.is_attached
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.CANCELLED:  # by us: the writer found the server silent
-                return f"heard nothing for {SUSPECT_S:.0f} s", was_attached
-            return f"{error.code().name}: {error.details()}", was_attached
-        except (LinkBroken, MalformedFrame) as error:
-            return str(error), was_attached
+            wire = connect(self._address, SUSPECT_S)
+        except OSError as error:
+            return f"{self._address}: {error.strerror or error}", False
+        with self._lock:
+            hello = self._link.connect()
+            self._wire = wire
+        if self._stopping.is_set():
+            wire.abort()
+        wire.write(introduction(self._kind), self._encode(hello))
+        progress = _Progress()
+        try:
+            self._converse(wire, progress)
+            reason = "ended by this side"
+        except (LinkBroken, MalformedFrame, WireClosed) as error:
+            reason = str(error)
+        except WireSilent:
+            reason = f"heard nothing for {SUSPECT_S:.0f} s"
+        except WrongPeer as error:
+            reason = str(error)
+            if reason != self._refusal:
+                self._refusal = reason
+                _log.warning("%s: %s", self._name, reason)
         finally:
-            call.cancel()
-            with self._changed:
+            with self._lock:
+                self._wire = None
                 self._link.is_attached = False
-                self._changed.notify_all()
-        return "closed by the server", was_attached
+            wire.close()
+        return reason, progress.was_attached
+
+    def _converse(self, wire: Wire, progress: _Progress) -> None:
+        """Read until the connection is over. Raises WireClosed, WireSilent, WrongPeer, LinkBroken, MalformedFrame."""
+        try:
+            served = kinds_served(wire.first(SUSPECT_S))
+        except WireGarbled as error:
+            raise WrongPeer(f"{self._address} does not speak the session protocol; is it the gRPC port?") from error
+        if self._kind not in served:
+            raise WrongPeer(f"{self._address} serves no sessions of the kind {self._kind!r}, but of {served}")
+        heard_s = time.monotonic()
+        while not self._stopping.is_set():
+            messages = wire.receive(self._wait_s(wire))
+            now_s = time.monotonic()
+            if messages:
+                heard_s = now_s
+            elif now_s - heard_s >= SUSPECT_S:
+                raise WireSilent
+            for message in messages:
+                if self._dispatch(self._decode(message)):
+                    return
+                progress.was_attached = progress.was_attached or self._link.is_attached
+
+    def _wait_s(self, wire: Wire) -> float:
+        """Time until something must be said; says it when that is now."""
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s >= self._heartbeat_due_s:
+                self._heartbeat_due_s = now_s + HEARTBEAT_S
+                if self._link.is_attached:
+                    wire.write(self._encode(self._link.heartbeat()))
+            return min(self._heartbeat_due_s - now_s, SUSPECT_S)
 
     def _dispatch(self, frame: Frame[Any]) -> bool:
         """Handle one frame; True ends the connection."""
-        with self._changed:
-            self._heard_s = time.monotonic()
+        with self._lock:
             event = self._link.receive(frame)
             if isinstance(event, Attached):
                 if event.fresh or self._attachment == 0:
                     self._attachment += 1
-                self._changed.notify_all()
+                self._write_outgoing()
             attachment = self._attachment
         match event:
             case Reject():
@@ -169,34 +209,7 @@ class LinkClient:
                     self._handler.link_body(body, attachment)
         return False
 
-    def _frames(self, connection: int, hello: Any) -> Iterator[Any]:
-        """What is written on one connection: the handshake, then whatever is posted, then heartbeats while idle."""
-        yield hello
-        while True:
-            with self._changed:
-                frames = self._wait_frames(connection)
-                if self._is_over(connection):
-                    return
-            for frame in frames:
-                yield self._encode(frame)
 
-    def _wait_frames(self, connection: int) -> list[Any]:
-        """Data as soon as there is some, a heartbeat after HEARTBEAT_S without. Hangs up on a silent server."""
-        due_s = time.monotonic() + HEARTBEAT_S
-        while not self._is_over(connection):
-            now_s = time.monotonic()
-            if now_s - self._heard_s >= SUSPECT_S and self._call is not None:
-                self._call.cancel()
-                return []
-            frames: list[Any] = list(self._link.outgoing())
-            if frames:
-                return frames
-            if now_s >= due_s:
-                if self._link.is_attached:
-                    return [self._link.heartbeat()]
-                due_s = now_s + HEARTBEAT_S
-            self._changed.wait(timeout=due_s - now_s)
-        return []
-
-    def _is_over(self, connection: int) -> bool:
-        return self._stopping or connection != self._link.connection
+@dataclass(slots=True)
+class _Progress:
+    was_attached: bool = False

@@ -1,8 +1,8 @@
-"""The accepting end of sessions over gRPC streams.
+"""The accepting end of sessions.
 
-A stream's handler thread writes; a second thread reads. The application is asked for an epoch when a new session opens
-and hears bodies and signs of life through a `SessionHandler`; all of that is called without the lock of this class, so
-that the application may hold its own lock while it calls `post` and `end`, and never the other way round.
+Each connection has a thread that reads; whoever posts writes. The application is asked for an epoch when a new session
+opens and hears bodies and signs of life through a `SessionHandler`; all of that is called without the lock of this
+class, so that the application may hold its own lock while it calls `post` and `end`, and never the other way round.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc
-
-from coppice.edge.frame_codec import FrameCodec, MalformedFrame
+from coppice.edge.frame_codec import Edge, MalformedFrame
 from coppice.edge.link_client import HEARTBEAT_S
+from coppice.edge.wire import Wire, WireClosed
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import Accepted, LinkBroken, LinkOverflow, ServerLink, ServerLinks
 
 _log = logging.getLogger(__name__)
-HELLO_S = 5.0  # every open stream keeps a thread of the server, so one that does not introduce itself is ended
+HELLO_S = 5.0  # every connection keeps a thread, so one that does not introduce itself is ended
+SILENT_S = 15.0  # clients say something every second: this one's machine or network is gone
 
 
 class SessionHandler(Protocol):
@@ -51,30 +50,32 @@ class SessionRefused(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """One accepted connection, and how to wake its writer."""
+    """One accepted connection."""
 
     link: ServerLink[Any]
     links: ServerLinks[Any]
     connection: int
-    changed: threading.Condition
+    wire: Wire
+    is_welcomed: bool = False
+    heartbeat_due_s: float = 0.0  # on the monotonic clock
 
 
 class LinkServer:
-    """All sessions of one edge. `replace` starts a new incarnation; `post` and `end` may be called from any thread."""
+    """All sessions of one kind. `replace` starts a new incarnation; `post` and `end` may be called from any thread."""
 
     def __init__(
         self,
         links: ServerLinks[Any] | None,
-        outgoing: FrameCodec[Any],
-        incoming: FrameCodec[Any],
+        edge: Edge,
         handler: SessionHandler,
         not_ready: str = "the service is starting",
         hello_s: float = HELLO_S,
     ) -> None:
         self._links = links
         self._hello_s = hello_s
-        self._encode = outgoing.encode
-        self._decode = incoming.decode
+        self.kind = edge.kind
+        self._encode = edge.from_server.encode
+        self._decode = edge.from_client.decode
         self._handler = handler
         self._not_ready = not_ready
         self._lock = threading.Lock()
@@ -102,7 +103,7 @@ class LinkServer:
             self._wake_all_locked()
 
     def post(self, link: ServerLink[Any], body: Any) -> bool:
-        """Queue one body. False: the session is full or over, and was ended."""
+        """Say one body. False: the session is full or over, and was ended."""
         with self._lock:
             if link.is_ended:
                 return False
@@ -111,7 +112,9 @@ class LinkServer:
             except LinkOverflow:
                 self._end_locked(link)
                 return False
-            self._wake_locked(link)
+            stream = self._streams.get(link)
+            if stream is not None and stream.is_welcomed:
+                self._write_outgoing_locked(stream)
             return True
 
     def end(self, link: ServerLink[Any], farewell: Reject | None = None) -> None:
@@ -130,50 +133,44 @@ class LinkServer:
     def _wake_locked(self, link: ServerLink[Any]) -> None:
         stream = self._streams.get(link)
         if stream is not None:
-            stream.changed.notify_all()
+            stream.wire.wake()
 
     def _wake_all_locked(self) -> None:
         for stream in self._streams.values():
-            stream.changed.notify_all()
+            stream.wire.wake()
+
+    def _write_outgoing_locked(self, stream: _Stream) -> None:
+        frames = [] if self._is_over(stream) else stream.link.outgoing()
+        if frames:
+            stream.wire.write(*map(self._encode, frames))
+            stream.heartbeat_due_s = time.monotonic() + HEARTBEAT_S
 
     # ---- one stream ----
 
-    def serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        """Body of the bidirectional rpc."""
+    def serve(self, wire: Wire) -> None:
+        """One connection, until it is over. Raises WireClosed, WireSilent when it ends before its Hello."""
         try:
-            hello = self._decode(self._first(requests, context))
-        except (StopIteration, grpc.RpcError):
-            return
+            hello = self._decode(wire.next(self._hello_s))
         except MalformedFrame as error:
-            yield self._encode(Reject(RejectCode.INVALID, str(error)))
+            wire.write(self._encode(Reject(RejectCode.INVALID, str(error))))
             return
-        opened = self._open(hello)
+        opened = self._open(hello, wire)
         if isinstance(opened, Reject):
-            yield self._encode(opened)
+            wire.write(self._encode(opened))
             return
         accepted, stream = opened
+        threading.current_thread().name = f"session {stream.link.name}"
         try:
             self._handler.session_connected(stream.link, accepted.is_new)
-            reader = threading.Thread(
-                target=self._read, args=(stream, requests, context), name=f"session {stream.link.name}", daemon=True
-            )
-            reader.start()
-            yield self._encode(accepted.welcome)
-            yield from self._write(stream, context)
+            with self._lock:
+                wire.write(self._encode(accepted.welcome))
+                stream.is_welcomed, stream.heartbeat_due_s = True, time.monotonic() + HEARTBEAT_S
+                self._write_outgoing_locked(stream)
+            self._read(stream)
         finally:
             self._close_stream(stream)
 
-    def _first(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-        """The first message. Raises grpc.RpcError when none comes in time: only the end of the call wakes the wait."""
-        timer = threading.Timer(self._hello_s, context.cancel)
-        timer.daemon = True
-        timer.start()
-        try:
-            return next(requests)
-        finally:
-            timer.cancel()
-
-    def _open(self, hello: Any) -> tuple[Accepted[Any], _Stream] | Reject:
+    def _open(self, hello: Any, wire: Wire) -> tuple[Accepted[Any], _Stream] | Reject:
         if not isinstance(hello, Hello):
             return Reject(RejectCode.INVALID, "a session starts with Hello")
         while True:
@@ -183,21 +180,21 @@ class LinkServer:
                     return Reject(RejectCode.NOT_READY, self._not_ready)
                 # What this refuses anyway, and what is known already, must not open a session in the application.
                 if links.knows(hello.key) or links.refusal(hello) is not None:
-                    return self._accept_locked(links, hello, 0)
+                    return self._accept_locked(links, hello, 0, wire)
             # The application may post while it opens a session, so it is asked without our lock.
             epoch = self._handler.session_opening(hello)
             with self._lock:
                 if links is self._links and not self._closing:
-                    return self._accept_locked(links, hello, epoch)
+                    return self._accept_locked(links, hello, epoch, wire)
 
     def _accept_locked(
-        self, links: ServerLinks[Any], hello: Hello, epoch: int | Reject
+        self, links: ServerLinks[Any], hello: Hello, epoch: int | Reject, wire: Wire
     ) -> tuple[Accepted[Any], _Stream] | Reject:
         accepted = links.accept(hello, lambda _: epoch)
         if isinstance(accepted, Reject):
             return accepted
-        self._wake_locked(accepted.link)  # the writer of the connection before
-        stream = _Stream(accepted.link, links, accepted.welcome.connection, threading.Condition(self._lock))
+        self._wake_locked(accepted.link)  # the reader of the connection before
+        stream = _Stream(accepted.link, links, accepted.welcome.connection, wire)
         self._streams[accepted.link] = stream
         return accepted, stream
 
@@ -205,61 +202,52 @@ class LinkServer:
         with self._lock:
             if self._streams.get(stream.link) is stream:
                 del self._streams[stream.link]
-                self._farewells.pop(stream.link, None)
+                farewell = self._farewells.pop(stream.link, None)
+                if farewell is not None:
+                    stream.wire.write(self._encode(farewell))
 
-    def _write(self, stream: _Stream, context: grpc.ServicerContext) -> Iterator[Any]:
-        context.add_callback(lambda: self._wake(stream))
-        while context.is_active():
-            with self._lock:
-                frames = self._wait_frames_locked(stream, context)
-                if self._is_over(stream):
-                    farewell = self._farewells.pop(stream.link, None)
-                    break
-            for frame in frames:
-                yield self._encode(frame)
-        else:
-            return
-        if farewell is not None:
-            yield self._encode(farewell)
-
-    def _wait_frames_locked(self, stream: _Stream, context: grpc.ServicerContext) -> list[Any]:
-        """Data as soon as there is some, a heartbeat after HEARTBEAT_S without."""
-        due_s = time.monotonic() + HEARTBEAT_S
-        while not self._is_over(stream) and context.is_active():
-            frames: list[Any] = list(stream.link.outgoing())
-            if frames:
-                return frames
-            left_s = due_s - time.monotonic()
-            if left_s <= 0:
-                return [stream.link.heartbeat()]
-            stream.changed.wait(timeout=left_s)
-        return []
-
-    def _wake(self, stream: _Stream) -> None:
-        with self._lock:
-            stream.changed.notify_all()
-
-    def _read(self, stream: _Stream, requests: Iterator[Any], context: grpc.ServicerContext) -> None:
+    def _read(self, stream: _Stream) -> None:
         name = stream.link.name
         try:
-            for wire in requests:
-                frame = self._decode(wire)
-                with self._delivering:
-                    if not self._deliver(stream, frame):
-                        break
-        except grpc.RpcError:
-            _log.debug("session %s: connection closed", name)
+            self._converse(stream)
+        except WireClosed as closed:
+            _log.debug("session %s: connection closed: %s", name, closed)
         except (LinkBroken, MalformedFrame) as error:
             _log.warning("session %s: closing the connection: %s", name, error)
         except SessionRefused as refused:
             _log.warning("session %s: refused: %s", name, refused)
             self.end(stream.link, Reject(RejectCode.INVALID, str(refused)))
-            return  # the writer ends the stream, after the farewell
         except Exception:
             # A bug of ours. Its message counts as received and will not come again, so the session cannot go on.
             _log.exception("session %s: a message could not be handled; its session ends", name)
             self.end(stream.link)
-        context.cancel()
+
+    def _converse(self, stream: _Stream) -> None:
+        heard_s = time.monotonic()
+        while (wait_s := self._wait_s(stream)) is not None:
+            messages = stream.wire.receive(wait_s)
+            now_s = time.monotonic()
+            if messages:
+                heard_s = now_s
+            elif now_s - heard_s >= SILENT_S:
+                _log.warning("session %s: heard nothing for %.0f s; closing the connection", stream.link.name, SILENT_S)
+                return
+            for message in messages:
+                frame = self._decode(message)
+                with self._delivering:
+                    if not self._deliver(stream, frame):
+                        return
+
+    def _wait_s(self, stream: _Stream) -> float | None:
+        """Time until something must be said; says it when that is now. None: the connection is over."""
+        with self._lock:
+            if self._is_over(stream):
+                return None
+            now_s = time.monotonic()
+            if now_s >= stream.heartbeat_due_s:
+                stream.heartbeat_due_s = now_s + HEARTBEAT_S
+                stream.wire.write(self._encode(stream.link.heartbeat()))
+            return stream.heartbeat_due_s - now_s
 
     def _deliver(self, stream: _Stream, frame: Any) -> bool:
         """False: a newer connection or incarnation took over, what is still buffered here must not count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.edge.frame_codec import BodyField, FrameCodec
+from coppice.edge.frame_codec import BodyField, Edge, FrameCodec
 from coppice.edge.op_codec import known_value
 from coppice.ids import CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages import registration as m
@@ -169,3 +169,5 @@ SERVER_FRAMES = FrameCodec(
         BodyField("copy_orders", m.CopyOrders, _copies_to_wire, _copies_from_wire),
     ),
 )
+
+EDGE = Edge("workers", WORKER_FRAMES, SERVER_FRAMES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.edge.frame_codec import BodyField, FrameCodec, MalformedFrame
+from coppice.edge.frame_codec import BodyField, Edge, FrameCodec, MalformedFrame
 from coppice.ids import LeaseId, SequenceId
 from coppice.messages import step as m
 from coppice_rpc.v1 import worker_pb2 as pb
@@ -173,3 +173,5 @@ def _refusal_code(wire: int) -> m.RefusalCode:
 
 PLAN_FRAMES = FrameCodec(pb.PlanFrame, (BodyField("plan", m.StepPlan, plan_to_wire, plan_from_wire),))
 RESULT_FRAMES = FrameCodec(pb.ResultFrame, (BodyField("result", m.StepResult, result_to_wire, result_from_wire),))
+
+EDGE = Edge("steps", PLAN_FRAMES, RESULT_FRAMES)

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from coppice.addresses import Address
 from coppice.errors import UnavailableError
 from coppice.up.checkpoint import Checkpoint
 from coppice.up.child import ChildSpec
 from coppice.up.options import UpOptions
-from coppice.up.ports import LOOPBACK, Address, check_free, free_addresses
+from coppice.up.ports import LOOPBACK, check_free, free_addresses
 from coppice.up.probe import grpc_serving, valkey_answers
 
 SEAL_KEY_BYTES = 32
@@ -59,16 +60,16 @@ def plan_stack(
     check_free(grpc, "--grpc-port")
     # More than are needed: those that the front door has are free still, but spoken for.
     internal = [
-        address for address in free_addresses(5 + 2 * options.workers) if address.port not in (rest.port, grpc.port)
+        address for address in free_addresses(6 + 3 * options.workers) if address.port not in (rest.port, grpc.port)
     ]
-    valkey, cache_grpc, cache_http, *worker_ports = internal[: 3 + 2 * options.workers]
+    valkey, cache_grpc, cache_sessions, cache_http, *worker_ports = internal[: 4 + 3 * options.workers]
     redis_url = options.redis_url or f"redis://{valkey}/0"
-    cache = _cache_child(options, services, log_dir, cache_grpc, cache_http, redis_url, environ)
+    cache = _cache_child(options, services, log_dir, (cache_grpc, cache_sessions, cache_http), redis_url, environ)
     workers = tuple(
-        _worker_child(options, services, checkpoint, log_dir, cache_grpc, index, worker_ports[2 * index :])
+        _worker_child(options, services, checkpoint, log_dir, cache_sessions, index, worker_ports[3 * index :])
         for index in range(options.workers)
     )
-    scheduler = _scheduler_child(options, services, checkpoint, log_dir, cache_grpc, rest, grpc)
+    scheduler = _scheduler_child(options, services, checkpoint, log_dir, cache_sessions, rest, grpc)
     stages: tuple[tuple[ChildSpec, ...], ...] = ((cache,), (*workers, scheduler))
     if not options.redis_url:
         stages = ((_valkey_child(valkey, log_dir),), *stages)
@@ -77,7 +78,7 @@ def plan_stack(
         rest=rest,
         grpc=grpc,
         cache_http=cache_http,
-        worker_http=tuple(worker_ports[1::2]),
+        worker_http=tuple(worker_ports[2::3]),
         model_name=checkpoint.name,
         log_dir=log_dir,
     )
@@ -110,13 +111,14 @@ def _cache_child(
     options: UpOptions,
     services: Services,
     log_dir: Path,
-    grpc: Address,
-    http: Address,
+    addresses: tuple[Address, Address, Address],
     redis_url: str,
     environ: Mapping[str, str],
 ) -> ChildSpec:
+    grpc, sessions, http = addresses
     argv = [
-        *(*services.cache, "--host", grpc.host, "--grpc-port", str(grpc.port), "--http-port", str(http.port)),
+        *(*services.cache, "--host", grpc.host, "--grpc-port", str(grpc.port)),
+        *("--session-port", str(sessions.port), "--http-port", str(http.port)),
         *("--redis-url", redis_url, "--epoch-file", str(log_dir / "cache.epoch")),
     ]
     if options.tenants is not None:
@@ -143,10 +145,11 @@ def _worker_child(
     ports: list[Address],
 ) -> ChildSpec:
     name = f"worker-{index}"
-    grpc, http = ports[:2]
+    grpc, sessions, http = ports[:3]
     argv = [
         *(*services.worker, "--worker-id", name, "--cache", str(cache)),
-        *("--host", grpc.host, "--grpc-port", str(grpc.port), "--http-port", str(http.port)),
+        *("--host", grpc.host, "--session-port", str(sessions.port)),
+        *("--grpc-port", str(grpc.port), "--http-port", str(http.port)),
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
         *("--dtype", options.dtype, "--device", options.device, "--block-size", str(options.block_size)),
     ]

@@ -8,32 +8,13 @@ import itertools
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from coppice.addresses import Address
 from coppice.errors import UnavailableError, UsageError
 
 LOOPBACK = "127.0.0.1"
 _INTERNAL_PORTS = (15_000, 32_000)
 _PORTS_PER_PROCESS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Host and port; prints as `host:port`, with brackets where IPv6 needs them."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """`host:port` or `[v6]:port`. Raises UsageError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address", hint="give HOST:PORT")
-    return Address(host.strip("[]"), int(port))
 
 
 def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coppice.up.ports import Address
+from coppice.addresses import Address
 
 PROBE_TIMEOUT_S = 1.0
 

@@ -34,16 +34,6 @@ class PrefixIndexStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Session = channel.stream_stream(
-                '/coppice_rpc.v1.PrefixIndex/Session',
-                request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.IndexClientFrame.SerializeToString,
-                response_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.IndexServerFrame.FromString,
-                _registered_method=True)
-        self.WorkerSession = channel.stream_stream(
-                '/coppice_rpc.v1.PrefixIndex/WorkerSession',
-                request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.WorkerFrame.SerializeToString,
-                response_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.WorkerServerFrame.FromString,
-                _registered_method=True)
         self.OpenSession = channel.unary_unary(
                 '/coppice_rpc.v1.PrefixIndex/OpenSession',
                 request_serializer=coppice__rpc_dot_v1_dot_cache__pb2.OpenSessionRequest.SerializeToString,
@@ -109,22 +99,8 @@ class PrefixIndexStub:
 class PrefixIndexServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Session(self, request_iterator, context):
-        """A client's session: batched lease ops, answers, workers, reconciliation.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def WorkerSession(self, request_iterator, context):
-        """A worker's session: registration and fences.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def OpenSession(self, request, context):
-        """Unary forms, for clients that keep no stream. OpenSession mints an epoch; each call under it is its heartbeat,
+        """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
         and so is RenewSession; after the session's time to live its leases are taken back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -201,16 +177,6 @@ class PrefixIndexServicer:
 
 def add_PrefixIndexServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Session': grpc.stream_stream_rpc_method_handler(
-                    servicer.Session,
-                    request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.IndexClientFrame.FromString,
-                    response_serializer=coppice__rpc_dot_v1_dot_cache__pb2.IndexServerFrame.SerializeToString,
-            ),
-            'WorkerSession': grpc.stream_stream_rpc_method_handler(
-                    servicer.WorkerSession,
-                    request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.WorkerFrame.FromString,
-                    response_serializer=coppice__rpc_dot_v1_dot_cache__pb2.WorkerServerFrame.SerializeToString,
-            ),
             'OpenSession': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenSession,
                     request_deserializer=coppice__rpc_dot_v1_dot_cache__pb2.OpenSessionRequest.FromString,
@@ -281,60 +247,6 @@ def add_PrefixIndexServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class PrefixIndex:
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Session(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/coppice_rpc.v1.PrefixIndex/Session',
-            coppice__rpc_dot_v1_dot_cache__pb2.IndexClientFrame.SerializeToString,
-            coppice__rpc_dot_v1_dot_cache__pb2.IndexServerFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WorkerSession(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/coppice_rpc.v1.PrefixIndex/WorkerSession',
-            coppice__rpc_dot_v1_dot_cache__pb2.WorkerFrame.SerializeToString,
-            coppice__rpc_dot_v1_dot_cache__pb2.WorkerServerFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def OpenSession(request,

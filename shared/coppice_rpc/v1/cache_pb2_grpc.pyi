@@ -34,12 +34,8 @@ class PrefixIndexStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefixIndexAsyncStub: ...
-    Session: _grpc.StreamStreamMultiCallable[_cache_pb2.IndexClientFrame, _cache_pb2.IndexServerFrame]
-    """A client's session: batched lease ops, answers, workers, reconciliation."""
-    WorkerSession: _grpc.StreamStreamMultiCallable[_cache_pb2.WorkerFrame, _cache_pb2.WorkerServerFrame]
-    """A worker's session: registration and fences."""
     OpenSession: _grpc.UnaryUnaryMultiCallable[_cache_pb2.OpenSessionRequest, _cache_pb2.OpenSessionResponse]
-    """Unary forms, for clients that keep no stream. OpenSession mints an epoch; each call under it is its heartbeat,
+    """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
     and so is RenewSession; after the session's time to live its leases are taken back.
     """
     RenewSession: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RenewSessionRequest, _cache_pb2.RenewSessionResponse]
@@ -58,12 +54,8 @@ class PrefixIndexStub:
 @_typing.type_check_only
 class PrefixIndexAsyncStub(PrefixIndexStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Session: _aio.StreamStreamMultiCallable[_cache_pb2.IndexClientFrame, _cache_pb2.IndexServerFrame]  # type: ignore[assignment]
-    """A client's session: batched lease ops, answers, workers, reconciliation."""
-    WorkerSession: _aio.StreamStreamMultiCallable[_cache_pb2.WorkerFrame, _cache_pb2.WorkerServerFrame]  # type: ignore[assignment]
-    """A worker's session: registration and fences."""
     OpenSession: _aio.UnaryUnaryMultiCallable[_cache_pb2.OpenSessionRequest, _cache_pb2.OpenSessionResponse]  # type: ignore[assignment]
-    """Unary forms, for clients that keep no stream. OpenSession mints an epoch; each call under it is its heartbeat,
+    """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
     and so is RenewSession; after the session's time to live its leases are taken back.
     """
     RenewSession: _aio.UnaryUnaryMultiCallable[_cache_pb2.RenewSessionRequest, _cache_pb2.RenewSessionResponse]  # type: ignore[assignment]
@@ -81,28 +73,12 @@ class PrefixIndexAsyncStub(PrefixIndexStub):
 
 class PrefixIndexServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
-    def Session(
-        self,
-        request_iterator: _MaybeAsyncIterator[_cache_pb2.IndexClientFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_cache_pb2.IndexServerFrame], _abc.AsyncIterator[_cache_pb2.IndexServerFrame]]:
-        """A client's session: batched lease ops, answers, workers, reconciliation."""
-
-    @_abc_1.abstractmethod
-    def WorkerSession(
-        self,
-        request_iterator: _MaybeAsyncIterator[_cache_pb2.WorkerFrame],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_cache_pb2.WorkerServerFrame], _abc.AsyncIterator[_cache_pb2.WorkerServerFrame]]:
-        """A worker's session: registration and fences."""
-
-    @_abc_1.abstractmethod
     def OpenSession(
         self,
         request: _cache_pb2.OpenSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.OpenSessionResponse, _abc.Awaitable[_cache_pb2.OpenSessionResponse]]:
-        """Unary forms, for clients that keep no stream. OpenSession mints an epoch; each call under it is its heartbeat,
+        """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
         and so is RenewSession; after the session's time to live its leases are taken back.
         """
 

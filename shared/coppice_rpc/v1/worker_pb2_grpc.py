@@ -34,11 +34,6 @@ class WorkerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Steps = channel.stream_stream(
-                '/coppice_rpc.v1.Worker/Steps',
-                request_serializer=coppice__rpc_dot_v1_dot_worker__pb2.PlanFrame.SerializeToString,
-                response_deserializer=coppice__rpc_dot_v1_dot_worker__pb2.ResultFrame.FromString,
-                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/coppice_rpc.v1.Worker/Drain',
                 request_serializer=coppice__rpc_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -53,12 +48,6 @@ class WorkerStub:
 
 class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
-
-    def Steps(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
         """Accept no new sequences; answers when the last live one has been detached.
@@ -76,11 +65,6 @@ class WorkerServicer:
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Steps': grpc.stream_stream_rpc_method_handler(
-                    servicer.Steps,
-                    request_deserializer=coppice__rpc_dot_v1_dot_worker__pb2.PlanFrame.FromString,
-                    response_serializer=coppice__rpc_dot_v1_dot_worker__pb2.ResultFrame.SerializeToString,
-            ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=coppice__rpc_dot_v1_dot_worker__pb2.DrainRequest.FromString,
@@ -101,33 +85,6 @@ def add_WorkerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Worker:
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Steps(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/coppice_rpc.v1.Worker/Steps',
-            coppice__rpc_dot_v1_dot_worker__pb2.PlanFrame.SerializeToString,
-            coppice__rpc_dot_v1_dot_worker__pb2.ResultFrame.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Drain(request,

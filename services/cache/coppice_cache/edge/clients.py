@@ -90,7 +90,7 @@ class ClientSessions:
             if client is not None and client.key == _NO_KEY:
                 core.end_client(epoch, self._service.now_ns())
 
-    # ---- the session stream ----
+    # ---- sessions that stay open ----
 
     def session_opening(self, hello: Hello) -> int | Reject:
         if (reject := self._service.outlived(hello)) is not None:

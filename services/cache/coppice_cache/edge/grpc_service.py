@@ -1,8 +1,8 @@
-"""`PrefixIndex` over gRPC: the two session streams, and unary forms for clients that keep no stream."""
+"""`PrefixIndex` over gRPC: lease ops and questions one at a time, for clients that keep no session open."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,13 +44,7 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
     def add_to(self, server: grpc.Server) -> None:
         cache_pb2_grpc.add_PrefixIndexServicer_to_server(self, server)
 
-    def Session(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
-        yield from self._service.client_server.serve(request_iterator, context)
-
-    def WorkerSession(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
-        yield from self._service.worker_server.serve(request_iterator, context)
-
-    # ---- sessions without a stream ----
+    # ---- sessions ----
 
     def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
         require_deadline(context)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from coppice.edge.grpc_server import GrpcServer, PortInUse
+from coppice.addresses import Address, PortInUse
+from coppice.edge.grpc_server import GrpcServer
+from coppice.edge.session_listener import SessionListener
 from coppice.errors import UnavailableError
 from coppice.ids import CacheEpoch
 from coppice.telemetry import configure_tracing
@@ -32,7 +34,7 @@ GRACE_S = 1.0
 
 
 class CacheProcess:
-    """All parts of one service process. Both ports are taken before a cache epoch is used up.
+    """All parts of one service process. All ports are taken before a cache epoch is used up.
 
     `stopping` is set when the core broke; `failures` says how.
     """
@@ -49,12 +51,12 @@ class CacheProcess:
         self._epoch_file = EpochFile(Path(settings.epoch_file)) if settings.epoch_file else None
         self.kv_events = open_publishers(settings, plan) if plan is not None else []
         try:
-            self._grpc, self._http = _listen(settings)
+            self._grpc, self._sessions, self._http = _listen(settings)
         except UnavailableError:
             for publisher in self.kv_events:
                 publisher.stop()
             raise
-        self.grpc_port, self.http_port = self._grpc.port, self._http.port
+        self.grpc_port, self.session_port, self.http_port = self._grpc.port, self._sessions.port, self._http.port
         self._tracing = configure_tracing("coppice-cache", settings.otlp_endpoint)
         self._service = IndexService(
             core,
@@ -96,10 +98,12 @@ class CacheProcess:
         if self._registry is not None:
             self._registry.start()
         self._grpc.start()
+        self._sessions.start((self._service.client_server, self._service.worker_server))
         self._readiness.is_serving = True
         self._grpc.set_ready(True)
         epoch, host = self._service.cache_epoch, self._settings.host
-        _log.info("cache epoch %d; gRPC on %s:%d, REST on %d", epoch, host, self.grpc_port, self.http_port)
+        ports = self.grpc_port, self.session_port, self.http_port
+        _log.info("cache epoch %d; gRPC on %s:%d, sessions on %d, REST on %d", epoch, host, *ports)
 
     def stop(self) -> None:
         _log.info("stopping")
@@ -107,6 +111,7 @@ class CacheProcess:
         self._grpc.set_ready(False)
         if self._recovery is not None:
             self._recovery.stop()
+        self._sessions.close()
         self._service.close()
         for publisher in self.kv_events:
             publisher.stop()
@@ -133,12 +138,15 @@ class CacheProcess:
         return [problem for problem in found if problem]
 
 
-def _listen(settings: CacheSettings) -> tuple[GrpcServer, AdminServer]:
-    """Take both ports before an epoch is used up. Raises UnavailableError."""
+def _listen(settings: CacheSettings) -> tuple[GrpcServer, SessionListener, AdminServer]:
+    """Take all ports before an epoch is used up. Raises UnavailableError."""
     http = AdminServer(settings.host, settings.http_port)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    flag = "--grpc-port"
     try:
-        return GrpcServer(f"{host}:{settings.grpc_port}", (*SERVICES, *ADMIN_SERVICES), None, "cache"), http
+        address = Address(settings.host, settings.grpc_port)
+        grpc = GrpcServer(str(address), (*SERVICES, *ADMIN_SERVICES), None, "cache")
+        flag = "--session-port"
+        return grpc, SessionListener(Address(settings.host, settings.session_port)), http
     except PortInUse as error:
         http.stop()
-        raise UnavailableError(str(error), hint="choose another --grpc-port") from error
+        raise UnavailableError(str(error), hint=f"choose another {flag}") from error

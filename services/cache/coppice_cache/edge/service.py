@@ -1,7 +1,7 @@
 """The core on the network: one lock around it, two kinds of sessions in front, a thread that ticks.
 
-    gRPC threads --- lock ---> core ---> effects ---> LinkServer.post, LinkServer.end
-    ticker thread --'
+    session threads --- lock ---> core ---> effects ---> LinkServer.post, LinkServer.end
+    ticker thread ---'
 
 Effects are carried out before the core's lock is given back, so that messages leave in the order of the decisions.
 Lock order: this lock, then those of the link servers; they call us without holding theirs.
@@ -106,12 +106,8 @@ class IndexService:
         self.hub = EventHub(_new_stream())
         self.clients = ClientSessions(self)
         self.workers = WorkerSessions(self)
-        self.client_server = LinkServer(
-            _links(cache_epoch), index_codec.SERVER_FRAMES, index_codec.CLIENT_FRAMES, self.clients
-        )
-        self.worker_server = LinkServer(
-            _links(cache_epoch), registration_codec.SERVER_FRAMES, registration_codec.WORKER_FRAMES, self.workers
-        )
+        self.client_server = LinkServer(_links(cache_epoch), index_codec.EDGE, self.clients)
+        self.worker_server = LinkServer(_links(cache_epoch), registration_codec.EDGE, self.workers)
         self._broken: BaseException | None = None
         self._stopping = threading.Event()
         self._collector = Collector()

@@ -25,6 +25,9 @@ class CacheSettings(Settings):
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     grpc_port: int = Field(7071, ge=0, le=65535, description="Port of the PrefixIndex service; 0 takes a free one.")
+    session_port: int = Field(
+        7081, ge=0, le=65535, description="Port for sessions of schedulers and workers; 0 takes a free one."
+    )
     http_port: int = Field(8071, ge=0, le=65535, description="Port of the admin REST; 0 takes a free one.")
     redis_url: str | None = Field(None, description="redis://HOST:PORT/DB of Redis or Valkey; optional.")
     tenants: str | None = Field(None, description="Tenants file; without one, any domain is served.")

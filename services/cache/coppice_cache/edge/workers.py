@@ -66,7 +66,7 @@ class WorkerSessions:
         end = self._by_id.get(WorkerId(link.name))
         return end is not None and end.link is link
 
-    # ---- the session stream ----
+    # ---- sessions that stay open ----
 
     def session_opening(self, hello: Hello) -> int | Reject:
         if not 0 < len(hello.name.encode()) <= WORKER_ID_BYTES_MAX:

@@ -1,6 +1,6 @@
 """The step thread: the only one that touches the core and the device, strictly in order of arrival.
 
-    gRPC threads ---- plans, fences, handshakes ----> queue ----> step thread ----> results, acknowledgements
+    session threads - plans, fences, handshakes ----> queue ----> step thread ----> results, acknowledgements
     (heartbeats and acknowledgements of the links never wait for a step)
 
 Everything that must happen "after all earlier steps have completed" (fences, a new epoch, the end of a scheduler's

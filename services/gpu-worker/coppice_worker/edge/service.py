@@ -8,21 +8,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
 
 from coppice.edge import registration_codec, step_codec
-from coppice.edge.grpc_server import CHANNEL_OPTIONS, GrpcServer
+from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_client import LinkClient
 from coppice.edge.link_server import LinkServer
+from coppice.edge.session_listener import SessionListener
 from coppice.ids import SchedulerEpoch
 from coppice.messages.registration import Fence, Registered
 from coppice.session.frames import KEY_BYTES, Hello, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
-from coppice_rpc.v1 import cache_pb2_grpc, worker_pb2, worker_pb2_grpc
+from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch import Executor
 from coppice_worker.core.worker import SchedulerAccepted, WorkerCore
 from coppice_worker.edge.runner import StepObserver, StepRunner
@@ -44,36 +45,36 @@ class WorkerService:
         self.runner = StepRunner(core, executor, observer, failed)
         self._schedulers = _SchedulerSessions(core, self.runner)
         self._server: GrpcServer | None = None
-        self._channel: grpc.Channel | None = None
+        self._listener: SessionListener | None = None
         self._cache: _CacheSession | None = None
         self.problems: dict[str, str] = {"registration": "not registered with the cache service yet"}
 
-    def serve(self, server: GrpcServer) -> None:
-        """Answer schedulers on `server`."""
-        self._server = server
+    def serve(self, listener: SessionListener, server: GrpcServer) -> None:
+        """Answer schedulers on `listener`, and whoever operates the worker on `server`."""
+        self._listener, self._server = listener, server
         self.runner.start()
+        listener.start((self._schedulers.server,))
         server.start()
 
     def register_with(self, cache_address: str) -> None:
         """Open the session to the cache service and keep it open."""
-        self._channel = grpc.insecure_channel(cache_address, options=CHANNEL_OPTIONS)
-        self._cache = _CacheSession(self._core, self.runner, self._channel, self._registered, self._fenced)
+        self._cache = _CacheSession(self._core, self.runner, cache_address, self._registered, self._fenced)
         self._cache.start()
 
     def add_to(self, server: grpc.Server) -> None:
-        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self._schedulers, self.runner, self._drain), server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self.runner, self._drain), server)
 
     def stop(self, grace_s: float) -> None:
         if self._server is not None:
             self._server.set_ready(False)
+        if self._listener is not None:
+            self._listener.close()
         self._schedulers.close()
         if self._cache is not None:
             self._cache.stop()
         self.runner.stop()
         if self._server is not None:
             self._server.stop(grace_s)
-        if self._channel is not None:
-            self._channel.close()
 
     def _drain(self) -> None:
         if self._cache is not None:
@@ -105,7 +106,7 @@ class _CacheSession:
         self,
         core: WorkerCore,
         runner: StepRunner,
-        channel: grpc.Channel,
+        cache_address: str,
         registered: Callable[[Registered], None],
         fenced: Callable[[Fence], None],
     ) -> None:
@@ -115,15 +116,8 @@ class _CacheSession:
         self._fenced = fenced
         self._attachment = 0
         name = core.settings.worker_id
-        stub = cache_pb2_grpc.PrefixIndexStub(channel)
-        self._link = LinkClient(
-            ClientLink(os.urandom(KEY_BYTES), name),
-            stub.WorkerSession,
-            registration_codec.WORKER_FRAMES,
-            registration_codec.SERVER_FRAMES,
-            self,
-            f"{name} to cache",
-        )
+        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
+        self._link = LinkClient(session, cache_address, registration_codec.EDGE, self, f"{name} to cache")
 
     def start(self) -> None:
         self._link.start()
@@ -167,9 +161,7 @@ class _SchedulerSessions:
         self._runner = runner
         self._lock = threading.Lock()
         self._links: dict[int, ServerLink[Any]] = {}  # by scheduler epoch
-        self.server = LinkServer(
-            None, step_codec.RESULT_FRAMES, step_codec.PLAN_FRAMES, self, "the worker is not registered yet"
-        )
+        self.server = LinkServer(None, step_codec.EDGE, self, "the worker is not registered yet")
 
     def restart(self, worker_epoch: int) -> None:
         """A new worker epoch: every scheduler attaches again and starts over."""
@@ -234,13 +226,9 @@ class _SchedulerSessions:
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
-    def __init__(self, schedulers: _SchedulerSessions, runner: StepRunner, drain: Callable[[], None]) -> None:
-        self._schedulers = schedulers
+    def __init__(self, runner: StepRunner, drain: Callable[[], None]) -> None:
         self._runner = runner
         self._drain = drain
-
-    def Steps(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
-        yield from self._schedulers.server.serve(request_iterator, context)
 
     def Drain(self, request: Any, context: Any) -> Any:
         """Have nothing new sent here, and answer when no sequence was seen for a while: then it may be stopped."""

@@ -15,11 +15,14 @@ class WorkerSettings(Settings):
     env_prefix: ClassVar[str] = "COPPICE_WORKER_"
 
     worker_id: str = Field("worker-0", min_length=1, max_length=128, description="Name, unique per stack.")
-    cache: str = Field("127.0.0.1:7071", description="HOST:PORT of the cache service.")
+    cache: str = Field("127.0.0.1:7081", description="HOST:PORT where the cache service accepts sessions.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    grpc_port: int = Field(7072, ge=0, le=65535, description="Port for schedulers; 0 takes a free one.")
+    session_port: int = Field(7082, ge=0, le=65535, description="Port for schedulers; 0 takes a free one.")
+    grpc_port: int = Field(7072, ge=0, le=65535, description="Port of Drain, Stats and health; 0 takes a free one.")
     http_port: int = Field(8072, ge=0, le=65535, description="Port of /metrics, /healthz and /readyz.")
-    advertise: str | None = Field(None, description="HOST:PORT that schedulers are told; default: host and grpc port.")
+    advertise: str | None = Field(
+        None, description="HOST:PORT that schedulers are told; default: host and session port."
+    )
     model: str = Field(description="Checkpoint folder (config.json and safetensors), or a hub id.")
     model_name: str | None = Field(None, description="Name in namespaces and listings; default: the folder's name.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

@@ -11,17 +11,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
 from coppice.edge import index_codec, step_codec
-from coppice.edge.grpc_server import CHANNEL_OPTIONS
 from coppice.edge.link_client import LinkClient
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
 from coppice.messages.index import FromClient, ToClient, WorkerInfo, Workers
 from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import KEY_BYTES, Reject
 from coppice.session.link import Attached, ClientLink
-from coppice_rpc.v1 import cache_pb2_grpc, worker_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
@@ -45,22 +41,14 @@ class IndexClient:
         self._message = message
         self._lost = lost
         self._attachment = 0  # the one that the planner knows of
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._link = LinkClient(
-            ClientLink(os.urandom(KEY_BYTES), name),
-            cache_pb2_grpc.PrefixIndexStub(self._channel).Session,
-            index_codec.CLIENT_FRAMES,
-            index_codec.SERVER_FRAMES,
-            self,
-            f"{name} to cache",
-        )
+        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
+        self._link = LinkClient(session, address, index_codec.EDGE, self, f"{name} to cache")
 
     def start(self) -> None:
         self._link.start()
 
     def stop(self) -> None:
         self._link.stop()
-        self._channel.close()
 
     def post(self, message: FromClient) -> None:
         self._link.post(message, self._attachment)
@@ -94,20 +82,11 @@ class WorkerClient:
         self._attachment = 0
         link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
         link.epoch = epoch
-        self._channel = grpc.insecure_channel(info.address, options=CHANNEL_OPTIONS)
-        self._link = LinkClient(
-            link,
-            worker_pb2_grpc.WorkerStub(self._channel).Steps,
-            step_codec.PLAN_FRAMES,
-            step_codec.RESULT_FRAMES,
-            self,
-            f"{name} to {info.worker_id}",
-        )
+        self._link = LinkClient(link, info.address, step_codec.EDGE, self, f"{name} to {info.worker_id}")
         self._link.start()
 
     def stop(self) -> None:
         self._link.stop()
-        self._channel.close()
 
     def post(self, plan: StepPlan) -> None:
         self._link.post(plan, self._attachment)

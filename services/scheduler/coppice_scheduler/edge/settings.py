@@ -14,7 +14,7 @@ class ServiceSettings(Settings):
 
     env_prefix: ClassVar[str] = "COPPICE_SCHEDULER_"
 
-    cache: str = Field("127.0.0.1:7071", description="HOST:PORT of the cache service.")
+    cache: str = Field("127.0.0.1:7081", description="HOST:PORT where the cache service accepts sessions.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the REST API; 0 takes a free one.")
     grpc_port: int = Field(7070, ge=0, le=65535, description="Port of the gRPC API; 0 takes a free one.")

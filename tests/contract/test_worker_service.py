@@ -1,4 +1,4 @@
-"""The worker over real gRPC: registration, plans and results, refusals, fences, resumption. The device is a counter."""
+"""The worker on real ports: registration, plans and results, refusals, fences, resumption. The device is a counter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import grpc
 import numpy as np
 import pytest
 
+from coppice.addresses import Address
 from coppice.edge import step_codec
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_client import LinkClient
+from coppice.edge.session_listener import SessionListener
 from coppice.handles import make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, LeaseId, Namespace, SchedulerEpoch, SequenceId, WorkerEpoch, WorkerId
 from coppice.messages.registration import Draining, Fence, FenceAck, Register
@@ -57,14 +59,16 @@ class Stack:
         self.registrar = Registrar()
         self.failures: list[BaseException] = []
         self.executor = CountingExecutor()
+        self.listener = SessionListener(Address("127.0.0.1", 0))
         self.server = GrpcServer("127.0.0.1:0", ("coppice_rpc.v1.Worker",), None, "worker")
-        self.address = f"127.0.0.1:{self.server.port}"
+        self.address = f"127.0.0.1:{self.listener.port}"
+        self.grpc_address = f"127.0.0.1:{self.server.port}"
         core = WorkerCore(
             WorkerCoreSettings(WorkerId("w0"), self.address, CountingExecutor.pool, Namespace(b"n"), "counter")
         )
         self.service = WorkerService(core, self.executor, StepObserver(), self.failures.append)
         self.server.add(self.service.add_to)
-        self.service.serve(self.server)
+        self.service.serve(self.listener, self.server)
         self.service.register_with(self.registrar.address)
         self.register: Register = self.registrar.received.get(timeout=WAIT_S)
 
@@ -81,9 +85,7 @@ class Planner:
         self.events: queue.Queue[Any] = queue.Queue()
         link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), f"scheduler-{epoch}")
         link.epoch = epoch
-        self.channel = grpc.insecure_channel(address)
-        stub = worker_pb2_grpc.WorkerStub(self.channel)
-        self.link = LinkClient(link, stub.Steps, step_codec.PLAN_FRAMES, step_codec.RESULT_FRAMES, self, "planner")
+        self.link = LinkClient(link, address, step_codec.EDGE, self, "planner")
         self.link.start()
 
     def next(self, kind: type) -> Any:
@@ -100,7 +102,6 @@ class Planner:
 
     def close(self) -> None:
         self.link.stop()
-        self.channel.close()
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
         self.events.put(attached)
@@ -165,7 +166,7 @@ def test_computes_plans_in_order_and_tells_of_it(stack: Stack, planner: Planner)
     assert [(r.sequence_id, r.code) for r in fifth.refusals] == [(1, RefusalCode.NOT_RESERVED)]
     assert planner.step(StepPlan(6, detach=u32(1))).num_tokens == 0
     assert stack.executor.zeroed == [5]
-    with grpc.insecure_channel(stack.address) as channel:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
         stats = worker_pb2_grpc.WorkerStub(channel).Stats(worker_pb2.WorkerStatsRequest(), timeout=WAIT_S)
     assert (stats.tokens_computed, stats.tokens_sampled, stats.refusals, stats.sequences) == (8, 3, 1, 0)
 
@@ -241,7 +242,7 @@ def test_a_new_session_under_the_same_epoch_starts_over(stack: Stack, planner: P
 def test_a_draining_worker_says_so_and_waits_for_its_sequences(stack: Stack, planner: Planner) -> None:
     planner.next(Attached)
     planner.step(StepPlan(1, attach=(start(1, 2, handle(3)),), rows=u32(1), row_tokens=u32(2)))
-    with grpc.insecure_channel(stack.address) as channel:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
         drained = worker_pb2_grpc.WorkerStub(channel).Drain.future(worker_pb2.DrainRequest(), timeout=WAIT_S)
         assert stack.registrar.received.get(timeout=WAIT_S) == Draining(WorkerEpoch(1))
         assert planner.step(StepPlan(2, rows=u32(1), row_tokens=u32(1))).num_tokens == 1

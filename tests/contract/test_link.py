@@ -1,4 +1,4 @@
-"""Sessions over real gRPC streams: reconnects, restarts, stale bytes, refusals."""
+"""Sessions over real connections: reconnects, restarts, stale bytes, refusals."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coppice.edge import grpc_server, link_client, link_server
-from coppice.edge.grpc_server import GrpcServer, PortInUse
+from coppice.addresses import Address, PortInUse
+from coppice.edge import link_client, link_server, session_listener
 from coppice.edge.link_server import SessionRefused
+from coppice.edge.session_listener import SessionListener
 from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import PROTOCOL_VERSION, Data, Heartbeat, Hello, Reject, RejectCode, Welcome
 from coppice.session.link import ServerLinks
-from coppice_rpc.v1 import worker_pb2
 from tests.fakes.link_ends import ClientEnd, RawStream, ServerEnd
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import WAIT_S, wait_for
@@ -213,7 +210,7 @@ def test_a_session_starts_with_hello(keep: Keep, first: Any) -> None:
 
 def test_an_empty_first_frame_is_refused(keep: Keep) -> None:
     stream = keep(RawStream(keep(ServerEnd(links())).port))
-    stream.write_wire(worker_pb2.PlanFrame())
+    stream.write_bytes(b"")
     refused = stream.read()
     assert isinstance(refused, Reject)
     assert refused.code is RejectCode.INVALID
@@ -356,11 +353,11 @@ def test_posts_of_one_session_write_nothing_to_others(keep: Keep, monkeypatch: p
     for step in range(1, 51):
         server.server.post(link, StepResult(step))
     assert [busy.read().body.step for _ in range(50)] == list(range(1, 51))
-    assert idle._inbox.empty()
+    assert not idle.has_more
 
 
 def test_streams_that_say_nothing_give_their_threads_back(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "STREAMS_MAX", 3)
+    monkeypatch.setattr(session_listener, "CONNECTIONS_MAX", 3)
     server = keep(ServerEnd(links(), hello_s=0.2))
     silent = [keep(RawStream(server.port)) for _ in range(3)]
     stream = keep(RawStream(server.port))
@@ -372,23 +369,7 @@ def test_streams_that_say_nothing_give_their_threads_back(keep: Keep, monkeypatc
     assert all(isinstance(beat, Heartbeat) for beat in beats)
 
 
-def test_a_port_in_use_is_said() -> None:
-    first = GrpcServer("127.0.0.1:0", (), None, "first")
-    first.start()
+def test_a_port_in_use_is_said(keep: Keep) -> None:
+    first = keep(ServerEnd(links()))
     with pytest.raises(PortInUse, match=str(first.port)):
-        GrpcServer(f"127.0.0.1:{first.port}", (), None, "second")
-    first.stop(0)
-
-
-def test_health_is_watched_and_services_are_listed(keep: Keep) -> None:
-    server = keep(ServerEnd(links()))
-    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        server.grpc.set_ready(True)
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        watch.cancel()
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        listed = next(stub.ServerReflectionInfo(iter([request]), timeout=20)).list_services_response
-        assert "coppice_rpc.v1.Worker" in {service.name for service in listed.service}
+        SessionListener(Address("127.0.0.1", first.port))

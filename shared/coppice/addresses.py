@@ -1,0 +1,30 @@
+"""Where services listen: HOST:PORT as people write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coppice.errors import UsageError
+
+
+class PortInUse(Exception):
+    """The address of a listener is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port; prints as `host:port`, with brackets where IPv6 needs them."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`host:port` or `[v6]:port`. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r} is no address", hint="give HOST:PORT")
+    return Address(host.strip("[]"), int(port))
