@@ -1,1 +1,1 @@
-"""Measurements of the cache service: its core alone, over the session stream, and under load from traces."""
+"""Measurements of the cache service: its core alone, over its sessions, and under load from traces."""

@@ -124,7 +124,7 @@ def test_a_session_survives_its_connections(cache: Cache, keep: Keep) -> None:
     client = keep(StreamClient(cache))
     granted(client, 1, 9)
     for number in range(2, 5):
-        client.link._call.cancel()
+        client.link._wire.abort()
         granted(client, number, 2)
     wait_for(lambda: len(client.attached) >= 2, "a reconnect")
     assert [attached.fresh for attached in client.attached[1:]] == [False] * (len(client.attached) - 1)
@@ -140,7 +140,7 @@ def test_an_expired_session_comes_back_with_another_epoch(keep: Keep) -> None:
     old = client.epoch
     granted(client, 1, 9)
     # The client falls silent without closing anything: its heartbeats stop, as those of a paused process do.
-    with client.link._changed:
+    with client.link._lock:
         assert worker.wait_fence().scheduler_epochs == (old,)
         wait_for(lambda: cache.stats()["free_blocks"] == 16, "its blocks are free")
     wait_for(lambda: len(client.attached) == 2, "it attaches again")

@@ -18,7 +18,7 @@ from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.runner import StepRunner
 from coppice_worker.edge.tracing import Observers, WorkerSpans
-from tests.contract.test_worker_grpc import handle, start, u32
+from tests.contract.test_worker_service import handle, start, u32
 from tests.contract.test_worker_watchdog import Hanging
 from tests.fakes.waiting import WAIT_S, wait_for
 

@@ -18,7 +18,7 @@ from coppice_worker.core.batch import PoolSpec, StepBatch, StepOutput
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
 from coppice_worker.edge.runner import StepObserver, StepRunner
 from coppice_worker.edge.watchdog import StepWatchdog
-from tests.contract.test_worker_grpc import CountingExecutor, handle, start, u32
+from tests.contract.test_worker_service import CountingExecutor, handle, start, u32
 from tests.fakes.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]

@@ -63,13 +63,13 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     names = [[spec.name for spec in stage] for stage in stack.stages]
     assert names == [["valkey"], ["cache"], ["worker-0", "worker-1", "scheduler"]]
     (valkey,), (cache,), (first, second, scheduler) = stack.stages
-    address = f"127.0.0.1:{flag(cache.argv, '--grpc-port')}"
+    address = f"127.0.0.1:{flag(cache.argv, '--session-port')}"
     assert {flag(child.argv, "--cache") for child in (first, second, scheduler)} == {address}
     assert flag(cache.argv, "--redis-url") == f"redis://127.0.0.1:{flag(valkey.argv, '--port')}/0"
     assert flag(first.argv, "--num-blocks") == "64"
     assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"
     assert {flag(c.argv, "--otlp-endpoint") for c in (cache, first, second, scheduler)} == {"http://c:4317"}
-    ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--http-port")]
+    ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--session-port", "--http-port")]
     ports += [flag(scheduler.argv, "--port"), flag(scheduler.argv, "--grpc-port")]
     assert len(set(ports)) == len(ports)
 

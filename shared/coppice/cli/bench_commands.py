@@ -47,7 +47,7 @@ def index(
 
 
 def rpc(context: typer.Context, as_json: AsJson = False, quick: Quick = False) -> None:
-    """Measure acquire over the session stream against an echo of the same bytes on the same kind of stream."""
+    """Measure acquire over a session against an echo of the same bytes on the same kind of session."""
     from coppice_bench.report import print_report
     from coppice_bench.rpc import run_rpc
 

@@ -1,4 +1,4 @@
-"""What touches the network: sessions over gRPC streams, codecs, servers."""
+"""What touches the network: sessions over TCP, codecs, servers."""
 
 import os
 
