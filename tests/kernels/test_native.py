@@ -206,10 +206,10 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, capl
 @needs_compiler
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = native_build.build(("HEAD_DIM=16",))
-    assert native_build.build(("HEAD_DIM=32",)) != first
+    first = native_build.build("kernels.cpp", ("HEAD_DIM=16",))
+    assert native_build.build("kernels.cpp", ("HEAD_DIM=32",)) != first
     monkeypatch.setattr(native_build, "_run", lambda command: pytest.fail("compiled again"))
-    assert native_build.build(("HEAD_DIM=16",)) == first
+    assert native_build.build("kernels.cpp", ("HEAD_DIM=16",)) == first
     assert sorted(path.suffix for path in first.parent.iterdir()) == [".so", ".so"]
 
 
@@ -217,9 +217,9 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_does_not_compile_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(BuildError, match="heads are read in whole vectors"):
-        native_build.build(("HEAD_DIM=20",))
+        native_build.build("kernels.cpp", ("HEAD_DIM=20",))
     assert list((tmp_path / "coppice" / "kernels").iterdir()) == []
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(BuildError, match="Not a directory"):
-        native_build.build(("HEAD_DIM=16",))
+        native_build.build("kernels.cpp", ("HEAD_DIM=16",))

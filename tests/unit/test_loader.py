@@ -201,7 +201,7 @@ def test_shards_equal_single_file(pristine: dict[str, Path]) -> None:
         load_weights(pristine[name], read_config(pristine[name]), device=CPU, dtype=torch.float32)
         for name in ("llama", "sharded")
     )
-    for one, other in ((single.head, several.head), (single.layers[1].gate_up, several.layers[1].gate_up)):
+    for one, other in ((single.head, several.head), (single.layers[1].qkv, several.layers[1].qkv)):
         assert isinstance(one, Linear)
         assert isinstance(other, Linear)
         assert torch.equal(one.weight, other.weight)

@@ -11,6 +11,7 @@ from .backend import Backend
 from .native.backend import NativeBackend
 from .native.build import BuildError
 from .native.library import load, unsupported
+from .native.tiles import Tiles
 from .pool import KvPool
 from .torch_backend import TorchBackend
 
@@ -43,6 +44,17 @@ def choose_backend(kernels: str, pool: KvPool) -> Backend:
     if device_type == "cpu":
         _log.info("attention by torch instead of compiled kernels: %s", found)
     return TorchBackend(pool)
+
+
+def choose_tiles(kernels: str, pool: KvPool) -> Tiles | None:
+    """Projections by compiled kernels, for bfloat16 on a CPU that has tiles for it."""
+    if kernels not in ("auto", "native") or pool.storage.device.type != "cpu" or pool.storage.dtype != torch.bfloat16:
+        return None
+    try:
+        return Tiles()
+    except BuildError as error:
+        _log.info("projections by torch instead of compiled kernels: %s", error)
+        return None
 
 
 def prefers_triton(device_type: str, dtype: torch.dtype) -> bool:

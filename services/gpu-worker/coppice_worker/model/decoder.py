@@ -38,18 +38,6 @@ class Attention:
         return self._weights.output(attended)
 
 
-class Mlp:
-    """Gated SiLU."""
-
-    def __init__(self, weights: LayerWeights, arithmetic: Arithmetic) -> None:
-        self._weights = weights
-        self._arithmetic = arithmetic
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        return self._weights.down(self._arithmetic.gate(self._weights.gate_up(hidden)))
-
-
 class Decoder:
     """A causal language model; stateless, as all KV lives in blocks behind the step."""
 
@@ -59,8 +47,7 @@ class Decoder:
         self._arithmetic = arithmetic
         self._rotary = Rotary(config.rope, config.head_dim, weights.embedding.device, weights.embedding.dtype)
         self._layers = [
-            (layer, Attention(config, index, layer, arithmetic), Mlp(layer, arithmetic))
-            for index, layer in enumerate(weights.layers)
+            (layer, Attention(config, index, layer, arithmetic)) for index, layer in enumerate(weights.layers)
         ]
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
@@ -68,9 +55,9 @@ class Decoder:
         hidden = embedding(token_ids, self._weights.embedding)
         angles = self._rotary.angles(positions)
         delta: torch.Tensor | None = None  # what the last part adds; added where the next one is normalised
-        for weights, attention, mlp in self._layers:
+        for weights, attention in self._layers:
             delta = attention(self._add_norm(hidden, delta, weights.attention_norm), angles, step)
-            delta = mlp(self._add_norm(hidden, delta, weights.mlp_norm))
+            delta = weights.down(weights.gated(self._add_norm(hidden, delta, weights.mlp_norm)))
         return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

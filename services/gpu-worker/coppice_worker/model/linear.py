@@ -9,7 +9,8 @@ on one core, microseconds:
               weight @ x^T 258    228    314   1421            3414    4591
               packed       177    178    208    864            2409    3175
 
-Packed is oneDNN's own blocked order, chosen once at load instead of in every call. So bfloat16 projections are packed.
+Packed is oneDNN's own blocked order, chosen once at load instead of in every call. So bfloat16 projections are packed:
+by kernels of ours where the CPU has tiles (`kernels/native/tiles.py`), else by oneDNN, else not at all.
 The one exception is a row by row look-up, which the embedding needs: a head that is tied to it is packed beside it.
 
 float32 projections are stored transposed, [in, out], which takes half the time at 8 rows; from 64 rows on, and on
@@ -18,11 +19,15 @@ other devices, it makes no difference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
+
+from coppice_worker.kernels.native.tiles import Tiles
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 
 _SWAP_ROWS_FLOAT32 = range(8, 33)  # for a weight that cannot be stored transposed, as the embedding reads its rows
 _PACKED_FOR_ROWS = 32  # the blocked order hardly depends on it
@@ -34,23 +39,55 @@ class Projection(Protocol):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
-def project(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
-    """A projection with weight [out, in] and, in some families, a bias [out]; the quickest kind for its device."""
-    if _packs(weight):
-        return PackedLinear(weight, bias)
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        weight = weight.t().contiguous().t()
-    return Linear(weight, bias)
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Makes projections of weights, each of the quickest kind for its device.
 
+    A weight is [out, in]; a bias, which some families have, is [out].
+    """
 
-def tied(embedding: torch.Tensor) -> Projection:
-    """The head that shares its weight with `embedding` [vocab, hidden], which stays as it is."""
-    return project(embedding) if _packs(embedding) else Linear(embedding)
+    gate: Callable[[torch.Tensor], torch.Tensor] = TorchArithmetic().gate  # [T, 2 N] -> [T, N]
+    tiles: Tiles | None = None
+
+    def project(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+        if self.tiles is not None and self.tiles.takes(weight):
+            return self.tiles.project(weight, bias)
+        if _packs(weight):
+            return PackedLinear(weight, bias)
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            weight = weight.t().contiguous().t()
+        return Linear(weight, bias)
+
+    def tied(self, embedding: torch.Tensor) -> Projection:
+        """The head that shares its weight with `embedding` [vocab, hidden], which stays as it is."""
+        return self.project(embedding) if embedding.dtype == torch.bfloat16 else Linear(embedding)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+        """Rows [T, in] -> silu(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
+        if self.tiles is not None and self.tiles.takes(weight):
+            return self.tiles.gated(weight, bias)
+        return Gated(self.project(weight, bias), self.gate)
 
 
 def _packs(weight: torch.Tensor) -> bool:
-    is_narrow = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return is_narrow and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """These operations are not part of torch's interface: where one is missing, nothing is packed."""
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return False
+    needed = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not all(hasattr(torch.ops.mkldnn, name) for name in needed):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """Gate and up by one projection, then the gate."""
+
+    both: Projection
+    gate: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.gate(self.both(rows))
 
 
 @dataclass(frozen=True, slots=True)

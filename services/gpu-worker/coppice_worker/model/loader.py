@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from .config import CONFIG_FILE, ModelConfig
 from .errors import CheckpointError
+from .linear import Projections
 from .weights import DecoderWeights, assemble, expected_shapes, is_redundant
 
 SINGLE_FILE = "model.safetensors"
@@ -50,12 +51,13 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     on_progress: ProgressCallback | None = None,
+    projections: Projections | None = None,
 ) -> DecoderWeights:
     """Loads all weights onto `device` as `dtype`. Raises CheckpointError, naming file and tensor."""
     files = weight_files(checkpoint_dir)
     source = _SafetensorsSource(files, device, dtype, sum(map(prod, expected_shapes(config).values())), on_progress)
     _check_tensors(checkpoint_dir, config, source)
-    return assemble(config, source)
+    return assemble(config, source, projections or Projections())
 
 
 def weight_files(checkpoint_dir: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 file                                      decoder (fused once at load: one matmul instead of three or two)
 self_attn.{q,k,v}_proj.weight       ->    qkv       [(H + 2 HK) D, hidden]
 self_attn.o_proj.weight             ->    output    [hidden, H D]
-mlp.{gate,up}_proj.weight           ->    gate_up   [2 intermediate, hidden]
+mlp.{gate,up}_proj.weight           ->    gated     [2 intermediate, hidden]
 mlp.down_proj.weight                ->    down      [hidden, intermediate]
 """
 
@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from .config import ModelConfig
-from .linear import Projection, project, tied
+from .linear import Projection, Projections
 
 Shape = tuple[int, ...]
 
@@ -31,7 +31,7 @@ class LayerWeights:
     qkv: Projection
     output: Projection
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Projection
+    gated: Projection  # [T, hidden] -> [T, intermediate]
     down: Projection
 
 
@@ -87,12 +87,15 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_embeddings)
 
 
-def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
+def assemble(config: ModelConfig, source: TensorSource, projections: Projections) -> DecoderWeights:
     """Builds the decoder's weights from a source that holds all of `expected_shapes`."""
 
-    def linear(*names: str, bias: bool) -> Projection:
+    def stacked(*names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = source.stacked([f"{name}.weight" for name in names])
-        return project(weight, source.stacked([f"{name}.bias" for name in names]) if bias else None)
+        return weight, source.stacked([f"{name}.bias" for name in names]) if bias else None
+
+    def linear(*names: str, bias: bool) -> Projection:
+        return projections.project(*stacked(*names, bias=bias))
 
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
@@ -102,7 +105,7 @@ def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
             qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj", bias=config.qkv_bias),
             output=linear(f"{attention}.o_proj", bias=config.output_bias),
             mlp_norm=source.stacked([f"{prefix}.post_attention_layernorm.weight"]),
-            gate_up=linear(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias),
+            gated=projections.gated(*stacked(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias)),
             down=linear(f"{mlp}.down_proj", bias=config.mlp_bias),
         )
 
@@ -111,5 +114,5 @@ def assemble(config: ModelConfig, source: TensorSource) -> DecoderWeights:
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=source.stacked([FINAL_NORM]),
-        head=tied(embedding) if config.tied_embeddings else project(source.stacked([HEAD])),
+        head=projections.tied(embedding) if config.tied_embeddings else projections.project(source.stacked([HEAD])),
     )

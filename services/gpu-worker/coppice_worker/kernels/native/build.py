@@ -1,4 +1,4 @@
-"""Compiles kernels.cpp for this machine, once, into the user's cache folder.
+"""Compiles C++ sources of this folder for this machine, once, into the user's cache folder.
 
 The library shares torch's own OpenMP runtime: a second one would have a second set of threads, and two sets that wait
 for work on the same cores are slower than one.
@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FOLDER = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC")
 _TIMEOUT_S = 120.0
 
@@ -23,32 +23,36 @@ class BuildError(Exception):
     """The kernels cannot be compiled here; the message says why."""
 
 
-def build(defines: tuple[str, ...]) -> Path:
-    """The library for these defines ("HEAD_DIM=64"), compiled unless it lies in the cache. Raises BuildError."""
+def build(source: str, defines: tuple[str, ...] = ()) -> Path:
+    """The library of `source` ("kernels.cpp") for these defines ("HEAD_DIM=64"), compiled unless it lies in the cache.
+
+    Raises BuildError.
+    """
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise BuildError("there is no C++ compiler (g++, or what CXX names)")
     runtime = _openmp_runtime()
     flags = (*_FLAGS, *(f"-D{define}" for define in defines))
-    parts = (_SOURCE.read_bytes(), *map(str.encode, (compiler, runtime, platform.machine(), _cpu_flags(), *flags)))
+    texts = [path.read_bytes() for path in (_FOLDER / source, *sorted(_FOLDER.glob("*.h")))]
+    parts = (*texts, *map(str.encode, (compiler, runtime, platform.machine(), _cpu_flags(), *flags)))
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coppice" / "kernels"
     library = folder / f"{key}.so"
     try:
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _compile(compiler, flags, runtime, library)
+            _compile([compiler, *flags, "-c", str(_FOLDER / source)], runtime, library)
     except OSError as error:
         raise BuildError(f"{folder}: {error}") from error
     return library
 
 
-def _compile(compiler: str, flags: tuple[str, ...], runtime: str, library: Path) -> None:
+def _compile(command: list[str], runtime: str, library: Path) -> None:
     """Two processes may do so at once: each renames a whole file of its own."""
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
-        _run([compiler, *flags, "-c", str(_SOURCE), "-o", str(compiled)])
-        _run([compiler, "-shared", str(compiled), runtime, "-o", str(linked)])
+        _run([*command, "-o", str(compiled)])
+        _run([command[0], "-shared", str(compiled), runtime, "-o", str(linked)])
         linked.replace(library)
 
 

@@ -10,17 +10,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vectors.h"
+
 namespace {
 
-constexpr int LANES = 16;
 constexpr int VECTORS = HEAD_DIM / LANES;  // of one head
 constexpr int TILE_ROWS = 64;              // query heads of a tile, at most
 constexpr int KEYS = 16;                   // keys that are looked at together: one vector of scores
 constexpr int64_t SERIAL_ELEMENTS = 32768; // waking a thread costs more than passing over so few
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
 static_assert(HEAD_DIM % LANES == 0, "heads are read in whole vectors");
@@ -67,28 +65,6 @@ inline void store(Element* at, Floats values) { std::memcpy(at, &values, sizeof 
 inline float load_one(const Element* at) { return *at; }
 inline void store_one(Element* at, float value) { *at = value; }
 #endif
-
-inline Floats spread(float value) { return value - (Floats){}; }
-
-inline Floats larger(Floats a, Floats b) { return b > a ? b : a; }  // a NaN in `a` stays
-
-// e^x for x <= 88, 0 below -87. 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; Taylor's, to the seventh power.
-inline Floats exponential(Floats x) {
-    Words vanishes = (Words)(x < -87.0f);
-    x = larger(x, spread(-87.0f));
-    Floats shifted = x * 1.44269504f + 12582912.0f;  // the sum's low bits are the nearest whole number
-    Floats n = shifted - 12582912.0f;
-    Floats r = x - n * 0.693145752f - n * 1.42860677e-6f;
-    Floats p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-    return (Floats)((Words)(p * (Floats)power) & ~vanishes);
-}
 
 inline float sum(Floats v) {
     float total = 0;
@@ -316,9 +292,7 @@ extern "C" void gate(const Element* both, Element* out, int64_t rows, int64_t si
         const Element* u = g + size;
         Element* o = out + row * size;
         for (int64_t i = 0; i < whole; i += LANES) {
-            // Further down the result is zero to float32, and e^-x would leave the range of the polynomial.
-            Floats x = larger(load(g + i), spread(-80.0f));
-            store(o + i, x / (1.0f + exponential(-x)) * load(u + i));
+            store(o + i, silu(load(g + i)) * load(u + i));
         }
         for (int64_t i = whole; i < size; ++i) {
             float x = load_one(g + i);

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,11 +51,8 @@ def unsupported(dtype: torch.dtype, head_dim: int) -> str | None:
 def load(dtype: torch.dtype, head_dim: int) -> Library:
     """Compiles where needed. Raises BuildError."""
     narrow = ("BFLOAT16",) if dtype == torch.bfloat16 else ()
-    path = build((*narrow, f"HEAD_DIM={head_dim}"))
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise BuildError(f"what was compiled cannot be loaded; remove it to have it compiled anew: {error}") from error
+    path = build("kernels.cpp", (*narrow, f"HEAD_DIM={head_dim}"))
+    library = open_library(path)
     pointers, sizes = c_void_p, c_int64
 
     def function(name: str, *arguments: Any) -> Callable[..., None]:
@@ -68,3 +66,11 @@ def load(dtype: torch.dtype, head_dim: int) -> Library:
         rotate=function("rotate", *[pointers] * 3, *[sizes] * 3),
         gate=function("gate", *[pointers] * 2, *[sizes] * 2),
     )
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Raises BuildError."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"what was compiled cannot be loaded; remove it to have it compiled anew: {error}") from error
