@@ -21,6 +21,11 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def reached(self) -> Address:
+        """As a client on this machine reaches it."""
+        return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)
+
 
 def parse_address(text: str) -> Address:
     """`host:port` or `[v6]:port`. Raises UsageError."""

@@ -129,6 +129,19 @@ def test_welcome_gives_addresses_an_example_and_a_warning(tmp_path: Path) -> Non
         assert words in text
 
 
+def test_every_service_tells_its_metrics_with_and_without_tenants(tmp_path: Path) -> None:
+    for options in (UpOptions(port=0, workers=2), UpOptions(port=0, workers=2, tenants=tmp_path / "tenants.yaml")):
+        stack = plan(tmp_path, options)
+        cache, *workers, scheduler = (spec.argv for stage in stack.stages[1:] for spec in stage)
+        alone = flag(scheduler, "--port" if options.tenants is None else "--metrics-port")
+        ports = [alone, *(flag(argv, "--http-port") for argv in (cache, *workers))]
+        (line,) = (line for line in welcome(stack, options) if line.startswith("  metrics"))
+        assert line.split()[1:-3] == [f"http://127.0.0.1:{port}/metrics" for port in ports]
+        if options.tenants is not None:
+            assert alone not in (flag(scheduler, "--port"), flag(scheduler, "--grpc-port"))
+        assert "--metrics-host" not in scheduler
+
+
 def coppice(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "coppice.cli", *argv],

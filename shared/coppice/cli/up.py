@@ -41,12 +41,14 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         "stream": True,
     }
     key = " -H 'Authorization: Bearer YOUR_KEY'" if options.tenants is not None else ""
+    metrics = (plan.scheduler_metrics, plan.cache_http, *plan.worker_http)
     return [
         "",
         f"Coppice serves {plan.model_name}",
         f"  OpenAI API     {plan.rest_url}/v1",
         f"  gRPC           {plan.grpc}",
         f"  cache admin    http://{plan.cache_http}",
+        f"  metrics        {' '.join(f'http://{address}/metrics' for address in metrics)} (scheduler, cache, workers)",
         f"  logs           {plan.log_dir}" + ("" if options.log_dir else " (removed after an orderly stop)"),
         "",
         "Try:",

@@ -14,7 +14,7 @@ from coppice.errors import UnavailableError
 from coppice.up.checkpoint import Checkpoint
 from coppice.up.child import ChildSpec
 from coppice.up.options import UpOptions
-from coppice.up.ports import LOOPBACK, check_free, free_addresses
+from coppice.up.ports import check_free, free_addresses
 from coppice.up.probe import grpc_serving, valkey_answers
 
 SEAL_KEY_BYTES = 32
@@ -30,14 +30,14 @@ class StackPlan:
     grpc: Address
     cache_http: Address
     worker_http: tuple[Address, ...]
+    scheduler_metrics: Address
     model_name: str
     log_dir: Path
 
     @property
     def rest_url(self) -> str:
         """As a client on this machine reaches it."""
-        host = LOOPBACK if self.rest.host == "0.0.0.0" else "::1" if self.rest.host == "::" else self.rest.host
-        return f"http://{Address(host, self.rest.port)}"
+        return f"http://{self.rest.reached}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ def plan_stack(
     check_free(grpc, "--grpc-port")
     # More than are needed: those that the front door has are free still, but spoken for.
     internal = [
-        address for address in free_addresses(6 + 3 * options.workers) if address.port not in (rest.port, grpc.port)
+        address for address in free_addresses(7 + 3 * options.workers) if address.port not in (rest.port, grpc.port)
     ]
-    valkey, cache_grpc, cache_sessions, cache_http, *worker_ports = internal[: 4 + 3 * options.workers]
+    valkey, cache_grpc, cache_sessions, cache_http, metrics, *worker_ports = internal[: 5 + 3 * options.workers]
     redis_url = options.redis_url or f"redis://{valkey}/0"
     cache = _cache_child(options, services, log_dir, (cache_grpc, cache_sessions, cache_http), redis_url, environ)
     workers = tuple(
         _worker_child(options, services, checkpoint, log_dir, cache_sessions, index, worker_ports[3 * index :])
         for index in range(options.workers)
     )
-    scheduler = _scheduler_child(options, services, checkpoint, log_dir, cache_sessions, rest, grpc)
+    scheduler = _scheduler_child(options, services, checkpoint, log_dir, cache_sessions, rest, grpc, metrics)
     stages: tuple[tuple[ChildSpec, ...], ...] = ((cache,), (*workers, scheduler))
     if not options.redis_url:
         stages = ((_valkey_child(valkey, log_dir),), *stages)
@@ -79,6 +79,7 @@ def plan_stack(
         grpc=grpc,
         cache_http=cache_http,
         worker_http=tuple(worker_ports[2::3]),
+        scheduler_metrics=rest.reached if options.tenants is None else metrics,
         model_name=checkpoint.name,
         log_dir=log_dir,
     )
@@ -169,6 +170,7 @@ def _scheduler_child(
     cache: Address,
     rest: Address,
     grpc: Address,
+    metrics: Address,
 ) -> ChildSpec:
     argv = [
         *(*services.scheduler, "--cache", str(cache), "--host", rest.host),
@@ -176,12 +178,12 @@ def _scheduler_child(
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name, "--drain-s", str(DRAIN_S)),
     ]
     if options.tenants is not None:
-        argv += ["--tenants", str(options.tenants.resolve())]
-    reached = Address(LOOPBACK, grpc.port) if grpc.host == "0.0.0.0" else grpc
+        # The metrics name tenants, so they are not on the public port.
+        argv += ["--tenants", str(options.tenants.resolve()), "--metrics-port", str(metrics.port)]
     return ChildSpec(
         "scheduler",
         tuple(argv + _tracing(options)),
-        grpc_serving(reached),
+        grpc_serving(grpc.reached),
         log_dir / "scheduler.log",
         stop_grace_s=DRAIN_S + 5.0,
         stop_turn=0,  # it drains what runs, and needs the others for that
