@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from coppice_offline.engine import LocalEngine, Told
 from coppice_offline.errors import EngineBroken, RequestFailed
 from coppice_offline.interrupts import Interrupted, interrupts_wait
 from coppice_offline.progress import Reporter
 from coppice_offline.stream import RequestStream
-from coppice_scheduler.core.request import Finish, Output, TokenBatch
+from coppice_scheduler.core.request import Finish, Output
+from coppice_scheduler.edge.streams import pieces
 
 _CUT_OFF = "a step was cut off in the middle"
 
@@ -99,22 +98,17 @@ class Runner:
         self._take(told)
 
     def _take(self, told: Told) -> None:
+        # Only requests with stop texts stream; the others' tokens come with their last output.
         for batch in told.tokens:
-            self._take_batch(batch)
+            for number, tokens in pieces(batch):
+                self._take_output(Output(str(number), tokens))
         for output in told.outputs:
             self._take_output(output)
-
-    def _take_batch(self, batch: TokenBatch) -> None:
-        """Only requests with stop texts stream; the others' tokens come with their last output."""
-        numbers, tokens = np.frombuffer(batch.numbers, "<u4"), np.frombuffer(batch.tokens, "<u4")
-        for number in np.unique(numbers).tolist():
-            if self._open[number].take(tokens[numbers == number].tobytes()):
-                self._engine.cancel(str(number), Finish.STOP)
 
     def _take_output(self, output: Output) -> None:
         number = int(output.request_id)
         stream = self._open[number]
-        if stream.take_output(output) and output.finish is None:
+        if stream.take(output) and output.finish is None:
             self._engine.cancel(output.request_id, Finish.STOP)
         if output.finish is not None:
             del self._open[number]

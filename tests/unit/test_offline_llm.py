@@ -17,6 +17,7 @@ import coppice
 from coppice import LLM, SamplingOptions
 from coppice.errors import CoppiceError, UsageError
 from coppice_offline.errors import PromptError
+from coppice_offline.results import Completion
 from coppice_scheduler.edge.sampling_options import seed_of_choice
 from tests.fakes.checkpoints import MAX_CONTEXT, write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
@@ -108,6 +109,19 @@ def test_a_stop_text_ends_the_output_where_it_is_complete(llm: LLM) -> None:
     assert stopped.outputs[0].stop_reason == stop
     assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
     assert len(stopped.token_ids) < 30
+
+
+def test_stop_texts_count_only_after_min_tokens(llm: LLM) -> None:
+    def generate(**options: Any) -> Completion:
+        drawn = SamplingOptions(seed=1, temperature=1.0, ignore_eos=True, **options)
+        return llm.generate(PROMPTS[2], drawn)[0].outputs[0]
+
+    free, begun = generate(max_tokens=60), generate(max_tokens=10)
+    again = next(char for char in begun.text if char in free.text[len(begun.text) :])
+    stopped = generate(max_tokens=60, min_tokens=10, stop=again)
+    assert stopped.text == free.text[: free.text.index(again, len(begun.text))]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", again)
+    assert len(generate(max_tokens=60, stop=again).token_ids) <= 10
 
 
 def test_a_stop_token_ends_the_output_and_is_told(llm: LLM) -> None:

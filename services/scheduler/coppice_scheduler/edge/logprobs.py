@@ -10,8 +10,9 @@ tokens of which a stop string takes a part are not shown at all. A token that is
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,12 +51,8 @@ class LogprobTrack:
         self._closed: deque[tuple[int, TokenLogprob]] = deque()  # (end, token)
 
     def add(self, report: TokenLogprobs) -> None:
-        chosen = np.maximum(np.frombuffer(report.chosen, "<f4"), LEAST_LOGPROB).tolist()
-        ids = np.frombuffer(report.top_ids, "<u4").reshape(len(chosen), report.num_top).tolist()
-        top = np.maximum(np.frombuffer(report.top, "<f4"), LEAST_LOGPROB).reshape(len(chosen), report.num_top).tolist()
-        for place, logprob in enumerate(chosen):
-            row = _Row(logprob, tuple(zip(ids[place], top[place], strict=True)))
-            self._rows[report.first_position + place] = row
+        for position, logprob, top in unpack_logprobs((report,), least=LEAST_LOGPROB):
+            self._rows[position] = _Row(logprob, top)
 
     def prompt(self, ids: Sequence[int], offsets: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """The prompt's tokens, for an answer that begins with them."""
@@ -94,3 +91,15 @@ class LogprobTrack:
                 ErrorKind.INTERNAL, f"The engine reported no log-probability at {position}.", code="no_logprobs"
             )
         return TokenLogprob(token_id, row.logprob, row.top, offset)
+
+
+def unpack_logprobs(
+    reports: Iterable[TokenLogprobs], least: float = -math.inf
+) -> Iterator[tuple[int, float, tuple[tuple[int, float], ...]]]:
+    """Position, log-probability of the token there, (token id, log-probability) of the likeliest; at least `least`."""
+    for report in reports:
+        chosen = np.maximum(np.frombuffer(report.chosen, "<f4"), least).tolist()
+        ids = np.frombuffer(report.top_ids, "<u4").reshape(len(chosen), report.num_top).tolist()
+        top = np.maximum(np.frombuffer(report.top, "<f4"), least).reshape(len(chosen), report.num_top).tolist()
+        for place, logprob in enumerate(chosen):
+            yield report.first_position + place, logprob, tuple(zip(ids[place], top[place], strict=True))
