@@ -20,13 +20,15 @@ from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
 from coppice_scheduler.edge.checkpoint_text import CheckpointText, load_checkpoint_text
 from coppice_scheduler.edge.engine import ModelInfo
 from coppice_scheduler.edge.frontdoor import FrontDoor
-from coppice_scheduler.edge.generation_grpc import GenerationServicer
+from coppice_scheduler.edge.generation_grpc import MESSAGE_TIMEOUT_S, Generation
+from coppice_scheduler.edge.generation_server import GenerationServer
 from coppice_scheduler.edge.metrics import FrontDoorMetrics
 from tests.fakes.engine import FakeEngine, Script
 
 DEMO = Path(coppice.__file__).parent / "demo_model"
 MODEL = "org/demo"
 WAIT_S = 20
+MAX_CONNECTIONS = 8
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Served:
     engine: FakeEngine
     checkpoint: CheckpointText
     stub: Any
+    channel: grpc.aio.Channel
+    port: int
 
     def ids(self, text: str) -> list[int]:
         return list(self.checkpoint.raw.encode(text).ids)
@@ -55,19 +59,22 @@ class Served:
         return caught.value
 
 
-def serve(test: Callable[[Served], Awaitable[None]], tenants: TenantDirectory | None = None) -> None:
+def serve(
+    test: Callable[[Served], Awaitable[None]],
+    tenants: TenantDirectory | None = None,
+    message_timeout_s: float = MESSAGE_TIMEOUT_S,
+) -> None:
     async def run() -> None:
         checkpoint = load_checkpoint_text(DEMO)
         engine = FakeEngine(ModelInfo(MODEL, 512, 1))
         metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
         frontdoor = FrontDoor(engine, checkpoint, tenants or TenantDirectory.single_default(), metrics)
-        server = grpc.aio.server()
-        pb_grpc.add_GenerationServicer_to_server(GenerationServicer(frontdoor), server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        generation = Generation(frontdoor, message_timeout_s=message_timeout_s)
+        server = GenerationServer(generation, "127.0.0.1", 0, MAX_CONNECTIONS)
         await server.start()
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await test(Served(engine, checkpoint, pb_grpc.GenerationStub(channel)))
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                await test(Served(engine, checkpoint, pb_grpc.GenerationStub(channel), channel, server.port))
         finally:
             await server.stop(None)
 

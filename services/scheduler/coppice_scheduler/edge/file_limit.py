@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import logging
 import resource
+from dataclasses import dataclass
 
 _log = logging.getLogger("coppice.scheduler")
 MAX_CONNECTIONS = 16_384  # of one front door
-RESERVED_FILES = 512  # for everything that is no REST connection
+MAX_GRPC_CONNECTIONS = 2048  # each of many calls at once
+GRPC_SHARE = 8  # one part of so many, where files are short
+RESERVED_FILES = 512  # for everything that is no connection of a client
 
 
 def raise_file_limit() -> None:
     """As far as it goes without privileges; say so when that leaves less than a front door would take."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if connections_within_limit() < MAX_CONNECTIONS:
+    allowed = connections_within_limit()
+    if allowed.rest < MAX_CONNECTIONS:
         _log.warning(
-            "at most %d open files are allowed: a front door takes %d connections at once instead of %d "
+            "at most %d open files are allowed: a front door takes %d REST connections at once instead of %d "
             "(raise the hard limit, such as with ulimit -Hn)",
             hard,
-            connections_within_limit(),
+            allowed.rest,
             MAX_CONNECTIONS,
         )
 
 
-def connections_within_limit() -> int:
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """That one front door takes at once."""
+
+    rest: int
+    grpc: int
+
+
+def connections_within_limit() -> Connections:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, soft - RESERVED_FILES))
+        return Connections(MAX_CONNECTIONS, MAX_GRPC_CONNECTIONS)
+    room = max(GRPC_SHARE, soft - RESERVED_FILES)
+    grpc = min(MAX_GRPC_CONNECTIONS, room // GRPC_SHARE)
+    return Connections(min(MAX_CONNECTIONS, room - grpc), grpc)

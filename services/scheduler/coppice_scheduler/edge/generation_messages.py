@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import Message
-
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.chat import ChatMessage
-from coppice_scheduler.edge.errors import ApiError, ErrorKind, invalid
+from coppice_scheduler.edge.errors import invalid
 from coppice_scheduler.edge.generation_spec import (
-    MAX_BODY_BYTES,
     ChatPrompt,
     GenerationSpec,
     Prompt,
@@ -20,17 +17,8 @@ from coppice_scheduler.edge.text_stream import Delta
 from coppice_scheduler.edge.token_texts import TokenTexts
 
 
-def check_size(request: Message) -> None:
-    """Raises ApiError."""
-    if request.ByteSize() > MAX_BODY_BYTES:
-        raise ApiError(
-            ErrorKind.TOO_LARGE, f"The request is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large"
-        )
-
-
 def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
     """`timeout_s` is what is left of the call's deadline. Raises ApiError."""
-    check_size(request)
     if not request.model:
         raise invalid("model is required.", param="model", code="missing")
 
@@ -74,7 +62,6 @@ def _echo(request: pb.GenerateRequest) -> bool:
 
 def tokenize_prompt(request: pb.TokenizeRequest) -> Prompt:
     """Raises ApiError."""
-    check_size(request)
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return TextPrompt(request.text)
