@@ -119,6 +119,19 @@ def test_a_stop_lets_streams_end_and_leaves_nobody(stack: Stack) -> None:
     assert not any(map(lives, doors))
 
 
+def test_they_are_killed_with_the_planners_process_group_and_deaf_to_a_ctrl_c(stack: Stack) -> None:
+    planner = stack.services["scheduler"].process
+    assert planner is not None
+    doors = front_doors(stack)
+    assert [os.getpgid(door) for door in doors] == [os.getpgid(planner.pid)] * len(doors)
+    for door in doors:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(door, number)
+    with stream(stack) as response:
+        assert rest_of(response)[-1] == "[DONE]"
+    assert front_doors(stack) == doors
+
+
 def test_a_stop_in_the_middle_of_a_long_stream_ends_it_with_an_error(checkpoint: Path, tmp_path: Path) -> None:
     with Stack(checkpoint, tmp_path, scheduler_args=["--drain-s=0"], worker_args=["--threads=1"]) as stack:
         with stream(stack, max_tokens=1500, prompt=[5]) as response:

@@ -123,9 +123,10 @@ def test_sigterm_is_orderly_too(start: Start) -> None:
     assert not up.children()
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_deaf_child(start: Start) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_a_deaf_child_and_its_children(start: Start) -> None:
     up = start(scheduler="deaf")
     up.wait_for("development setup")
+    assert len(up.children()) == len(PARTS) + 1
     began = time.monotonic()
     up.process.send_signal(signal.SIGINT)
     up.wait_for("stopping")

@@ -1,13 +1,14 @@
 """A stand-in for any of the three services: takes their flags, answers gRPC health, misbehaves on request.
 
 `python -m tests.fakes.service NAME [--grpc-port P] [--port P] [...]`. `COPPICE_FAKE_<NAME>` says how:
-`dies` before it is ready, `crashes` soon after, every time, `deaf` ignores SIGTERM.
+`dies` before it is ready, `crashes` soon after, every time, `deaf` ignores SIGTERM and has a child that does so too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -23,6 +24,9 @@ def main() -> int:
         print(f"coppice {name}: the disk is on fire", file=sys.stderr, flush=True)
         return 1
     stopping = threading.Event()
+    if mood == "deaf":
+        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", deaf, *sys.argv])
     handler = signal.SIG_IGN if mood == "deaf" else lambda *_: stopping.set()
     signal.signal(signal.SIGTERM, handler)
     server = GrpcServer(f"{flags['--host']}:{flags['--grpc-port']}", (), None, name)

@@ -55,7 +55,9 @@ class Child:
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        """And with it what it started."""
+        if self.is_running():
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def describe_exit(self) -> str:

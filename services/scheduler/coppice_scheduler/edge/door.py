@@ -65,7 +65,7 @@ class _Server(uvicorn.Server):
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the planner's process, which tells us
+        signal.signal(number, signal.SIG_IGN)  # they are for the planner's process, which tells us; blocked until now
     parent = os.getppid()
     connection, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
     threading.Thread(target=_die_with_planner, args=(connection.fileno(),), name="tether", daemon=True).start()

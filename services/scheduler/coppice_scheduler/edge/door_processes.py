@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +36,7 @@ START_S = 120.0
 SILENCE_S = 15.0  # it beats once a second
 RESTARTS_MAX = 5  # of one front door within the window
 RESTART_WINDOW_S = 60.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,12 +133,10 @@ class DoorProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             inherited = (theirs.fileno(), self._listener.fileno())
-            process = subprocess.Popen(
+            process = _deaf_to_signals(
                 [sys.executable, "-m", "coppice_scheduler.edge.door", *map(str, inherited)],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, MULTIPROCESS_VARIABLE: self._start.metrics_dir},
-                pass_fds=inherited,
-                process_group=0,  # Ctrl-C in the terminal is for this process only
+                {**os.environ, MULTIPROCESS_VARIABLE: self._start.metrics_dir},
+                inherited,
             )
         one = _Process(process, time.monotonic())
         door_channel = one.channel = DoorChannel(ours, lambda message: received(message), lambda: closed())
@@ -159,6 +159,18 @@ class DoorProcesses:
         door_channel.start()
         door_channel.send(replace(self._start, door=number))
         return one
+
+
+def _deaf_to_signals(argv: list[str], environ: dict[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Started with SIGINT and SIGTERM blocked: Ctrl-C in a terminal is for this process only.
+
+    It stays in our process group, so that whoever kills the group leaves nobody behind.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ, pass_fds=inherited)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _how(code: int) -> str:

@@ -10,11 +10,6 @@ front door counted outlives it.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -27,20 +22,6 @@ MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAP_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _WHOLE_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240)
-
-
-@contextmanager
-def metrics_folder() -> Iterator[str]:
-    """A folder for what front doors count; in memory where the system has such a place."""
-    shared_memory = "/dev/shm"
-    try:
-        folder = tempfile.mkdtemp(prefix="coppice-metrics-", dir=shared_memory)
-    except OSError:
-        folder = tempfile.mkdtemp(prefix="coppice-metrics-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def merged_registry(folder: str, collector: Collector) -> CollectorRegistry:

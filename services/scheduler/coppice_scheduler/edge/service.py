@@ -33,7 +33,8 @@ from coppice_scheduler.edge.door_processes import DoorProcesses
 from coppice_scheduler.edge.doors import Doors
 from coppice_scheduler.edge.engine import ModelInfo
 from coppice_scheduler.edge.file_limit import raise_file_limit
-from coppice_scheduler.edge.metrics import merged_registry, metrics_folder
+from coppice_scheduler.edge.metrics import merged_registry
+from coppice_scheduler.edge.metrics_folder import metrics_folder
 from coppice_scheduler.edge.planner_metrics import PlannerCollector
 from coppice_scheduler.edge.settings import ServiceSettings
 
