@@ -16,22 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
-from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.client_calls import COMBINATIONS, ask, check
 
 BLOCK = 16
 CLOSE = 2e-3  # fp32 on both sides
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama", seed=5)
-
-
-@pytest.fixture(scope="module")
-def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(checkpoint, tmp_path_factory.mktemp("stack"), num_blocks=256) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

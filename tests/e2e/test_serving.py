@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from coppice.tenants import digest_of_key
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
-from tests.fakes.checkpoints import MAX_CONTEXT, write_tiny_checkpoint
+from tests.fakes.checkpoints import MAX_CONTEXT
 
 BLOCK = 16
 TENANTS = f"""
@@ -31,17 +31,6 @@ tenants:
     max_share: 0.25
     concurrency: 2
 """
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama", seed=5)
-
-
-@pytest.fixture(scope="module")
-def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(checkpoint, tmp_path_factory.mktemp("stack"), num_blocks=256) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
+
+from coppice_bench.byte_tokenizer import BOS_ID, EOS_ID, NUM_TOKENS, write_byte_tokenizer
 
 Family = Literal["llama", "qwen2"]
 
@@ -22,11 +22,6 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>")
-CHAT_TEMPLATE = (
-    "{{ '<|bos|>' }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 
 
 def write_tiny_checkpoint(
@@ -45,7 +40,7 @@ def write_tiny_checkpoint(
     The vocabulary is 256 bytes, the special tokens after them, and unused ids up to `vocab_size` (at least 261).
     `rope_scaling` is a `rope_parameters` object such as LLAMA3_ROPE. The context is 2048 tokens.
     """
-    assert vocab_size >= 256 + len(SPECIAL_TOKENS)
+    assert vocab_size >= NUM_TOKENS
     path.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -59,8 +54,8 @@ def write_tiny_checkpoint(
         "rope_parameters": rope_scaling or {"rope_type": "default", "rope_theta": 10000.0},
         # Wide enough that the best logit of a random model stands clear of the second.
         "initializer_range": 0.15,
-        "bos_token_id": 256,
-        "eos_token_id": 257,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
         **config_changes,
     }
     transformers_logging.disable_progress_bar()
@@ -73,7 +68,7 @@ def write_tiny_checkpoint(
         )
         _randomise_vectors(model)
     model.save_pretrained(path, max_shard_size="100KB" if sharded else "5GB")
-    _write_tokenizer(path)
+    write_byte_tokenizer(path, MAX_CONTEXT)
     return path
 
 
@@ -83,20 +78,3 @@ def _randomise_vectors(model: torch.nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
-
-
-def _write_tokenizer(path: Path) -> None:
-    vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.save(str(path / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": SPECIAL_TOKENS[0],
-        "eos_token": SPECIAL_TOKENS[1],
-        "model_max_length": MAX_CONTEXT,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")

@@ -142,6 +142,10 @@ def test_every_service_tells_its_metrics_with_and_without_tenants(tmp_path: Path
         assert "--metrics-host" not in scheduler
 
 
+# Whatever else is installed, it is this tree that is tested.
+HERE = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+
+
 def coppice(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "coppice.cli", *argv],
@@ -149,7 +153,7 @@ def coppice(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
         check=False,
-        env={"PATH": "", "COLUMNS": "200", "TERM": "dumb", **environ},
+        env={**HERE, "PATH": "", "COLUMNS": "200", "TERM": "dumb", **environ},
     )
 
 
@@ -194,7 +198,7 @@ def test_version_and_help() -> None:
 def test_help_says_what_is_written() -> None:
     """The library that draws it makes pictures of some words between colons."""
     for command in (["up"], ["bench", "serve"], ["bench", "split"], ["cache", "explain"], ["index", "ingest"]):
-        listed = coppice(*command, "--help", PYTHONPATH=os.environ.get("PYTHONPATH", "")).stdout
+        listed = coppice(*command, "--help").stdout
         assert listed
         assert not [letter for letter in listed if ord(letter) > 0xFFFF]
 
