@@ -230,7 +230,7 @@ def test_the_timeline_tells_where_the_time_went() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"instance": b"short"}, {"max_running": 65}, {"max_chunk_tokens": 0}, {"max_decode_steps": 65}]
+    "wrong", [{"instance": b"short"}, {"max_running": 65}, {"max_chunk_tokens": 0}, {"max_decode_steps": 129}]
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

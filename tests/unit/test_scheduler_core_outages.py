@@ -39,10 +39,10 @@ def error_of(bench: Bench, name: str) -> OutputErrorCode:
     return error.code
 
 
-def two_running(seen: bool = False) -> Bench:
+def two_running(seen: bool = False, num_tokens: int = 3) -> Bench:
     """Request r attached; with `seen`, its first token came out."""
     bench = Bench()
-    bench.submit("r", 3, max_new=9)
+    bench.submit("r", num_tokens, max_new=9)
     bench.settle()
     if seen:
         bench.result({1: 5})
@@ -72,7 +72,7 @@ def test_answers_that_answer_nothing_are_dropped() -> None:
 
 
 def test_a_restarted_cache_hears_the_claims_and_the_open_questions_again() -> None:
-    bench = two_running(seen=True)
+    bench = two_running(num_tokens=5)
     bench.submit("s", 3)
     assert [type(op) for batch in bench.batches for op in batch] == [Acquire]
     bench.core.index_lost(0)
@@ -122,7 +122,7 @@ def test_a_restarted_cache_hears_of_what_was_abandoned_as_long_as_it_may_run() -
 
 def test_extends_and_publishes_wait_for_the_verdict_on_their_claim() -> None:
     bench = Bench(settings(extend_ahead_blocks=0))
-    bench.submit("r", 3, max_new=9)
+    bench.submit("r", 7, max_new=9)
     bench.answer_with(bench.yes(bench.batches[0][0]))
     assert bench.ops(Extend)
     bench.core.index_lost(0)
@@ -255,7 +255,7 @@ def test_a_digest_is_not_compared_while_an_op_is_unanswered() -> None:
 def publishing() -> Bench:
     """Request r with its first block full: the Publish waits for its answer, alone."""
     bench = Bench()
-    bench.submit("r", 5, max_new=9)
+    bench.submit("r", 5, max_new=19)
     bench.settle()
     bench.result({1: 5})
     assert [[type(op) for op in batch] for batch in bench.batches] == [[Publish]]
@@ -286,7 +286,7 @@ def test_a_lease_without_a_place_in_a_tree_publishes_when_it_has_one() -> None:
     bench = publishing()
     restarted(bench)
     bench.core.index_message(Reattached(CacheEpoch(2), (lease(1),), ()), 0)
-    for _ in range(4):
+    for _ in range(16):
         bench.result({1: 5})
         assert not bench.ops(Publish), "it has no place yet"
         bench.settle()

@@ -153,7 +153,7 @@ def _check_table(worker: Worker) -> None:
         assert table.num_known[slot] == len(request.folded) // TOKEN_BYTES + table.num_tail[slot]
         assert table.num_reserved[slot] == lease.reserved_tokens
         assert table.num_max[slot] == request.num_tokens_max
-        assert table.next_full[slot] > table.num_computed[slot]
+        assert table.next_look[slot] > table.num_computed[slot]
         assert table.attached[slot] == (sequence.state is SequenceState.ATTACHED)
         assert table.has_news[slot] or not sequence.grown
         assert request.num_prompt_tokens <= table.num_sent[slot] <= table.num_known[slot]

@@ -288,6 +288,7 @@ class Lifecycle:
         assert sequence.live
         lease = sequence.lease
         worker = self.workers[lease.worker_id]
+        self.publish_full(sequence)
         sequence.request.note_written()
         sequence.leave_table()
         del worker.running[sequence.sequence_id]
@@ -301,6 +302,11 @@ class Lifecycle:
             worker.to_detach.append(sequence)
         else:
             self.removed(sequence)
+
+    def publish_full(self, sequence: Sequence) -> None:
+        """Its blocks that completed steps have filled are to be findable."""
+        if sequence.lease.state is LeaseState.LIVE:
+            self.leases.filled(sequence.lease, sequence.request.tokens, sequence.num_computed)
 
     def removed(self, sequence: Sequence) -> None:
         """No step that is in flight or to come can touch its blocks: only now may they be released."""

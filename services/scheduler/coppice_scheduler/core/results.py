@@ -163,7 +163,7 @@ def _visit(life: Lifecycle, worker: Worker, step: InFlight, good: Bool, accepted
     has_tokens = np.zeros(len(rows), np.bool_)
     has_tokens[accepted.rows] = True
     slots = rows.slots
-    fills = table.num_computed[slots] >= table.next_full[slots]
+    fills = table.num_computed[slots] >= table.next_look[slots]
     begins = has_tokens & ~table.has_first[slots]
     visited = good & (ends | fills | begins | (rows.num_prefill > 0) | table.is_watched[slots])
     table.has_first[slots[begins]] = True
@@ -182,15 +182,10 @@ def _visit(life: Lifecycle, worker: Worker, step: InFlight, good: Bool, accepted
         if request.wants_logprobs and request.request.streams and place >= 0:
             life.outbox.note(request)
         if is_full:
-            _filled(life, sequence)
+            life.publish_full(sequence)
+            sequence.look_again()
         if is_last:
             _end(life, sequence, accepted, place, now_ns)
-
-
-def _filled(life: Lifecycle, sequence: Sequence) -> None:
-    lease = sequence.lease
-    life.leases.filled(lease, sequence.request.tokens, sequence.num_computed)
-    sequence.table.next_full[sequence.slot] = (lease.num_full_blocks + 1) * lease.block_size
 
 
 def _end(life: Lifecycle, sequence: Sequence, accepted: Accepted, place: int, now_ns: int) -> None:

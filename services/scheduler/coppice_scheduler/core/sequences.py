@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from coppice_scheduler.core.forks import Family
 
 PREFILL_MARKS_MAX = 64
+OUTPUT_BLOCKS_TOGETHER = 4  # blocks behind the prompt are published as many at a time,
+OUTPUT_TOKENS_TOGETHER = 64  # but for what fills more tokens than these; the rest when the sequence ends
 NO_LEASE = LeaseId(b"")
 
 
@@ -159,6 +161,10 @@ class RequestState:
             self.marks.append((name, start_ns, end_ns))
 
 
+def blocks_together(block_size: int) -> int:
+    return min(OUTPUT_BLOCKS_TOGETHER, max(1, OUTPUT_TOKENS_TOGETHER // block_size))
+
+
 class Sequence:
     """One stay of a request on one worker, under one lease. Its counts may be asked for while it is live."""
 
@@ -191,7 +197,7 @@ class Sequence:
         table.num_ahead[slot] = num_ahead
         table.num_max[slot] = request.num_tokens_max
         table.num_sent[slot] = request.sent_before
-        table.next_full[slot] = (lease.num_full_blocks + 1) * lease.block_size
+        self.look_again()
         table.tenants[slot] = request.tenant_number
         table.has_first[slot] = bool(request.first_token_ns)
         table.is_plain[slot] = request.request.streams and not request.wants_logprobs
@@ -248,7 +254,14 @@ class Sequence:
         assert self.state is SequenceState.GRANTED
         table, slot, size = self.table, self.slot, self.lease.block_size
         table.num_computed[slot] = table.num_planned[slot] = num_tokens
-        table.next_full[slot] = (num_tokens // size + 1) * size
+        table.next_look[slot] = (num_tokens // size + 1) * size
+
+    def look_again(self) -> None:
+        """Note when its full blocks are published next."""
+        lease, table, slot = self.lease, self.table, self.slot
+        size, num_full = lease.block_size, lease.num_full_blocks
+        is_prefill = num_full < table.num_start[slot] // size
+        table.next_look[slot] = (num_full + (1 if is_prefill else blocks_together(size))) * size
 
     def attach(self) -> None:
         self.state = SequenceState.ATTACHED

@@ -28,7 +28,7 @@ Bool = npt.NDArray[np.bool_]
 
 FIRST_SLOTS = 64
 STOPS_MAX = 8  # stop tokens that a slot holds; who has more is looked at one by one
-TAIL_MAX = 64
+TAIL_MAX = 128
 NO_TOKEN = 0xFFFF_FFFF  # fills what is unused; no vocabulary is so large
 
 _COUNTS = (
@@ -41,7 +41,7 @@ _COUNTS = (
     "num_start",
     "num_sent",
     "num_max",
-    "next_full",
+    "next_look",
     "num_tail",
     "tenants",
 )
@@ -60,7 +60,7 @@ class SlotTable:
     num_start: Int64  # known when it was granted
     num_sent: Int64  # of those known, that left for the client
     num_max: Int64  # prompt and output together
-    next_full: Int64  # computed tokens that fill its next block
+    next_look: Int64  # computed tokens at which the blocks that are full by then are published
     num_tail: Int64
     tenants: Int64  # numbers of `FairShares`
     attached: Bool  # the worker was told of it
