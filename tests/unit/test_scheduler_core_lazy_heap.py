@@ -41,7 +41,7 @@ def waiting_behind(**fields: object) -> Bench:
 
 def entries(bench: Bench) -> int:
     life = bench.core._life
-    lines = sum(len(line._by_age) + len(line._by_deadline) for _, _, line in life.queue.lines())
+    lines = sum(len(line._by_age) + len(line._by_deadline) for line in life.queue._lines.values())
     return lines + len(life.deadlines._by_time)
 
 

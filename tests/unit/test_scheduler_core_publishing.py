@@ -1,4 +1,4 @@
-"""When full blocks become findable: those of a prompt at once, those behind it a few at a time, all of them at its end."""
+"""When full blocks become findable: a prompt's at once, those behind it a few at a time, all of them at the end."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from coppice_scheduler.core.pledges import Ranks
 from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.sequences import NO_LEASE, RequestState, RequestStatus, Sequence
 from coppice_scheduler.core.standing import Standing
+from coppice_scheduler.core.turns import Turns
 from coppice_scheduler.core.workers import Worker
 
 
@@ -59,6 +60,7 @@ class _Round:
         self.places = life.settings.max_running - life.counts.running - life.counts.asking
         self.standing = Standing(life)
         self.ranks = Ranks(life)
+        self.turns = Turns(life.queue, self.ranks)
         self.room = _room(life, workers)
         self.loads: dict[DomainId | None, dict[WorkerId, int]] = {}
         self.gate = life.gates.pool_gate()
@@ -72,7 +74,7 @@ class _Round:
             able = [worker for worker in self.workers if self.room[worker.worker_id] > 0]
             is_full = self.places <= 0 or not able
             kept_out = partial(self._is_kept_out, self.workers if is_full else able)
-            request = life.queue.next(kept_out, self.ranks.turn)
+            request = self.turns.next(kept_out, self._bar())
             if request is None:
                 break
             if is_full:
@@ -93,6 +95,13 @@ class _Round:
             if (past or not is_shut) and not worker.is_short(domain, past=past):
                 return False
         return True
+
+    def _bar(self) -> float:
+        """Rank from which on everybody is kept out: while the pool is full and nobody has anything by right."""
+        if not self.is_shut or self.standing.gives_rights:
+            return inf
+        refused = self.life.gates.pool_request
+        return -inf if refused is None else self.ranks.of(refused.tenant_number)
 
     def _goes_before_refused(self, request: RequestState) -> bool:
         """The pool's gate was shut for a tenant that was served more: it may ask once itself whether there is room."""
@@ -160,6 +169,7 @@ class _Round:
         left = max(0, sequence.num_start_tokens - sequence.num_planned)
         self.ranks.gave_place(request.tenant_number, left)
         self.life.preempt(request, self.now_ns)
+        self.turns = Turns(self.life.queue, self.ranks)
         self.places += 1
         self.room[worker_id] += 1
 

@@ -11,6 +11,7 @@ whose prefill is not planned to its end. Only decoding, it takes no part in a ch
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +22,9 @@ class FairShares:
     def __init__(self, weight_of: Callable[[str], float]) -> None:
         self._weight_of = weight_of
         self._numbers: dict[str, int] = {}
+        self._tenants: list[str] = []  # by number
+        self._at_work: Counter[int] = Counter()  # requests here, by number
+        self.weight_at_work = 0.0  # of all tenants that have some
         self._served: NDArray[np.float64] = np.zeros(8)
         self._token_price: NDArray[np.float64] = np.ones(8)  # 1 / weight
         self._outputs: NDArray[np.float64] = np.zeros(8)
@@ -32,12 +36,22 @@ class FairShares:
         number = self._numbers.get(tenant)
         if number is None:
             number = self._numbers[tenant] = len(self._numbers)
+            self._tenants.append(tenant)
             if number == len(self._served):
                 self._served = np.concatenate([self._served, np.zeros(number)])
                 self._outputs = np.concatenate([self._outputs, np.zeros(number)])
                 self._token_price = np.concatenate([self._token_price, np.ones(number)])
             self._token_price[number] = 1.0 / self._weight_of(tenant)
         return number
+
+    @property
+    def num_tenants(self) -> int:
+        return len(self._tenants)
+
+    def tenant(self, number: int) -> str:
+        return self._tenants[number]
+
+    # --- what they were served
 
     def charge(self, number: int, num_tokens: int) -> None:
         """Tokens of prefill."""
@@ -56,12 +70,35 @@ class FairShares:
     def counter(self, number: int) -> float:
         return float(self._served[number])
 
+    def counters_with(self, num_tokens: list[float]) -> list[float]:
+        """Of all tenants, as if each had been served so many tokens more."""
+        count = len(num_tokens)
+        counters: list[float] = (self._served[:count] + num_tokens * self._token_price[:count]).tolist()
+        return counters
+
     def weight(self, number: int) -> float:
         return 1.0 / float(self._token_price[number])
 
-    def price(self, number: int, num_tokens: int) -> float:
+    def price(self, number: int, num_tokens: float) -> float:
         """By how much so many tokens would move the counter."""
         return float(num_tokens * self._token_price[number])
+
+    # --- who has work here
+
+    def come(self, number: int) -> None:
+        """One more request of the tenant."""
+        if not self._at_work[number]:
+            self.weight_at_work += self.weight(number)
+        self._at_work[number] += 1
+
+    def go(self, number: int) -> None:
+        self._at_work[number] -= 1
+        if not self._at_work[number]:
+            del self._at_work[number]
+            self.weight_at_work = self.weight_at_work - self.weight(number) if self._at_work else 0.0
+
+    def num_at_work(self, number: int) -> int:
+        return self._at_work[number]
 
     # --- who wants
 

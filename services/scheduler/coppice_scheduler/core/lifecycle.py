@@ -58,6 +58,7 @@ class Lifecycle:
         self.totals.submitted += 1
         request.since_ns = now_ns
         request.tenant_number = self.shares.number_of(request.request.tenant)
+        self.shares.come(request.tenant_number)
         self.counts.tenant_unseen[request.request.tenant] += 1
         if request.request.fork_of is None:
             self.rate_limits.charge(request.request.tenant, request.num_prompt_tokens, now_ns)
@@ -271,6 +272,7 @@ class Lifecycle:
         if request.first_token_ns:
             request.marks.append(("decode", request.first_token_ns, now_ns))
         request.stop_wanting(self.shares)
+        self.shares.go(request.tenant_number)
         self.leave_family(request)
         request.status = RequestStatus.FINISHED
         self.totals.finished += 1

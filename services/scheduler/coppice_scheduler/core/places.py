@@ -15,7 +15,6 @@ no request gives way more than `YIELDS_MAX` times.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from coppice_scheduler.core.lifecycle import Lifecycle
@@ -29,40 +28,36 @@ EXCESS_SLACK = 1e-9
 
 
 class Places:
-    """Places held, running or asking, and fair shares of that number among all tenants at work."""
+    """Places held, running or asking, and fair shares of that number among all tenants at work, as they are now."""
 
     def __init__(self, life: Lifecycle) -> None:
-        counts, shares = life.counts, life.shares
-        self._held: Counter[int] = Counter()
-        for tenants in (counts.tenant_running, counts.tenant_asking):
-            for tenant, held in tenants.items():
-                self._held[shares.number_of(tenant)] += held
-        self._at_work: Counter[int] = Counter()
-        for tenants in (counts.tenant_running, counts.tenant_waiting):
-            for tenant, at_work in tenants.items():
-                self._at_work[shares.number_of(tenant)] += at_work
-        self._weights = {number: shares.weight(number) for number in self._at_work}
-        self._total = self._held.total()
-        self._all_weights = sum(self._weights.values())
+        self._counts = life.counts
+        self._shares = life.shares
+
+    def held(self, number: int) -> int:
+        tenant = self._shares.tenant(number)
+        return self._counts.tenant_running[tenant] + self._counts.tenant_asking[tenant]
 
     def share(self, number: int) -> float:
-        return self._total * self._weights[number] / self._all_weights
+        total = self._counts.running + self._counts.asking
+        return total * self._shares.weight(number) / self._shares.weight_at_work
 
     def excess(self, number: int) -> float:
         """Places beyond the tenant's share; negative where it has fewer."""
-        return self._held[number] - self.share(number)
+        return self.held(number) - self.share(number)
 
     def fits_its_share(self, number: int) -> bool:
-        return self._at_work[number] <= self.share(number) + EXCESS_SLACK
+        return self._shares.num_at_work(number) <= self.share(number) + EXCESS_SLACK
 
     def is_short(self, number: int) -> bool:
         """It has less than half of its share, and would have no more than its share with one more."""
-        share = self.share(number)
-        return self._held[number] < share / 2 and self._held[number] + 1 <= share + EXCESS_SLACK
+        share, held = self.share(number), self.held(number)
+        return held < share / 2 and held + 1 <= share + EXCESS_SLACK
 
     def givers(self) -> list[int]:
         """Tenants over their share, the one furthest over it first."""
-        over = [(-self.excess(number), number) for number in self._held if self.excess(number) > EXCESS_SLACK]
+        holders = map(self._shares.number_of, {**self._counts.tenant_running, **self._counts.tenant_asking})
+        over = [(-self.excess(number), number) for number in holders if self.excess(number) > EXCESS_SLACK]
         return [number for _, number in sorted(over)]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from coppice_scheduler.core.leases import LeaseState
@@ -16,13 +14,14 @@ class Ranks:
 
     def __init__(self, life: Lifecycle) -> None:
         self._shares = life.shares
-        self._pledged: Counter[int] = Counter()
-        self._held: Counter[int] = Counter()  # places
+        count = life.shares.num_tenants
+        pledged, held = np.zeros(count), np.zeros(count, np.int64)
         for worker in life.workers.values():
             numbers, num_tokens = worker.unplanned_prefill()
-            for number in np.unique(numbers).tolist():
-                self._held[number] += int((numbers == number).sum())
-                self._pledged[number] += int(num_tokens[numbers == number].sum())
+            held += np.bincount(numbers, minlength=count)
+            pledged += np.bincount(numbers, weights=num_tokens, minlength=count)
+        self._pledged: list[float] = pledged.tolist()  # tokens, by tenant
+        self._held: list[int] = held.tolist()  # places
         if life.counts.asking:
             for lease_id, request in life.by_lease.items():
                 lease = life.leases.leases[lease_id]
@@ -41,6 +40,11 @@ class Ranks:
     def turn(self, number: int) -> tuple[float, int]:
         """Of two that were served alike the one with fewer places: whoever comes is lifted to be alike."""
         return self.of(number), self._held[number]
+
+    def turns(self, numbers: list[int]) -> list[tuple[float, int]]:
+        """The turn of each."""
+        ranks = self._shares.counters_with(self._pledged)
+        return [(ranks[number], self._held[number]) for number in numbers]
 
     def of(self, number: int) -> float:
         return self._shares.counter(number) + self._shares.price(number, self._pledged[number])

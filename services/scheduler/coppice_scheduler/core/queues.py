@@ -6,7 +6,6 @@ Lines per domain let a domain at its maximum be stepped over without walking its
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from coppice.ids import DomainId, LeaseId
@@ -14,6 +13,8 @@ from coppice_scheduler.core.fairness import FairShares
 from coppice_scheduler.core.lazy_heap import LazyHeap
 from coppice_scheduler.core.lines import Line
 from coppice_scheduler.core.sequences import RequestState, RequestStatus
+
+LineKey = tuple[int, DomainId]  # the tenant's number
 
 
 class WaitingQueue:
@@ -23,7 +24,8 @@ class WaitingQueue:
         self._timeout_ns = timeout_ns
         self._max_overtake_ns = max_overtake_ns
         self._next_ticket = 1
-        self._lines: dict[tuple[int, DomainId], Line] = {}
+        self._lines: dict[LineKey, Line] = {}
+        self._changed: dict[LineKey, None] = {}  # since somebody asked, in order
         self._stays: OrderedDict[int, RequestState] = OrderedDict()  # by ticket; one timeout for all: oldest first
 
     def enter(self, request: RequestState, now_ns: int) -> None:
@@ -57,32 +59,34 @@ class WaitingQueue:
         if line is None:
             line = self._lines[key] = Line(self._max_overtake_ns)
         line.push(request)
+        self._changed[key] = None
 
-    def next(
-        self, skip: Callable[[RequestState], bool], turn: Callable[[int], tuple[float, int]]
-    ) -> RequestState | None:
-        """Who goes next: of the heads that are not skipped, that of the tenant whose turn is first."""
-        found: RequestState | None = None
-        best: tuple[tuple[float, int], tuple[int, int]] | None = None
-        for key, line in list(self._lines.items()):
-            head = line.head()
-            if head is None:
-                del self._lines[key]
-                continue
-            standing = turn(key[0]), head.order
-            if (best is None or standing < best) and not skip(head):
-                found, best = head, standing
-        return found
+    def head(self, key: LineKey) -> RequestState | None:
+        """Who goes next of this line. One that has nobody left is dropped."""
+        head = self._lines[key].head()
+        if head is None:
+            del self._lines[key]
+        return head
 
     def take(self, request: RequestState) -> None:
         """Out of its line: it asks."""
-        taken = self._lines[request.tenant_number, request.request.domain].pop()
+        key = request.tenant_number, request.request.domain
+        taken = self._lines[key].pop()
         assert taken is request
+        self._changed[key] = None
 
-    def lines(self) -> Iterator[tuple[int, DomainId, Line]]:
-        """(tenant number, domain, line); a line may have nobody left in it."""
-        for (number, domain), line in self._lines.items():
-            yield number, domain, line
+    def keys(self) -> list[LineKey]:
+        """Of all lines; some may have nobody left in them."""
+        return list(self._lines)
+
+    def line(self, key: LineKey) -> Line | None:
+        return self._lines.get(key)
+
+    def take_changed(self) -> list[LineKey]:
+        """Lines that somebody joined, or left to ask, since the last call."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
 
     def oldest(self) -> RequestState | None:
         return next(iter(self._stays.values()), None)

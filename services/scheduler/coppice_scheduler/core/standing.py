@@ -33,6 +33,11 @@ class Standing:
             else:
                 self._held[lease.worker_id, lease.domain] += lease.num_owned_blocks
 
+    @property
+    def gives_rights(self) -> bool:
+        """There are domains that somebody else's shortage may not concern."""
+        return bool(self._guarantees or self._fixed)
+
     def asked(self, worker: Worker, domain: DomainId, num_tokens: int) -> None:
         self._held[worker.worker_id, domain] += blocks_for(worker, num_tokens)
 
