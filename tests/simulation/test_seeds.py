@@ -39,7 +39,6 @@ SOMETIMES = (
     "log lost",
     "log made up",
     "log: leases_pinned",
-    "log: refused_generation",
     "log: refused_seal",
     "log: replayed",
     "log: unclaimed",
