@@ -82,12 +82,6 @@ def test_a_row_does_not_depend_on_its_batch_mates_or_threads(tiles: Tiles) -> No
         assert torch.equal(projection(rows[part]), together[part])
 
 
-def test_rows_that_are_not_there_are_not_read(tiles: Tiles) -> None:
-    weight, rows = random(40, 64, seed=0), torch.full((64, 64), float("nan")).bfloat16()
-    rows[:17] = random(17, 64, seed=1)
-    assert torch.equal(tiles.project(weight, None)(rows[:17]), tiles.project(weight, None)(rows[:17].clone()))
-
-
 def test_nan_stays_nan(tiles: Tiles) -> None:
     rows = torch.full((1, 32), float("nan")).bfloat16()
     weight = random(32, 32, seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from .backend import Backend
 from .native.backend import NativeBackend
 from .native.build import BuildError
-from .native.library import load, unsupported
+from .native.library import TILE_KEYS, load, load_tile_attention, unsupported
 from .native.tiles import Tiles
 from .pool import KvPool
 from .torch_backend import TorchBackend
@@ -46,6 +47,16 @@ def choose_backend(kernels: str, pool: KvPool) -> Backend:
     return TorchBackend(pool)
 
 
+def _tile_attention(pool: KvPool) -> Callable[..., None] | None:
+    if pool.storage.dtype != torch.bfloat16 or pool.block_size % TILE_KEYS:
+        return None
+    try:
+        return load_tile_attention(pool.shape.head_dim)
+    except BuildError as error:
+        _log.info("attention without the CPU's tiles: %s", error)
+        return None
+
+
 def choose_tiles(kernels: str, pool: KvPool) -> Tiles | None:
     """Projections by compiled kernels, for bfloat16 on a CPU that has tiles for it."""
     if kernels not in ("auto", "native") or pool.storage.device.type != "cpu" or pool.storage.dtype != torch.bfloat16:
@@ -70,6 +81,6 @@ def _native(pool: KvPool) -> NativeBackend | str:
     if why_not is not None:
         return why_not
     try:
-        return NativeBackend(pool, load(pool.storage.dtype, pool.shape.head_dim))
+        return NativeBackend(pool, load(pool.storage.dtype, pool.shape.head_dim), _tile_attention(pool))
     except BuildError as error:
         return str(error)

@@ -10,8 +10,11 @@ One allocation lets a whole block, all layers of K and V, be copied or zeroed by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
+
+from .host_memory import zeros_in_huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,10 @@ class KvPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         planes = (shape.num_layers, 2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim)
-        self.storage = torch.zeros(planes, dtype=dtype, device=device)
+        if device.type == "cpu":
+            self.storage = zeros_in_huge_pages(prod(planes) * dtype.itemsize).view(dtype).view(planes)
+        else:
+            self.storage = torch.zeros(planes, dtype=dtype, device=device)
 
     def keys(self, layer: int) -> torch.Tensor:
         """[num_blocks, HK, block, D], contiguous."""

@@ -17,6 +17,7 @@ namespace {
 constexpr int VECTORS = HEAD_DIM / LANES;  // of one head
 constexpr int TILE_ROWS = 64;              // query heads of a tile, at most
 constexpr int KEYS = 16;                   // keys that are looked at together: one vector of scores
+constexpr int LINE = 64;                   // bytes of a line of the caches
 constexpr int64_t SERIAL_ELEMENTS = 32768; // waking a thread costs more than passing over so few
 
 typedef uint16_t Halves __attribute__((vector_size(32)));
@@ -66,18 +67,6 @@ inline float load_one(const Element* at) { return *at; }
 inline void store_one(Element* at, float value) { *at = value; }
 #endif
 
-inline float sum(Floats v) {
-    float total = 0;
-    for (int i = 0; i < LANES; ++i) total += v[i];
-    return total;
-}
-
-inline float largest(Floats v) {
-    float most = v[0];
-    for (int i = 1; i < LANES; ++i) most = v[i] > most ? v[i] : most;
-    return most;
-}
-
 // Sums of 16 vectors, as one vector: halves the number of vectors four times.
 inline Floats sums(Floats* v) {
     constexpr Ints even8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
@@ -113,6 +102,11 @@ inline void widen(const Element* from, int count, float (*to)[HEAD_DIM]) {
     if (count < KEYS) std::memset(to[count], 0, sizeof(float) * HEAD_DIM * (KEYS - count));
 }
 
+// Blocks lie anywhere, so no cache knows which keys come next.
+inline void ask_for(const Element* keys) {
+    for (int at = 0; at < KEYS * HEAD_DIM; at += LINE / (int)sizeof(Element)) __builtin_prefetch(keys + at);
+}
+
 inline Floats part_of(const float* head, int part) {
     Floats values;
     std::memcpy(&values, head + part * LANES, sizeof values);
@@ -144,39 +138,11 @@ inline void take_keys(Tile& tile, int row, int seen) {
     std::memcpy(tile.out[row], out, sizeof out);
 }
 
-inline int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
-
 }  // namespace
 
-// What an attention call works on; mirrored field by field in library.py.
-struct Attention {
-    const Element* query;         // [T, H, D]
-    const Element* key;           // [T, HK, D]
-    const Element* value;         // [T, HK, D]
-    Element* out;                 // [T, H, D], contiguous
-    Element* key_pool;            // [num_blocks, HK, block, D]
-    Element* value_pool;
-    const int64_t* slots;         // [T]
-    const int32_t* tables;        // [S, W]
-    const int32_t* context_lens;  // [S]
-    const int32_t* query_starts;  // [S + 1]
-    const int32_t* tile_rows;     // [tiles] of S
-    const int32_t* tile_starts;   // [tiles] the tile's first token, counted from its row's first
-    int64_t query_stride, key_stride, value_stride;  // elements from token to token
-    int64_t num_tokens, num_tiles, table_width, num_heads, num_kv_heads, block_size;
-    int64_t tile_tokens;          // tokens of a tile, at most
-};
+#include "attention.h"
 
 namespace {
-
-void write_token(const Attention& a, int64_t token) {
-    int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
-    for (int64_t head = 0; head < a.num_kv_heads; ++head) {
-        int64_t to = ((block * a.num_kv_heads + head) * a.block_size + offset) * HEAD_DIM;
-        std::memcpy(a.key_pool + to, a.key + token * a.key_stride + head * HEAD_DIM, sizeof(Element) * HEAD_DIM);
-        std::memcpy(a.value_pool + to, a.value + token * a.value_stride + head * HEAD_DIM, sizeof(Element) * HEAD_DIM);
-    }
-}
 
 // Tokens of one sequence and all query heads of one KV head.
 void attend_tile(const Attention& a, int64_t tile_index, int64_t kv_head, Tile& tile) {
@@ -202,6 +168,12 @@ void attend_tile(const Attention& a, int64_t tile_index, int64_t kv_head, Tile& 
         int64_t taken = at_most(at_most(KEYS, a.block_size - offset), num_keys - key);
         int64_t block = a.tables[row * a.table_width + key / a.block_size];
         int64_t from = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * HEAD_DIM;
+        if (key + taken < num_keys) {
+            int64_t next = a.tables[row * a.table_width + (key + taken) / a.block_size];
+            int64_t at = ((next * a.num_kv_heads + kv_head) * a.block_size + (key + taken) % a.block_size) * HEAD_DIM;
+            ask_for(a.key_pool + at);
+            ask_for(a.value_pool + at);
+        }
         widen(a.key_pool + from, taken, tile.keys);
         widen(a.value_pool + from, taken, tile.values);
         for (int64_t i = 0; i < count * group; ++i) {

@@ -15,6 +15,8 @@ from .build import BuildError, build
 
 LANES = 16  # head sizes are multiples of it
 TILE_ROWS = 64  # query heads of a tile, at most
+TILE_DEPTH = 32  # what the bfloat16 tiles of a CPU sum over is a multiple of it
+TILE_KEYS = 16  # keys that they take from one block
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -66,6 +68,23 @@ def load(dtype: torch.dtype, head_dim: int) -> Library:
         rotate=function("rotate", *[pointers] * 3, *[sizes] * 3),
         gate=function("gate", *[pointers] * 2, *[sizes] * 2),
     )
+
+
+def load_tile_attention(head_dim: int) -> Callable[..., None]:
+    """Attention by the CPU's bfloat16 tiles, for blocks of a multiple of TILE_KEYS tokens. Raises BuildError."""
+    if head_dim % TILE_DEPTH:
+        raise BuildError(f"the head size {head_dim} is no multiple of {TILE_DEPTH}")
+    library = open_library(build("tile_attention.cpp", (f"HEAD_DIM={head_dim}",)))
+    allow_tiles(library)
+    attend: Callable[..., None] = library.attend
+    library.attend.argtypes, library.attend.restype = [POINTER(AttentionCall), c_int], None
+    return attend
+
+
+def allow_tiles(library: ctypes.CDLL) -> None:
+    """Raises BuildError."""
+    if not library.may_use_tiles():
+        raise BuildError("the system does not let this process use the CPU's tiles")
 
 
 def open_library(path: Path) -> ctypes.CDLL:

@@ -16,44 +16,23 @@
 #endif
 
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
 
+#include "tiles.h"
 #include "vectors.h"
 
 namespace {
 
 typedef uint16_t Element;  // bfloat16
 
-constexpr int64_t TILE = 16;                // rows of a tile, and its columns
 constexpr int64_t DEPTH = 32;               // steps in depth of a tile
 constexpr int64_t PANEL = 2 * TILE;         // columns
 constexpr int64_t STEP = PANEL * DEPTH;     // elements of a panel for one step of the tiles
 constexpr int64_t BLOCK_ROWS = 256;         // rows that stay in the second-level cache while panels pass by
 constexpr int64_t BLOCK_DEPTH = 512;        // of a panel that stays in the first-level cache while rows pass by
 constexpr int64_t AHEAD = 4 * 1024;         // bytes of the weight that are asked for early
-constexpr int64_t LINE = 64;                // bytes
-
-struct TileConfig {
-    uint8_t palette = 1, start = 0, unused[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
-// Tiles 0..3 sum: 0, 1 the first 16 rows, 2, 3 the others. 4, 5 hold rows of the input, 6, 7 those of the weight.
-void configure(int64_t rows) {
-    TileConfig config;
-    int64_t upper = rows < TILE ? rows : TILE, lower = rows > TILE ? rows - TILE : TILE;
-    const int64_t counts[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
-    for (int tile = 0; tile < 8; ++tile) {
-        config.rows[tile] = counts[tile];
-        config.row_bytes[tile] = LINE;
-    }
-    _tile_loadconfig(&config);
-}
 
 struct Sums {
     float of[PANEL][PANEL] __attribute__((aligned(64)));
@@ -154,7 +133,8 @@ void multiply_block(const Product& p, int64_t first_row, int64_t rows, int64_t f
             const Element* weight = p.weight + (panel * steps + step) * STEP;
             for (int64_t row = 0; row < rows; row += PANEL) {
                 int64_t count = at_most(PANEL, rows - row);
-                if (count != configured) configure(configured = count);
+                if (count != configured) configure(at_most(count, TILE), count > TILE ? count - TILE : TILE);
+                configured = count;
                 const Element* in = p.in + (first_row + row) * p.stride + step * DEPTH;
                 Sums& sum = sums[row / PANEL];
                 if (count > TILE && !row)
@@ -169,11 +149,6 @@ void multiply_block(const Product& p, int64_t first_row, int64_t rows, int64_t f
 }
 
 }  // namespace
-
-// Whether the system lets this process use the tiles; asked once, before the first product.
-extern "C" int may_use_tiles() {
-    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tiles */) == 0;
-}
 
 // Elements of a packed weight with so many columns of the output.
 extern "C" int64_t packed_size(int64_t columns, int64_t depth, int64_t gated) {

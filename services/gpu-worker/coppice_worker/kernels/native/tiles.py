@@ -12,17 +12,15 @@ Weights lie in huge pages: reading them once in a step, page by page of 4 KiB, t
 from __future__ import annotations
 
 import ctypes
-import mmap
-from contextlib import suppress
 from ctypes import POINTER, c_int, c_int64, c_void_p
 
 import torch
 
-from .build import BuildError, build
-from .library import open_library
+from coppice_worker.kernels.host_memory import zeros_in_huge_pages
 
-_DEPTH = 32  # of a tile: how far a sum goes is a multiple of it
-_HUGE_PAGE = 2 << 20  # bytes
+from .build import build
+from .library import TILE_DEPTH, allow_tiles, open_library
+
 _ARENA = 64 << 20  # bytes of memory that weights share
 
 
@@ -43,13 +41,12 @@ class Tiles:
         self._library.packed_size.argtypes, self._library.packed_size.restype = [c_int64] * 3, c_int64
         self._library.pack.argtypes = [*[c_void_p] * 2, *[c_int64] * 3, c_int]
         self._library.product.argtypes = [POINTER(ProductCall), c_int]
-        if not self._library.may_use_tiles():
-            raise BuildError("the system does not let this process use the CPU's tiles")
+        allow_tiles(self._library)
         self._arena = torch.empty(0, dtype=torch.bfloat16)
 
     def takes(self, weight: torch.Tensor) -> bool:
         """Whether there are projections here for weight [out, in]."""
-        return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.shape[1] % _DEPTH == 0
+        return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.shape[1] % TILE_DEPTH == 0
 
     def project(self, weight: torch.Tensor, bias: torch.Tensor | None) -> TileProjection:
         """Rows [T, in] -> [T, out], for weight [out, in] and bias [out]."""
@@ -69,7 +66,7 @@ class Tiles:
     def _take(self, size: int) -> torch.Tensor:
         """[size] elements, beginning with a line of the caches."""
         if len(self._arena) < size:
-            self._arena = _huge_pages(max(_ARENA, size * self._arena.itemsize))
+            self._arena = zeros_in_huge_pages(max(_ARENA, size * self._arena.itemsize)).view(torch.bfloat16)
         taken, self._arena = self._arena[:size], self._arena[size:]
         return taken
 
@@ -105,14 +102,3 @@ class TileProjection:
         call.rows, call.stride = rows.shape[0], rows.stride(0)
         self._product(ctypes.byref(call), torch.get_num_threads())
         return out
-
-
-def _huge_pages(num_bytes: int) -> torch.Tensor:
-    """Memory in huge pages as far as the system has them, which keep less to look up for each read."""
-    size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
-    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % _HUGE_PAGE
-    return whole[start : start + size].view(torch.bfloat16)

@@ -34,6 +34,27 @@ inline Floats exponential(Floats x) {
     return (Floats)((Words)(p * (Floats)power) & ~vanishes);
 }
 
+// Lanes against those so many places further, until all have met.
+template <class Join>
+inline float joined(Floats v, Join join) {
+    constexpr Ints by8 = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
+    constexpr Ints by4 = {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11};
+    constexpr Ints by2 = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
+    constexpr Ints by1 = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+    v = join(v, __builtin_shuffle(v, by8));
+    v = join(v, __builtin_shuffle(v, by4));
+    v = join(v, __builtin_shuffle(v, by2));
+    return join(v, __builtin_shuffle(v, by1))[0];
+}
+
+inline float sum(Floats v) {
+    return joined(v, [](Floats a, Floats b) { return a + b; });
+}
+
+inline float largest(Floats v) {
+    return joined(v, [](Floats a, Floats b) { return larger(a, b); });
+}
+
 // x / (1 + e^-x)
 inline Floats silu(Floats x) {
     // Further down the result is zero to float32, and e^-x would leave the range of the polynomial.
