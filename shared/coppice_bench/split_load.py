@@ -75,7 +75,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Recorder:
-    """Hears of every token. In the split stack on the planner's thread, the driver reads what is written here."""
+    """Hears of every token. In the split stack in the planner's turns, the driver reads what is written here."""
 
     steady_tokens: int = 0
     failures: list[str] = field(default_factory=list)

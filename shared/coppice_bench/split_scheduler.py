@@ -26,7 +26,7 @@ READY_S = 60.0
 
 
 class PlannerContender:
-    """Implements `Contender` on the planner's thread and its sessions."""
+    """Implements `Contender` on the planner and its sessions."""
 
     def __init__(self, cache: str, max_context: int, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,6 +1,6 @@
 """The scheduler's sessions: one to the cache service, one to every worker that it tells of.
 
-Handlers run on the links' threads and only hand over to the planner's inbox. What comes from a client that was replaced
+Handlers run on the links' threads and hand over to the planner's inbox. What comes from a client that was replaced
 meanwhile is dropped there, because the planner asks whether the sender is still the one it knows.
 """
 
@@ -21,11 +21,11 @@ from coppice.session.link import Attached, ClientLink
 
 _log = logging.getLogger(__name__)
 
-Inbox = Callable[[Callable[[], None]], None]  # hand over to the planner's thread
+Inbox = Callable[[Callable[[], None]], None]  # hand over to the planner's turns
 
 
 class IndexClient:
-    """The session to the cache service. `attached`, `message` and `lost` run on the planner's thread."""
+    """The session to the cache service. `attached`, `message` and `lost` run in the planner's turns."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class WorkerClient:
 
 
 class WorkerClients:
-    """Keeps one client for every worker that the cache service lists. Lives on the planner's thread."""
+    """Keeps one client for every worker that the cache service lists. Touched in the planner's turns only."""
 
     def __init__(
         self,

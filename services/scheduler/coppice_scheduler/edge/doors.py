@@ -41,7 +41,7 @@ class Channel(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Door:
-    """One front door as the planner knows it. Touched on the planner's thread only."""
+    """One front door as the planner knows it. Touched in the planner's turns only."""
 
     number: int  # in the high bits of its requests' numbers
     channel: Channel
@@ -70,11 +70,11 @@ class Doors:
     def opened(self, door: Door) -> None:
         """`door` serves now; it hears at once how things are."""
 
-        def on_planner() -> None:
+        def in_turn() -> None:
             self._doors[door.number] = door
             self._standing = None
 
-        self.planner.later(on_planner)
+        self.planner.later(in_turn)
 
     def asked(self, door: Door, asks: Asks) -> None:
         self.planner.later(lambda: self._ask(door, asks))
@@ -86,13 +86,13 @@ class Doors:
     def drain(self) -> None:
         """Take no new request."""
 
-        def on_planner() -> None:
+        def in_turn() -> None:
             self._draining = True
             self.planner.core.drain()
 
-        self.planner.later(on_planner)
+        self.planner.later(in_turn)
 
-    # ---- on the planner's thread ----
+    # ---- in the planner's turns ----
 
     def _ask(self, door: Door, asks: Asks) -> None:
         now_ns = time.monotonic_ns()

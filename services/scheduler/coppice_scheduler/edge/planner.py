@@ -1,11 +1,13 @@
-"""The planner's loop: a thread of its own that owns the core. Everything reaches it through one inbox.
+"""The planner: turns at the core, one at a time. Everything reaches it through one inbox.
 
     front doors     --submit, cancel------->  +-------+  --ops-->    cache service
     links' threads  --answers, results----->  | inbox |  --plans-->  workers
-                                              +-------+  --tokens, outputs, one call per turn--> front doors
+    own thread      --time is up----------->  +-------+  --tokens, outputs, one call per turn--> front doors
 
-A turn takes everything that waits in the inbox, then asks the core once what must leave now. Tokenising, detokenising
-and streaming happen in the front doors' processes and never delay a plan.
+A turn takes everything that waits in the inbox, then asks the core once what must leave now. Who brings something while
+no turn is at work takes the turn itself: to wake another thread for it would cost more than most turns do. Each brings
+one turn at most; what came meanwhile is for the planner's own thread, so nobody is kept from the socket that it reads.
+Tokenising, detokenising and streaming happen in the front doors' processes and never delay a plan.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from coppice_scheduler.core.request import Effects, SchedulerStats
 from coppice_scheduler.edge.clients import IndexClient, WorkerClients
 
 _log = logging.getLogger(__name__)
-IDLE_WAKEUP_S = 0.2
+IDLE_WAKEUP_NS = 200_000_000
+NEVER_NS = 1 << 63
 STATS_EVERY_NS = 200_000_000
 TURN_EVENTS_MAX = 1_000  # of the inbox, before the core is asked again
 
 
 class Planner:
-    """Owns a `SchedulerCore`; its methods may be called from any thread.
+    """Owns a `SchedulerCore`; its methods may be called from any thread that holds no lock which a turn may want.
 
-    On its own thread it calls `deliver` after every turn, and `failed` as its last act when a turn fails.
+    It calls `deliver` at the end of every turn, and `failed` as its last act when a turn fails.
     """
 
     def __init__(
@@ -54,13 +57,18 @@ class Planner:
         )
         self._workers = WorkerClients(name, self.later, self._worker_attached, self._worker_result, self._worker_lost)
         self._index_is_attached = False
-        self._stopping = False
+        self._turning = threading.Lock()  # held by whoever is at a turn
+        self._is_running = False
+        self._alarm = threading.Event()  # the thread has something to do, or less time than it thinks
+        self._wakeup_ns = 0  # when the core wants to be asked again
+        self._asleep_until_ns = 0
         self._stats = core.stats()
         self._stats_ns = 0
         self._ready_ns: int | None = None  # when it was without problems last
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
 
     def start(self) -> None:
+        self._is_running = True
         self._index.start()
         self._thread.start()
 
@@ -70,8 +78,16 @@ class Planner:
         self._index.stop()
 
     def later(self, event: Callable[[], None]) -> None:
-        """Run `event` on the planner's thread."""
+        """Run `event` in a turn: in one of this thread's own, now, unless another thread is at one."""
         self._events.put(event)
+        if self._turning.acquire(blocking=False):
+            try:
+                self._take_turn()
+            finally:
+                self._turning.release()
+            # Who brought something meanwhile found the lock taken, and relies on this look.
+            if not self._events.empty():
+                self._alarm.set()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -96,24 +112,45 @@ class Planner:
 
     @property
     def core(self) -> SchedulerCore:
-        """To be touched on the planner's thread only."""
+        """To be touched in turns only."""
         return self._core
 
     # ---- the thread ----
 
     def _run(self) -> None:
+        while self._is_running:
+            self._sleep()
+            with self._turning:
+                self._take_turn()
+        with self._turning:
+            self._workers.stop()
+
+    def _sleep(self) -> None:
+        """Until something waits in the inbox, or the core wants to be asked."""
+        idle_ns = time.monotonic_ns() + IDLE_WAKEUP_NS
+        while self._is_running and self._events.empty():
+            self._asleep_until_ns = until_ns = min(self._wakeup_ns, idle_ns)
+            left_ns = until_ns - time.monotonic_ns()
+            if left_ns <= 0:
+                return
+            if self._wakeup_ns >= until_ns:  # a turn that wants to be followed earlier has seen how long we sleep
+                self._alarm.wait(left_ns / 1e9)
+            self._alarm.clear()
+
+    # ---- turns, with the lock held ----
+
+    def _take_turn(self) -> None:
+        if not self._is_running:
+            return
         try:
-            while not self._stopping:
-                self._turn()
+            self._turn()
         except Exception as error:
+            self._is_running = False
             _log.exception("the planner failed")
             self._failed(error)
-        self._workers.stop()
 
     def _turn(self) -> None:
         try:
-            event = self._events.get(timeout=self._wait_s())
-            event()
             for _ in range(TURN_EVENTS_MAX):
                 self._events.get_nowait()()
         except queue.Empty:
@@ -124,22 +161,21 @@ class Planner:
         effects = self._core.advance(now_ns)
         for worker_id, plan in effects.plans:
             self._workers.post(worker_id, plan)
-        for message in effects.to_index:
-            self._index.post(message)
         if now_ns - self._stats_ns > STATS_EVERY_NS:
             self._stats, self._stats_ns = self._core.stats(), now_ns
-        self._deliver(effects)
-
-    def _wait_s(self) -> float:
+        self._deliver(effects)  # before the ops: somebody waits for these tokens, and most ops come after them
+        for message in effects.to_index:
+            self._index.post(message)
         wakeup_ns = self._core.next_wakeup_ns()
-        if wakeup_ns is None:
-            return IDLE_WAKEUP_S
-        return min(max((wakeup_ns - time.monotonic_ns()) / 1e9, 0.0), IDLE_WAKEUP_S)
+        self._wakeup_ns = NEVER_NS if wakeup_ns is None else wakeup_ns
+        if self._wakeup_ns < self._asleep_until_ns:
+            self._alarm.set()
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._is_running = False
+        self._alarm.set()
 
-    # ---- sessions, on the planner's thread ----
+    # ---- sessions ----
 
     def _index_attached(self, attached: Attached) -> None:
         epoch = SchedulerEpoch(attached.epoch)

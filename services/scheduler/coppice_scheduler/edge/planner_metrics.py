@@ -20,7 +20,7 @@ from coppice_scheduler.edge.metrics import TenantLabels
 
 
 class PlannerCollector(Collector):
-    """Asks for the newest stats when it is scraped; nothing is counted on the planner's thread for it."""
+    """Asks for the newest stats when it is scraped; nothing is counted in its turns for it."""
 
     def __init__(self, stats: Callable[[], SchedulerStats], model: str) -> None:
         self._stats = stats

@@ -1,6 +1,6 @@
 """The scheduler's process: it owns the planner, its front doors and the ports, and ends in order.
 
-    planner's thread, sessions' threads          here
+    planner, sessions' threads                    here
     front doors (REST, gRPC, text): processes    started and watched by the main thread, `door_processes.py`
 
 SIGTERM -> not ready, no new requests -> those at work end (up to drain_s) -> front doors end -> exit 0
