@@ -159,13 +159,18 @@ class Planner:
         if not self.problems:
             self._ready_ns = now_ns
         effects = self._core.advance(now_ns)
+        # A worker that would have nothing to compute goes first, then whoever waits for tokens; the rest can wait.
+        urgent = any(plan.rows or plan.repeat_rows for _, plan in effects.plans)
+        if not urgent:
+            self._deliver(effects)
         for worker_id, plan in effects.plans:
             self._workers.post(worker_id, plan)
-        if now_ns - self._stats_ns > STATS_EVERY_NS:
-            self._stats, self._stats_ns = self._core.stats(), now_ns
-        self._deliver(effects)  # before the ops: somebody waits for these tokens, and most ops come after them
+        if urgent:
+            self._deliver(effects)
         for message in effects.to_index:
             self._index.post(message)
+        if now_ns - self._stats_ns > STATS_EVERY_NS:
+            self._stats, self._stats_ns = self._core.stats(), now_ns
         wakeup_ns = self._core.next_wakeup_ns()
         self._wakeup_ns = NEVER_NS if wakeup_ns is None else wakeup_ns
         if self._wakeup_ns < self._asleep_until_ns:
