@@ -200,6 +200,29 @@ def test_gate(dtype: torch.dtype, rows: int, size: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000, 32000])
+def test_argmax_is_the_first_of_the_largest(dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(size)
+    logits = torch.randn(40, size).to(dtype)  # in bfloat16 many are equal
+    logits[1] = -3.0
+    logits[2] = float("-inf")
+    logits[3, size // 2] = float("nan")
+    logits[4, size - 1] = float("inf")
+    logits[5] = float("-inf")
+    logits[5, size - 1] = -1e30
+    found = NativeArithmetic(load(dtype, 64)).argmax(logits)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, TorchArithmetic().argmax(logits))
+
+
+@needs_compiler
+def test_argmax_of_another_type() -> None:
+    logits = torch.randn(3, 50)
+    assert torch.equal(NativeArithmetic(load(torch.bfloat16, 64)).argmax(logits), logits.argmax(dim=-1))
+
+
+@needs_compiler
 def test_nan_stays_nan() -> None:
     """What went wrong in a model must not look like a number."""
     for dtype in (torch.float32, torch.bfloat16):

@@ -26,7 +26,7 @@ class AttentionStep(Protocol):
 
 
 class Arithmetic(Protocol):
-    """What a layer does between its projections and attention."""
+    """What is done between projections and attention, and to choose the likeliest token."""
 
     def add_norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -38,6 +38,9 @@ class Arithmetic(Protocol):
 
     def gate(self, both: torch.Tensor) -> torch.Tensor:
         """[T, 2 N], gate and up side by side -> silu(gate) * up, [T, N]."""
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """[R] int64, the first of the largest in each row of logits [R, vocab]."""
 
 
 class Backend(Protocol):

@@ -28,6 +28,14 @@ class TorchArithmetic:
         gate, up = both.chunk(2, dim=-1)
         return silu(gate).mul_(up)
 
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return first_argmax(logits)
+
+
+def first_argmax(logits: torch.Tensor) -> torch.Tensor:
+    """[R] for [R, vocab]. `max` names the first of several, like `argmax`, and is several times as quick on a CPU."""
+    return logits.max(dim=-1).indices
+
 
 def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS norm of hidden [T, N] by weight [N].

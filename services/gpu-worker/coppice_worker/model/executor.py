@@ -147,7 +147,7 @@ class TorchExecutor:
         if batch.sample.rows.size == 0:
             return NO_OUTPUT if prompt is None else replace(NO_OUTPUT, prompt_logprobs=prompt)
         logits = self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
-        tokens, logprobs = sample_and_report(logits, batch.sample)
+        tokens, logprobs = sample_and_report(logits, batch.sample, self._backend.arithmetic.argmax)
         return StepOutput(tokens.cpu().numpy().astype(np.int32), logprobs, prompt)
 
     @torch.inference_mode()

@@ -11,11 +11,14 @@ change it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from coppice_worker.core.batch import Logprobs, SampleRows
+from coppice_worker.kernels.torch_arithmetic import first_argmax
 
 from .logits import change_logits, token_logprobs
 
@@ -23,20 +26,23 @@ _CHUNK = 512  # tokens summed together before the running sum; a full float64 ru
 _HEAD_MIN = 256  # largest logits looked at first for top_p; the whole row is sorted only if they do not suffice
 
 Float64 = npt.NDArray[np.float64]
+Argmax = Callable[[torch.Tensor], torch.Tensor]  # [R, vocab] -> [R], the first of the largest
 
 
-def sample_and_report(logits: torch.Tensor, rows: SampleRows) -> tuple[torch.Tensor, Logprobs | None]:
+def sample_and_report(
+    logits: torch.Tensor, rows: SampleRows, argmax: Argmax = first_argmax
+) -> tuple[torch.Tensor, Logprobs | None]:
     """Like `sample`, and what the rows that want log-probabilities report; these are of the logits as they came."""
     if rows.num_logprobs is None:
-        return sample(logits, rows), None
+        return sample(logits, rows, argmax), None
     wanted = np.flatnonzero(rows.num_logprobs >= 0)
     index = torch.from_numpy(wanted).to(logits.device)
     raw = logits.index_select(0, index)
-    tokens = sample(logits, rows)
+    tokens = sample(logits, rows, argmax)
     return tokens, token_logprobs(raw, tokens.index_select(0, index), int(rows.num_logprobs[wanted].max()))
 
 
-def sample(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+def sample(logits: torch.Tensor, rows: SampleRows, argmax: Argmax = first_argmax) -> torch.Tensor:
     """Tokens [R] int64 for logits [R, vocab], any float dtype, which may be overwritten. Temperature 0 is an exact
     argmax."""
     if rows.changes is not None:
@@ -44,8 +50,7 @@ def sample(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         change_logits(logits, rows.changes)
     drawn = np.flatnonzero(rows.temperature > 0)
     if drawn.size < len(rows.temperature):
-        # `max` names the first of several, like `argmax`, and is several times as quick on a CPU.
-        tokens = logits.max(dim=-1).indices
+        tokens = argmax(logits)
     else:
         tokens = torch.empty(drawn.size, dtype=torch.int64, device=logits.device)
     if drawn.size == 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from coppice_worker.kernels.torch_arithmetic import first_argmax
+
 from .library import Library
 
 
@@ -40,4 +42,12 @@ class NativeArithmetic:
         rows, size = both.shape[0], both.shape[1] // 2
         out = both.new_empty((rows, size))
         self._library.gate(both.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
+        return out
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        if logits.dtype != self._library.dtype or not logits.is_contiguous():
+            return first_argmax(logits)
+        rows, size = logits.shape
+        out = torch.empty(rows, dtype=torch.int64)
+        self._library.argmax(logits.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
         return out

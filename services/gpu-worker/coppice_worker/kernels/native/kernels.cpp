@@ -272,3 +272,30 @@ extern "C" void gate(const Element* both, Element* out, int64_t rows, int64_t si
         }
     }
 }
+
+// out [rows] = the first of the largest of logits [rows, size]; one that is not a number counts as the largest.
+extern "C" void argmax(const Element* logits, int64_t* out, int64_t rows, int64_t size, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > SERIAL_ELEMENTS)
+    for (int64_t row = 0; row < rows; ++row) {
+        const Element* from = logits + row * size;
+        Floats most = spread(-INFINITY);
+        Ints at = {}, here = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int64_t i = 0; i + LANES <= size; i += LANES, here += LANES) {
+            Floats values = load(from + i);
+            Ints better = (values > most) | ((values != values) & (most == most));
+            most = better ? values : most;
+            at = better ? here : at;
+        }
+        float best = load_one(from);
+        int64_t index = 0;
+        auto look = [&](float value, int64_t candidate) {
+            bool better = value > best || (value != value && best == best);
+            bool same = value == best || (value != value && best != best);
+            if (better || (same && candidate < index)) best = value, index = candidate;
+        };
+        for (int lane = 0; lane < LANES && size >= LANES; ++lane)
+            if (most[lane] != -INFINITY) look(most[lane], at[lane]);
+        for (int64_t i = size / LANES * LANES; i < size; ++i) look(load_one(from + i), i);
+        out[row] = index;
+    }
+}

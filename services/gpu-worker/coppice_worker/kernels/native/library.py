@@ -33,12 +33,14 @@ class AttentionCall(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One build's functions; kernels.cpp says what they do."""
+    """One build's functions, for one type of elements; kernels.cpp says what they do."""
 
     attend: Callable[..., None]
     add_norm: Callable[..., None]
     rotate: Callable[..., None]
     gate: Callable[..., None]
+    argmax: Callable[..., None]
+    dtype: torch.dtype
 
 
 def unsupported(dtype: torch.dtype, head_dim: int) -> str | None:
@@ -67,6 +69,8 @@ def load(dtype: torch.dtype, head_dim: int) -> Library:
         add_norm=function("add_norm", *[pointers] * 4, *[sizes] * 2, c_float),
         rotate=function("rotate", *[pointers] * 3, *[sizes] * 3),
         gate=function("gate", *[pointers] * 2, *[sizes] * 2),
+        argmax=function("argmax", *[pointers] * 2, *[sizes] * 2),
+        dtype=dtype,
     )
 
 
