@@ -29,7 +29,7 @@ def test_a_peer_of_a_later_incarnation_makes_it_start_over_above(keep: Keep, edg
         wire = connect(parse_address(cache.sessions), CALL_S)
         wire.write(introduction(edge.kind), edge.from_client.encode(frame))
         try:
-            wire.first(CALL_S)
+            wire.next(CALL_S)
             return edge.from_server.decode(wire.next(CALL_S))
         except WireClosed:
             return None

@@ -39,7 +39,8 @@ def ends() -> Iterator[tuple[Wire, Wire]]:
     near, far = map(Wire, connected())
     for one, other in ((near, far), (far, near)):
         one.write(FIRST)
-        assert other.first(WAIT_S) == FIRST
+        assert other.next(WAIT_S) == FIRST
+        other.largest = MESSAGE_BYTES_MAX
     yield near, far
     near.close()
     far.close()
@@ -65,7 +66,7 @@ def test_a_message_may_come_byte_by_byte() -> None:
     data = b"".join(len(part).to_bytes(4, "little") + part for part in (FIRST, b"abc", b"de"))
     sender = threading.Thread(target=lambda: [near.sendall(data[at : at + 1]) for at in range(len(data))])
     sender.start()
-    assert (end.first(WAIT_S), end.next(WAIT_S), end.next(WAIT_S)) == (FIRST, b"abc", b"de")
+    assert (end.next(WAIT_S), end.next(WAIT_S), end.next(WAIT_S)) == (FIRST, b"abc", b"de")
     sender.join()
     end.close()
     near.close()
@@ -155,6 +156,14 @@ def test_a_message_that_is_too_long_ends_it_before_it_is_read(ends: tuple[Wire, 
 
 
 # ---- who listens there ----
+
+
+def test_who_has_no_session_cannot_send_much(keep: Keep) -> None:
+    server = keep(ServerEnd(ServerLinks(1, 1)))
+    stream = keep(RawStream(server.port))
+    stream.write_bytes(bytes(5_000))
+    assert stream.read() is None
+    assert not server.opened
 
 
 def test_a_grpc_port_is_named_once(keep: Keep, caplog: pytest.LogCaptureFixture) -> None:

@@ -126,7 +126,7 @@ class RawStream:
         try:
             if not self._is_introduced:
                 self._is_introduced = True
-                self._wire.first(WAIT_S)
+                self._wire.next(WAIT_S)
             return step_codec.RESULT_FRAMES.decode(self._wire.next(WAIT_S))
         except WireClosed:
             return None

@@ -17,7 +17,16 @@ from typing import Any, Protocol
 
 from coppice.addresses import parse_address
 from coppice.edge.frame_codec import Edge, MalformedFrame
-from coppice.edge.wire import Wire, WireClosed, WireGarbled, WireSilent, connect, introduction, kinds_served
+from coppice.edge.wire import (
+    MESSAGE_BYTES_MAX,
+    Wire,
+    WireClosed,
+    WireGarbled,
+    WireSilent,
+    connect,
+    introduction,
+    kinds_served,
+)
 from coppice.session.frames import KEY_BYTES, Frame, Reject
 from coppice.session.link import Attached, ClientLink, LinkBroken, LinkOverflow
 
@@ -158,11 +167,12 @@ class LinkClient:
     def _converse(self, wire: Wire, progress: _Progress) -> None:
         """Read until the connection is over. Raises WireClosed, WireSilent, WrongPeer, LinkBroken, MalformedFrame."""
         try:
-            served = kinds_served(wire.first(SUSPECT_S))
+            served = kinds_served(wire.next(SUSPECT_S))
         except WireGarbled as error:
             raise WrongPeer(f"{self._address} does not speak the session protocol; is it the gRPC port?") from error
         if self._kind not in served:
             raise WrongPeer(f"{self._address} serves no sessions of the kind {self._kind!r}, but of {served}")
+        wire.largest = MESSAGE_BYTES_MAX
         heard_s = time.monotonic()
         while not self._stopping.is_set():
             messages = wire.receive(self._wait_s(wire))

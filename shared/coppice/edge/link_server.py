@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from coppice.edge.frame_codec import Edge, MalformedFrame
 from coppice.edge.link_client import HEARTBEAT_S
-from coppice.edge.wire import Wire, WireClosed
+from coppice.edge.wire import MESSAGE_BYTES_MAX, Wire, WireClosed
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import Accepted, LinkBroken, LinkOverflow, ServerLink, ServerLinks
 
@@ -159,6 +159,7 @@ class LinkServer:
             wire.write(self._encode(opened))
             return
         accepted, stream = opened
+        wire.largest = MESSAGE_BYTES_MAX
         threading.current_thread().name = f"session {stream.link.name}"
         try:
             self._handler.session_connected(stream.link, accepted.is_new)

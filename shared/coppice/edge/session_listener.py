@@ -61,7 +61,7 @@ class SessionListener:
     def _serve(self, connection: socket.socket, peer: str) -> None:
         wire = Wire(connection)
         try:
-            wanted = kinds_served(wire.first(INTRODUCTION_S))
+            wanted = kinds_served(wire.next(INTRODUCTION_S))
             wire.write(introduction(*self._servers))
             for kind in wanted[:1]:
                 if kind in self._servers:

@@ -23,7 +23,7 @@ from collections import deque
 from coppice.addresses import Address
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a registration carries 24 bytes per block
-FIRST_BYTES_MAX = 256  # of the first message, by which either side knows whom it talks to
+FIRST_BYTES_MAX = 4096  # of a message of somebody who is not known yet
 PROTOCOL = "coppice/1"
 _LENGTH_BYTES = 4
 _READ_BYTES = 1 << 18
@@ -57,7 +57,7 @@ class Wire:
         self._is_closed = False
         self._received = bytearray()
         self._messages: deque[bytes] = deque()
-        self._largest = FIRST_BYTES_MAX
+        self.largest = FIRST_BYTES_MAX  # message that is taken, in bytes
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
 
@@ -102,12 +102,6 @@ class Wire:
             pass  # enough of them wait there
 
     # ---- the reading thread ----
-
-    def first(self, timeout_s: float) -> bytes:
-        """The first message, which is a short one. Raises WireSilent, WireClosed."""
-        message = self.next(timeout_s)
-        self._largest = MESSAGE_BYTES_MAX
-        return message
 
     def next(self, timeout_s: float) -> bytes:
         """One message. Raises WireSilent, WireClosed."""
@@ -193,8 +187,8 @@ class Wire:
         with memoryview(self._received) as received:
             while len(self._messages) < at_most and len(received) - start >= _LENGTH_BYTES:
                 size = int.from_bytes(received[start : start + _LENGTH_BYTES], "little")
-                if size > self._largest:
-                    raise WireGarbled(f"a message of {size} bytes was announced; at most {self._largest} are taken")
+                if size > self.largest:
+                    raise WireGarbled(f"a message of {size} bytes was announced; at most {self.largest} are taken")
                 end = start + _LENGTH_BYTES + size
                 if len(received) < end:
                     break
