@@ -242,9 +242,6 @@ class TenantDirectory:
                 found = tenant
         return found
 
-    def by_id(self) -> Mapping[str, Tenant]:
-        return {tenant.id: tenant for tenant in self.tenants}
-
     def domains(self) -> tuple[DomainShares, ...]:
         """Plain records for the cache service's quotas."""
         return domain_shares(self.tenants)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from coppice.handles import HANDLE_BYTES
 from coppice.messages.index import (
     Acquire,
@@ -210,14 +212,17 @@ def _extends(life: Lifecycle, worker: Worker, now_ns: int) -> list[Op]:
     wanting = list(worker.wants_blocks.values())
     wanting += [stall.sequence for stall in worker.stalled.values() if stall.retry_ns <= now_ns]
     worker.wants_blocks.clear()
+    if not wanting:
+        return []
     wanting.sort(key=lambda sequence: sequence.request.order)
+    table, slots = worker.table, np.array([sequence.slot for sequence in wanting])
+    counts = (table.num_needed(slots), table.num_max[slots] - 1, table.num_ahead[slots])
     ops: list[Op] = []
-    for sequence in wanting:
+    for sequence, needed, most, ahead in zip(wanting, *(count.tolist() for count in counts), strict=True):
         lease = sequence.lease
         if lease.awaits_verdict:
             worker.wants_blocks[sequence.sequence_id] = sequence
             continue
-        needed = sequence.num_needed
         if lease.extend_asked or needed <= lease.reserved_tokens:
             continue
         stall = worker.stalled.get(sequence.sequence_id)
@@ -225,11 +230,7 @@ def _extends(life: Lifecycle, worker: Worker, now_ns: int) -> list[Op]:
             continue
         if stall is not None:
             stall.refused = False
-        ops.append(life.leases.extend(lease, _rounded_up(life, sequence, needed)))
+        # Several blocks at a time cost no more to ask for than one; but none too many once blocks were refused.
+        more = life.settings.extend_more_blocks * lease.block_size if ahead else 0
+        ops.append(life.leases.extend(lease, min(most, needed + more)))
     return ops
-
-
-def _rounded_up(life: Lifecycle, sequence: Sequence, needed: int) -> int:
-    """Several blocks at a time cost no more to ask for than one; but none too many once blocks were refused."""
-    more = life.settings.extend_more_blocks * sequence.lease.block_size if sequence.asks_ahead else 0
-    return min(sequence.request.num_kv_tokens_max, needed + more)

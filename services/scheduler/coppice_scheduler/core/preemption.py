@@ -14,7 +14,7 @@ closed (`NO_WORKER`): no block can be granted then, whoever gives way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -72,18 +72,38 @@ def relieve(life: Lifecycle, worker: Worker, now_ns: int) -> None:
 
 
 def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: DomainId | None, now_ns: int) -> None:
-    credit = sum(
-        lease.num_owned_blocks for lease in worker.returning.values() if domain is None or lease.domain == domain
+    take_back(
+        life,
+        worker,
+        domain,
+        lambda: sum(_is_refused(worker, stall) for stall in stalls),
+        lambda: _sharing(life, worker, stalls, domain),
+        now_ns,
     )
-    if _num_refused(worker, stalls) <= credit:
+
+
+def take_back(
+    life: Lifecycle,
+    worker: Worker,
+    domain: DomainId | None,
+    num_needed: Callable[[], int],
+    among: Callable[[], list[Sequence]],
+    now_ns: int,
+) -> None:
+    """Preempt one at a time until so many blocks (of this domain) are on their way back, or nobody has one to give.
+
+    Preempted requests keep their tokens and recompute when there is room again.
+    """
+    returning = [lease for lease in worker.returning.values() if domain is None or lease.domain == domain]
+    credit = sum(lease.num_owned_blocks for lease in returning)
+    if num_needed() <= credit:
         return
     stakes, places = Stakes(worker), Places(life)
-    while (num_lacking := _num_refused(worker, stalls) - credit) > 0:
-        sharing = _sharing(life, worker, stalls, domain)
-        found = [sequence for sequence in sharing if stakes.of(sequence)]
+    while (num_lacking := num_needed() - credit) > 0:
+        found = [sequence for sequence in among() if stakes.of(sequence)]
         if not found:
             return
-        victim = choose_victim(found, places, stakes, num_lacking)
+        victim = _choose_victim(found, places, stakes, num_lacking)
         credit += stakes.take(victim)
         life.preempt(victim.request, now_ns)
 
@@ -111,7 +131,7 @@ def _but_oldest(sequences: list[Sequence]) -> list[Sequence]:
     return sorted(sequences, key=lambda sequence: sequence.request.order)[1:]
 
 
-def choose_victim(sequences: Iterable[Sequence], places: Places, stakes: Stakes, num_lacking: int) -> Sequence:
+def _choose_victim(sequences: Iterable[Sequence], places: Places, stakes: Stakes, num_lacking: int) -> Sequence:
     """Of a tenant over its share of the places, then of the least priority, then one whose blocks are enough, then the
     latest."""
 
@@ -124,12 +144,8 @@ def choose_victim(sequences: Iterable[Sequence], places: Places, stakes: Stakes,
     return max(sequences, key=how_fit)
 
 
-def _num_refused(worker: Worker, stalls: list[Stall]) -> int:
-    """Stalls that nothing has come back for since they were refused."""
-    return sum(_is_refused(worker, stall) for stall in stalls)
-
-
 def _is_refused(worker: Worker, stall: Stall) -> bool:
+    """It still stalls, and nothing has come back since it was refused."""
     return stall.refused and stall.sequence.sequence_id in worker.stalled
 
 

@@ -231,14 +231,6 @@ class Sequence:
         return self.num_known + self.num_pending - self.num_planned
 
     @property
-    def num_needed(self) -> int:
-        """Positions that it should own blocks for now. After a refusal no more than the next token's."""
-        ahead = int(self.table.num_ahead[self.slot])
-        if ahead:
-            ahead = max(ahead, self.table.burst_ahead)
-        return min(self.request.num_kv_tokens_max, self.num_planned + 1 + ahead)
-
-    @property
     def live(self) -> bool:
         return self.state is SequenceState.GRANTED or self.state is SequenceState.ATTACHED
 
@@ -274,10 +266,6 @@ class Sequence:
         self.table.num_reserved[self.slot] = self.lease.reserved_tokens
         self.table.num_ahead[self.slot] = num_ahead
         self.table.has_news[self.slot] = True
-
-    @property
-    def asks_ahead(self) -> bool:
-        return bool(self.table.num_ahead[self.slot])
 
     def forgo_ahead(self) -> None:
         """It asked for blocks ahead of need in vain: from now on for no more than the need."""

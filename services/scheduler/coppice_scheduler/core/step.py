@@ -158,9 +158,7 @@ def _note_needs(worker: Worker) -> None:
     """Mark sequences whose blocks run out soon. A prefill has all that its prompt needs; its tail is decode."""
     table = worker.table
     to_plan = table.num_known + table.num_pending - table.num_planned
-    ahead = np.where(table.num_ahead > 0, np.maximum(table.num_ahead, table.burst_ahead), 0)
-    needed = np.minimum(table.num_max - 1, table.num_planned + 1 + ahead)
-    lacking = (table.ids != 0) & (to_plan <= 1) & (needed > table.num_reserved)
+    lacking = (table.ids != 0) & (to_plan <= 1) & (table.num_needed(slice(None)) > table.num_reserved)
     for sequence in table.at(np.flatnonzero(lacking)):
         if not sequence.lease.extend_asked:
             worker.wants_blocks[sequence.sequence_id] = sequence

@@ -78,10 +78,8 @@ class SlotTable:
         self.tail: UInt32 = np.zeros((0, TAIL_MAX), np.dtype("<u4"))
         self.sequences: list[Sequence | None] = []
         self.burst_ahead = 0  # `num_ahead` is at least this where it is not 0: what plans of several steps use up
-        for name in _COUNTS:
-            setattr(self, name, np.zeros(0, np.int64))
-        for name in _FLAGS:
-            setattr(self, name, np.zeros(0, np.bool_))
+        self._counts: Int64 = np.zeros((len(_COUNTS), 0), np.int64)  # the rows of these two have names
+        self._flags: Bool = np.zeros((len(_FLAGS), 0), np.bool_)
         self._free: list[int] = []
         self._grow(FIRST_SLOTS)
 
@@ -96,8 +94,8 @@ class SlotTable:
         self.sequences[slot] = sequence
         self.ids[slot] = sequence.sequence_id
         self.numbers[slot] = number
-        for name in (*_COUNTS, *_FLAGS):
-            getattr(self, name)[slot] = 0
+        self._counts[:, slot] = 0
+        self._flags[:, slot] = False
         stops = sorted(stop_tokens)
         self.stops[slot] = NO_TOKEN
         self.stops[slot, : min(len(stops), STOPS_MAX)] = stops[:STOPS_MAX]
@@ -119,6 +117,14 @@ class SlotTable:
         self.num_tail[slot] = 0
         return self.tail[slot, :count].tobytes()
 
+    def num_needed(self, slots: Int64 | slice) -> Int64:
+        """[S], positions that the sequences in these slots should own blocks for now. After a refusal no more than the
+        next token's."""
+        ahead = self.num_ahead[slots]
+        ahead = np.where(ahead > 0, np.maximum(ahead, self.burst_ahead), 0)
+        needed: Int64 = np.minimum(self.num_max[slots] - 1, self.num_planned[slots] + 1 + ahead)
+        return needed
+
     def at(self, slots: Int64) -> list[Sequence]:
         """The sequences in these slots, none of which is free."""
         found = [self.sequences[slot] for slot in slots.tolist()]
@@ -127,10 +133,14 @@ class SlotTable:
     def _grow(self, more: int) -> None:
         count = len(self.sequences)
         self.sequences += [None] * more
-        for name in ("ids", "numbers", "stops", "tail", *_COUNTS, *_FLAGS):
+        for name in ("ids", "numbers", "stops", "tail"):
             old = getattr(self, name)
-            new = np.zeros((count + more, *old.shape[1:]), old.dtype)
-            new[:count] = old
-            setattr(self, name, new)
+            setattr(self, name, np.concatenate([old, np.zeros((more, *old.shape[1:]), old.dtype)]))
+        for names, many in ((_COUNTS, "_counts"), (_FLAGS, "_flags")):
+            old = getattr(self, many)
+            new = np.concatenate([old, np.zeros((len(names), more), old.dtype)], axis=1)
+            setattr(self, many, new)
+            for name, row in zip(names, new, strict=True):
+                setattr(self, name, row)
         self._free += range(count, count + more)
         heapify(self._free)
