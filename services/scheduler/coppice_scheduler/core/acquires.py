@@ -128,12 +128,13 @@ class _Round:
         past = all(worker in covered for worker in fit)
         self.life.queue.take(request)
         op = _acquire(self.life, request, fit, self._loads_for(domain), self.now_ns)
-        self.life.leases.leases[op.lease_id].past_gate = past
+        lease = self.life.leases.leases[op.lease_id]
+        lease.past_gate = past
         ops.append(op)
         for worker in fit:
             self.room[worker.worker_id] -= 1
             self.standing.asked(worker, domain, op.reserve_tokens)
-        self.ranks.took_place(request.tenant_number, self.life.leases.leases[op.lease_id].num_prefill_tokens)
+        self.ranks.took_place(request.tenant_number, lease.num_prefill_tokens)
         self.life.gates.asked(domain, past=past)
         self.is_shut = self.is_shut or (self.gate is not None and not past)
         self.places -= 1

@@ -87,10 +87,13 @@ def _too_late(life: Lifecycle, request: Request, num_tokens: int, now_ns: int) -
 
 def max_context(life: Lifecycle) -> int:
     """Tokens of the longest sequence: the own limit, or that of the roomiest worker that is listed."""
-    infos = [worker.info for worker in life.workers.values() if worker.info]
-    if not infos or any(not info.max_context for info in infos):
-        return life.settings.max_context
-    return min(life.settings.max_context, max(info.max_context for info in infos))
+    longest = 0
+    for worker in life.workers.values():
+        if worker.info is not None:
+            if not worker.info.max_context:
+                return life.settings.max_context
+            longest = max(longest, worker.info.max_context)
+    return min(life.settings.max_context, longest or life.settings.max_context)
 
 
 def estimated_wait_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:

@@ -70,8 +70,12 @@ class FairShares:
     def counter(self, number: int) -> float:
         return float(self._served[number])
 
+    def counter_with(self, number: int, num_tokens: float) -> float:
+        """As if the tenant had been served so many tokens more."""
+        return float(self._served[number] + num_tokens * self._token_price[number])
+
     def counters_with(self, num_tokens: list[float]) -> list[float]:
-        """Of all tenants, as if each had been served so many tokens more."""
+        """The same of all tenants, so many tokens for each."""
         count = len(num_tokens)
         counters: list[float] = (self._served[:count] + num_tokens * self._token_price[:count]).tolist()
         return counters
@@ -79,7 +83,7 @@ class FairShares:
     def weight(self, number: int) -> float:
         return 1.0 / float(self._token_price[number])
 
-    def price(self, number: int, num_tokens: float) -> float:
+    def price(self, number: int, num_tokens: int) -> float:
         """By how much so many tokens would move the counter."""
         return float(num_tokens * self._token_price[number])
 

@@ -47,4 +47,4 @@ class Ranks:
         return [(ranks[number], self._held[number]) for number in numbers]
 
     def of(self, number: int) -> float:
-        return self._shares.counter(number) + self._shares.price(number, self._pledged[number])
+        return self._shares.counter_with(number, self._pledged[number])

@@ -97,9 +97,9 @@ class SlotTable:
         self._counts[:, slot] = 0
         self._flags[:, slot] = False
         stops = sorted(stop_tokens)
-        self.stops[slot] = NO_TOKEN
-        self.stops[slot, : min(len(stops), STOPS_MAX)] = stops[:STOPS_MAX]
-        self.num_stops = max(self.num_stops, min(len(stops), STOPS_MAX))
+        few = stops[:STOPS_MAX]
+        self.stops[slot] = few + [NO_TOKEN] * (STOPS_MAX - len(few))
+        self.num_stops = max(self.num_stops, len(few))
         self.is_special[slot] = len(stops) > STOPS_MAX
         return slot
 

@@ -124,6 +124,8 @@ class Worker:
 
         `past`: the new one asks for what is its domain's by right, so that others' shortages do not concern it.
         """
+        if not self.stalled:
+            return False
         reasons = {NoCapacityReason.NO_WORKER} if past else {NoCapacityReason.NO_WORKER, NoCapacityReason.POOL_FULL}
         return any(stall.sequence.lease.domain == domain or stall.reason in reasons for stall in self.stalled.values())
 
