@@ -25,6 +25,8 @@ class ClientHandler(Protocol):
 
     def link_lost(self) -> None: ...
 
+    def link_rejected(self, reject: Reject) -> None: ...
+
 
 class ClientEnd:
     """Connects, reconnects after silence or a break, sends what is posted."""
@@ -54,6 +56,11 @@ class ClientEnd:
         self.link.post(body)
         self._flush()
 
+    def renew(self, key: bytes) -> None:
+        """Give the session up; the next attachment is a fresh one."""
+        self._lose()
+        self.link.renew(key)
+
     def stop(self) -> None:
         self._is_over = True
         if self._connection is not None:
@@ -75,6 +82,7 @@ class ClientEnd:
         match event:
             case Reject():
                 self._lose()
+                self._handler.link_rejected(event)
             case Attached():
                 self._retry_ms = 10
                 self._handler.link_attached(event)

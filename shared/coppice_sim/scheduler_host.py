@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
+from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Request
@@ -70,7 +71,16 @@ class SchedulerHost(Process):
         self.core.index_lost(self.now_ns)
         self.turn()
 
+    def link_rejected(self, reject: Reject) -> None:
+        """The link goes on trying."""
+
     # -- workers
+
+    def refused(self, session: _WorkerSession, reject: Reject) -> None:
+        """A worker takes no plans of this epoch any more, while the cache service knows it: only a new one helps."""
+        if reject.code is RejectCode.FENCED and self.is_current(session) and self._cache.link.is_attached:
+            self.world.sometimes["epoch renewed"] += 1
+            self._cache.renew(self.world.rng.randbytes(16))
 
     def _list(self, message: Workers) -> None:
         """A cache service that has just restarted lists nobody yet: that is no reason to hang up."""
@@ -153,6 +163,9 @@ class _WorkerSession:
         if self._host.is_current(self):
             self._host.core.worker_result(self.worker_id, body, self._host.now_ns)
             self._host.turn()
+
+    def link_rejected(self, reject: Reject) -> None:
+        self._host.refused(self, reject)
 
     def link_lost(self) -> None:
         if self._host.is_current(self):

@@ -11,7 +11,7 @@ import numpy as np
 from coppice.ids import SchedulerEpoch
 from coppice.messages.registration import Fence, Registered
 from coppice.messages.step import StepPlan
-from coppice.session.frames import Hello, Reject, RejectCode
+from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
 from coppice_sim.kv_honest import KvHonest
 from coppice_sim.links import ClientEnd, ServerEnd
@@ -73,6 +73,9 @@ class WorkerHost(Process):
 
     def link_lost(self) -> None:
         pass
+
+    def link_rejected(self, reject: Reject) -> None:
+        """The link goes on trying."""
 
     def _registered(self, message: Registered) -> None:
         if self.core.registered(message):
@@ -192,7 +195,7 @@ class _Schedulers:
         host.world.touched(host)
         if not isinstance(answer, SchedulerAccepted):
             host.world.sometimes[f"scheduler refused: {answer.reason.name.lower()}"] += 1
-            return Reject(RejectCode.FENCED, answer.reason.value)
+            return Reject(answer.reason.reject_code, answer.reason.value)
         host.world.sometimes["takeover"] += answer.took_over
         return hello.epoch
 

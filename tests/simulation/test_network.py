@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coppice.session.frames import Hello
+from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
 from coppice_sim.links import ClientEnd, ServerEnd
 from coppice_sim.network import Network, Weather
@@ -53,6 +53,8 @@ class Pair:
         self.answers.append(body)
 
     def link_lost(self) -> None: ...
+
+    def link_rejected(self, reject: Reject) -> None: ...
 
     def run(self, virtual_ms: int) -> None:
         end_ns = self.timeline.now_ns + virtual_ms * MS

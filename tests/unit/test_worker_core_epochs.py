@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
 from coppice.messages.registration import Fence, Registered
 from coppice.messages.step import StepPlan
+from coppice.session.frames import RejectCode
 from coppice_worker.core.batch import StepOutput
 from coppice_worker.core.fences import FencedEpochs
 from coppice_worker.core.worker import (
@@ -104,6 +105,20 @@ def test_newer_scheduler_takes_over_and_the_older_is_refused():
     late = run(core, StepPlan(3, rows=u32(1), row_tokens=u32(1)))
     assert codes(late) == {1: "fenced"}
     assert codes(run(core, StepPlan(1, attach=(start(1, 4, handles(h(1, 6))),)), epoch(8))) == {}
+
+
+def test_an_older_scheduler_is_told_to_get_a_new_epoch_when_the_newer_is_over():
+    core = busy_core()
+    core.attach_scheduler(epoch(8))
+    refused = core.attach_scheduler(EPOCH)
+    assert isinstance(refused, SchedulerRefused)
+    assert refused.reason.reject_code is RejectCode.NOT_READY, "two would only take turns"
+    core.fence(Fence(3, WorkerEpoch(1), scheduler_epochs=(epoch(8),)))
+    refused = core.attach_scheduler(EPOCH)
+    assert refused == SchedulerRefused(SchedulerRefusedReason.OUTLIVED)
+    assert refused.reason.reject_code is RejectCode.FENCED
+    assert core.planning is None
+    assert isinstance(core.attach_scheduler(epoch(9)), SchedulerAccepted)
 
 
 def test_takeover_in_the_middle_of_a_step_leaves_no_trace_of_it():

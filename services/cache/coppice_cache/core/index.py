@@ -108,12 +108,14 @@ class IndexCore:
 
     # sessions of schedulers and other clients
 
-    def attach_client(self, claimed: SchedulerEpoch, now_ns: int) -> SchedulerEpoch:
+    def attach_client(self, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True) -> SchedulerEpoch:
         """Start or resume a session; 0 claims nothing. Another epoch than claimed means that the claimed one is dead.
+
+        `plans`: it is a scheduler's. Workers hear when it ends, whether it held something there or not.
 
         Raises MessageRefused when there are too many sessions.
         """
-        epoch = attach_session(self.state, claimed, now_ns)
+        epoch = attach_session(self.state, claimed, now_ns, plans=plans)
         self.state.flush()
         return epoch
 

@@ -14,7 +14,7 @@ from coppice_cache.core.state import State
 from coppice_cache.core.workers import Phase, Worker
 
 
-def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int) -> SchedulerEpoch:
+def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True) -> SchedulerEpoch:
     """The epoch that the client has from now on; another one than claimed when that is dead."""
     session = state.sessions.get(claimed)
     if session is None:
@@ -22,7 +22,7 @@ def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int) -> Schedu
             raise MessageRefused(f"{len(state.sessions)} sessions are attached, the maximum; try again later")
         kept = claimed and may_reattach(state, claimed, now_ns)
         epoch = claimed if kept else state.mint_scheduler_epoch()
-        session = state.sessions[epoch] = Session(epoch, now_ns, reattached=not kept)
+        session = state.sessions[epoch] = Session(epoch, now_ns, reattached=not kept, plans=plans)
     session.last_heard_ns = max(session.last_heard_ns, now_ns)
     state.tell_client(session.epoch, state.workers_message())
     return session.epoch
@@ -48,7 +48,8 @@ def end_session(state: State, epoch: SchedulerEpoch) -> None:
     for lease_id in tuple(session.waiting):
         session.stop_waiting(lease_id)
     settle_session(state, epoch)
-    by_worker: dict[WorkerId, list[Lease]] = {}
+    # Of a scheduler all workers, also those where it held nothing: they take plans of nobody older until they know.
+    by_worker: dict[WorkerId, list[Lease]] = {worker_id: [] for worker_id in state.workers} if session.plans else {}
     for lease_id, lease in session.leases.items():
         worker = session.workers[lease_id]
         worker.drain(lease)

@@ -18,11 +18,23 @@ def minted_by(epoch: int) -> CacheEpoch:
 class Session:
     """One scheduler epoch. `claims` are leases of before a restart whose worker has not registered yet."""
 
-    __slots__ = ("claims", "digest", "draining", "epoch", "last_heard_ns", "leases", "reattached", "waiting", "workers")
+    __slots__ = (
+        "claims",
+        "digest",
+        "draining",
+        "epoch",
+        "last_heard_ns",
+        "leases",
+        "plans",
+        "reattached",
+        "waiting",
+        "workers",
+    )
 
-    def __init__(self, epoch: SchedulerEpoch, now_ns: int, *, reattached: bool) -> None:
+    def __init__(self, epoch: SchedulerEpoch, now_ns: int, *, reattached: bool, plans: bool = True) -> None:
         self.epoch = epoch
         self.last_heard_ns = now_ns
+        self.plans = plans  # False: a client that is no scheduler and never asks a worker for anything
         self.reattached = reattached  # False: kept from an earlier cache epoch, its Reattach has not come yet
         self.leases: dict[LeaseId, Lease] = {}
         self.workers: dict[LeaseId, Worker] = {}

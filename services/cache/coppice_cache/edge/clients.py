@@ -71,7 +71,7 @@ class ClientSessions:
     def open_unary(self) -> SchedulerEpoch:
         """Raises MessageRefused."""
         with self._service.entered() as core:
-            epoch = core.attach_client(SchedulerEpoch(0), self._service.now_ns())
+            epoch = core.attach_client(SchedulerEpoch(0), self._service.now_ns(), plans=False)
             self._by_epoch[epoch] = _Client(_NO_KEY)
             return epoch
 

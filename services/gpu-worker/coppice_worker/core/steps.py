@@ -7,6 +7,7 @@ from enum import Enum
 
 from coppice.ids import Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.step import Refusal, RefusalCode, StepResult
+from coppice.session.frames import RejectCode
 from coppice_worker.core.batch import Int32, Int64, PoolSpec, StepBatch
 
 
@@ -31,7 +32,14 @@ class WorkerCoreSettings:
 class SchedulerRefusedReason(Enum):
     NOT_REGISTERED = "the worker is not registered with a cache service yet"
     FENCED = "this scheduler epoch was fenced; attach to the cache service again for a new one"
-    SUPERSEDED = "a newer scheduler epoch plans for this worker"
+    SUPERSEDED = "a newer scheduler epoch plans for this worker; end one of the two schedulers"
+    OUTLIVED = "a newer scheduler epoch planned for this worker and is over; get a new one from the cache service"
+
+    @property
+    def reject_code(self) -> RejectCode:
+        """Whether to come again, or only with a new epoch. While a newer one lives, a new one would only take turns."""
+        is_for_ever = self in (SchedulerRefusedReason.FENCED, SchedulerRefusedReason.OUTLIVED)
+        return RejectCode.FENCED if is_for_ever else RejectCode.NOT_READY
 
 
 @dataclass(frozen=True, slots=True)

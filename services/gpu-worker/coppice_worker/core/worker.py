@@ -170,13 +170,16 @@ class WorkerCore:
     def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
         """A scheduler opens a new session. The newest unfenced epoch plans; it takes over from an older one.
 
+        An older one never plans again, even when the newer is over: it is told to get itself a new epoch.
+
         A reconnect within a session does not come here. So an epoch that plans here already has given up its earlier
         session and everything in it: it starts over, too, and nothing that was sent there may be applied any more.
         """
         if self.worker_epoch == 0:
             return SchedulerRefused(SchedulerRefusedReason.NOT_REGISTERED)
         if epoch < self._highest_scheduler_epoch:
-            return SchedulerRefused(SchedulerRefusedReason.SUPERSEDED)
+            is_over = self._highest_scheduler_epoch in self._fenced
+            return SchedulerRefused(SchedulerRefusedReason.OUTLIVED if is_over else SchedulerRefusedReason.SUPERSEDED)
         if epoch in self._fenced:
             return SchedulerRefused(SchedulerRefusedReason.FENCED)
         took_over = self._planning is not None and epoch > self._planning

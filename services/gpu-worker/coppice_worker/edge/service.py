@@ -199,7 +199,7 @@ class _SchedulerSessions:
         except TimeoutError:
             return Reject(RejectCode.NOT_READY, "the worker is busy with a long step")
         if not isinstance(answer, SchedulerAccepted):
-            return Reject(RejectCode.FENCED, answer.reason.value)
+            return Reject(answer.reason.reject_code, answer.reason.value)
         _log.info("scheduler %s attached with epoch %d", hello.name, hello.epoch)
         return hello.epoch
 
