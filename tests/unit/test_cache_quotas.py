@@ -56,7 +56,10 @@ def test_the_domain_furthest_over_its_guarantee_pays_first() -> None:
 def test_nobody_takes_from_a_guarantee() -> None:
     world = World(settings(DomainConfig(ALICE, guarantee_share=0.5)), num_blocks=16)
     world.fill(1, tokens(40))
-    assert reason(world.acquire(2, tokens(36, 900), domain=BOB)) is NoCapacityReason.POOL_FULL
+    assert reason(world.acquire(2, tokens(36, 900), domain=BOB)) is NoCapacityReason.NEVER_FITS, "no wait would help"
+    world.granted(3, tokens(4, 1_900), domain=CAROL)
+    assert reason(world.acquire(2, tokens(36, 900), domain=BOB)) is NoCapacityReason.POOL_FULL, "something is out"
+    world.release(3)
     assert cached(world, tokens(40)) == 10
     world.granted(3, tokens(32, 900), domain=BOB)
     assert cached(world, tokens(40)) == 8

@@ -53,6 +53,12 @@ def detached(bench: Bench) -> list[int]:
     return [sequence_id for plan in bench.plans for sequence_id in u32(plan.detach)]
 
 
+def got_no_further(bench: Bench, name: str) -> None:
+    """It was alone without a block before, and started over with as many tokens as it has now."""
+    request = bench.core._life.requests[name]
+    request.restarted_at = request.num_tokens
+
+
 def test_the_latest_gives_way() -> None:
     bench = running("dddd")
     answer_extends(bench, POOL_FULL, refused={1})
@@ -83,8 +89,24 @@ def test_one_shortage_preempts_once() -> None:
     assert bench.core.stats().total_preemptions == 1
 
 
-def test_somebody_alone_waits_and_is_not_preempted() -> None:
+@pytest.mark.parametrize(("domains", "reason"), [("d", POOL_FULL), ("dy", DOMAIN_MAXIMUM), ("dz", POOL_FULL)])
+def test_somebody_alone_starts_over_once_for_each_length(domains: str, reason: NoCapacityReason) -> None:
+    """Nobody else can give it a block, but its own may count twice. Others, of other domains, go on."""
+    bench = running(domains, fixed_domains=frozenset({DomainId("z")}))
+    answer_extends(bench, reason, refused={1})
+    assert detached(bench) == [1]
+    while not any(plan.attach for plan in bench.plans):
+        bench.result(dict.fromkeys(set(u32(bench.plans[0].rows)) - {1}, 9))
+        while bench.batches:
+            bench.answer()
+    (start,) = [start for plan in bench.plans for start in plan.attach]
+    assert len(start.tokens) // 4 == 5, "prompt and both tokens that it had"
+    assert bench.core.stats().total_preemptions == 1
+
+
+def test_somebody_alone_who_got_no_further_waits() -> None:
     bench = running("d")
+    got_no_further(bench, "a")
     answer_extends(bench, POOL_FULL)
     assert bench.core.stats().total_preemptions == 0
     bench.advance(49)
@@ -102,6 +124,7 @@ def test_somebody_alone_waits_and_is_not_preempted() -> None:
 )
 def test_waiting_for_a_block_has_an_end(reason: NoCapacityReason, code: OutputErrorCode) -> None:
     bench = running("d", queue_timeout_ms=120)
+    got_no_further(bench, "a")
     for _ in range(4):
         answer_extends(bench, reason)
         bench.advance(40)
@@ -116,14 +139,9 @@ def test_a_domain_at_its_maximum_preempts_only_within_it() -> None:
     assert detached(bench) == [2], "the latest of domain x; not 3, the latest of all"
 
 
-def test_alone_in_its_domain_it_waits() -> None:
-    bench = running("xy")
-    answer_extends(bench, DOMAIN_MAXIMUM)
-    assert bench.core.stats().total_preemptions == 0
-
-
 def test_a_domain_at_its_maximum_keeps_only_its_own_requests_out() -> None:
     bench = running("xy")
+    got_no_further(bench, "a")
     answer_extends(bench, DOMAIN_MAXIMUM, refused={1})
     bench.submit("mine", 5, domain="x")
     bench.submit("other", 5, domain="y")
@@ -150,6 +168,7 @@ def test_the_share_of_a_fixed_domain_helps_nobody_else_so_it_is_not_preempted() 
 
 def test_a_fixed_domain_comes_in_while_a_full_pool_keeps_others_out() -> None:
     bench = running("x", fixed_domains=frozenset({DomainId("z")}))
+    got_no_further(bench, "a")
     answer_extends(bench, POOL_FULL)
     bench.submit("other", 5, domain="y")
     bench.submit("fixed", 5, domain="z")

@@ -118,7 +118,9 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
         partial = None
         plan = _plan(worker, use, key, total, count, newly_protected=protects)
     if isinstance(plan, NoCapacity):
-        return plan
+        if use.is_strict or worker.may_get_room:  # a strict domain is told of its own leases only
+            return plan
+        return NoCapacity(op.lease_id, NoCapacityReason.NEVER_FITS, _NEVER_RETRY_MS)
     worker.hang_up_tree(tree)
     node = worker.settle(use, spot)
     nodes = path(node)

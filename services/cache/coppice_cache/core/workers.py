@@ -23,7 +23,7 @@ from coppice_cache.core.flights import Flights, Waiter
 from coppice_cache.core.host_tier import HostTier
 from coppice_cache.core.incarnations import Incarnations
 from coppice_cache.core.leases import Lease
-from coppice_cache.core.ledger import Ledger
+from coppice_cache.core.ledger import BlockState, Ledger
 from coppice_cache.core.needs import Needs
 from coppice_cache.core.quotas import DomainUse, Quotas
 from coppice_cache.core.settings import DomainConfig
@@ -119,6 +119,14 @@ class Worker(BlockStore):
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    @property
+    def may_get_room(self) -> bool:
+        """Whether anything could come back that is not to be had now. If not, what is kept from a domain is what the
+        others are guaranteed, and no wait helps."""
+        draining = self.ledger.counts[BlockState.DRAINING]
+        protected = any(use.protected for use in self.quotas.uses.values())
+        return bool(self.leases or draining or protected or self.needs.waiting)
 
     def use_of(self, config: DomainConfig, domains_max: int) -> DomainUse:
         """The domain's account. Raises OpRefused when there are too many domains that hold something."""

@@ -207,6 +207,12 @@ class Lifecycle:
         self.totals.preemptions += 1
         self.requeue(request, now_ns)
 
+    def restart(self, request: RequestState, now_ns: int) -> None:
+        """Preempt it for its own sake, once for each length that it reached."""
+        if request.num_tokens > request.restarted_at:
+            request.restarted_at = request.num_tokens
+            self.preempt(request, now_ns)
+
     def requeue(self, request: RequestState, now_ns: int) -> None:
         """Start it over without counting a fault: what stopped it is mended."""
         self._stop_running(request)

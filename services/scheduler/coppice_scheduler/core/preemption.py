@@ -7,8 +7,10 @@ What is within a guarantee is no victim of a full pool: a domain below its own t
 cache service will have them do anyway, and one that borrows takes from no guarantee.
 Blocks on their way back count as credit, so that one shortage preempts once; while they come nobody else is preempted.
 Whoever holds no block alone is not preempted: nothing would come back (I17).
-Somebody who is alone waits: there is nobody whose blocks would help. So does everybody while the worker's ledger is
-closed (`NO_WORKER`): no block can be granted then, whoever gives way.
+Somebody who is alone starts over: nobody else's blocks would help, but its own may. What it published while another
+published the same counts twice for as long as it runs, and asking anew finds it; and if it asks for what can never be
+had, it hears so. While the worker's ledger is closed (`NO_WORKER`) everybody waits: no block can be granted then,
+whoever gives way.
 """
 
 from __future__ import annotations
@@ -69,6 +71,20 @@ def relieve(life: Lifecycle, worker: Worker, now_ns: int) -> None:
             if stall.reason is NoCapacityReason.DOMAIN_MAXIMUM and stall.sequence.lease.domain == domain
         ]
         _relieve_group(life, worker, stalls, domain, now_ns)
+    for stall in list(worker.stalled.values()):
+        if _is_refused(worker, stall) and _is_alone(life, worker, stall):
+            life.restart(stall.sequence.request, now_ns)
+
+
+def _is_alone(life: Lifecycle, worker: Worker, stall: Stall) -> bool:
+    """Nobody holds, or is about to give back, blocks that it could have."""
+    own = stall.sequence.lease
+    if stall.reason is NoCapacityReason.NO_WORKER:
+        return False
+    leases = [*(sequence.lease for sequence in worker.running.values()), *worker.returning.values()]
+    if stall.reason is NoCapacityReason.DOMAIN_MAXIMUM:
+        leases = [lease for lease in leases if lease.domain == own.domain]
+    return all(lease is own or lease.domain in life.settings.fixed_domains for lease in leases)
 
 
 def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: DomainId | None, now_ns: int) -> None:

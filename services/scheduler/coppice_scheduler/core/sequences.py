@@ -82,6 +82,7 @@ class RequestState:
     lease: Lease | None = None
     sequence: Sequence | None = None
     num_retries: int = 0
+    restarted_at: int = 0  # its length when it started over last because it was alone and got no block
     num_grants: int = 0
     num_cached_tokens: int = 0
     num_written_tokens: int = 0  # of the prompt, that it computed and made findable in the stays that are over
