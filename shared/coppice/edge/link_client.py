@@ -98,12 +98,21 @@ class LinkClient:
                 self._link.post(body)
             except LinkOverflow as error:
                 _log.error("%s: %s; the session is given up", self._name, error)
-                self._attachment += 1
-                self._link.renew(os.urandom(KEY_BYTES))
-                if self._wire is not None:
-                    self._wire.abort()
+                self._give_up()
                 return
             self._write_outgoing()
+
+    def renew(self) -> None:
+        """Give the session up: the next attachment is a fresh one, under another key."""
+        with self._lock:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """With the lock held."""
+        self._attachment += 1
+        self._link.renew(os.urandom(KEY_BYTES))
+        if self._wire is not None:
+            self._wire.abort()
 
     def _write_outgoing(self) -> None:
         """With the lock held."""

@@ -16,7 +16,7 @@ from coppice.edge.link_client import LinkClient
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
 from coppice.messages.index import FromClient, ToClient, WorkerInfo, Workers
 from coppice.messages.step import StepPlan, StepResult
-from coppice.session.frames import KEY_BYTES, Reject
+from coppice.session.frames import KEY_BYTES, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,10 @@ class IndexClient:
 
     def post(self, message: FromClient) -> None:
         self._link.post(message, self._attachment)
+
+    def renew(self) -> None:
+        """Give the session up and open another one, under another epoch."""
+        self._link.renew()
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
         def hand_over() -> None:
@@ -107,6 +111,8 @@ class WorkerClient:
 
     def link_rejected(self, reject: Reject) -> None:
         _log.warning("worker %s refuses the session: %s", self.worker_id, reject.message)
+        if reject.code is RejectCode.FENCED:
+            self._inbox(lambda: self._owner.fenced(self))
 
 
 class WorkerClients:
@@ -119,9 +125,11 @@ class WorkerClients:
         attached: Callable[[WorkerId, Attached], None],
         result: Callable[[WorkerId, StepResult], None],
         lost: Callable[[WorkerId], None],
+        fenced: Callable[[], None],
     ) -> None:
         self._name = name
         self._inbox = inbox
+        self._fenced = fenced
         self._attached = attached
         self._result = result
         self._lost = lost
@@ -185,6 +193,10 @@ class WorkerClients:
         if self._is_current(client):
             self._attached_ids.discard(client.worker_id)
             self._lost(client.worker_id)
+
+    def fenced(self, client: WorkerClient) -> None:
+        if self._is_current(client):
+            self._fenced()
 
     def _is_current(self, client: WorkerClient) -> bool:
         return self._clients.get(client.worker_id) is client

@@ -55,8 +55,11 @@ class Planner:
         self._index = IndexClient(
             cache_address, name, self.later, self._index_attached, self._index_message, self._index_lost
         )
-        self._workers = WorkerClients(name, self.later, self._worker_attached, self._worker_result, self._worker_lost)
+        self._workers = WorkerClients(
+            name, self.later, self._worker_attached, self._worker_result, self._worker_lost, self._fenced
+        )
         self._index_is_attached = False
+        self._epoch = self._refused_epoch = SchedulerEpoch(0)
         self._turning = threading.Lock()  # held by whoever is at a turn
         self._is_running = False
         self._alarm = threading.Event()  # the thread has something to do, or less time than it thinks
@@ -183,8 +186,11 @@ class Planner:
     # ---- sessions ----
 
     def _index_attached(self, attached: Attached) -> None:
-        epoch = SchedulerEpoch(attached.epoch)
+        epoch = self._epoch = SchedulerEpoch(attached.epoch)
         _log.info("attached to the cache service: epoch %d, fresh %s", epoch, attached.fresh)
+        if epoch == self._refused_epoch:
+            self._renew()
+            return
         self._index_is_attached = True
         self._workers.new_epoch(epoch)
         self._core.index_attached(epoch, CacheEpoch(attached.server_epoch), attached.fresh, time.monotonic_ns())
@@ -205,6 +211,18 @@ class Planner:
 
     def _worker_result(self, worker_id: WorkerId, result: StepResult) -> None:
         self._core.worker_result(worker_id, result, time.monotonic_ns())
+
+    def _fenced(self) -> None:
+        """A worker takes no plans under our epoch any more. The cache service may hold it alive, and then nobody else
+        would tell us to get another one."""
+        self._refused_epoch = self._epoch
+        if self._index_is_attached:
+            self._renew()
+
+    def _renew(self) -> None:
+        _log.warning("epoch %d plans no more, as a worker says; getting another one", self._epoch)
+        self._index_lost()
+        self._index.renew()
 
     def _worker_lost(self, worker_id: WorkerId) -> None:
         self._core.worker_lost(worker_id, time.monotonic_ns())
