@@ -7,13 +7,14 @@ import pytest
 from coppice.ids import CacheEpoch, DomainId
 from coppice.messages.index import Acquire, NoCapacityReason, Reclaim, Release
 from coppice_scheduler.core import engine
+from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.preemption import Stakes
 from coppice_scheduler.core.request import Finish, SchedulerSettings
 from coppice_scheduler.core.settings import Guarantee
 from tests.fakes.scheduler_bench import Bench, W
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import World
-from tests.unit.test_scheduler_core_preemption import answer_extends, detached, running
+from tests.unit.test_scheduler_core_preemption import answer_extends, detached, got_no_further, running
 
 POOL_FULL = NoCapacityReason.POOL_FULL
 X, Y = DomainId("x"), DomainId("y")
@@ -140,6 +141,7 @@ def test_what_was_asked_for_counts_as_held() -> None:
 
 def test_a_stalled_borrower_does_not_keep_a_guarantee_out() -> None:
     bench = running("x", guarantees=guarantees(y=4))
+    got_no_further(bench, "a")
     answer_extends(bench, POOL_FULL)
     bench.submit("other", 5, domain="z")
     bench.submit("own", 5, domain="y")
@@ -200,6 +202,8 @@ def test_without_the_reclaim_the_guarantee_would_wait(monkeypatch: pytest.Monkey
         world.run()
         return world
 
+    assert alone().finish_of("y") is Finish.LENGTH
+    monkeypatch.setattr(Lifecycle, "restart", lambda life, request, now_ns: None)  # which would give back, too
     assert alone().finish_of("y") is Finish.LENGTH
     monkeypatch.setattr(engine, "give_back", lambda life, message, now_ns: None)
     assert alone().finish_of("y") is Finish.ERROR
