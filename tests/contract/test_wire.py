@@ -17,7 +17,7 @@ from coppice.edge import link_server, session_listener, step_codec, wire
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
-from coppice.edge.wire import MESSAGE_BYTES_MAX, Wire, WireClosed, WireGarbled, WireSilent, introduction
+from coppice.edge.wire import MESSAGE_BYTES_MAX, MessageTooLong, Wire, WireClosed, WireGarbled, WireSilent, introduction
 from coppice.session.frames import Hello, Welcome
 from coppice.session.link import ServerLinks
 from tests.fakes.link_ends import ClientEnd, RawStream, ServerEnd
@@ -220,3 +220,27 @@ def test_a_client_that_vanished_is_let_go(keep: Keep, monkeypatch: pytest.Monkey
     assert isinstance(stream.read(), Welcome)
     stream.wait_end()
     assert server.newest().connection == 1, "its session waits for it"
+
+
+def test_what_no_peer_would_take_is_not_sent(ends: tuple[Wire, Wire]) -> None:
+    with pytest.raises(MessageTooLong):
+        ends[0].write(bytes(MESSAGE_BYTES_MAX + 1))
+
+
+def test_a_listener_out_of_descriptors_keeps_its_places_and_takes_who_comes_later(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session_listener, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(session_listener, "PAUSE_S", 0.01)
+    failures = iter([OSError("too many open files")] * 5)
+
+    class FailingWire(Wire):
+        def __init__(self, connection: socket.socket) -> None:
+            for failure in failures:
+                raise failure
+            super().__init__(connection)
+
+    monkeypatch.setattr(session_listener, "Wire", FailingWire)
+    server = keep(ServerEnd(ServerLinks(1, 1)))
+    keep(ClientEnd(server.port)).wait_attached()
+    assert caplog.text.count("too many open files") == 5

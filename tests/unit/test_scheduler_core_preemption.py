@@ -104,6 +104,12 @@ def test_somebody_alone_starts_over_once_for_each_length(domains: str, reason: N
     assert bench.core.stats().total_preemptions == 1
 
 
+def test_in_a_fixed_domain_nobody_is_alone_beside_others_of_it() -> None:
+    bench = running("xxx", fixed_domains=frozenset({DomainId("x")}))
+    answer_extends(bench, DOMAIN_MAXIMUM)
+    assert sorted(detached(bench)) == [2, 3], "the oldest goes on"
+
+
 def test_somebody_alone_who_got_no_further_waits() -> None:
     bench = running("d")
     got_no_further(bench, "a")

@@ -78,11 +78,11 @@ class LinkClient:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Close the connection and end the thread. What was posted and not sent is lost."""
+    def stop(self, *, wait: bool = True) -> None:
+        """Close the connection and end the thread; `wait` for its end. What was posted and not sent is lost."""
         self._stopping.set()
         self._abort()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
 
     def post(self, body: Any, attachment: int) -> None:
@@ -156,7 +156,7 @@ class LinkClient:
         progress = _Progress()
         try:
             self._converse(wire, progress)
-            reason = "ended by this side"
+            reason = self._refusal or "ended by this side"
         except (LinkBroken, MalformedFrame, WireClosed) as error:
             reason = str(error)
         except WireSilent:
@@ -166,6 +166,9 @@ class LinkClient:
             if reason != self._refusal:
                 self._refusal = reason
                 _log.warning("%s: %s", self._name, reason)
+        except Exception as error:  # a bug of ours: the next connection may do without what brought it about
+            _log.exception("%s: a message could not be handled", self._name)
+            reason = repr(error)
         finally:
             with self._lock:
                 self._wire = None
@@ -182,13 +185,9 @@ class LinkClient:
         if self._kind not in served:
             raise WrongPeer(f"{self._address} serves no sessions of the kind {self._kind!r}, but of {served}")
         wire.largest = MESSAGE_BYTES_MAX
-        heard_s = time.monotonic()
         while not self._stopping.is_set():
             messages = wire.receive(self._wait_s(wire))
-            now_s = time.monotonic()
-            if messages:
-                heard_s = now_s
-            elif now_s - heard_s >= SUSPECT_S:
+            if not messages and time.monotonic() - wire.heard_s >= SUSPECT_S:
                 raise WireSilent
             for message in messages:
                 if self._dispatch(self._decode(message)):

@@ -224,13 +224,9 @@ class LinkServer:
             self.end(stream.link)
 
     def _converse(self, stream: _Stream) -> None:
-        heard_s = time.monotonic()
         while (wait_s := self._wait_s(stream)) is not None:
             messages = stream.wire.receive(wait_s)
-            now_s = time.monotonic()
-            if messages:
-                heard_s = now_s
-            elif now_s - heard_s >= SILENT_S:
+            if not messages and time.monotonic() - stream.wire.heard_s >= SILENT_S:
                 _log.warning("session %s: heard nothing for %.0f s; closing the connection", stream.link.name, SILENT_S)
                 return
             for message in messages:

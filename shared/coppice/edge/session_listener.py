@@ -6,14 +6,16 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from coppice.addresses import Address, PortInUse
 from coppice.edge.link_server import LinkServer
 from coppice.edge.wire import Wire, WireClosed, WireSilent, introduction, kinds_served
 
 _log = logging.getLogger(__name__)
-CONNECTIONS_MAX = 128  # each keeps one thread
+CONNECTIONS_MAX = 1024  # each keeps one thread and three descriptors
 INTRODUCTION_S = 5.0
+PAUSE_S = 0.5
 
 
 class SessionListener:
@@ -28,7 +30,7 @@ class SessionListener:
         self.port: int = self._socket.getsockname()[1]
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._servers: dict[str, LinkServer] = {}
-        self._closing = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="sessions", daemon=True)
 
     def start(self, servers: Sequence[LinkServer]) -> None:
@@ -37,7 +39,7 @@ class SessionListener:
 
     def close(self) -> None:
         """Accept nobody any more. The sessions that run are their servers' to end."""
-        self._closing = True
+        self._closing.set()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         except OSError:
@@ -47,19 +49,39 @@ class SessionListener:
         self._socket.close()
 
     def _accept(self) -> None:
-        while not self._closing:
-            self._slots.acquire()
+        while self._take_slot():
             try:
-                connection, peer = self._socket.accept()
-            except OSError as error:
+                self._begin(*self._socket.accept())
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # out of descriptors or of threads: those that end give theirs back
                 self._slots.release()
-                if not self._closing:
+                if not self._closing.is_set():
                     _log.warning("a connection could not be accepted: %s", error)
-                continue
-            threading.Thread(target=self._serve, args=(connection, peer[0]), name="session", daemon=True).start()
+                self._closing.wait(PAUSE_S)
 
-    def _serve(self, connection: socket.socket, peer: str) -> None:
-        wire = Wire(connection)
+    def _take_slot(self) -> bool:
+        """False: it is closing."""
+        if not self._slots.acquire(blocking=False):
+            _log.warning("%d connections are open here, the most there may be; others wait", CONNECTIONS_MAX)
+            while not self._slots.acquire(timeout=PAUSE_S):
+                if self._closing.is_set():
+                    return False
+        if self._closing.is_set():
+            self._slots.release()
+            return False
+        return True
+
+    def _begin(self, connection: socket.socket, peer: tuple[Any, ...]) -> None:
+        try:
+            wire = Wire(connection)
+            threading.Thread(target=self._serve, args=(wire, peer[0]), name="session", daemon=True).start()
+        except BaseException:
+            connection.close()
+            raise
+
+    def _serve(self, wire: Wire, peer: str) -> None:
         try:
             wanted = kinds_served(wire.next(INTRODUCTION_S))
             wire.write(introduction(*self._servers))

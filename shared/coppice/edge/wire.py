@@ -30,6 +30,10 @@ _READ_BYTES = 1 << 18
 _FINISH_S = 1.0
 
 
+class MessageTooLong(Exception):
+    """No connection takes a message of this size."""
+
+
 class WireClosed(Exception):
     """The connection is over; the text says how."""
 
@@ -57,6 +61,7 @@ class Wire:
         self._is_closed = False
         self._received = bytearray()
         self._messages: deque[bytes] = deque()
+        self.heard_s = time.monotonic()  # when something came last
         self.largest = FIRST_BYTES_MAX  # message that is taken, in bytes
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
@@ -65,7 +70,10 @@ class Wire:
 
     def write(self, *messages: bytes) -> None:
         """Say all of them, in order. What does not fit into the kernel's buffer now is sent by the reading thread.
-        On a connection that is over it has no effect: the reading thread hears of that."""
+        On a connection that is over it has no effect: the reading thread hears of that. Raises MessageTooLong."""
+        largest = max(map(len, messages))
+        if largest > MESSAGE_BYTES_MAX:
+            raise MessageTooLong(f"a message of {largest} bytes; at most {MESSAGE_BYTES_MAX} are sent")
         data = b"".join(part for message in messages for part in (len(message).to_bytes(4, "little"), message))
         with self._writing:
             if self._is_closed:
@@ -131,6 +139,7 @@ class Wire:
         try:
             while self._unsent and time.monotonic() < ends_s:
                 self._wait(ends_s - time.monotonic())
+                self._received.clear()
             # Closing with bytes unread would reset the connection, and the peer would lose what it has not read yet.
             _shut(self._socket, socket.SHUT_WR)
             while (left_s := ends_s - time.monotonic()) > 0:
@@ -155,10 +164,10 @@ class Wire:
             if descriptor == self._woken.fileno():
                 self._woken.recv(_READ_BYTES)
                 continue
+            if events & ~select.POLLOUT:  # first: a peer that is gone may have said why
+                self._read()
             if events & select.POLLOUT:
                 self._send_rest()
-            if events & ~select.POLLOUT:
-                self._read()
 
     def _send_rest(self) -> None:
         with self._writing:
@@ -179,6 +188,7 @@ class Wire:
             raise WireClosed(_text(error)) from error
         if not data:
             raise WireClosed("closed by the other side")
+        self.heard_s = time.monotonic()
         self._received += data
 
     def _split(self, at_most: int = 1 << 30) -> None:

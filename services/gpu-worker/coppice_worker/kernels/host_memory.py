@@ -7,15 +7,23 @@ from contextlib import suppress
 
 import torch
 
+from coppice.errors import UnavailableError
+
 _PAGE = 2 << 20  # bytes
 
 
 def zeros_in_huge_pages(num_bytes: int) -> torch.Tensor:
     """[num_bytes] uint8 zeros that begin with a page; as far as the system has such pages. It takes them when they are
-    first written."""
+    first written. Raises UnavailableError."""
     size = -(-num_bytes // _PAGE) * _PAGE
-    memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without them
+    try:
+        memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise UnavailableError(
+            f"{size >> 20} MiB of memory cannot be had: {error.strerror or error}",
+            hint="choose a smaller --kv-memory-mib or --num-blocks",
+        ) from error
+    with suppress(OSError, AttributeError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _PAGE

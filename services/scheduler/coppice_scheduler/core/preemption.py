@@ -84,7 +84,8 @@ def _is_alone(life: Lifecycle, worker: Worker, stall: Stall) -> bool:
     leases = [*(sequence.lease for sequence in worker.running.values()), *worker.returning.values()]
     if stall.reason is NoCapacityReason.DOMAIN_MAXIMUM:
         leases = [lease for lease in leases if lease.domain == own.domain]
-    return all(lease is own or lease.domain in life.settings.fixed_domains for lease in leases)
+    fixed = life.settings.fixed_domains
+    return all(lease is own or (lease.domain in fixed and lease.domain != own.domain) for lease in leases)
 
 
 def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: DomainId | None, now_ns: int) -> None:

@@ -90,7 +90,8 @@ class WorkerClient:
         self._link.start()
 
     def stop(self) -> None:
-        self._link.stop()
+        """Does not wait: a turn stops it, and its thread may be at a connection that nobody answers."""
+        self._link.stop(wait=False)
 
     def post(self, plan: StepPlan) -> None:
         self._link.post(plan, self._attachment)

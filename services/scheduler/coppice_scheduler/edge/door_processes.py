@@ -43,6 +43,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class _Process:
     """One front door, from its start to its end."""
 
+    number: int  # in the high bits of its requests' numbers
     process: subprocess.Popen[bytes]
     started_s: float
     serves: bool = False
@@ -68,7 +69,9 @@ class DoorProcesses:
         self._listener = listener
         self._changed = changed
         self._num_started = 0
-        self._processes = [self._spawn() for _ in range(count)]
+        self._processes: list[_Process] = []
+        for _ in range(count):
+            self._processes.append(self._spawn())
         self._restarts_s: list[deque[float]] = [deque() for _ in range(count)]
 
     def tend(self) -> None:
@@ -127,9 +130,18 @@ class DoorProcesses:
         _log.warning("front door %d %s; its requests are cancelled, another is started", one.process.pid, trouble)
         self._processes[place] = self._spawn()
 
+    def _free_number(self) -> int:
+        """Of the numbers that no front door has, the one that was had longest ago: late words of its last owner, which
+        name requests by it, have been heard by now."""
+        taken = {one.number for one in self._processes}
+        while True:
+            number = self._num_started % DOORS_MAX
+            self._num_started += 1
+            if number not in taken:
+                return number
+
     def _spawn(self) -> _Process:
-        number = self._num_started % DOORS_MAX
-        self._num_started += 1
+        number = self._free_number()
         ours, theirs = socket.socketpair()
         with theirs:
             inherited = (theirs.fileno(), self._listener.fileno())
@@ -138,7 +150,7 @@ class DoorProcesses:
                 {**os.environ, MULTIPROCESS_VARIABLE: self._start.metrics_dir},
                 inherited,
             )
-        one = _Process(process, time.monotonic())
+        one = _Process(number, process, time.monotonic())
         door_channel = one.channel = DoorChannel(ours, lambda message: received(message), lambda: closed())
         door = Door(number, door_channel)
 

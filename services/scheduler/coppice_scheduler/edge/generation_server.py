@@ -76,6 +76,8 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
         self._has_ended = False
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        if self._has_ended:
+            return
         task = asyncio.current_task()
         assert task is not None
         self._watching.add(task)

@@ -75,8 +75,7 @@ def serve(settings: ServiceSettings) -> None:
         changed.set()
 
     def on_signal(*_: object) -> None:
-        stopping.set()
-        changed.set()
+        stopping.set()  # not `changed`: the main thread, on which this runs, may hold its lock
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
