@@ -214,7 +214,13 @@ class Stack:
         assert lines, f"no metric {name}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
+    def wait_at_rest(self) -> None:
+        """Answers leave before blocks are given back, and before the worker has counted what it computed."""
+        wait_until(lambda: self.cache_stats()["leases"] == 0, "no lease to be left", 15)
+
     def tokens_computed(self) -> float:
+        """By all that was answered."""
+        self.wait_at_rest()
         return sum(self.metric(port, "coppice_worker_tokens_computed_total") for port in self.worker_http)
 
     def _ask(self, request: urllib.request.Request) -> tuple[int, Any]:

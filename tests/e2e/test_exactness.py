@@ -95,7 +95,7 @@ def shared(prompt: list[int], other: list[int]) -> int:
 
 def test_all_at_once(case: Case, roomy: Stack) -> None:
     case.check_together(roomy)
-    assert roomy.cache_stats()["leases"] == 0
+    roomy.wait_at_rest()
 
 
 def test_under_pressure_with_preemption(case: Case, tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ def test_under_pressure_with_preemption(case: Case, tmp_path: Path) -> None:
             if stack.metric(stack.port, "vllm:num_preemptions_total"):
                 break
         assert stack.metric(stack.port, "vllm:num_preemptions_total") > 0
-        assert stack.cache_stats()["leases"] == 0
+        stack.wait_at_rest()

@@ -75,7 +75,7 @@ def check(stack: Stack, load: Load, oracle: Oracle) -> None:
         oracle.check(prompt, tokens)
     prompt = list(range(50))
     oracle.check(prompt, stack.complete(prompt, 10)["choices"][0]["token_ids"])
-    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 15)
+    stack.wait_at_rest()
 
 
 def wait_served(load: Load, more: int) -> None:

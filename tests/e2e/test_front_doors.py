@@ -88,7 +88,7 @@ def test_a_front_door_dies(stack: Stack) -> None:
         assert all(ending in ([], ["[DONE]"]) or ending[0].startswith("{") for ending in endings)
     wait_until(lambda: len(front_doors(stack)) == 2 and first not in front_doors(stack), "another to be started")
     assert lives(second)
-    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 15)
+    stack.wait_at_rest()
     complete = sum(ending == ["[DONE]"] for ending in endings)
     for _ in range(5):
         stack.complete([1, 2, 3], 2)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.client_calls import COMBINATIONS, ask, check
 
 BLOCK = 16
@@ -63,7 +63,7 @@ def test_choices_are_the_ones_of_their_seeds(stack: Stack, client: openai.OpenAI
     assert len({choice.text for choice in choices}) > 1
     greedy = client.completions.create(n=3, **{**options, "temperature": 0}).choices
     assert len({choice.text for choice in greedy}) == 1
-    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 5)
+    stack.wait_at_rest()
 
 
 def test_a_scored_prompt_has_the_log_probabilities_of_transformers(client: openai.OpenAI, model: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_deadline_ends_a_request_by_name(stack: Stack) -> None:
     body = {"model": "tiny", "prompt": tokens(30, seed=8), "max_tokens": 1900, "ignore_eos": True, "timeout": 0.2}
     status, answer = stack.post("/v1/completions", body)
     assert (status, answer["error"]["code"]) in ((504, "deadline_exceeded"), (429, "deadline"))
-    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 5)
+    stack.wait_at_rest()
 
 
 def test_tokens_and_the_description_are_served(stack: Stack) -> None:

@@ -124,7 +124,7 @@ def test_wrong_input_is_refused_with_a_reason(stack: Stack, body: Any, statuses:
     if status != 200:
         assert set(answer["error"]) >= {"message", "type", "param", "code"}
         assert word in answer["error"]["message"]
-    wait_until(lambda: stack.cache_stats()["leases"] == 0, "no lease to be left", 5)
+    stack.wait_at_rest()
 
 
 def test_openai_package(stack: Stack) -> None:

@@ -40,5 +40,5 @@ def test_the_first_serves_again_by_itself_when_the_second_is_gone(checkpoint: Pa
         wait_until(lambda: status_of(stack, port) == 200, "the second scheduler serves")
         assert second.stop() == 0
         wait_until(lambda: status_of(stack, stack.port) == 200, "the first one serves again")
-        wait_until(lambda: not stack.cache_stats()["leases"], "all blocks are given back")
+        stack.wait_at_rest()
         assert "plans no more" in (tmp_path / "scheduler.log").read_text()
