@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace, WorkerId
@@ -208,6 +208,7 @@ STEMS = [[(7 * number + place * place) % 90 for place in range(30)] for number i
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(sizes=SIZES, moves=MOVES)
+@example(sizes=Sizes(), moves=[Move("submit", 0, max_new=(1,)), Move("cancel", 0)])  # gone before any turn
 def test_tokens_are_those_of_the_prompt_and_the_seed_alone(sizes: Sizes, moves: list[Move]) -> None:
     stage = Stage(KvHonest(PoolSpec(sizes.num_blocks, BLOCK_SIZE)), sizes)
     play(stage, moves, STEMS, 0.0)

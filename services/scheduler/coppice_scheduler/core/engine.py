@@ -228,13 +228,13 @@ class SchedulerCore:
     # --- what it is like
 
     def is_idle(self) -> bool:
-        """Nothing at work, nothing held, nothing on its way."""
+        """Nothing at work, nothing held, nothing on its way, nothing that clients have not heard."""
         life = self._life
         busy = any(
             worker.running or (worker.usable and (worker.in_flight or worker.to_detach or worker.sealed))
             for worker in life.workers.values()
         )
-        return not life.requests and life.leases.is_quiet and not busy
+        return not life.requests and life.leases.is_quiet and life.outbox.is_empty and not busy
 
     def check(self) -> None:
         """Assert the scheduler's own conservation laws."""

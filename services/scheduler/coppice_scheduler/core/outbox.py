@@ -16,6 +16,10 @@ class Outbox:
         self._outputs: list[Output] = []
         self._fresh: dict[str, RequestState] = {}  # those that get their next tokens as an Output
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self._batches or self._outputs or self._fresh)
+
     def tokens(self, numbers: UInt32, tokens: UInt32) -> None:
         """numbers: [R], of requests; tokens: [k, R]."""
         many = np.tile(numbers, len(tokens)) if len(tokens) > 1 else numbers
