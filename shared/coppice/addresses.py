@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from coppice.errors import UsageError
@@ -20,6 +21,11 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """Of a socket that listens there."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     @property
     def reached(self) -> Address:

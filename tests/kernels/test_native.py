@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,20 +22,13 @@ from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.kernels.torch_backend import TorchBackend
 from tests.kernels.cases import Case, assert_exact, attend, expected, make_case
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler here"
 )
 # heads, KV heads, head size, block size
 GEOMETRIES = [(14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 80, 8), (8, 2, 64, 1), (4, 2, 16, 24)]
 BFLOAT16_EPS = torch.finfo(torch.bfloat16).eps
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def mixed_case(geometry: tuple[int, int, int, int], seed: int) -> Case:

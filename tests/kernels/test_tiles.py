@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from coppice_worker.kernels.native.build import BuildError
 from coppice_worker.kernels.native.tiles import Tiles
 from coppice_worker.kernels.pool import KvPool, KvShape
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 HALF_STEP = torch.finfo(torch.bfloat16).eps / 2 * 1.01
 ROWS = [1, 15, 16, 17, 32, 33, 48, 255, 300]
 SHAPES = [(1, 32), (16, 64), (31, 96), (33, 2048), (96, 544), (200, 512)]  # out, in
@@ -23,14 +22,6 @@ def tiles() -> Tiles:
         return Tiles()
     except BuildError as error:
         pytest.skip(f"no tiles here: {error}")
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coppice.addresses import PortInUse
 
-CONTROL_MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a registration carries 24 bytes per block
+CONTROL_MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a tree that is told, or a prompt
 STREAMS_MAX = 128  # every open stream keeps one thread
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -1,9 +1,9 @@
 """The connecting end of a session: one thread that connects, reads and reconnects.
 
 The application talks to it through `post`, which writes to the connection at once, and hears from it through a
-`LinkHandler`, whose methods are called on the reader's thread and must only hand over (to an inbox queue). A body is
-posted under the attachment that the application believes in: what it posts after the link moved on, but before it heard
-of that, is dropped here, because a fresh attachment starts with the application's reconciliation and with nothing else.
+`LinkHandler`, whose methods are called on the reader's thread and must be quick or hand over. A body is posted under
+the attachment that the application believes in: what it posts after the link moved on, but before it heard of that,
+is dropped here, because a fresh attachment starts with the application's reconciliation and with nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from coppice.addresses import parse_address
@@ -72,6 +71,7 @@ class LinkClient:
         self._stopping = threading.Event()
         self._heartbeat_due_s = 0.0  # on the monotonic clock
         self._wire: Wire | None = None
+        self._was_attached = False  # on the connection that is open, or was last
         self._refusal = ""  # why the last handshake was refused
         self._thread = threading.Thread(target=self._run, name=f"link {name}", daemon=True)
 
@@ -153,9 +153,9 @@ class LinkClient:
         if self._stopping.is_set():
             wire.abort()
         wire.write(introduction(self._kind), self._encode(hello))
-        progress = _Progress()
+        self._was_attached = False
         try:
-            self._converse(wire, progress)
+            self._converse(wire)
             reason = self._refusal or "ended by this side"
         except (LinkBroken, MalformedFrame, WireClosed) as error:
             reason = str(error)
@@ -174,9 +174,9 @@ class LinkClient:
                 self._wire = None
                 self._link.is_attached = False
             wire.close()
-        return reason, progress.was_attached
+        return reason, self._was_attached
 
-    def _converse(self, wire: Wire, progress: _Progress) -> None:
+    def _converse(self, wire: Wire) -> None:
         """Read until the connection is over. Raises WireClosed, WireSilent, WrongPeer, LinkBroken, MalformedFrame."""
         try:
             served = kinds_served(wire.next(SUSPECT_S))
@@ -192,7 +192,6 @@ class LinkClient:
             for message in messages:
                 if self._dispatch(self._decode(message)):
                     return
-                progress.was_attached = progress.was_attached or self._link.is_attached
 
     def _wait_s(self, wire: Wire) -> float:
         """Time until something must be said; says it when that is now."""
@@ -220,14 +219,10 @@ class LinkClient:
                     self._handler.link_rejected(event)
                 return True
             case Attached():
+                self._was_attached = True
                 self._refusal = ""
                 self._handler.link_attached(event, attachment)
             case bodies:
                 for body in bodies:
                     self._handler.link_body(body, attachment)
         return False
-
-
-@dataclass(slots=True)
-class _Progress:
-    was_attached: bool = False

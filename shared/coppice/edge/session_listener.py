@@ -22,9 +22,8 @@ class SessionListener:
     """Listens from the start on; answers from `start` on. Raises PortInUse."""
 
     def __init__(self, address: Address) -> None:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
-            self._socket = socket.create_server((address.host, address.port), family=family)
+            self._socket = socket.create_server((address.host, address.port), family=address.family)
         except OSError as error:
             raise PortInUse(f"cannot listen on {address} for sessions: {error.strerror or error}") from error
         self.port: int = self._socket.getsockname()[1]
@@ -85,9 +84,9 @@ class SessionListener:
         try:
             wanted = kinds_served(wire.next(INTRODUCTION_S))
             wire.write(introduction(*self._servers))
-            for kind in wanted[:1]:
-                if kind in self._servers:
-                    self._servers[kind].serve(wire)
+            server = self._servers.get(wanted[0]) if wanted else None
+            if server is not None:
+                server.serve(wire)
         except (WireClosed, WireSilent) as error:
             _log.debug("a connection from %s said nothing that is understood here: %s", peer, error)
         except Exception:

@@ -74,7 +74,7 @@ class Wire:
         largest = max(map(len, messages))
         if largest > MESSAGE_BYTES_MAX:
             raise MessageTooLong(f"a message of {largest} bytes; at most {MESSAGE_BYTES_MAX} are sent")
-        data = b"".join(part for message in messages for part in (len(message).to_bytes(4, "little"), message))
+        data = b"".join(len(message).to_bytes(_LENGTH_BYTES, "little") + message for message in messages)
         with self._writing:
             if self._is_closed:
                 return

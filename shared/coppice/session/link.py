@@ -204,11 +204,6 @@ class ServerLink(Generic[BodyT]):
         return self._flow.connection
 
     @property
-    def has_unsent(self) -> bool:
-        """`outgoing()` would return something."""
-        return self._flow.posted > self._flow.sent
-
-    @property
     def has_received(self) -> bool:
         return self._flow.received > 0
 

@@ -27,7 +27,7 @@ def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:
     ports = _candidates()
     try:
         while len(held) < count:
-            candidate = socket.socket(_family(host))
+            candidate = socket.socket(Address(host, 0).family)
             try:
                 candidate.bind((host, next(ports)))
             except OSError:
@@ -49,7 +49,7 @@ def _candidates() -> Iterator[int]:
 
 def check_free(address: Address, flag: str) -> None:
     """Raise while it is still cheap when nobody can listen on `address`; `flag` is what a user changes."""
-    with socket.socket(_family(address.host)) as probe:
+    with socket.socket(address.family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address.host, address.port))
@@ -75,7 +75,3 @@ def is_loopback(host: str) -> bool:
         raise UsageError(f"--host {host}: {error.strerror}", hint="give an address of this machine") from None
     hosts = {str(entry[4][0]) for entry in found}  # type: ignore[index]
     return all(ipaddress.ip_address(name.split("%")[0]).is_loopback for name in hosts)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

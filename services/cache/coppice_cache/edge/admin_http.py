@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from coppice import __version__
+from coppice.addresses import Address
 from coppice.errors import UnavailableError
 from coppice_cache.edge.body_limit import BodyLimit
 from coppice_cache.edge.inspection import Inspection
@@ -100,7 +101,7 @@ class AdminServer:
     """Uvicorn in a thread of its own, on a socket that is bound before anything else starts."""
 
     def __init__(self, host: str, port: int, *, flag: str = "--http-port") -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family = Address(host, port).family
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: else no TCP_NODELAY
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from coppice.addresses import Address
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.telemetry import serve_metrics
 from coppice.tenants import TenantDirectory
@@ -143,7 +144,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 def _grpc_port(settings: ServiceSettings) -> Iterator[int]:
     """A port that front doors can share, and nobody else has. It is held while they come and go."""
     address = (settings.host, settings.grpc_port)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    family = Address(*address).family
     held = socket.socket(family)
     try:
         socket.create_server(address, family=family).close()  # refuses to share
