@@ -10,7 +10,7 @@ import torch
 
 from coppice_worker.core.batch import SampleRows, StepBatch
 from coppice_worker.kernels import reference
-from coppice_worker.kernels.backend import Backend
+from coppice_worker.kernels.backend import Angles, Backend, Heads, LayerAttention
 from coppice_worker.kernels.pool import KvPool, KvShape
 
 NO_SAMPLES = SampleRows(
@@ -30,9 +30,29 @@ class Case:
 
     pool: KvPool
     batch: StepBatch
-    query: torch.Tensor  # [T, H, D]
-    key: torch.Tensor  # [T, HK, D]
-    value: torch.Tensor  # [T, HK, D]
+    qkv: torch.Tensor  # [T, H + 2 HK, D], as a projection leaves it
+    layer: LayerAttention
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.num_heads, (self.layer,))
+
+    @property
+    def num_heads(self) -> int:
+        return self.qkv.shape[1] - 2 * self.pool.shape.num_kv_heads
+
+    @property
+    def query(self) -> torch.Tensor:
+        """[T, H, D], rows strided."""
+        return self.qkv[:, : self.num_heads]
+
+    @property
+    def key(self) -> torch.Tensor:
+        return self.qkv[:, self.num_heads : self.num_heads + self.pool.shape.num_kv_heads]
+
+    @property
+    def value(self) -> torch.Tensor:
+        return self.qkv[:, self.num_heads + self.pool.shape.num_kv_heads :]
 
 
 def make_case(
@@ -44,8 +64,12 @@ def make_case(
     group: int,
     head_dim: int,
     seed: int = 0,
+    layer: LayerAttention | None = None,
 ) -> Case:
-    """Sequences with `before` tokens of KV and `new_tokens` more, on randomly placed blocks."""
+    """Sequences with `before` tokens of KV and `new_tokens` more, on randomly placed blocks.
+
+    `layer` says how to attend; by default with nothing but the usual scale.
+    """
     generator = torch.Generator().manual_seed(seed)
     lens = np.array(new_tokens) + np.array(before)
     needs = -(-lens // block_size)
@@ -75,16 +99,21 @@ def make_case(
         block_tables=tables,
         sample=NO_SAMPLES,
     )
-    # One projection's rows, as the decoder hands them on: q, k and v are strided views.
-    heads = torch.randn(total, num_kv_heads * (group + 2), head_dim, generator=generator)
-    split = num_kv_heads * group
-    return Case(pool, batch, heads[:, :split], heads[:, split : split + num_kv_heads], heads[:, split + num_kv_heads :])
+    qkv = torch.randn(total, num_kv_heads * (group + 2), head_dim, generator=generator)
+    return Case(pool, batch, qkv, layer or LayerAttention(scale=head_dim**-0.5))
 
 
 def attend(backend: Backend, case: Case) -> torch.Tensor:
     """[T, H, D] as the backend computes it; the case's pool has the new KV afterwards."""
-    step = backend.plan(case.batch, case.query.shape[1])
-    return step.attend(0, case.query, case.key, case.value).view(case.query.shape)
+    step = backend.plan(case.batch)
+    query = step.write(0, case.qkv, no_rotation(case.qkv))
+    return step.attend(0, query).view(case.query.shape)
+
+
+def no_rotation(qkv: torch.Tensor) -> Angles:
+    """Angles that change nothing: attention alone is looked at, and exactly."""
+    ones = qkv.new_ones((qkv.shape[0], 1, qkv.shape[2] // 2))
+    return ones, torch.zeros_like(ones)
 
 
 def expected(case: Case) -> torch.Tensor:
@@ -98,6 +127,7 @@ def expected(case: Case) -> torch.Tensor:
         assert (~pool.isnan()).sum() == int(case.batch.context_lens.sum()) * pool.shape[1] * pool.shape[3]
     batch = case.batch
     return reference.attend(
+        case.layer,
         case.query,
         keys,
         values,

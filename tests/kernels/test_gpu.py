@@ -8,7 +8,7 @@ import torch
 
 from coppice_worker.kernels import reference
 from coppice_worker.kernels.pool import KvPool
-from tests.kernels.cases import make_case
+from tests.kernels.cases import Case, attend, make_case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,13 +31,14 @@ def test_mixed_step(dtype: torch.dtype, tolerance: float, group: int, block_size
         dtype=dtype,
     )
     pool.storage.copy_(case.pool.storage)
-    query, key, value = (heads.to("cuda", dtype) for heads in (case.query, case.key, case.value))
-    out = TritonBackend(pool).plan(case.batch, query.shape[1]).attend(0, query, key, value).view(query.shape)
+    on_device = Case(pool, case.batch, case.qkv.to("cuda", dtype), case.layer)
+    query = on_device.query
+    out = attend(TritonBackend(pool, on_device.heads), on_device)
     tables, lens, starts = (
         torch.from_numpy(array) for array in (case.batch.block_tables, case.batch.context_lens, case.batch.query_starts)
     )
     keys, values = pool.keys(0).cpu(), pool.values(0).cpu()
-    wanted = reference.attend(query.cpu(), keys, values, tables, lens, starts)
+    wanted = reference.attend(case.layer, query.cpu(), keys, values, tables, lens, starts)
     torch.testing.assert_close(out.cpu().double(), wanted, atol=tolerance, rtol=tolerance)
 
 
@@ -48,7 +49,7 @@ def test_copy_and_zero() -> None:
     pool = KvPool(case.pool.shape, num_blocks=10, block_size=16, device=torch.device("cuda"), dtype=torch.bfloat16)
     pool.storage.normal_()
     before = pool.storage.clone()
-    backend = TritonBackend(pool)
+    backend = TritonBackend(pool, case.heads)
     backend.copy_blocks(np.array([1, 2], np.int32), np.array([8, 9], np.int32))
     backend.zero_blocks(np.array([0], np.int32))
     assert torch.equal(pool.storage[:, :, 8:], before[:, :, 1:3])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from coppice_worker.kernels.backend import Heads, LayerAttention
 from coppice_worker.kernels.choice import KernelsUnavailable, choose_backend
 from coppice_worker.kernels.native import build as native_build
 from coppice_worker.kernels.native.arithmetic import NativeArithmetic
@@ -18,7 +19,7 @@ from coppice_worker.kernels.native.backend import NativeBackend
 from coppice_worker.kernels.native.build import BuildError
 from coppice_worker.kernels.native.library import load, load_tile_attention
 from coppice_worker.kernels.pool import KvPool, KvShape
-from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic, rotate
 from coppice_worker.kernels.torch_backend import TorchBackend
 from tests.kernels.cases import Case, assert_exact, attend, expected, make_case
 
@@ -28,6 +29,7 @@ needs_compiler = pytest.mark.skipif(
 )
 # heads, KV heads, head size, block size
 GEOMETRIES = [(14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 80, 8), (8, 2, 64, 1), (4, 2, 16, 24)]
+ONE_HEAD = Heads(1, (LayerAttention(scale=1.0),))
 BFLOAT16_EPS = torch.finfo(torch.bfloat16).eps
 
 
@@ -52,12 +54,11 @@ def narrowed(case: Case) -> Case:
         shape, num_blocks=old.num_blocks, block_size=old.block_size, device=torch.device("cpu"), dtype=torch.bfloat16
     )
     pool.storage.copy_(old.storage)
-    heads = [case.query.bfloat16(), case.key.bfloat16(), case.value.bfloat16()]
-    return Case(pool, case.batch, *heads)
+    return Case(pool, case.batch, case.qkv.bfloat16(), case.layer)
 
 
-def native(pool: KvPool) -> NativeBackend:
-    return NativeBackend(pool, load(pool.storage.dtype, pool.shape.head_dim))
+def native(case: Case) -> NativeBackend:
+    return NativeBackend(case.pool, case.heads, load(case.pool.storage.dtype, case.pool.shape.head_dim))
 
 
 @needs_compiler
@@ -65,7 +66,7 @@ def native(pool: KvPool) -> NativeBackend:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_mixes_in_float32(geometry: tuple[int, int, int, int], seed: int) -> None:
     case = mixed_case(geometry, seed)
-    assert_exact(native(case.pool), case)
+    assert_exact(native(case), case)
 
 
 @needs_compiler
@@ -78,24 +79,24 @@ def test_random_mixes_in_bfloat16(geometry: tuple[int, int, int, int]) -> None:
             block_size=block_size, num_kv_heads=num_kv_heads, group=heads // num_kv_heads, head_dim=head_dim,
         )
     )  # fmt: skip
-    out = attend(native(case.pool), case)
+    out = attend(native(case), case)
     # All arithmetic is float32: only the result is rounded.
     torch.testing.assert_close(out.double(), expected(case), atol=1e-5, rtol=BFLOAT16_EPS / 2 * 1.01)
 
 
-def by_tiles(pool: KvPool) -> NativeBackend:
+def by_tiles(case: Case) -> NativeBackend:
     try:
-        attend_by_tiles = load_tile_attention(pool.shape.head_dim)
+        attend_by_tiles = load_tile_attention(case.pool.shape.head_dim)
     except BuildError as error:
         pytest.skip(f"no tiles here: {error}")
-    return NativeBackend(pool, load(torch.bfloat16, pool.shape.head_dim), attend_by_tiles)
+    return NativeBackend(case.pool, case.heads, load(torch.bfloat16, case.pool.shape.head_dim), attend_by_tiles)
 
 
 @pytest.mark.parametrize("geometry", [(14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 32, 48)])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_mixes_by_tiles(geometry: tuple[int, int, int, int], seed: int) -> None:
     case = narrowed(mixed_case(geometry, seed))
-    out = attend(by_tiles(case.pool), case)
+    out = attend(by_tiles(case), case)
     # Weights have 16 bits; then the result is rounded.
     torch.testing.assert_close(out.double(), expected(case), atol=3e-5, rtol=BFLOAT16_EPS / 2 * 1.01)
 
@@ -104,43 +105,43 @@ def test_large_scores_do_not_overflow_in_tiles() -> None:
     case = make_case([1, 50], [200, 40], block_size=16, num_kv_heads=2, group=4, head_dim=64)
     case.query.mul_(200.0)
     case = narrowed(case)
-    out = attend(by_tiles(case.pool), case)
+    out = attend(by_tiles(case), case)
     torch.testing.assert_close(out.double(), expected(case), atol=1e-3, rtol=BFLOAT16_EPS)
 
 
 def test_in_tiles_a_row_does_not_depend_on_threads_or_chunks() -> None:
     case = narrowed(make_case([70, 1], [0, 90], block_size=16, num_kv_heads=2, group=4, head_dim=64))
-    whole = attend(by_tiles(case.pool), case)
+    whole = attend(by_tiles(case), case)
     torch.set_num_threads(1)
-    assert torch.equal(whole, attend(by_tiles(case.pool), case))
+    assert torch.equal(whole, attend(by_tiles(case), case))
     last = replace(
         case.batch, slots=case.batch.slots[69:], query_starts=np.array([0, 1, 2], np.int32),
         positions=case.batch.positions[69:], token_ids=case.batch.token_ids[69:],
     )  # fmt: skip
-    alone = Case(case.pool, last, case.query[69:], case.key[69:], case.value[69:])
-    assert torch.equal(whole[69:], attend(by_tiles(case.pool), alone))
+    alone = Case(case.pool, last, case.qkv[69:], case.layer)
+    assert torch.equal(whole[69:], attend(by_tiles(case), alone))
 
 
 @needs_compiler
 def test_large_scores_do_not_overflow() -> None:
     case = make_case([1, 3], [200, 40], block_size=16, num_kv_heads=2, group=4, head_dim=64)
     case.query.mul_(200.0)
-    assert_exact(native(case.pool), case)
+    assert_exact(native(case), case)
 
 
 @needs_compiler
 def test_a_row_does_not_depend_on_its_batch_mates_or_threads() -> None:
     case = mixed_case((8, 2, 64, 16), 1)
-    together = attend(native(case.pool), case)
+    together = attend(native(case), case)
     torch.set_num_threads(1)
-    assert torch.equal(together, attend(native(case.pool), case))
+    assert torch.equal(together, attend(native(case), case))
 
 
 @needs_compiler
 @pytest.mark.parametrize("group", [65, 64])
 def test_more_query_heads_than_a_tile_holds(group: int) -> None:
     case = make_case([1, 4], [30, 3], block_size=16, num_kv_heads=1, group=group, head_dim=16)
-    assert_exact(native(case.pool), case)
+    assert_exact(native(case), case)
 
 
 ARITHMETIC_SIZES = [(1, 512), (33, 1000), (300, 768)]
@@ -152,7 +153,7 @@ ARITHMETIC_SIZES = [(1, 512), (33, 1000), (300, 768)]
 @pytest.mark.parametrize("adds", [False, True])
 def test_add_norm(dtype: torch.dtype, rows: int, size: int, adds: bool) -> None:
     torch.manual_seed(0)
-    hidden, weight = torch.randn(rows, size).to(dtype), torch.randn(size).to(dtype)
+    hidden, weight = torch.randn(rows, size).to(dtype), torch.randn(size)
     delta = torch.randn(rows, size).to(dtype) if adds else None
     there, here = hidden.clone(), hidden.clone()
     wanted = TorchArithmetic().add_norm(there, delta, weight, 1e-5)
@@ -170,9 +171,12 @@ def test_rotate(dtype: torch.dtype, head_dim: int, tokens: int) -> None:
     heads = torch.randn(tokens, 7, head_dim).to(dtype)
     radians = torch.rand(tokens, 1, head_dim // 2) * 100
     angles = radians.cos().to(dtype), radians.sin().to(dtype)
-    wanted = TorchArithmetic().rotate(heads[:, :5].double(), *(angle.double() for angle in angles))
+    wanted = rotate(heads[:, :5].double(), (angles[0].double(), angles[1].double()))
     rest = heads[:, 5:].clone()
-    found = NativeArithmetic(load(dtype, head_dim)).rotate(heads[:, :5], *angles)
+    found, (cos, sin) = heads[:, :5], angles
+    load(dtype, head_dim).rotate(
+        found.data_ptr(), cos.data_ptr(), sin.data_ptr(), tokens, 5, found.stride(0), torch.get_num_threads()
+    )
     eps = BFLOAT16_EPS / 2 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=eps * 1.01)
     assert torch.equal(heads[:, 5:], rest)
@@ -185,8 +189,8 @@ def test_gate(dtype: torch.dtype, rows: int, size: int) -> None:
     torch.manual_seed(0)
     both = (torch.randn(rows, 2 * size) * 20).to(dtype)
     both[0, :6] = torch.tensor([0.0, -0.0, 1e30, -1e30, 90.0, -90.0])
-    wanted = TorchArithmetic().gate(both.double())
-    found = NativeArithmetic(load(dtype, 64)).gate(both)
+    wanted = TorchArithmetic().gate(both.double(), "silu")
+    found = NativeArithmetic(load(dtype, 64)).gate(both, "silu")
     eps = BFLOAT16_EPS / 2 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(found.double(), wanted, atol=1e-30, rtol=eps * 1.01)
 
@@ -219,7 +223,7 @@ def test_nan_stays_nan() -> None:
     """What went wrong in a model must not look like a number."""
     for dtype in (torch.float32, torch.bfloat16):
         both = torch.full((1, 64), float("nan"), dtype=dtype)
-        assert NativeArithmetic(load(dtype, 64)).gate(both).isnan().all()
+        assert NativeArithmetic(load(dtype, 64)).gate(both, "silu").isnan().all()
 
 
 def assert_rounded(found: torch.Tensor, wanted: torch.Tensor, *, roundings: int) -> None:
@@ -233,8 +237,8 @@ def small_pool(dtype: torch.dtype = torch.float32, head_dim: int = 16) -> KvPool
 
 @needs_compiler
 def test_auto_compiles_where_it_can() -> None:
-    assert isinstance(choose_backend("auto", small_pool()), NativeBackend)
-    assert not isinstance(choose_backend("torch", small_pool()), NativeBackend)
+    assert isinstance(choose_backend("auto", small_pool(), ONE_HEAD), NativeBackend)
+    assert not isinstance(choose_backend("torch", small_pool(), ONE_HEAD), NativeBackend)
 
 
 @pytest.mark.parametrize(
@@ -244,16 +248,16 @@ def test_what_the_kernels_do_not_know_is_left_to_torch(
     pool: KvPool, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "coppice.worker")
-    assert type(choose_backend("auto", pool)) is TorchBackend
+    assert type(choose_backend("auto", pool, ONE_HEAD)) is TorchBackend
     assert why in caplog.text
     with pytest.raises(KernelsUnavailable, match=why):
-        choose_backend("native", pool)
+        choose_backend("native", pool, ONE_HEAD)
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "coppice.worker")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert type(choose_backend("auto", small_pool())) is TorchBackend
+    assert type(choose_backend("auto", small_pool(), ONE_HEAD)) is TorchBackend
     assert "no C++ compiler" in caplog.text
 
 

@@ -21,7 +21,7 @@ def test_random_mixes(group: int, block_size: int, head_dim: int, seed: int) -> 
     case = make_case(
         new_tokens.tolist(), before.tolist(), block_size=block_size, num_kv_heads=2, group=group, head_dim=head_dim
     )
-    assert_exact(TorchBackend(case.pool), case)
+    assert_exact(TorchBackend(case.pool, case.heads), case)
 
 
 def test_one_backend_serves_steps_of_all_sizes() -> None:
@@ -30,7 +30,7 @@ def test_one_backend_serves_steps_of_all_sizes() -> None:
     backend = None
     for new_tokens, before in sizes:
         case = make_case(new_tokens, before, block_size=16, num_kv_heads=2, group=2, head_dim=16)
-        fresh = TorchBackend(case.pool)
+        fresh = TorchBackend(case.pool, case.heads)
         if backend is not None:
             fresh._buffers, fresh._causal = backend._buffers, backend._causal
         assert_exact(fresh, case)
@@ -48,4 +48,4 @@ def test_decode_groups_cover_all_rows_and_bound_the_padding(monkeypatch: pytest.
         blocks = -(-case.batch.context_lens[group] // 64)
         assert len(group) * int(blocks.max()) * 64 <= 20_000
         assert 1 - blocks.sum() / (len(group) * blocks.max()) <= torch_backend._GROUP_WASTE_MAX
-    assert_exact(TorchBackend(case.pool), case)
+    assert_exact(TorchBackend(case.pool, case.heads), case)

@@ -53,7 +53,7 @@ def test_which_kind_is_taken() -> None:
 def test_gate_and_up() -> None:
     weight, bias, rows = (random(*shape, dtype=torch.float32) for shape in ((96, 48), (96,), (9, 48)))
     gate, up = torch.nn.functional.linear(rows, weight, bias).chunk(2, dim=-1)
-    found = PROJECTIONS.gated(weight, bias)(rows)
+    found = PROJECTIONS.gated(weight, bias, "silu")(rows)
     torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-4)
 
 

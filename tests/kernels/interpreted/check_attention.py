@@ -15,7 +15,7 @@ GEOMETRIES = [(1, 16, 64), (2, 32, 64), (4, 16, 128), (7, 32, 16)]  # group, blo
 
 
 def check(case: Case) -> None:
-    assert_exact(TritonBackend(case.pool), case)
+    assert_exact(TritonBackend(case.pool, case.heads), case)
 
 
 @pytest.mark.parametrize(("group", "block_size", "head_dim"), GEOMETRIES)

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from coppice_worker.kernels.backend import Heads, LayerAttention
 from coppice_worker.kernels.pool import KvPool, KvShape
 from coppice_worker.kernels.torch_backend import TorchBackend
 from coppice_worker.kernels.triton.backend import TritonBackend
 
 BACKENDS = [TritonBackend, TorchBackend]
+HEADS = Heads(3, (LayerAttention(scale=1.0),) * 2)
 
 
 def random_pool(head_dim: int = 24) -> KvPool:
@@ -24,7 +26,7 @@ def random_pool(head_dim: int = 24) -> KvPool:
 def test_copy(backend: type[TritonBackend] | type[TorchBackend]) -> None:
     pool = random_pool()
     before = pool.storage.clone()
-    backend(pool).copy_blocks(np.array([6, 0, 6], np.int32), np.array([1, 3, 2], np.int32))
+    backend(pool, HEADS).copy_blocks(np.array([6, 0, 6], np.int32), np.array([1, 3, 2], np.int32))
     wanted = before.clone()
     wanted[:, :, [1, 3, 2]] = before[:, :, [6, 0, 6]]
     assert torch.equal(pool.storage, wanted)
@@ -35,7 +37,7 @@ def test_zero(backend: type[TritonBackend] | type[TorchBackend]) -> None:
     pool = random_pool()
     wanted = pool.storage.clone()
     wanted[:, :, [5, 0]] = 0
-    backend(pool).zero_blocks(np.array([5, 0], np.int32))
+    backend(pool, HEADS).zero_blocks(np.array([5, 0], np.int32))
     assert torch.equal(pool.storage, wanted)
 
 
@@ -47,5 +49,5 @@ def test_copies_without_a_defined_result_are_refused(
     pool = random_pool()
     before = pool.storage.clone()
     with pytest.raises(ValueError, match="split the copies"):
-        backend(pool).copy_blocks(np.array(src, np.int32), np.array(dst, np.int32))
+        backend(pool, HEADS).copy_blocks(np.array(src, np.int32), np.array(dst, np.int32))
     assert torch.equal(pool.storage, before)

@@ -1,28 +1,64 @@
 """The seam between the decoder and the kernels that know blocks.
 
-backend = TorchBackend(pool)            or TritonBackend(pool), NativeBackend(pool, library)
+backend = TorchBackend(pool, heads)     or TritonBackend(pool, heads), NativeBackend(pool, heads, library)
 step = backend.plan(batch)              once per step: indices, masks, split counts
-out = step.attend(layer, q, k, v)       once per layer: writes k and v into the blocks, then attends
+query = step.write(layer, qkv, angles)  once per layer: norms and rotates heads, writes keys and values into blocks
+out = step.attend(layer, query)         once per layer: attends over blocks
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
 from coppice_worker.core.batch import Int32, StepBatch
 
+Activation = Literal["silu", "gelu_tanh"]
+Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [T, 1, D / 2], in the model's dtype
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of single heads, before they are rotated."""
+
+    query: torch.Tensor  # [D] float32
+    key: torch.Tensor  # [D] float32
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """How one layer attends."""
+
+    scale: float  # of scores
+    window: int | None = None  # a token sees itself and the `window - 1` before it; None: everything before it
+    soft_cap: float | None = None  # scores s become cap * tanh(s / cap), after the scale
+    sinks: torch.Tensor | None = None  # [H] float32: scores that count in the softmax's sum and bring no value
+    head_norms: HeadNorms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Query heads and the layers of a model, or of this worker's share of it."""
+
+    num_heads: int
+    layers: tuple[LayerAttention, ...]
+
 
 class AttentionStep(Protocol):
-    """One step's attention; used once for each layer."""
+    """One step's attention; each method is used once for each layer, in this order."""
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Writes the new tokens' KV, then attends causally over each row's whole context.
+    def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
+        """Norms (where the layer does) and rotates the heads, and puts keys and values into their slots.
 
-        query [T, H, D], key and value [T, HK, D], already rotated; rows may be strided, heads are contiguous.
-        Returns [T, H * D].
+        qkv [T, H + 2 HK, D], which may be overwritten. Returns queries [T, H, D]; rows may be strided, heads are
+        contiguous.
         """
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Attends causally over each row's whole context, of which `write` stored the end. [T, H, D] -> [T, H * D]."""
 
 
 class Arithmetic(Protocol):
@@ -31,13 +67,10 @@ class Arithmetic(Protocol):
     def add_norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Adds delta [T, N] to hidden [T, N] in place; returns the RMS norm of the sum, by weight [N]."""
+        """Adds delta [T, N] to hidden [T, N] in place; returns the RMS norm of the sum, by weight [N] float32."""
 
-    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotates heads [T, N, D] by angles [T, 1, D / 2], perhaps in place; rows may be strided."""
-
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
-        """[T, 2 N], gate and up side by side -> silu(gate) * up, [T, N]."""
+    def gate(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """[T, 2 N], gate and up side by side -> activation(gate) * up, [T, N]."""
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """[R] int64, the first of the largest in each row of logits [R, vocab]."""
@@ -49,7 +82,7 @@ class Backend(Protocol):
     @property
     def arithmetic(self) -> Arithmetic: ...
 
-    def plan(self, batch: StepBatch, num_heads: int) -> AttentionStep: ...
+    def plan(self, batch: StepBatch) -> AttentionStep: ...
 
     def zero_blocks(self, block_ids: Int32) -> None:
         """Overwrites whole blocks, all layers of K and V, with zeros."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from .backend import Backend
+from .backend import Backend, Heads
 from .native.backend import NativeBackend
 from .native.build import BuildError
 from .native.library import TILE_KEYS, load, load_tile_attention, unsupported
@@ -25,26 +25,26 @@ class KernelsUnavailable(Exception):
     """The kernels that were asked for cannot be had; the message says why."""
 
 
-def choose_backend(kernels: str, pool: KvPool) -> Backend:
+def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     """Raises ValueError for an unknown choice, KernelsUnavailable for `native` where it cannot be had."""
     if kernels not in ("auto", "native", "torch", "triton"):
         raise ValueError(f"kernels {kernels!r} is not known; known: auto, native, torch, triton")
     device_type, dtype = pool.storage.device.type, pool.storage.dtype
     if kernels == "torch":
-        return TorchBackend(pool)
+        return TorchBackend(pool, heads)
     if kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype)):
         # Imported here, as a machine without a GPU need not have Triton.
         from .triton.backend import TritonBackend
 
-        return TritonBackend(pool)
-    found = _native(pool)
+        return TritonBackend(pool, heads)
+    found = _native(pool, heads)
     if isinstance(found, NativeBackend):
         return found
     if kernels == "native":
         raise KernelsUnavailable(f"there can be no compiled kernels here: {found}")
     if device_type == "cpu":
         _log.info("attention by torch instead of compiled kernels: %s", found)
-    return TorchBackend(pool)
+    return TorchBackend(pool, heads)
 
 
 def _tile_attention(pool: KvPool) -> Callable[..., None] | None:
@@ -73,7 +73,7 @@ def prefers_triton(device_type: str, dtype: torch.dtype) -> bool:
     return device_type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
-def _native(pool: KvPool) -> NativeBackend | str:
+def _native(pool: KvPool, heads: Heads) -> NativeBackend | str:
     """The backend, or why there is none."""
     if pool.storage.device.type != "cpu":
         return f"they are for CPUs, not {pool.storage.device.type}"
@@ -81,6 +81,6 @@ def _native(pool: KvPool) -> NativeBackend | str:
     if why_not is not None:
         return why_not
     try:
-        return NativeBackend(pool, load(pool.storage.dtype, pool.shape.head_dim), _tile_attention(pool))
+        return NativeBackend(pool, heads, load(pool.storage.dtype, pool.shape.head_dim), _tile_attention(pool))
     except BuildError as error:
         return str(error)

@@ -5,6 +5,10 @@
                      `-- 0 = K, 1 = V
 
 One allocation lets a whole block, all layers of K and V, be copied or zeroed by one kernel launch.
+
+Blocks of float8_e4m3fn come with a scale for each token of each head: what was written is `element * scale`.
+
+    scales  [layers, 2, num_blocks, HK, block] float32
 """
 
 from __future__ import annotations
@@ -26,8 +30,23 @@ class KvShape:
     head_dim: int
 
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of `block_size` tokens, K and V of all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size * dtype.itemsize
+        """Bytes of `block_size` tokens, K and V of all layers, scales included."""
+        per_head = self.head_dim * dtype.itemsize + (torch.float32.itemsize if has_scales(dtype) else 0)
+        return 2 * self.num_layers * self.num_kv_heads * block_size * per_head
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlocks:
+    """The blocks of one layer."""
+
+    keys: torch.Tensor  # [num_blocks, HK, block, D], contiguous
+    values: torch.Tensor  # like `keys`
+    key_scales: torch.Tensor | None  # [num_blocks, HK, block] float32, for float8 only
+    value_scales: torch.Tensor | None
+
+
+def has_scales(dtype: torch.dtype) -> bool:
+    return dtype == torch.float8_e4m3fn
 
 
 class KvPool:
@@ -46,6 +65,7 @@ class KvPool:
             self.storage = zeros_in_huge_pages(prod(planes) * dtype.itemsize).view(dtype).view(planes)
         else:
             self.storage = torch.zeros(planes, dtype=dtype, device=device)
+        self.scales = torch.zeros(planes[:-1], device=device) if has_scales(dtype) else None
 
     def keys(self, layer: int) -> torch.Tensor:
         """[num_blocks, HK, block, D], contiguous."""
@@ -54,6 +74,10 @@ class KvPool:
     def values(self, layer: int) -> torch.Tensor:
         """[num_blocks, HK, block, D], contiguous."""
         return self.storage[layer, 1]
+
+    def layer(self, layer: int) -> LayerBlocks:
+        scales = (None, None) if self.scales is None else (self.scales[layer, 0], self.scales[layer, 1])
+        return LayerBlocks(self.keys(layer), self.values(layer), *scales)
 
     def planes(self) -> torch.Tensor:
         """[layers * 2, num_blocks, HK * block * D], contiguous: what block copies and zeroing work on."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from .backend import LayerAttention
+
 
 def write_kv(pool: torch.Tensor, heads: torch.Tensor, slots: torch.Tensor) -> None:
     """Puts heads [T, HK, D] into pool [num_blocks, HK, block, D] at slots [T]."""
@@ -23,6 +25,7 @@ def context_of(pool: torch.Tensor, table: torch.Tensor, context_len: int) -> tor
 
 
 def attend(
+    layer: LayerAttention,
     query: torch.Tensor,
     key_pool: torch.Tensor,
     value_pool: torch.Tensor,
@@ -38,9 +41,23 @@ def attend(
         keys = context_of(key_pool, tables[row, :used], context_len).double()
         values = context_of(value_pool, tables[row, :used], context_len).double()
         group = query.shape[1] // keys.shape[0]
-        positions = torch.arange(context_len - (end - start), context_len)
-        hidden = torch.arange(context_len) > positions[:, None]  # [new, context]
+        hidden = _hidden(torch.arange(context_len - (end - start), context_len), context_len, layer.window)
+        # A token that no query sees may hold anything.
+        keys, values = (torch.where(hidden.all(0)[None, :, None], 0.0, part) for part in (keys, values))
         for head in range(query.shape[1]):
-            scores = query[start:end, head].double() @ keys[head // group].T / query.shape[2] ** 0.5
-            out[start:end, head] = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values[head // group]
+            scores = query[start:end, head].double() @ keys[head // group].T * layer.scale
+            if layer.soft_cap is not None:
+                scores = layer.soft_cap * (scores / layer.soft_cap).tanh()
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if layer.sinks is not None:
+                sink = layer.sinks[head].double().expand(end - start, 1)
+                scores = torch.cat([scores, sink], dim=1)
+            weights = scores.softmax(-1)[:, :context_len]
+            out[start:end, head] = weights @ values[head // group]
     return out
+
+
+def _hidden(positions: torch.Tensor, context_len: int, window: int | None) -> torch.Tensor:
+    """[new, context], True where the token at that position does not see the other."""
+    distance = positions[:, None] - torch.arange(context_len)
+    return (distance < 0) | (distance >= (context_len if window is None else window))

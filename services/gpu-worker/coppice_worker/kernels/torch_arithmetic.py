@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import gelu, rms_norm, silu
+
+from .backend import Activation, Angles, HeadNorms
 
 
 class TorchArithmetic:
@@ -16,17 +18,9 @@ class TorchArithmetic:
             hidden += delta
         return normalise(hidden, weight, eps)
 
-    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        first, second = heads.chunk(2, dim=-1)
-        out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
-        out_first, out_second = out.chunk(2, dim=-1)
-        torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-        return out
-
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
+    def gate(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
         gate, up = both.chunk(2, dim=-1)
-        return silu(gate).mul_(up)
+        return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")).mul_(up)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return first_argmax(logits)
@@ -37,13 +31,30 @@ def first_argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.max(dim=-1).indices
 
 
+def norm_heads(heads: torch.Tensor, num_heads: int, norms: HeadNorms) -> None:
+    """Norms heads [T, H + HK, D] in place: H query heads, then the key heads."""
+    for part, weight in ((heads[:, :num_heads], norms.query), (heads[:, num_heads:], norms.key)):
+        part.copy_(normalise(part, weight, norms.eps))
+
+
+def rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
+    """Rotated heads [T, N, D], contiguous, by angles [T, 1, D / 2]."""
+    cos, sin = angles
+    first, second = heads.chunk(2, dim=-1)
+    out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+    return out
+
+
 def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm of hidden [T, N] by weight [N].
+    """RMS norm of the last dimension of hidden [..., N] by weight [N] float32; the result is rounded once.
 
     On a CPU torch's own one converts narrow rows to float32 in several passes over memory; the scale is all that
     needs it.
     """
-    if hidden.device.type != "cpu" or hidden.dtype == torch.float32:
+    if hidden.dtype == torch.float32:
         return rms_norm(hidden, weight.shape, weight, eps)
     norm = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
     scale = norm.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()

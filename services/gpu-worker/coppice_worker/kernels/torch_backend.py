@@ -20,9 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
 
-from .backend import Arithmetic, AttentionStep
+from .backend import Angles, Arithmetic, AttentionStep, Heads
 from .pool import KvPool
-from .torch_arithmetic import TorchArithmetic
+from .torch_arithmetic import TorchArithmetic, norm_heads, rotate
 
 _QUERY_SLICE = 256  # queries per attention call of a prefill row; bounds the mask to this many rows
 _GROUP_WASTE_MAX = 0.25  # share of padding blocks that a group of decodes may gather
@@ -32,14 +32,15 @@ _GROUP_TOKENS_MAX = 1 << 14  # context tokens gathered at a time; bounds the buf
 class TorchBackend:
     """Works on any device; the one for CPUs."""
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, heads: Heads) -> None:
         self._pool = pool
+        self.heads = heads
         self.arithmetic: Arithmetic = TorchArithmetic()
         self._buffers: list[torch.Tensor] = [pool.storage.new_empty(0), pool.storage.new_empty(0)]
         self._causal = pool.storage.new_empty((_QUERY_SLICE, 0))
 
-    def plan(self, batch: StepBatch, num_heads: int) -> AttentionStep:
-        return TorchStep(self, batch, num_heads)
+    def plan(self, batch: StepBatch) -> AttentionStep:
+        return TorchStep(self, batch)
 
     def zero_blocks(self, block_ids: Int32) -> None:
         planes = self._pool.planes()
@@ -98,7 +99,7 @@ def refuse_overlap(src: Int32, dst: Int32) -> None:
 class TorchStep:
     """Index arithmetic of one step, shared by its layers."""
 
-    def __init__(self, backend: TorchBackend, batch: StepBatch, num_heads: int) -> None:
+    def __init__(self, backend: TorchBackend, batch: StepBatch) -> None:
         self._backend = backend
         pool = backend.pool
         self._token_rows = backend.to_device(_token_rows(batch.slots, pool))
@@ -106,15 +107,23 @@ class TorchStep:
         decodes = np.flatnonzero(new_tokens == 1)
         contexts = [_Context(backend, batch, rows) for rows in _group_by_length(batch, decodes, pool.block_size)]
         self._parts: list[Callable[[int, torch.Tensor, torch.Tensor], None]] = [
-            _DecodeGroup(backend, batch, context, num_heads).attend for context in contexts
+            _DecodeGroup(backend, batch, context).attend for context in contexts
         ]
         self._parts += [PrefillRow(backend, batch, int(row)).attend for row in np.flatnonzero(new_tokens > 1)]
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        pool = self._backend.pool
-        head_dim = pool.shape.head_dim
+    def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
+        pool, heads = self._backend.pool, self._backend.heads
+        head_dim, num_rotated = pool.shape.head_dim, heads.num_heads + pool.shape.num_kv_heads
+        norms = heads.layers[layer].head_norms
+        if norms is not None:
+            norm_heads(qkv[:, :num_rotated], heads.num_heads, norms)
+        rotated = rotate(qkv[:, :num_rotated], angles)
+        key, value = rotated[:, heads.num_heads :], qkv[:, num_rotated:]
         pool.keys(layer).view(-1, head_dim).index_copy_(0, self._token_rows, key.reshape(-1, head_dim))
         pool.values(layer).view(-1, head_dim).index_copy_(0, self._token_rows, value.reshape(-1, head_dim))
+        return rotated[:, : heads.num_heads]
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for attend in self._parts:
             attend(layer, query, out)
@@ -153,16 +162,19 @@ class _Context:
 class _DecodeGroup:
     """Rows with one new token each and contexts of similar length."""
 
-    def __init__(self, backend: TorchBackend, batch: StepBatch, context: _Context, num_heads: int) -> None:
+    def __init__(self, backend: TorchBackend, batch: StepBatch, context: _Context) -> None:
+        self._backend = backend
         self._context = context
         self._tokens = backend.to_device(batch.query_starts[context.rows])
         shape = backend.pool.shape
-        self._packed = (len(context.rows), shape.num_kv_heads, num_heads // shape.num_kv_heads, shape.head_dim)
+        group = backend.heads.num_heads // shape.num_kv_heads
+        self._packed = (len(context.rows), shape.num_kv_heads, group, shape.head_dim)
 
     def attend(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._context.gather(layer)
         packed = query.index_select(0, self._tokens).view(self._packed)
-        attended = scaled_dot_product_attention(packed, keys, values, attn_mask=self._context.mask)
+        scale = self._backend.heads.layers[layer].scale
+        attended = scaled_dot_product_attention(packed, keys, values, attn_mask=self._context.mask, scale=scale)
         out.index_copy_(0, self._tokens, attended.reshape(len(self._tokens), *query.shape[1:]))
 
 
@@ -185,6 +197,7 @@ class PrefillRow:
                 keys[:, :, :num_keys],
                 values[:, :, :num_keys],
                 attn_mask=self._backend.causal_mask(end - start, num_keys),
+                scale=self._backend.heads.layers[layer].scale,
                 enable_gqa=True,
             )
             out[start:end] = attended[0].transpose(0, 1)

@@ -1,6 +1,6 @@
 """The decoder that both families share, over packed tokens [T, hidden].
 
-embed -> [ norm -> qkv -> rotate -> attend (writes KV, reads blocks) -> output -> +
+embed -> [ norm -> qkv -> rotate, write KV -> attend over blocks -> output -> +
            norm -> gate, up -> silu(gate) * up -> down               -> + ] x layers -> norm -> head
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import embedding
 
-from coppice_worker.kernels.backend import Arithmetic, AttentionStep
+from coppice_worker.kernels.backend import Angles, Arithmetic, AttentionStep
 
 from .config import ModelConfig
 from .rope import Rotary
@@ -17,25 +17,17 @@ from .weights import DecoderWeights, LayerWeights
 
 
 class Attention:
-    """Projects, rotates, attends over blocks, projects back."""
+    """Projects, attends over blocks, projects back."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights, arithmetic: Arithmetic) -> None:
+    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights) -> None:
         self._index = index
         self._weights = weights
-        self._arithmetic = arithmetic
-        self._num_rotated = config.num_heads + config.num_kv_heads
-        self._heads = (self._num_rotated + config.num_kv_heads, config.head_dim)
-        self._num_query = config.num_heads
+        self._heads = (config.num_heads + 2 * config.num_kv_heads, config.head_dim)
 
-    def __call__(
-        self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], step: AttentionStep
-    ) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, angles: Angles, step: AttentionStep) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        qkv = self._weights.qkv(hidden).view(-1, *self._heads)
-        rotated = self._arithmetic.rotate(qkv[:, : self._num_rotated], *angles)
-        query, key = rotated[:, : self._num_query], rotated[:, self._num_query :]
-        attended = step.attend(self._index, query, key, qkv[:, self._num_rotated :])
-        return self._weights.output(attended)
+        query = step.write(self._index, self._weights.qkv(hidden).view(-1, *self._heads), angles)
+        return self._weights.output(step.attend(self._index, query))
 
 
 class Decoder:
@@ -46,9 +38,7 @@ class Decoder:
         self._weights = weights
         self._arithmetic = arithmetic
         self._rotary = Rotary(config.rope, config.head_dim, weights.embedding.device, weights.embedding.dtype)
-        self._layers = [
-            (layer, Attention(config, index, layer, arithmetic)) for index, layer in enumerate(weights.layers)
-        ]
+        self._layers = [(layer, Attention(config, index, layer)) for index, layer in enumerate(weights.layers)]
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Packed tokens [T] and their positions [T] -> hidden states [T, hidden] before the final norm."""

@@ -24,6 +24,7 @@ from coppice_worker.core.batch import (
     StepBatch,
     StepOutput,
 )
+from coppice_worker.kernels.backend import Heads, LayerAttention
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_tiles
 from coppice_worker.kernels.pool import KvPool, KvShape
 
@@ -84,7 +85,7 @@ class TorchExecutor:
         self._pool = KvPool(
             kv_shape(self._config), num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=torch_dtype
         )
-        self._backend = choose_backend(kernels, self._pool)
+        self._backend = choose_backend(kernels, self._pool, heads_of(self._config))
         weights = load_weights(
             checkpoint_dir,
             self._config,
@@ -168,7 +169,7 @@ class TorchExecutor:
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Writes the step's KV; hidden states [T, hidden] before the final norm."""
-        step = self._backend.plan(batch, self._config.num_heads)
+        step = self._backend.plan(batch)
         return self._decoder.forward(self._to_device(batch.token_ids), self._to_device(batch.positions), step)
 
     def _to_device(self, array: Int64) -> torch.Tensor:
@@ -184,6 +185,11 @@ def torch_dtype_of(name: str) -> torch.dtype:
 
 def kv_shape(config: ModelConfig) -> KvShape:
     return KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
+
+
+def heads_of(config: ModelConfig) -> Heads:
+    layer = LayerAttention(scale=config.head_dim**-0.5)
+    return Heads(config.num_heads, (layer,) * config.num_layers)
 
 
 def suggest_num_blocks(checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeName, block_size: int) -> int:

@@ -26,6 +26,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear
 
+from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.native.tiles import Tiles
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 
@@ -46,7 +47,7 @@ class Projections:
     A weight is [out, in]; a bias, which some families have, is [out].
     """
 
-    gate: Callable[[torch.Tensor], torch.Tensor] = TorchArithmetic().gate  # [T, 2 N] -> [T, N]
+    gate: Callable[[torch.Tensor, Activation], torch.Tensor] = TorchArithmetic().gate  # [T, 2 N] -> [T, N]
     tiles: Tiles | None = None
 
     def project(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
@@ -62,11 +63,11 @@ class Projections:
         """The head that shares its weight with `embedding` [vocab, hidden], which stays as it is."""
         return self.project(embedding) if embedding.dtype == torch.bfloat16 else Linear(embedding)
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
-        """Rows [T, in] -> silu(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
-        if self.tiles is not None and self.tiles.takes(weight):
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Projection:
+        """Rows [T, in] -> activation(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
+        if self.tiles is not None and self.tiles.takes(weight) and activation == "silu":
             return self.tiles.gated(weight, bias)
-        return Gated(self.project(weight, bias), self.gate)
+        return Gated(self.project(weight, bias), self.gate, activation)
 
 
 def _packs(weight: torch.Tensor) -> bool:
@@ -84,10 +85,11 @@ class Gated:
     """Gate and up by one projection, then the gate."""
 
     both: Projection
-    gate: Callable[[torch.Tensor], torch.Tensor]
+    gate: Callable[[torch.Tensor, Activation], torch.Tensor]
+    activation: Activation
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.gate(self.both(rows))
+        return self.gate(self.both(rows), self.activation)
 
 
 @dataclass(frozen=True, slots=True)

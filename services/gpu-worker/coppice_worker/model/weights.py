@@ -21,16 +21,16 @@ from .linear import Projection, Projections
 Shape = tuple[int, ...]
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    attention_norm: torch.Tensor  # [hidden]
+    attention_norm: torch.Tensor  # [hidden] float32
     qkv: Projection
     output: Projection
-    mlp_norm: torch.Tensor  # [hidden]
+    mlp_norm: torch.Tensor  # [hidden] float32
     gated: Projection  # [T, hidden] -> [T, intermediate]
     down: Projection
 
@@ -39,7 +39,7 @@ class LayerWeights:
 class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor  # [hidden]
+    final_norm: torch.Tensor  # [hidden] float32
     head: Projection  # [vocab, hidden]
 
 
@@ -69,7 +69,7 @@ def layer_projections(config: ModelConfig, layer: int) -> dict[str, tuple[Shape,
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor that the files must hold, with its shape."""
     hidden = (config.hidden_size,)
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size), FINAL_NORM: hidden}
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size), f"{FINAL_NORM}.weight": hidden}
     if not config.tied_embeddings:
         shapes[HEAD] = shapes[EMBEDDING]
     for layer in range(config.num_layers):
@@ -90,6 +90,9 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
 def assemble(config: ModelConfig, source: TensorSource, projections: Projections) -> DecoderWeights:
     """Builds the decoder's weights from a source that holds all of `expected_shapes`."""
 
+    def norm(name: str) -> torch.Tensor:
+        return source.stacked([f"{name}.weight"]).float()
+
     def stacked(*names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = source.stacked([f"{name}.weight" for name in names])
         return weight, source.stacked([f"{name}.bias" for name in names]) if bias else None
@@ -101,11 +104,11 @@ def assemble(config: ModelConfig, source: TensorSource, projections: Projections
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return LayerWeights(
-            attention_norm=source.stacked([f"{prefix}.input_layernorm.weight"]),
+            attention_norm=norm(f"{prefix}.input_layernorm"),
             qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj", bias=config.qkv_bias),
             output=linear(f"{attention}.o_proj", bias=config.output_bias),
-            mlp_norm=source.stacked([f"{prefix}.post_attention_layernorm.weight"]),
-            gated=projections.gated(*stacked(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias)),
+            mlp_norm=norm(f"{prefix}.post_attention_layernorm"),
+            gated=projections.gated(*stacked(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias), "silu"),
             down=linear(f"{mlp}.down_proj", bias=config.mlp_bias),
         )
 
@@ -113,6 +116,6 @@ def assemble(config: ModelConfig, source: TensorSource, projections: Projections
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
-        final_norm=source.stacked([FINAL_NORM]),
+        final_norm=norm(FINAL_NORM),
         head=projections.tied(embedding) if config.tied_embeddings else projections.project(source.stacked([HEAD])),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from coppice_worker.kernels.torch_arithmetic import first_argmax
+from coppice_worker.kernels.backend import Activation
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic, first_argmax
 
 from .library import Library
 
@@ -14,12 +15,14 @@ class NativeArithmetic:
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self._torch = TorchArithmetic()
 
     def add_norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         assert hidden.is_contiguous()
         assert delta is None or delta.is_contiguous()
+        assert weight.dtype == torch.float32
         out = torch.empty_like(hidden)
         added = None if delta is None else delta.data_ptr()
         rows, size = hidden.shape
@@ -28,16 +31,9 @@ class NativeArithmetic:
         )
         return out
 
-    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        assert heads.stride()[1:] == (heads.shape[2], 1)
-        tokens, num_heads, _ = heads.shape
-        self._library.rotate(
-            heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), tokens, num_heads, heads.stride(0),
-            torch.get_num_threads(),
-        )  # fmt: skip
-        return heads
-
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
+    def gate(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
+        if activation != "silu":
+            return self._torch.gate(both, activation)
         assert both.is_contiguous()
         rows, size = both.shape[0], both.shape[1] // 2
         out = both.new_empty((rows, size))

@@ -22,6 +22,7 @@ struct Attention {
     int64_t query_stride, key_stride, value_stride;  // elements from token to token
     int64_t num_tokens, num_tiles, table_width, num_heads, num_kv_heads, block_size;
     int64_t tile_tokens;          // tokens of a tile, at most
+    float scale;                  // of scores
 };
 
 namespace {

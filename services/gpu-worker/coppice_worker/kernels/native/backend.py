@@ -23,7 +23,9 @@ import numpy as np
 import torch
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
+from coppice_worker.kernels.backend import Angles, Heads
 from coppice_worker.kernels.pool import KvPool
+from coppice_worker.kernels.torch_arithmetic import norm_heads
 from coppice_worker.kernels.torch_backend import PrefillRow, TorchBackend
 
 from .arithmetic import NativeArithmetic
@@ -35,23 +37,26 @@ _KERNEL_TOKENS_MAX = {torch.float32: 64, torch.bfloat16: 16}  # new tokens of a 
 class NativeBackend(TorchBackend):
     """The one for CPUs with a C++ compiler, float32 or bfloat16."""
 
-    def __init__(self, pool: KvPool, library: Library, tile_attend: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self, pool: KvPool, heads: Heads, library: Library, tile_attend: Callable[..., None] | None = None
+    ) -> None:
         """`tile_attend` is attention by the CPU's tiles, which takes chunks of any length."""
-        super().__init__(pool)
+        super().__init__(pool, heads)
+        self.library = library
         self.attend = tile_attend or library.attend
         self.kernel_tokens_max = _KERNEL_TOKENS_MAX[pool.storage.dtype] if tile_attend is None else sys.maxsize
         self.arithmetic = NativeArithmetic(library)
 
-    def plan(self, batch: StepBatch, num_heads: int) -> NativeStep:
-        return NativeStep(self, batch, num_heads)
+    def plan(self, batch: StepBatch) -> NativeStep:
+        return NativeStep(self, batch)
 
 
 class NativeStep:
     """Index arrays of one step, shared by its layers; they live as long as the step."""
 
-    def __init__(self, backend: NativeBackend, batch: StepBatch, num_heads: int) -> None:
+    def __init__(self, backend: NativeBackend, batch: StepBatch) -> None:
         self._backend = backend
-        shape = backend.pool.shape
+        shape, num_heads = backend.pool.shape, backend.heads.num_heads
         group = num_heads // shape.num_kv_heads
         new_tokens = np.diff(batch.query_starts)
         is_long = new_tokens > backend.kernel_tokens_max
@@ -79,12 +84,28 @@ class NativeStep:
             tile_tokens=tile_tokens,
         )
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
+        assert qkv.stride()[1:] == (qkv.shape[2], 1)
+        call, heads, num_kv_heads = self._call, self._backend.heads, self._backend.pool.shape.num_kv_heads
+        num_rotated = heads.num_heads + num_kv_heads
+        norms = heads.layers[layer].head_norms
+        if norms is not None:
+            norm_heads(qkv[:, :num_rotated], heads.num_heads, norms)
+        self._backend.library.rotate(
+            qkv.data_ptr(), angles[0].data_ptr(), angles[1].data_ptr(), qkv.shape[0], num_rotated, qkv.stride(0),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        key, value = qkv[:, heads.num_heads : num_rotated], qkv[:, num_rotated:]
+        call.key, call.value = key.data_ptr(), value.data_ptr()
+        call.key_stride, call.value_stride = key.stride(0), value.stride(0)
+        return qkv[:, : heads.num_heads]
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Stores what `write` was given, then attends: one call of the kernel."""
         call, pool = self._call, self._backend.pool
         out = torch.empty(query.shape, dtype=query.dtype)
-        call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        call.query_stride, call.key_stride, call.value_stride = query.stride(0), key.stride(0), value.stride(0)
-        call.out = out.data_ptr()
+        call.query, call.query_stride = query.data_ptr(), query.stride(0)
+        call.out, call.scale = out.data_ptr(), self._backend.heads.layers[layer].scale
         call.key_pool, call.value_pool = pool.keys(layer).data_ptr(), pool.values(layer).data_ptr()
         self._backend.attend(ctypes.byref(call), torch.get_num_threads())
         for row in self._prefills:

@@ -151,11 +151,10 @@ void attend_tile(const Attention& a, int64_t tile_index, int64_t kv_head, Tile& 
     int64_t start = a.tile_starts[tile_index], count = at_most(a.tile_tokens, new_tokens - start);
     int64_t first_token = a.query_starts[row] + start;
     int64_t first_seen = a.context_lens[row] - new_tokens + start + 1;  // keys that the first token sees
-    float scale = 1.0f / std::sqrt((float)HEAD_DIM);
     for (int64_t i = 0; i < count * group; ++i) {
         const Element* head = a.query + (first_token + i / group) * a.query_stride + (kv_head * group + i % group) * HEAD_DIM;
         for (int part = 0; part < VECTORS; ++part) {
-            Floats values = load(head + part * LANES) * scale;
+            Floats values = load(head + part * LANES) * a.scale;
             std::memcpy(&tile.query[i][part * LANES], &values, sizeof values);
         }
         tile.most[i] = -INFINITY;
@@ -206,7 +205,7 @@ extern "C" void attend(const Attention* call, int threads) {
 }
 
 // hidden [rows, size] += delta (if there is one); out = hidden / rms(hidden) * weight.
-extern "C" void add_norm(Element* hidden, const Element* delta, const Element* weight, Element* out, int64_t rows,
+extern "C" void add_norm(Element* hidden, const Element* delta, const float* weight, Element* out, int64_t rows,
                          int64_t size, float eps, int threads) {
     int64_t whole = size / LANES * LANES;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > SERIAL_ELEMENTS)
@@ -226,8 +225,8 @@ extern "C" void add_norm(Element* hidden, const Element* delta, const Element* w
             rest += load_one(h + i) * load_one(h + i);
         }
         float scale = 1.0f / std::sqrt((sum(squares) + rest) / size + eps);
-        for (int64_t i = 0; i < whole; i += LANES) store(o + i, load(h + i) * scale * load(weight + i));
-        for (int64_t i = whole; i < size; ++i) store_one(o + i, load_one(h + i) * scale * load_one(weight + i));
+        for (int64_t i = 0; i < whole; i += LANES) store(o + i, load(h + i) * scale * part_of(weight + i, 0));
+        for (int64_t i = whole; i < size; ++i) store_one(o + i, load_one(h + i) * scale * weight[i]);
     }
 }
 

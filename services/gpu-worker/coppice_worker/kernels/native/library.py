@@ -28,6 +28,7 @@ class AttentionCall(ctypes.Structure):
         *((name, c_void_p) for name in ("context_lens", "query_starts", "tile_rows", "tile_starts")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "num_tokens", "num_tiles")),
         *((name, c_int64) for name in ("table_width", "num_heads", "num_kv_heads", "block_size", "tile_tokens")),
+        ("scale", c_float),
     )
 
 

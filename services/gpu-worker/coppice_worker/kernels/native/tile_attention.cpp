@@ -228,7 +228,7 @@ void attend_tile(const Attention& a, int64_t tile, int64_t kv_head, Task& task) 
     begin(a, place, task);
     int64_t num_keys = place.first_seen + count - 1;
     for (int64_t key = 0; key < num_keys; key += KEYS)
-        take_chunk(a, place, key, num_keys, 1.0f / std::sqrt((float)HEAD_DIM), task);
+        take_chunk(a, place, key, num_keys, a.scale, task);
     for (int64_t i = 0; i < place.num_rows; ++i) {
         int64_t token = place.first_token + i / group, head = kv_head * group + i % group;
         Element* to = a.out + (token * a.num_heads + head) * HEAD_DIM;

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+from coppice_worker.kernels.pool import LayerBlocks
+
+from . import launch
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -70,3 +75,28 @@ def zero_blocks_kernel(
     element = tile * TILE + tl.arange(0, TILE)
     target = planes_ptr + (plane.to(tl.int64) * num_blocks + block) * width + element
     tl.store(target, tl.zeros([TILE], planes_ptr.dtype.element_ty), mask=element < width)
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, blocks: LayerBlocks) -> None:
+    """Puts key and value [T, HK, D], rows perhaps strided, at slots [T]."""
+    keys, values = blocks.keys, blocks.values
+    tokens, heads, head_dim = key.shape
+    write_kv_kernel[(tokens,)](
+        key, value, slots, keys, values, key.stride(0), value.stride(0),
+        NUM_KV_HEADS=heads, HEAD_DIM=head_dim, BLOCK_SIZE=keys.shape[2],
+        WIDTH=triton.next_power_of_2(heads * head_dim), **launch.COMMON_OPTIONS,
+    )  # fmt: skip
+
+
+def copy_blocks(planes: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
+    """Copies blocks src [N] to dst [N] in all planes [planes, num_blocks, width]."""
+    num_planes, num_blocks, width = planes.shape
+    grid = (src.numel(), triton.cdiv(width, launch.COPY_TILE), num_planes)
+    copy_blocks_kernel[grid](planes, src, dst, num_blocks, width, TILE=launch.COPY_TILE, **launch.COMMON_OPTIONS)
+
+
+def zero_blocks(planes: torch.Tensor, block_ids: torch.Tensor) -> None:
+    """Overwrites blocks [N] in all planes [planes, num_blocks, width] with zeros."""
+    num_planes, num_blocks, width = planes.shape
+    grid = (block_ids.numel(), triton.cdiv(width, launch.COPY_TILE), num_planes)
+    zero_blocks_kernel[grid](planes, block_ids, num_blocks, width, TILE=launch.COPY_TILE, **launch.COMMON_OPTIONS)

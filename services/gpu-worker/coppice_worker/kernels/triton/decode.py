@@ -11,8 +11,17 @@ its narrow side. Split-KV with log-sum-exp: Dao et al. 2023 (Flash-Decoding).
 
 from __future__ import annotations
 
+import math
+
+import torch
 import triton
 import triton.language as tl
+
+from coppice_worker.kernels.backend import LayerAttention
+from coppice_worker.kernels.pool import LayerBlocks
+
+from . import launch
+from .arrays import StepArrays
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -120,3 +129,29 @@ def reduce_kernel(
     token = tl.load(tokens_ptr + index).to(tl.int64)
     at = out_ptr + (token * num_heads + head) * HEAD_DIM + column
     tl.store(at, (out / total).to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
+
+
+def decode(
+    query: torch.Tensor,
+    blocks: LayerBlocks,
+    arrays: StepArrays,
+    layer: LayerAttention,
+    out: torch.Tensor,
+) -> None:
+    """Attends for the rows with one new token: query and out [T, H, D]."""
+    keys, values = blocks.keys, blocks.values
+    _, num_heads, head_dim = query.shape
+    num_kv_heads, block_size = keys.shape[1:3]
+    group, head_padded = num_heads // num_kv_heads, max(16, triton.next_power_of_2(head_dim))
+    rows = arrays.decodes
+    decode_kernel[(rows.rows.numel(), num_kv_heads, rows.num_splits)](
+        query, keys, values, arrays.tables, arrays.context_lens, rows.rows, rows.tokens, rows.partial, rows.lse,
+        query.stride(0), arrays.tables.stride(0), rows.num_splits, rows.split_tokens, layer.scale * math.log2(math.e),
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim, HEAD_PADDED=head_padded, BLOCK_SIZE=block_size, TILE=launch.DECODE_TILE,
+        **launch.DECODE_OPTIONS,
+    )  # fmt: skip
+    reduce_kernel[(rows.rows.numel(), num_heads)](
+        rows.partial, rows.lse, rows.tokens, out, num_heads, rows.num_splits,
+        HEAD_DIM=head_dim, HEAD_PADDED=head_padded, SPLITS=launch.REDUCE_SPLITS, **launch.COMMON_OPTIONS,
+    )  # fmt: skip

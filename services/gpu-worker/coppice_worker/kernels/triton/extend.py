@@ -10,8 +10,17 @@ for all of them.
 
 from __future__ import annotations
 
+import math
+
+import torch
 import triton
 import triton.language as tl
+
+from coppice_worker.kernels.backend import LayerAttention
+from coppice_worker.kernels.pool import LayerBlocks
+
+from . import launch
+from .arrays import StepArrays
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -120,3 +129,24 @@ def extend_kernel(
     out = out / total[:, None]
     out_at = token[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM) + head[:, None] * HEAD_DIM + column[None, :]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def extend(
+    query: torch.Tensor,
+    blocks: LayerBlocks,
+    arrays: StepArrays,
+    layer: LayerAttention,
+    out: torch.Tensor,
+) -> None:
+    """Attends for the rows with several new tokens; shapes as in `decode`."""
+    keys, values = blocks.keys, blocks.values
+    _, num_heads, head_dim = query.shape
+    num_kv_heads, block_size = keys.shape[1:3]
+    head_padded = max(16, triton.next_power_of_2(head_dim))
+    extend_kernel[(arrays.tile_rows.numel(), num_kv_heads)](
+        query, keys, values, arrays.tables, arrays.context_lens, arrays.query_starts,
+        arrays.tile_rows, arrays.tile_starts, out, query.stride(0), arrays.tables.stride(0),
+        layer.scale * math.log2(math.e),
+        NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, HEAD_PADDED=head_padded,
+        BLOCK_SIZE=block_size, ROWS=launch.EXTEND_ROWS, TILE=launch.EXTEND_TILE, **launch.extend_options(head_padded),
+    )  # fmt: skip
