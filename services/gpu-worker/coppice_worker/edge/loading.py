@@ -1,0 +1,58 @@
+"""From settings to an executor with a model in it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from coppice.errors import UsageError
+from coppice_worker.edge.settings import WorkerSettings
+from coppice_worker.kernels.choice import KernelsUnavailable
+from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
+from coppice_worker.model.resolve import resolve_checkpoint
+
+_log = logging.getLogger("coppice.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    executor: TorchExecutor
+    model: str  # its name
+
+
+def load(settings: WorkerSettings) -> Loaded:
+    """Reads the checkpoint and allocates the pool. Raises CoppiceError."""
+    folder = resolve_checkpoint(settings.model)
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA device here", hint="use --device cpu")
+    dtype: DtypeName = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype
+    num_blocks = settings.num_blocks or _default_blocks(settings, folder, dtype)
+    name = settings.model_name or folder.resolve().name
+    _log.info("loading %s (%s on %s), %d blocks of %d tokens", name, dtype, device, num_blocks, settings.block_size)
+    try:
+        executor = TorchExecutor(
+            folder,
+            device=device,
+            dtype=dtype,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            kernels=settings.kernels,
+            num_threads=settings.threads,
+        )
+    except KernelsUnavailable as error:
+        raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error
+    return Loaded(executor, name)
+
+
+def _default_blocks(settings: WorkerSettings, folder: Path, dtype: DtypeName) -> int:
+    memory_bytes = settings.kv_memory_mib << 20
+    try:
+        return suggest_num_blocks(folder, memory_bytes=memory_bytes, dtype=dtype, block_size=settings.block_size)
+    except ValueError as error:
+        raise UsageError(f"--kv-memory-mib {settings.kv_memory_mib}: {error}") from error
