@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from coppice_worker.model import loader
 from coppice_worker.model.config import RopeConfig, read_config
 from coppice_worker.model.errors import CheckpointError
 from coppice_worker.model.executor import TorchExecutor, suggest_num_blocks
-from coppice_worker.model.linear import Linear
-from coppice_worker.model.loader import LoadProgress, checkpoint_digest, load_weights
+from coppice_worker.model.linear import Linear, Projections
+from coppice_worker.model.loader import Checkpoint, LoadProgress, checkpoint_digest
 from coppice_worker.model.resolve import resolve_checkpoint
-from coppice_worker.model.weights import expected_shapes
+from coppice_worker.model.shard import WHOLE, Shard
+from coppice_worker.model.weights import DecoderWeights, tensor_layouts
 from tests.fakes.checkpoints import LLAMA3_ROPE, write_tiny_checkpoint
 
 CPU = torch.device("cpu")
@@ -64,8 +66,9 @@ def edit_tensors(checkpoint: Path, **changes: torch.Tensor | None) -> None:
     save_file(tensors, file)
 
 
-def load(checkpoint: Path) -> None:
-    load_weights(checkpoint, read_config(checkpoint), device=CPU, dtype=torch.float32)
+def load(checkpoint: Path, shard: Shard = WHOLE) -> DecoderWeights:
+    opened = Checkpoint(checkpoint, read_config(checkpoint), device=CPU, dtype=torch.float32, shard=shard)
+    return opened.weights(Projections())
 
 
 def refusal(checkpoint: Path) -> str:
@@ -146,6 +149,102 @@ def test_truncated_file(llama: Path) -> None:
     assert "truncated" in line
 
 
+def edit_header(checkpoint: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """The data stays where it is: only what the header says of it changes."""
+    file = checkpoint / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    edit(header)
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data_offsets": [0, 1 << 40]}, ["do not hold F32 [64]"]),
+        ({"shape": [128]}, ["256 bytes do not hold F32 [128]"]),
+        ({"shape": [-64]}, ["header is not understood", "no size"]),
+        ({"shape": [64.0]}, ["header is not understood", "no size"]),
+        ({"data_offsets": [256, 0]}, ["do not hold"]),
+        ({"data_offsets": [-256, 0]}, ["no size"]),
+        ({"data_offsets": None}, ["header is not understood"]),
+        ({"dtype": "F4", "data_offsets": [0, 32]}, ["begins at byte"]),
+    ],
+)
+def test_a_header_that_lies_about_a_tensor(llama: Path, changes: dict[str, Any], words: list[str]) -> None:
+    edit_header(llama, lambda header: header["model.norm.weight"].update(changes))
+    line = refusal(llama)
+    assert str(llama / "model.safetensors") in line
+    for word in words:
+        assert word in line
+
+
+def test_tensors_that_share_bytes(llama: Path) -> None:
+    norms = "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"
+    edit_header(llama, lambda header: header[norms[0]].update(data_offsets=header[norms[1]]["data_offsets"]))
+    assert "begins at byte" in refusal(llama)
+
+
+def test_bytes_that_belong_to_no_tensor(llama: Path) -> None:
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes() + bytes(8))
+    assert "longer than it should be" in refusal(llama)
+
+
+def test_an_unknown_dtype(llama: Path) -> None:
+    edit_header(llama, lambda header: header["model.norm.weight"].update(dtype="F12"))
+    line = refusal(llama)
+    assert "model.norm.weight" in line
+    assert "F12" in line
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x08",
+        bytes(8) + b"x",
+        b"\xff" * 64,
+        (2).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (9).to_bytes(8, "little") + b'{"a": "b}',
+        (10).to_bytes(8, "little") + b'{"a": [1]}',
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
+    ],
+)
+def test_a_file_that_is_no_safetensors_file(llama: Path, content: bytes) -> None:
+    (llama / "model.safetensors").write_bytes(content)
+    assert str(llama) in refusal(llama)
+
+
+def test_a_tensor_in_two_shards(sharded: Path) -> None:
+    first, second = sorted(sharded.glob("model-*.safetensors"))[:2]
+    tensors = load_file(second)
+    name = next(iter(tensors))
+    save_file({**load_file(first), name: tensors[name]}, first)
+    assert first.name in refusal(sharded)
+
+
+def test_a_tensor_at_an_odd_byte(llama: Path) -> None:
+    """The format asks for no alignment."""
+    expected = load(llama).final_norm
+
+    def shift(header: dict[str, Any]) -> None:
+        for fields in header.values():
+            if "data_offsets" in fields:
+                fields["data_offsets"] = [offset + 1 for offset in fields["data_offsets"]]
+        header["x.rotary_emb.inv_freq"] = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+
+    edit_header(llama, shift)
+    file = llama / "model.safetensors"
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    file.write_bytes(content[:start] + b"\0" + content[start:])
+    assert torch.equal(load(llama).final_norm, expected)
+
+
 def test_missing_tensor(llama: Path) -> None:
     edit_tensors(llama, model__norm__weight=None)
     assert 'tensor "model.norm.weight" [64]' in refusal(llama)
@@ -197,10 +296,7 @@ def test_pickled_weights_are_never_opened(llama: Path) -> None:
 
 
 def test_shards_equal_single_file(pristine: dict[str, Path]) -> None:
-    single, several = (
-        load_weights(pristine[name], read_config(pristine[name]), device=CPU, dtype=torch.float32)
-        for name in ("llama", "sharded")
-    )
+    single, several = load(pristine["llama"]), load(pristine["sharded"])
     for one, other in ((single.head, several.head), (single.layers[1].qkv, several.layers[1].qkv)):
         assert isinstance(one, Linear)
         assert isinstance(other, Linear)
@@ -210,11 +306,13 @@ def test_shards_equal_single_file(pristine: dict[str, Path]) -> None:
 def test_progress_ends_at_the_total(pristine: dict[str, Path]) -> None:
     seen: list[LoadProgress] = []
     config = read_config(pristine["llama"])
-    load_weights(pristine["llama"], config, device=CPU, dtype=torch.bfloat16, on_progress=seen.append)
+    checkpoint = Checkpoint(pristine["llama"], config, device=CPU, dtype=torch.bfloat16, on_progress=seen.append)
+    assert seen == []
+    checkpoint.weights(Projections())
     done = [progress.parameters_done for progress in seen]
     assert done == sorted(done)
     assert done[-1] == seen[-1].parameters_total
-    assert len(done) == len(expected_shapes(config))
+    assert len(done) == len(tensor_layouts(config))
 
 
 def test_digest_follows_content(llama: Path) -> None:

@@ -31,7 +31,7 @@ from coppice_worker.kernels.pool import KvPool, KvShape
 from .config import ModelConfig, RopeConfig, read_config
 from .decoder import Decoder
 from .linear import Projections
-from .loader import ProgressCallback, checkpoint_digest, load_weights
+from .loader import Checkpoint, ProgressCallback, checkpoint_digest
 from .logits import join_logprobs, token_logprobs
 from .sampler import sample_and_report
 
@@ -82,18 +82,15 @@ class TorchExecutor:
             torch.set_num_threads(num_threads)
         self._device, torch_dtype = torch.device(device), torch_dtype_of(dtype)
         self._config = read_config(checkpoint_dir)
+        checkpoint = Checkpoint(
+            checkpoint_dir, self._config, device=self._device, dtype=torch_dtype, on_progress=on_progress
+        )
         self._pool = KvPool(
             kv_shape(self._config), num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=torch_dtype
         )
         self._backend = choose_backend(kernels, self._pool, heads_of(self._config))
-        weights = load_weights(
-            checkpoint_dir,
-            self._config,
-            device=self._device,
-            dtype=torch_dtype,
-            on_progress=on_progress,
-            projections=Projections(self._backend.arithmetic.gate, choose_tiles(kernels, self._pool)),
-        )
+        projections = Projections(self._backend.arithmetic.gate, choose_tiles(kernels, self._pool))
+        weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._config, weights, self._backend.arithmetic)
         self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), dtype)
 

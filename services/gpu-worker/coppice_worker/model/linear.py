@@ -63,6 +63,14 @@ class Projections:
         """The head that shares its weight with `embedding` [vocab, hidden], which stays as it is."""
         return self.project(embedding) if embedding.dtype == torch.bfloat16 else Linear(embedding)
 
+    def summed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
+        """One whose results are added up where several workers hold columns of `weight` each."""
+        return self.project(weight, bias)
+
+    def gathered(self, weight: torch.Tensor) -> Projection:
+        """One whose results are joined where several workers hold rows of `weight` each."""
+        return self.project(weight)
+
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Projection:
         """Rows [T, in] -> activation(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
         if self.tiles is not None and self.tiles.takes(weight) and activation == "silu":

@@ -2,6 +2,9 @@
 
 All names and shapes are checked against the configuration before the first weight is read, so that a bad
 checkpoint fails in milliseconds and not after minutes of reading. Pickled weights are never opened.
+
+checkpoint = Checkpoint(folder, config, ...)      opened and checked
+checkpoint.weights(projections)                   read, one tensor after the other
 """
 
 from __future__ import annotations
@@ -9,25 +12,23 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from .config import CONFIG_FILE, ModelConfig
 from .errors import CheckpointError
 from .linear import Projections
-from .weights import DecoderWeights, assemble, expected_shapes, is_redundant
+from .mapped_file import FLOAT_DTYPES, HEADER_BYTES_MAX, MappedFile, Part
+from .shard import WHOLE, Shard
+from .weights import DecoderWeights, Layout, assemble, is_redundant, tensor_layouts
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_FLOAT_DTYPES = ("F32", "BF16", "F16")
-_HEADER_BYTES_MAX = 100_000_000  # the format's own limit
 _DIGEST_WHOLE_BYTES = 64 << 20  # files up to this size count in full
 _DIGEST_SAMPLES = 1024  # probes of a larger file, evenly spaced: every tensor above a 1024th of it is seen
 _DIGEST_SAMPLE_BYTES = 4096
@@ -44,20 +45,41 @@ class LoadProgress:
 ProgressCallback = Callable[[LoadProgress], None]
 
 
-def load_weights(
-    checkpoint_dir: Path,
-    config: ModelConfig,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    on_progress: ProgressCallback | None = None,
-    projections: Projections | None = None,
-) -> DecoderWeights:
-    """Loads all weights onto `device` as `dtype`. Raises CheckpointError, naming file and tensor."""
-    files = weight_files(checkpoint_dir)
-    source = _SafetensorsSource(files, device, dtype, sum(map(prod, expected_shapes(config).values())), on_progress)
-    _check_tensors(checkpoint_dir, config, source)
-    return assemble(config, source, projections or Projections())
+class Checkpoint:
+    """An opened checkpoint whose tensors are those that its configuration asks for."""
+
+    def __init__(
+        self,
+        checkpoint_dir: Path,
+        config: ModelConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        shard: Shard = WHOLE,
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        """`config` is the whole model's; of it `shard` is loaded, onto `device` as `dtype`.
+
+        Raises CheckpointError, naming file and tensor.
+        """
+        files = [MappedFile(file) for file in weight_files(checkpoint_dir)]
+        layouts = tensor_layouts(config)
+        _check_tensors(checkpoint_dir, config, layouts, files)
+        self._config = config
+        self._shard = shard
+        parts = {name: _part(layout, config, shard) for name, layout in layouts.items()}
+        self._source = _MappedSource(files, parts, device, dtype, on_progress)
+
+    def weights(self, projections: Projections) -> DecoderWeights:
+        """Reads all weights, in the order in which files usually hold them."""
+        return assemble(self._config, self._source, projections, self._shard)
+
+
+def _part(layout: Layout, config: ModelConfig, shard: Shard) -> Part:
+    whole = (slice(0, size) for size in layout.shape)
+    return tuple(
+        every if axis is None else shard.part(axis, config) for every, axis in zip(whole, layout.axes, strict=True)
+    )
 
 
 def weight_files(checkpoint_dir: Path) -> list[Path]:
@@ -93,7 +115,7 @@ def checkpoint_digest(checkpoint_dir: Path) -> str:
             if size <= _DIGEST_WHOLE_BYTES:
                 digest.update(stream.read())
                 continue
-            header_bytes = 8 + min(struct.unpack("<Q", stream.read(8))[0], _HEADER_BYTES_MAX)
+            header_bytes = 8 + min(struct.unpack("<Q", stream.read(8))[0], HEADER_BYTES_MAX)
             stream.seek(0)
             digest.update(stream.read(header_bytes))
             for sample in range(_DIGEST_SAMPLES):
@@ -122,52 +144,35 @@ def _indexed_files(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-class _SafetensorsSource:
-    """Tensors of a set of open safetensors files."""
+class _MappedSource:
+    """This worker's parts of the tensors of some files."""
 
     def __init__(
         self,
-        files: Sequence[Path],
+        files: Sequence[MappedFile],
+        parts: Mapping[str, Part],
         device: torch.device,
         dtype: torch.dtype,
-        parameters_total: int,
         on_progress: ProgressCallback | None,
     ) -> None:
+        self._file_of = {name: file for file in files for name in file.entries}
+        self._parts = parts
         self._device = device
         self._dtype = dtype
-        self._parameters_total = parameters_total
+        self._parameters_total = sum(prod(_shape(part)) for part in parts.values())
         self._parameters_done = 0
         self._on_progress = on_progress
-        self._handles: dict[Path, Any] = {file: _open(file, device) for file in files}
-        self.file_of = {name: file for file, handle in self._handles.items() for name in handle.keys()}  # noqa: SIM118
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name).get_shape())
-
-    def file_dtype(self, name: str) -> str:
-        return str(self._slice(name).get_dtype())
 
     def stacked(self, names: Sequence[str]) -> torch.Tensor:
-        shapes = [self.shape(name) for name in names]
+        shapes = [_shape(self._parts[name]) for name in names]
         rows = sum(shape[0] for shape in shapes)
         out = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            out[start : start + shape[0]].copy_(self._tensor(name))
+            self._file_of[name].read_into(out[start : start + shape[0]], name, self._parts[name])
             start += shape[0]
             self._report(prod(shape))
         return out
-
-    def _slice(self, name: str) -> Any:
-        return self._handles[self.file_of[name]].get_slice(name)
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        file = self.file_of[name]
-        try:
-            tensor: torch.Tensor = self._handles[file].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as cause:
-            raise CheckpointError(file, f'tensor "{name}": {cause}', "download the file again") from cause
-        return tensor
 
     def _report(self, parameters: int) -> None:
         self._parameters_done += parameters
@@ -175,41 +180,48 @@ class _SafetensorsSource:
             self._on_progress(LoadProgress(self._parameters_done, self._parameters_total))
 
 
-def _open(file: Path, device: torch.device) -> Any:
-    try:
-        return safe_open(str(file), framework="pt", device=str(device))
-    except (SafetensorError, OSError) as cause:
+def _shape(part: Part) -> tuple[int, ...]:
+    return tuple(taken.stop - taken.start for taken in part)
+
+
+def _check_tensors(
+    checkpoint_dir: Path, config: ModelConfig, layouts: Mapping[str, Layout], files: Sequence[MappedFile]
+) -> None:
+    file_of: dict[str, MappedFile] = {}
+    for file in files:
+        for name in file.entries:
+            if name not in layouts and not is_redundant(name, config):
+                raise CheckpointError(
+                    file.path,
+                    f'tensor "{name}" is not part of the {config.family} architecture that {CONFIG_FILE} describes',
+                    "check that both belong to one model; biases need attention_bias or mlp_bias",
+                )
+            if name in file_of:
+                raise CheckpointError(
+                    file.path, f'tensor "{name}" is in {file_of[name].path.name}, too', "keep the one that is meant"
+                )
+            file_of[name] = file
+    for name, layout in layouts.items():
+        _check_tensor(checkpoint_dir, name, layout, file_of.get(name))
+
+
+def _check_tensor(checkpoint_dir: Path, name: str, layout: Layout, file: MappedFile | None) -> None:
+    if file is None:
         raise CheckpointError(
-            file, f"is truncated or no safetensors file ({cause})", "compare its size and download it again"
-        ) from cause
-
-
-def _check_tensors(checkpoint_dir: Path, config: ModelConfig, source: _SafetensorsSource) -> None:
-    expected = expected_shapes(config)
-    for name, shape in expected.items():
-        if name not in source.file_of:
-            raise CheckpointError(
-                checkpoint_dir,
-                f'tensor "{name}" {list(shape)} is in none of its files',
-                f"check that all shards and the {CONFIG_FILE} belong to one model",
-            )
-        file = source.file_of[name]
-        if source.shape(name) != shape:
-            raise CheckpointError(
-                file,
-                f'tensor "{name}" has shape {list(source.shape(name))}, {CONFIG_FILE} asks for {list(shape)}',
-                f"check that the file and {CONFIG_FILE} belong to one model",
-            )
-        if source.file_dtype(name) not in _FLOAT_DTYPES:
-            raise CheckpointError(
-                file,
-                f'tensor "{name}" has dtype {source.file_dtype(name)}',
-                f"supported: {', '.join(_FLOAT_DTYPES)}; quantised weights are not",
-            )
-    for name in source.file_of:
-        if name not in expected and not is_redundant(name, config):
-            raise CheckpointError(
-                source.file_of[name],
-                f'tensor "{name}" is not part of the {config.family} architecture that {CONFIG_FILE} describes',
-                "check that both belong to one model; biases need attention_bias or mlp_bias",
-            )
+            checkpoint_dir,
+            f'tensor "{name}" {list(layout.shape)} is in none of its files',
+            f"check that all shards and the {CONFIG_FILE} belong to one model",
+        )
+    entry = file.entries[name]
+    if entry.shape != layout.shape:
+        raise CheckpointError(
+            file.path,
+            f'tensor "{name}" has shape {list(entry.shape)}, {CONFIG_FILE} asks for {list(layout.shape)}',
+            f"check that the file and {CONFIG_FILE} belong to one model",
+        )
+    if entry.dtype not in FLOAT_DTYPES:
+        raise CheckpointError(
+            file.path,
+            f'tensor "{name}" has dtype {entry.dtype}',
+            f"supported: {', '.join(FLOAT_DTYPES)}; quantised weights are not",
+        )

@@ -5,6 +5,8 @@ self_attn.{q,k,v}_proj.weight       ->    qkv       [(H + 2 HK) D, hidden]
 self_attn.o_proj.weight             ->    output    [hidden, H D]
 mlp.{gate,up}_proj.weight           ->    gated     [2 intermediate, hidden]
 mlp.down_proj.weight                ->    down      [hidden, intermediate]
+
+One of several workers holds its `Shard` of them, and counts its own heads and columns only.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 
 from .config import ModelConfig
 from .linear import Projection, Projections
+from .shard import WHOLE, Axis, Shard
 
 Shape = tuple[int, ...]
 
@@ -40,46 +43,56 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [hidden] float32
-    head: Projection  # [vocab, hidden]
+    head: Projection  # [vocab, hidden]; of one of several workers, its rows
 
 
 class TensorSource(Protocol):
     """Where tensors come from, already on the wanted device and of the wanted dtype."""
 
     def stacked(self, names: Sequence[str]) -> torch.Tensor:
-        """The named tensors, one below the other along dimension 0."""
+        """This worker's parts of the named tensors, one below the other along dimension 0."""
 
 
-def layer_projections(config: ModelConfig, layer: int) -> dict[str, tuple[Shape, bool]]:
-    """Per projection of one layer: shape [out, in] of its weight and whether it has a bias [out]."""
-    prefix = f"model.layers.{layer}."
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor in the files: its shape, and which of its dimensions workers share out."""
+
+    shape: Shape
+    axes: tuple[Axis | None, ...]
+
+
+def tensor_layouts(config: ModelConfig) -> dict[str, Layout]:
+    """Every tensor that the files must hold."""
+    norm = Layout((config.hidden_size,), (None,))
+    vocabulary = (config.vocab_size, config.hidden_size)
+    layouts = {EMBEDDING: Layout(vocabulary, (None, None)), f"{FINAL_NORM}.weight": norm}
+    if not config.tied_embeddings:
+        layouts[HEAD] = Layout(vocabulary, ("vocabulary", None))
+    for layer in range(config.num_layers):
+        layouts[f"model.layers.{layer}.input_layernorm.weight"] = norm
+        layouts[f"model.layers.{layer}.post_attention_layernorm.weight"] = norm
+        layouts.update(_projection_layouts(config, f"model.layers.{layer}."))
+    return layouts
+
+
+def _projection_layouts(config: ModelConfig, prefix: str) -> dict[str, Layout]:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, intermediate = config.hidden_size, config.intermediate_size
-    return {
-        f"{prefix}self_attn.q_proj": ((query, hidden), config.qkv_bias),
-        f"{prefix}self_attn.k_proj": ((key, hidden), config.qkv_bias),
-        f"{prefix}self_attn.v_proj": ((key, hidden), config.qkv_bias),
-        f"{prefix}self_attn.o_proj": ((hidden, query), config.output_bias),
-        f"{prefix}mlp.gate_proj": ((intermediate, hidden), config.mlp_bias),
-        f"{prefix}mlp.up_proj": ((intermediate, hidden), config.mlp_bias),
-        f"{prefix}mlp.down_proj": ((hidden, intermediate), config.mlp_bias),
+    projections: dict[str, tuple[Shape, tuple[Axis | None, ...], bool]] = {
+        "self_attn.q_proj": ((query, hidden), ("query", None), config.qkv_bias),
+        "self_attn.k_proj": ((key, hidden), ("key", None), config.qkv_bias),
+        "self_attn.v_proj": ((key, hidden), ("key", None), config.qkv_bias),
+        "self_attn.o_proj": ((hidden, query), (None, "query"), config.output_bias),
+        "mlp.gate_proj": ((intermediate, hidden), ("intermediate", None), config.mlp_bias),
+        "mlp.up_proj": ((intermediate, hidden), ("intermediate", None), config.mlp_bias),
+        "mlp.down_proj": ((hidden, intermediate), (None, "intermediate"), config.mlp_bias),
     }
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor that the files must hold, with its shape."""
-    hidden = (config.hidden_size,)
-    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size), f"{FINAL_NORM}.weight": hidden}
-    if not config.tied_embeddings:
-        shapes[HEAD] = shapes[EMBEDDING]
-    for layer in range(config.num_layers):
-        shapes[f"model.layers.{layer}.input_layernorm.weight"] = hidden
-        shapes[f"model.layers.{layer}.post_attention_layernorm.weight"] = hidden
-        for name, (shape, has_bias) in layer_projections(config, layer).items():
-            shapes[f"{name}.weight"] = shape
-            if has_bias:
-                shapes[f"{name}.bias"] = shape[:1]
-    return shapes
+    layouts = {}
+    for name, (shape, axes, has_bias) in projections.items():
+        layouts[f"{prefix}{name}.weight"] = Layout(shape, axes)
+        if has_bias:
+            layouts[f"{prefix}{name}.bias"] = Layout(shape[:1], axes[:1])
+    return layouts
 
 
 def is_redundant(name: str, config: ModelConfig) -> bool:
@@ -87,8 +100,10 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_embeddings)
 
 
-def assemble(config: ModelConfig, source: TensorSource, projections: Projections) -> DecoderWeights:
-    """Builds the decoder's weights from a source that holds all of `expected_shapes`."""
+def assemble(
+    config: ModelConfig, source: TensorSource, projections: Projections, shard: Shard = WHOLE
+) -> DecoderWeights:
+    """Builds a worker's decoder from a source that holds its parts of all `tensor_layouts`."""
 
     def norm(name: str) -> torch.Tensor:
         return source.stacked([f"{name}.weight"]).float()
@@ -100,22 +115,34 @@ def assemble(config: ModelConfig, source: TensorSource, projections: Projections
     def linear(*names: str, bias: bool) -> Projection:
         return projections.project(*stacked(*names, bias=bias))
 
+    def summed(name: str, *, bias: bool) -> Projection:
+        # What workers compute is added, so one of them adds the bias.
+        return projections.summed(*stacked(name, bias=bias and shard.rank == 0))
+
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return LayerWeights(
             attention_norm=norm(f"{prefix}.input_layernorm"),
             qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj", bias=config.qkv_bias),
-            output=linear(f"{attention}.o_proj", bias=config.output_bias),
+            output=summed(f"{attention}.o_proj", bias=config.output_bias),
             mlp_norm=norm(f"{prefix}.post_attention_layernorm"),
             gated=projections.gated(*stacked(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias), "silu"),
-            down=linear(f"{mlp}.down_proj", bias=config.mlp_bias),
+            down=summed(f"{mlp}.down_proj", bias=config.mlp_bias),
         )
 
     embedding = source.stacked([EMBEDDING])
-    return DecoderWeights(
-        embedding=embedding,
-        layers=tuple(layer(index) for index in range(config.num_layers)),
-        final_norm=norm(FINAL_NORM),
-        head=projections.tied(embedding) if config.tied_embeddings else projections.project(source.stacked([HEAD])),
-    )
+    layers = tuple(layer(index) for index in range(config.num_layers))
+    return DecoderWeights(embedding, layers, norm(FINAL_NORM), _head(config, embedding, source, projections, shard))
+
+
+def _head(
+    config: ModelConfig, embedding: torch.Tensor, source: TensorSource, projections: Projections, shard: Shard
+) -> Projection:
+    if shard.size == 1:
+        return projections.tied(embedding) if config.tied_embeddings else projections.project(source.stacked([HEAD]))
+    rows = embedding[shard.part("vocabulary", config)] if config.tied_embeddings else source.stacked([HEAD])
+    missing = shard.vocabulary_rows(config) - len(rows)
+    # Packed or not, each worker's logits are equally many, so that they can be gathered.
+    weight = torch.cat([rows, rows.new_zeros((missing, config.hidden_size))]) if missing else rows.contiguous()
+    return projections.gathered(weight)
