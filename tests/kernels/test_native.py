@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import rms_norm
 
-from coppice_worker.kernels.backend import Heads, LayerAttention
+from coppice_worker.kernels.backend import Activation, HeadNorms, Heads, LayerAttention
 from coppice_worker.kernels.choice import KernelsUnavailable, choose_backend
 from coppice_worker.kernels.native import build as native_build
 from coppice_worker.kernels.native.arithmetic import NativeArithmetic
@@ -21,19 +22,34 @@ from coppice_worker.kernels.native.library import load, load_tile_attention
 from coppice_worker.kernels.pool import KvPool, KvShape
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic, rotate
 from coppice_worker.kernels.torch_backend import TorchBackend
-from tests.kernels.cases import Case, assert_exact, attend, expected, make_case
+from tests.kernels.cases import Case, assert_exact, attend, expected, make_case, reference_of
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler here"
 )
 # heads, KV heads, head size, block size
-GEOMETRIES = [(14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 80, 8), (8, 2, 64, 1), (4, 2, 16, 24)]
+GEOMETRIES = [
+    (14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 80, 8), (8, 2, 64, 1), (4, 2, 16, 24), (32, 8, 256, 64),
+]  # fmt: skip
+TILE_GEOMETRIES = [(14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 32, 48), (6, 1, 80, 64), (4, 2, 256, 32)]
 ONE_HEAD = Heads(1, (LayerAttention(scale=1.0),))
 BFLOAT16_EPS = torch.finfo(torch.bfloat16).eps
 
 
-def mixed_case(geometry: tuple[int, int, int, int], seed: int) -> Case:
+def features(num_heads: int, head_dim: int) -> list[LayerAttention]:
+    """Ways to attend that a plain softmax is not."""
+    sinks, scale = torch.linspace(-3, 3, num_heads), head_dim**-0.5
+    return [
+        LayerAttention(scale, window=1),
+        LayerAttention(scale, window=37),
+        LayerAttention(scale / 2, window=128, sinks=sinks),
+        LayerAttention(scale, soft_cap=0.7),
+        LayerAttention(scale * 3, window=50, soft_cap=2.0, sinks=sinks),
+    ]
+
+
+def mixed_case(geometry: tuple[int, int, int, int], seed: int, layer: LayerAttention | None = None) -> Case:
     heads, num_kv_heads, head_dim, block_size = geometry
     rng = np.random.default_rng(seed)
     return make_case(
@@ -44,7 +60,19 @@ def mixed_case(geometry: tuple[int, int, int, int], seed: int) -> Case:
         group=heads // num_kv_heads,
         head_dim=head_dim,
         seed=seed,
+        layer=layer,
     )
+
+
+def forget_what_no_query_sees(case: Case) -> None:
+    """NaN in place of tokens that are before everybody's window."""
+    batch, window = case.batch, case.layer.window
+    assert window is not None
+    for row, context_len in enumerate(batch.context_lens.tolist()):
+        first_new = context_len - int(batch.query_starts[row + 1] - batch.query_starts[row])
+        for position in range(first_new - window + 1):
+            block, offset = divmod(position, case.pool.block_size)
+            case.pool.storage[:, :, batch.block_tables[row, block], :, offset] = float("nan")
 
 
 def narrowed(case: Case) -> Case:
@@ -54,7 +82,7 @@ def narrowed(case: Case) -> Case:
         shape, num_blocks=old.num_blocks, block_size=old.block_size, device=torch.device("cpu"), dtype=torch.bfloat16
     )
     pool.storage.copy_(old.storage)
-    return Case(pool, case.batch, case.qkv.bfloat16(), case.layer)
+    return replace(case, pool=pool, qkv=case.qkv.bfloat16())
 
 
 def native(case: Case) -> NativeBackend:
@@ -67,6 +95,32 @@ def native(case: Case) -> NativeBackend:
 def test_random_mixes_in_float32(geometry: tuple[int, int, int, int], seed: int) -> None:
     case = mixed_case(geometry, seed)
     assert_exact(native(case), case)
+
+
+@needs_compiler
+@pytest.mark.parametrize("geometry", [(14, 2, 64, 16), (6, 1, 80, 8), (4, 2, 128, 32)])
+@pytest.mark.parametrize("index", range(5))
+def test_features(geometry: tuple[int, int, int, int], index: int) -> None:
+    case = mixed_case(geometry, index, features(geometry[0], geometry[2])[index])
+    assert_exact(native(case), case)
+
+
+@needs_compiler
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_what_is_before_the_window_is_not_looked_at(block_size: int) -> None:
+    case = mixed_case((4, 2, 64, block_size), 1, LayerAttention(0.1, window=29))
+    forget_what_no_query_sees(case)
+    out = attend(native(case), case)
+    torch.testing.assert_close(out.double(), reference_of(case), atol=2e-6, rtol=1e-5)
+
+
+@needs_compiler
+def test_a_large_soft_cap_leaves_scores_as_they_are() -> None:
+    """Within what float32 has of them: where nothing cancels in the tangent of small numbers."""
+    case = make_case([1, 40], [60, 20], block_size=16, num_kv_heads=2, group=2, head_dim=16)
+    out = attend(native(case), case)
+    capped = replace(case, layer=replace(case.layer, soft_cap=1e5))
+    torch.testing.assert_close(attend(native(capped), capped), out, atol=1e-5, rtol=1e-5)
 
 
 @needs_compiler
@@ -92,13 +146,28 @@ def by_tiles(case: Case) -> NativeBackend:
     return NativeBackend(case.pool, case.heads, load(torch.bfloat16, case.pool.shape.head_dim), attend_by_tiles)
 
 
-@pytest.mark.parametrize("geometry", [(14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 32, 48)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("geometry", TILE_GEOMETRIES)
+@pytest.mark.parametrize("seed", range(2))
 def test_random_mixes_by_tiles(geometry: tuple[int, int, int, int], seed: int) -> None:
     case = narrowed(mixed_case(geometry, seed))
     out = attend(by_tiles(case), case)
     # Weights have 16 bits; then the result is rounded.
     torch.testing.assert_close(out.double(), expected(case), atol=3e-5, rtol=BFLOAT16_EPS / 2 * 1.01)
+
+
+@pytest.mark.parametrize("geometry", [(14, 2, 64, 16), (6, 1, 80, 64)])
+@pytest.mark.parametrize("index", range(5))
+def test_features_by_tiles(geometry: tuple[int, int, int, int], index: int) -> None:
+    case = narrowed(mixed_case(geometry, index, features(geometry[0], geometry[2])[index]))
+    out = attend(by_tiles(case), case)
+    torch.testing.assert_close(out.double(), expected(case), atol=3e-5, rtol=BFLOAT16_EPS / 2 * 1.01)
+
+
+def test_in_tiles_what_is_before_the_window_is_not_looked_at() -> None:
+    case = narrowed(mixed_case((4, 2, 64, 48), 1, LayerAttention(0.1, window=29)))
+    forget_what_no_query_sees(case)
+    out = attend(by_tiles(case), case)
+    torch.testing.assert_close(out.double(), reference_of(case), atol=3e-5, rtol=BFLOAT16_EPS / 2 * 1.01)
 
 
 def test_large_scores_do_not_overflow_in_tiles() -> None:
@@ -109,8 +178,10 @@ def test_large_scores_do_not_overflow_in_tiles() -> None:
     torch.testing.assert_close(out.double(), expected(case), atol=1e-3, rtol=BFLOAT16_EPS)
 
 
-def test_in_tiles_a_row_does_not_depend_on_threads_or_chunks() -> None:
-    case = narrowed(make_case([70, 1], [0, 90], block_size=16, num_kv_heads=2, group=4, head_dim=64))
+@pytest.mark.parametrize("window", [None, 21])
+def test_in_tiles_a_row_does_not_depend_on_threads_or_chunks(window: int | None) -> None:
+    layer = LayerAttention(0.125, window=window)
+    case = narrowed(make_case([70, 1], [0, 90], block_size=16, num_kv_heads=2, group=4, head_dim=64, layer=layer))
     whole = attend(by_tiles(case), case)
     torch.set_num_threads(1)
     assert torch.equal(whole, attend(by_tiles(case), case))
@@ -118,7 +189,7 @@ def test_in_tiles_a_row_does_not_depend_on_threads_or_chunks() -> None:
         case.batch, slots=case.batch.slots[69:], query_starts=np.array([0, 1, 2], np.int32),
         positions=case.batch.positions[69:], token_ids=case.batch.token_ids[69:],
     )  # fmt: skip
-    alone = Case(case.pool, last, case.qkv[69:], case.layer)
+    alone = replace(case, batch=last, qkv=case.qkv[69:])
     assert torch.equal(whole[69:], attend(by_tiles(case), alone))
 
 
@@ -130,11 +201,19 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @needs_compiler
-def test_a_row_does_not_depend_on_its_batch_mates_or_threads() -> None:
-    case = mixed_case((8, 2, 64, 16), 1)
+@pytest.mark.parametrize("window", [None, 21])
+def test_a_row_does_not_depend_on_threads_or_chunks(window: int | None) -> None:
+    layer = LayerAttention(0.125, window=window)
+    case = make_case([40, 1], [0, 90], block_size=24, num_kv_heads=2, group=4, head_dim=64, layer=layer)
     together = attend(native(case), case)
     torch.set_num_threads(1)
     assert torch.equal(together, attend(native(case), case))
+    last = replace(
+        case.batch, slots=case.batch.slots[39:], query_starts=np.array([0, 1, 2], np.int32),
+        positions=case.batch.positions[39:], token_ids=case.batch.token_ids[39:],
+    )  # fmt: skip
+    alone = replace(case, batch=last, qkv=case.qkv[39:])
+    assert torch.equal(together[39:], attend(native(alone), alone))
 
 
 @needs_compiler
@@ -164,35 +243,52 @@ def test_add_norm(dtype: torch.dtype, rows: int, size: int, adds: bool) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
 @pytest.mark.parametrize("tokens", [1, 200])
-def test_rotate(dtype: torch.dtype, head_dim: int, tokens: int) -> None:
-    torch.manual_seed(0)
-    heads = torch.randn(tokens, 7, head_dim).to(dtype)
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_write(dtype: torch.dtype, head_dim: int, tokens: int, has_norms: bool) -> None:
+    """Norms, rotates and stores like torch in float64, rounding once."""
+    norms = HeadNorms(torch.randn(head_dim), torch.randn(head_dim), 0.1) if has_norms else None
+    layer = LayerAttention(1.0, head_norms=norms)
+    case = make_case([tokens], [3], block_size=16, num_kv_heads=2, group=3, head_dim=head_dim, layer=layer)
+    case = case if dtype == torch.float32 else narrowed(case)
     radians = torch.rand(tokens, 1, head_dim // 2) * 100
     angles = radians.cos().to(dtype), radians.sin().to(dtype)
-    wanted = rotate(heads[:, :5].double(), (angles[0].double(), angles[1].double()))
-    rest = heads[:, 5:].clone()
-    found, (cos, sin) = heads[:, :5], angles
-    load(dtype, head_dim).rotate(
-        found.data_ptr(), cos.data_ptr(), sin.data_ptr(), tokens, 5, found.stride(0), torch.get_num_threads()
-    )
+    wanted, values = case.qkv[:, :8].double(), case.value.clone()
+    if norms is not None:
+        parts = zip(wanted.split([6, 2], dim=1), (norms.query, norms.key), strict=True)
+        wanted = torch.cat([rms_norm(part, (head_dim,), weight.double(), norms.eps) for part, weight in parts], dim=1)
+    wanted = rotate(wanted, (angles[0].double(), angles[1].double()))
+    query = native(case).plan(case.batch).write(0, case.qkv, angles)
+    blocks, offsets = np.divmod(case.batch.slots, 16)
+    assert torch.equal(case.pool.values(0)[blocks, :, offsets], values)
+    found = torch.cat([query, case.pool.keys(0)[blocks, :, offsets]], dim=1).double()
     eps = BFLOAT16_EPS / 2 if dtype == torch.bfloat16 else 1e-6
-    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=eps * 1.01)
-    assert torch.equal(heads[:, 5:], rest)
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=eps * 1.01)
+    assert (~case.pool.keys(0).isnan()).sum() == (tokens + 3) * 2 * head_dim
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "size"), ARITHMETIC_SIZES)
-def test_gate(dtype: torch.dtype, rows: int, size: int) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate(dtype: torch.dtype, rows: int, size: int, activation: Activation) -> None:
     torch.manual_seed(0)
     both = (torch.randn(rows, 2 * size) * 20).to(dtype)
     both[0, :6] = torch.tensor([0.0, -0.0, 1e30, -1e30, 90.0, -90.0])
-    wanted = TorchArithmetic().gate(both.double(), "silu")
-    found = NativeArithmetic(load(dtype, 64)).gate(both, "silu")
-    eps = BFLOAT16_EPS / 2 if dtype == torch.bfloat16 else 1e-6
-    torch.testing.assert_close(found.double(), wanted, atol=1e-30, rtol=eps * 1.01)
+    wanted = exactly_gated(both, activation)
+    found = NativeArithmetic(load(dtype, 64)).gate(both, activation)
+    # Far down the exponent of gelu is a large number, and rounded as such.
+    exact = 1e-6 if activation == "silu" else 1e-5
+    eps = BFLOAT16_EPS / 2 + exact if dtype == torch.bfloat16 else exact
+    torch.testing.assert_close(found.double(), wanted, atol=1e-30, rtol=eps)
+
+
+def exactly_gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """In float64, without the difference from one that torch's own takes."""
+    gate, up = both.double().chunk(2, dim=-1)
+    twice = 2 * (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    return gate * up * torch.sigmoid(gate if activation == "silu" else twice)
 
 
 @needs_compiler
@@ -223,7 +319,9 @@ def test_nan_stays_nan() -> None:
     """What went wrong in a model must not look like a number."""
     for dtype in (torch.float32, torch.bfloat16):
         both = torch.full((1, 64), float("nan"), dtype=dtype)
-        assert NativeArithmetic(load(dtype, 64)).gate(both, "silu").isnan().all()
+        arithmetic = NativeArithmetic(load(dtype, 64))
+        assert arithmetic.gate(both, "silu").isnan().all()
+        assert arithmetic.gate(both, "gelu_tanh").isnan().all()
 
 
 def assert_rounded(found: torch.Tensor, wanted: torch.Tensor, *, roundings: int) -> None:

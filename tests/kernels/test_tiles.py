@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.choice import choose_tiles
 from coppice_worker.kernels.native.build import BuildError
 from coppice_worker.kernels.native.tiles import Tiles
 from coppice_worker.kernels.pool import KvPool, KvShape
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 HALF_STEP = torch.finfo(torch.bfloat16).eps / 2 * 1.01
@@ -54,15 +56,16 @@ def test_products(tiles: Tiles, shape: tuple[int, int], has_bias: bool) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_gate_and_up(tiles: Tiles, shape: tuple[int, int], has_bias: bool) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up(tiles: Tiles, shape: tuple[int, int], has_bias: bool, activation: Activation) -> None:
     weight = random(2 * shape[0], shape[1], seed=0) / 8
     bias = random(2 * shape[0], seed=1) if has_bias else None
-    projection = tiles.gated(weight, bias)
+    projection = tiles.gated(weight, bias, activation)
     for num_rows in ROWS:
         rows = random(num_rows, shape[1], seed=num_rows)
         both = rows.double() @ weight.double().T
-        gate, up = (both if bias is None else both + bias.double()).chunk(2, dim=-1)
-        assert_rounded_once(projection(rows), torch.nn.functional.silu(gate) * up)
+        exact = TorchArithmetic().gate(both if bias is None else both + bias.double(), activation)
+        assert_rounded_once(projection(rows), exact)
 
 
 def test_a_row_does_not_depend_on_its_batch_mates_or_threads(tiles: Tiles) -> None:
@@ -77,7 +80,7 @@ def test_nan_stays_nan(tiles: Tiles) -> None:
     rows = torch.full((1, 32), float("nan")).bfloat16()
     weight = random(32, 32, seed=0)
     assert tiles.project(weight, None)(rows).isnan().all()
-    assert tiles.gated(weight, None)(rows).isnan().all()
+    assert tiles.gated(weight, None, "silu")(rows).isnan().all()
 
 
 def test_weights_that_share_memory_stay_apart(tiles: Tiles) -> None:

@@ -73,8 +73,8 @@ class Projections:
 
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Projection:
         """Rows [T, in] -> activation(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
-        if self.tiles is not None and self.tiles.takes(weight) and activation == "silu":
-            return self.tiles.gated(weight, bias)
+        if self.tiles is not None and self.tiles.takes(weight):
+            return self.tiles.gated(weight, bias, activation)
         return Gated(self.project(weight, bias), self.gate, activation)
 
 

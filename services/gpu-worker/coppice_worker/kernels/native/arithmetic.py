@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.torch_arithmetic import TorchArithmetic, first_argmax
+from coppice_worker.kernels.torch_arithmetic import first_argmax
 
-from .library import Library
+from .library import ACTIVATIONS, Library
 
 
 class NativeArithmetic:
@@ -15,7 +15,6 @@ class NativeArithmetic:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._torch = TorchArithmetic()
 
     def add_norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -32,12 +31,12 @@ class NativeArithmetic:
         return out
 
     def gate(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
-        if activation != "silu":
-            return self._torch.gate(both, activation)
         assert both.is_contiguous()
         rows, size = both.shape[0], both.shape[1] // 2
         out = both.new_empty((rows, size))
-        self._library.gate(both.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
+        self._library.gate(
+            both.data_ptr(), out.data_ptr(), rows, size, ACTIVATIONS[activation], torch.get_num_threads()
+        )
         return out
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:

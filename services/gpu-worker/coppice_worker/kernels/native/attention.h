@@ -3,39 +3,68 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
-// What an attention call works on; mirrored field by field in library.py.
-struct Attention {
-    const Element* query;         // [T, H, D]
-    const Element* key;           // [T, HK, D]
-    const Element* value;         // [T, HK, D]
-    Element* out;                 // [T, H, D], contiguous
-    Element* key_pool;            // [num_blocks, HK, block, D]
-    Element* value_pool;
+// One layer, for as long as its pool lives; mirrored field by field in library.py.
+struct Layer {
+    Element* keys;            // [num_blocks, HK, block, D]
+    Element* values;
+    const float* query_norm;  // [D], or null
+    const float* key_norm;    // [D], or null
+    const float* sinks;       // [H], or null
+    int64_t window;           // keys that a token sees, its own included
+    float norm_eps;
+    float scale;              // of scores
+    float soft_cap;           // 0: none
+};
+
+// One step, shared by its layers; mirrored field by field in library.py.
+struct Step {
+    const Layer* layers;
     const int64_t* slots;         // [T]
     const int32_t* tables;        // [S, W]
     const int32_t* context_lens;  // [S]
     const int32_t* query_starts;  // [S + 1]
     const int32_t* tile_rows;     // [tiles] of S
     const int32_t* tile_starts;   // [tiles] the tile's first token, counted from its row's first
-    int64_t query_stride, key_stride, value_stride;  // elements from token to token
     int64_t num_tokens, num_tiles, table_width, num_heads, num_kv_heads, block_size;
     int64_t tile_tokens;          // tokens of a tile, at most
-    float scale;                  // of scores
+    int64_t threads;
 };
 
 namespace {
 
 inline int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
+inline int64_t at_least(int64_t value, int64_t bound) { return value > bound ? value : bound; }
 
-inline void write_token(const Attention& a, int64_t token) {
-    int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
-    for (int64_t head = 0; head < a.num_kv_heads; ++head) {
-        int64_t to = ((block * a.num_kv_heads + head) * a.block_size + offset) * HEAD_DIM;
-        std::memcpy(a.key_pool + to, a.key + token * a.key_stride + head * HEAD_DIM, sizeof(Element) * HEAD_DIM);
-        std::memcpy(a.value_pool + to, a.value + token * a.value_stride + head * HEAD_DIM, sizeof(Element) * HEAD_DIM);
-    }
+// Some tokens of one sequence and all query heads of one KV head: query rows, a token's heads side by side.
+struct Tile {
+    int64_t row, group, kv_head, first_token, num_rows;
+    int64_t first_seen;           // keys up to the first token's own: it sees no other
+    int64_t first_key, num_keys;  // keys [first_key, num_keys) are seen by somebody here
+
+    int64_t token(int64_t i) const { return first_token + i / group; }
+    int64_t head(int64_t i) const { return kv_head * group + i % group; }
+    int64_t seen(int64_t i) const { return first_seen + i / group; }  // the i-th query row sees keys before this
+};
+
+inline Tile tile_of(const Step& s, const Layer& layer, int64_t task) {
+    int64_t index = task / s.num_kv_heads, row = s.tile_rows[index], group = s.num_heads / s.num_kv_heads;
+    int64_t new_tokens = s.query_starts[row + 1] - s.query_starts[row], start = s.tile_starts[index];
+    int64_t count = at_most(s.tile_tokens, new_tokens - start);
+    int64_t seen = s.context_lens[row] - new_tokens + start + 1;
+    return {row, group, task % s.num_kv_heads, s.query_starts[row] + start, count * group,
+            seen, at_least(seen - layer.window, 0), seen + count - 1};
+}
+
+// Where a key lies in the pool.
+inline int64_t offset_of(const Step& s, const Tile& tile, int64_t key) {
+    int64_t block = s.tables[tile.row * s.table_width + key / s.block_size];
+    return ((block * s.num_kv_heads + tile.kv_head) * s.block_size + key % s.block_size) * HEAD_DIM;
+}
+
+// Blocks lie anywhere, so no cache knows which keys come next.
+inline void ask_for(const Element* keys, int64_t count) {
+    for (int64_t at = 0; at < count * HEAD_DIM; at += 64 / (int64_t)sizeof(Element)) __builtin_prefetch(keys + at);
 }
 
 }  // namespace

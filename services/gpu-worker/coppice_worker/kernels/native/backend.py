@@ -11,6 +11,9 @@ torch, and one for bfloat16 on a CPU with matrix tiles. Milliseconds for 4 rows,
     bfloat16, here        2.4   6.4   9.5  13.4  16.7
     bfloat16, tiles       1.1   2.1   3.0   5.9   8.9
     (context 300; 256 for the last two. With 448 tokens before them, 64 are as quick in float32 by torch as here.)
+
+Torch's attention knows no soft cap and no sinks, and reads what is outside a window: layers with any of these are left
+to the kernels whatever the length.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ import numpy as np
 import torch
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
-from coppice_worker.kernels.backend import Angles, Heads
+from coppice_worker.kernels.backend import Angles, Heads, LayerAttention
 from coppice_worker.kernels.pool import KvPool
-from coppice_worker.kernels.torch_arithmetic import norm_heads
 from coppice_worker.kernels.torch_backend import PrefillRow, TorchBackend
 
 from .arithmetic import NativeArithmetic
-from .library import TILE_ROWS, AttentionCall, Library
+from .library import TILE_ROWS, LayerRecord, Library, StepRecord
 
+_NO_WINDOW = 1 << 62  # keys
 _KERNEL_TOKENS_MAX = {torch.float32: 64, torch.bfloat16: 16}  # new tokens of a row, for the kernel without tiles
 
 
@@ -44,11 +47,37 @@ class NativeBackend(TorchBackend):
         super().__init__(pool, heads)
         self.library = library
         self.attend = tile_attend or library.attend
-        self.kernel_tokens_max = _KERNEL_TOKENS_MAX[pool.storage.dtype] if tile_attend is None else sys.maxsize
+        takes_all = tile_attend is not None or not all(map(_is_plain, heads.layers))
+        self.kernel_tokens_max = sys.maxsize if takes_all else _KERNEL_TOKENS_MAX[pool.storage.dtype]
         self.arithmetic = NativeArithmetic(library)
+        self.layers = (LayerRecord * len(heads.layers))(
+            *(_record(pool, index, layer) for index, layer in enumerate(heads.layers))
+        )
 
     def plan(self, batch: StepBatch) -> NativeStep:
         return NativeStep(self, batch)
+
+
+def _is_plain(layer: LayerAttention) -> bool:
+    return layer.window is None and layer.soft_cap is None and layer.sinks is None
+
+
+def _record(pool: KvPool, index: int, layer: LayerAttention) -> LayerRecord:
+    """Addresses of tensors that the backend's pool and heads keep."""
+    norms = layer.head_norms
+    weights = [layer.sinks] if norms is None else [layer.sinks, norms.query, norms.key]
+    assert all(weight is None or (weight.dtype == torch.float32 and weight.is_contiguous()) for weight in weights)
+    return LayerRecord(
+        keys=pool.keys(index).data_ptr(),
+        values=pool.values(index).data_ptr(),
+        query_norm=None if norms is None else norms.query.data_ptr(),
+        key_norm=None if norms is None else norms.key.data_ptr(),
+        sinks=None if layer.sinks is None else layer.sinks.data_ptr(),
+        window=_NO_WINDOW if layer.window is None else layer.window,
+        norm_eps=0.0 if norms is None else norms.eps,
+        scale=layer.scale,
+        soft_cap=layer.soft_cap or 0.0,
+    )
 
 
 class NativeStep:
@@ -73,7 +102,8 @@ class NativeStep:
             "tile_rows": rows,
             "tile_starts": starts,
         }
-        self._call = AttentionCall(
+        self._record = StepRecord(
+            layers=ctypes.addressof(backend.layers),
             **{name: array.ctypes.data for name, array in self._arrays.items()},
             num_tokens=len(batch.slots),
             num_tiles=len(rows),
@@ -82,32 +112,19 @@ class NativeStep:
             num_kv_heads=shape.num_kv_heads,
             block_size=backend.pool.block_size,
             tile_tokens=tile_tokens,
+            threads=torch.get_num_threads(),
         )
+        self._address = ctypes.addressof(self._record)
 
     def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
         assert qkv.stride()[1:] == (qkv.shape[2], 1)
-        call, heads, num_kv_heads = self._call, self._backend.heads, self._backend.pool.shape.num_kv_heads
-        num_rotated = heads.num_heads + num_kv_heads
-        norms = heads.layers[layer].head_norms
-        if norms is not None:
-            norm_heads(qkv[:, :num_rotated], heads.num_heads, norms)
-        self._backend.library.rotate(
-            qkv.data_ptr(), angles[0].data_ptr(), angles[1].data_ptr(), qkv.shape[0], num_rotated, qkv.stride(0),
-            torch.get_num_threads(),
-        )  # fmt: skip
-        key, value = qkv[:, heads.num_heads : num_rotated], qkv[:, num_rotated:]
-        call.key, call.value = key.data_ptr(), value.data_ptr()
-        call.key_stride, call.value_stride = key.stride(0), value.stride(0)
-        return qkv[:, : heads.num_heads]
+        cos, sin = angles
+        self._backend.library.write(self._address, layer, qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr())
+        return qkv[:, : self._backend.heads.num_heads]
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """Stores what `write` was given, then attends: one call of the kernel."""
-        call, pool = self._call, self._backend.pool
         out = torch.empty(query.shape, dtype=query.dtype)
-        call.query, call.query_stride = query.data_ptr(), query.stride(0)
-        call.out, call.scale = out.data_ptr(), self._backend.heads.layers[layer].scale
-        call.key_pool, call.value_pool = pool.keys(layer).data_ptr(), pool.values(layer).data_ptr()
-        self._backend.attend(ctypes.byref(call), torch.get_num_threads())
+        self._backend.attend(self._address, layer, query.data_ptr(), query.stride(0), out.data_ptr())
         for row in self._prefills:
             row.attend(layer, query, out)
         return out.view(query.shape[0], -1)

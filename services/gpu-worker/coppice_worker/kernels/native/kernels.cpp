@@ -10,62 +10,17 @@
 #include <cstdint>
 #include <cstring>
 
-#include "vectors.h"
+#include "elements.h"
+#include "attention.h"
 
 namespace {
 
 constexpr int VECTORS = HEAD_DIM / LANES;  // of one head
-constexpr int TILE_ROWS = 64;              // query heads of a tile, at most
+constexpr int TILE_ROWS = 64;              // query rows of a tile, at most
 constexpr int KEYS = 16;                   // keys that are looked at together: one vector of scores
-constexpr int LINE = 64;                   // bytes of a line of the caches
 constexpr int64_t SERIAL_ELEMENTS = 32768; // waking a thread costs more than passing over so few
 
-typedef uint16_t Halves __attribute__((vector_size(32)));
-
 static_assert(HEAD_DIM % LANES == 0, "heads are read in whole vectors");
-
-#ifdef BFLOAT16
-typedef uint16_t Element;
-
-inline Floats load(const Element* at) {
-    Halves narrow;
-    std::memcpy(&narrow, at, sizeof narrow);
-    return (Floats)(__builtin_convertvector(narrow, Words) << 16);
-}
-
-inline void store(Element* at, Floats values) {
-    Words bits = (Words)values;
-    Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    Words is_nan = (Words)(values != values);
-    Halves narrow = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), Halves);
-    std::memcpy(at, &narrow, sizeof narrow);
-}
-
-inline float load_one(const Element* at) {
-    uint32_t bits = (uint32_t)*at << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-inline void store_one(Element* at, float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    *at = value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
-#else
-typedef float Element;
-
-inline Floats load(const Element* at) {
-    Floats values;
-    std::memcpy(&values, at, sizeof values);
-    return values;
-}
-
-inline void store(Element* at, Floats values) { std::memcpy(at, &values, sizeof values); }
-inline float load_one(const Element* at) { return *at; }
-inline void store_one(Element* at, float value) { *at = value; }
-#endif
 
 // Sums of 16 vectors, as one vector: halves the number of vectors four times.
 inline Floats sums(Floats* v) {
@@ -83,7 +38,8 @@ inline Floats sums(Floats* v) {
     return __builtin_shuffle(v[0], v[1], even1) + __builtin_shuffle(v[0], v[1], odd1);
 }
 
-struct Tile {
+// What a thread needs for one tile.
+struct Work {
     float query[TILE_ROWS][HEAD_DIM] __attribute__((aligned(64)));
     float out[TILE_ROWS][HEAD_DIM] __attribute__((aligned(64)));
     float keys[KEYS][HEAD_DIM] __attribute__((aligned(64)));
@@ -92,115 +48,158 @@ struct Tile {
     float total[TILE_ROWS];  // sum of exp(score - most) so far
 };
 
-// Slots past the sequence's last token are never read: they may hold anything.
-inline void widen(const Element* from, int count, float (*to)[HEAD_DIM]) {
-    for (int token = 0; token < count; ++token)
-        for (int part = 0; part < VECTORS; ++part) {
-            Floats values = load(from + token * HEAD_DIM + part * LANES);
-            std::memcpy(&to[token][part * LANES], &values, sizeof values);
-        }
-    if (count < KEYS) std::memset(to[count], 0, sizeof(float) * HEAD_DIM * (KEYS - count));
-}
-
-// Blocks lie anywhere, so no cache knows which keys come next.
-inline void ask_for(const Element* keys) {
-    for (int at = 0; at < KEYS * HEAD_DIM; at += LINE / (int)sizeof(Element)) __builtin_prefetch(keys + at);
-}
-
 inline Floats part_of(const float* head, int part) {
     Floats values;
     std::memcpy(&values, head + part * LANES, sizeof values);
     return values;
 }
 
-// One query row against the tile's keys, of which it sees the first `seen`.
-inline void take_keys(Tile& tile, int row, int seen) {
-    Floats dots[KEYS];
-    for (int key = 0; key < KEYS; ++key) {
-        dots[key] = part_of(tile.query[row], 0) * part_of(tile.keys[key], 0);
-        for (int part = 1; part < VECTORS; ++part)
-            dots[key] += part_of(tile.query[row], part) * part_of(tile.keys[key], part);
-    }
-    Floats scores = sums(dots);
-    constexpr Ints index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    scores = index < seen ? scores : spread(-INFINITY);
-    float most = largest(scores);
-    most = most > tile.most[row] ? most : tile.most[row];
-    Floats weights = exponential(scores - most);
-    // The first keys are always seen, so `most` is finite; what was nothing before stays nothing.
-    float fade = exponential(spread(tile.most[row] - most))[0];
-    tile.most[row] = most;
-    tile.total[row] = tile.total[row] * fade + sum(weights);
-    Floats out[VECTORS];
-    for (int part = 0; part < VECTORS; ++part) out[part] = part_of(tile.out[row], part) * fade;
-    for (int key = 0; key < KEYS; ++key)
-        for (int part = 0; part < VECTORS; ++part) out[part] += weights[key] * part_of(tile.values[key], part);
-    std::memcpy(tile.out[row], out, sizeof out);
+// Tokens [first, end) of 16 in a row, the others zero: they are never read, as they may hold anything.
+inline void widen(const Element* from, int64_t first, int64_t end, float (*to)[HEAD_DIM]) {
+    for (int64_t token = 0; token < KEYS; ++token)
+        for (int part = 0; part < VECTORS; ++part) {
+            bool is_there = token >= first && token < end;
+            Floats values = is_there ? load(from + token * HEAD_DIM + part * LANES) : Floats{};
+            std::memcpy(&to[token][part * LANES], &values, sizeof values);
+        }
 }
 
-}  // namespace
-
-#include "attention.h"
-
-namespace {
-
-// Tokens of one sequence and all query heads of one KV head.
-void attend_tile(const Attention& a, int64_t tile_index, int64_t kv_head, Tile& tile) {
-    int64_t row = a.tile_rows[tile_index], group = a.num_heads / a.num_kv_heads;
-    int64_t new_tokens = a.query_starts[row + 1] - a.query_starts[row];
-    int64_t start = a.tile_starts[tile_index], count = at_most(a.tile_tokens, new_tokens - start);
-    int64_t first_token = a.query_starts[row] + start;
-    int64_t first_seen = a.context_lens[row] - new_tokens + start + 1;  // keys that the first token sees
-    for (int64_t i = 0; i < count * group; ++i) {
-        const Element* head = a.query + (first_token + i / group) * a.query_stride + (kv_head * group + i % group) * HEAD_DIM;
-        for (int part = 0; part < VECTORS; ++part) {
-            Floats values = load(head + part * LANES) * a.scale;
-            std::memcpy(&tile.query[i][part * LANES], &values, sizeof values);
-        }
-        tile.most[i] = -INFINITY;
-        tile.total[i] = 0;
-        std::memset(tile.out[i], 0, sizeof tile.out[i]);
+// One query row against 16 keys, of which it sees those in [first, end).
+inline void take_keys(const Layer& layer, Work& work, int64_t row, int first, int end) {
+    Floats dots[KEYS];
+    for (int key = 0; key < KEYS; ++key) {
+        dots[key] = part_of(work.query[row], 0) * part_of(work.keys[key], 0);
+        for (int part = 1; part < VECTORS; ++part)
+            dots[key] += part_of(work.query[row], part) * part_of(work.keys[key], part);
     }
-    int64_t num_keys = first_seen + count - 1;
-    for (int64_t key = 0; key < num_keys;) {
-        int64_t offset = key % a.block_size;
-        int64_t taken = at_most(at_most(KEYS, a.block_size - offset), num_keys - key);
-        int64_t block = a.tables[row * a.table_width + key / a.block_size];
-        int64_t from = ((block * a.num_kv_heads + kv_head) * a.block_size + offset) * HEAD_DIM;
-        if (key + taken < num_keys) {
-            int64_t next = a.tables[row * a.table_width + (key + taken) / a.block_size];
-            int64_t at = ((next * a.num_kv_heads + kv_head) * a.block_size + (key + taken) % a.block_size) * HEAD_DIM;
-            ask_for(a.key_pool + at);
-            ask_for(a.value_pool + at);
+    Floats scores = sums(dots);
+    if (layer.soft_cap != 0) scores = layer.soft_cap * tangent(scores * (1.0f / layer.soft_cap));
+    constexpr Ints index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    scores = (index >= first) & (index < end) ? scores : spread(-INFINITY);
+    float most = largest(scores);
+    most = most > work.most[row] ? most : work.most[row];
+    Floats weights = exponential(scores - most);
+    // At least one key is seen, so `most` is finite; what was nothing before stays nothing.
+    float fade = exponential(spread(work.most[row] - most))[0];
+    work.most[row] = most;
+    work.total[row] = work.total[row] * fade + sum(weights);
+    Floats out[VECTORS];
+    for (int part = 0; part < VECTORS; ++part) out[part] = part_of(work.out[row], part) * fade;
+    for (int key = 0; key < KEYS; ++key)
+        for (int part = 0; part < VECTORS; ++part) out[part] += weights[key] * part_of(work.values[key], part);
+    std::memcpy(work.out[row], out, sizeof out);
+}
+
+void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t stride, Work& work) {
+    for (int64_t i = 0; i < tile.num_rows; ++i) {
+        const Element* head = query + tile.token(i) * stride + tile.head(i) * HEAD_DIM;
+        for (int part = 0; part < VECTORS; ++part) {
+            Floats values = load(head + part * LANES) * layer.scale;
+            std::memcpy(&work.query[i][part * LANES], &values, sizeof values);
         }
-        widen(a.key_pool + from, taken, tile.keys);
-        widen(a.value_pool + from, taken, tile.values);
-        for (int64_t i = 0; i < count * group; ++i) {
-            int64_t seen = at_most(taken, first_seen + i / group - key);
-            if (seen > 0) take_keys(tile, i, seen);
+        // A sink is a key without a value that was seen before all others.
+        work.most[i] = layer.sinks ? layer.sinks[tile.head(i)] : -INFINITY;
+        work.total[i] = layer.sinks ? 1 : 0;
+        std::memset(work.out[i], 0, sizeof work.out[i]);
+    }
+}
+
+void attend_tile(const Step& s, const Layer& layer, const Tile& tile, Work& work) {
+    // Where the first 16 begin does not depend on the tile, or a row's sums would.
+    int64_t key = tile.first_key - tile.first_key % s.block_size % KEYS;
+    while (key < tile.num_keys) {
+        int64_t taken = at_most(at_most(KEYS, s.block_size - key % s.block_size), tile.num_keys - key);
+        if (key + taken < tile.num_keys) {
+            int64_t next = offset_of(s, tile, key + taken);
+            ask_for(layer.keys + next, KEYS);
+            ask_for(layer.values + next, KEYS);
+        }
+        int64_t from = offset_of(s, tile, key), first = at_least(tile.first_key - key, 0);
+        widen(layer.keys + from, first, taken, work.keys);
+        widen(layer.values + from, first, taken, work.values);
+        for (int64_t i = 0; i < tile.num_rows; ++i) {
+            int64_t seen = tile.seen(i) - key, start = at_least(seen - layer.window, 0), end = at_most(seen, taken);
+            if (start < end) take_keys(layer, work, i, (int)start, (int)end);
         }
         key += taken;
     }
-    for (int64_t i = 0; i < count * group; ++i) {
-        Element* to = a.out + ((first_token + i / group) * a.num_heads + kv_head * group + i % group) * HEAD_DIM;
+}
+
+void finish(const Step& s, const Tile& tile, const Work& work, Element* out) {
+    for (int64_t i = 0; i < tile.num_rows; ++i) {
+        Element* to = out + (tile.token(i) * s.num_heads + tile.head(i)) * HEAD_DIM;
         for (int part = 0; part < VECTORS; ++part)
-            store(to + part * LANES, part_of(tile.out[i], part) * (1.0f / tile.total[i]));
+            store(to + part * LANES, part_of(work.out[i], part) * (1.0f / work.total[i]));
+    }
+}
+
+// One head: norm, where there is a weight, and rotation.
+inline void turn(const Element* from, const float* norm, float eps, const Element* cos, const Element* sin, Element* to) {
+    constexpr int HALF = HEAD_DIM / 2;
+    float head[HEAD_DIM] __attribute__((aligned(64)));
+    Floats squares = {};
+    for (int at = 0; at < HEAD_DIM; at += LANES) {
+        Floats values = load(from + at);
+        squares += values * values;
+        std::memcpy(head + at, &values, sizeof values);
+    }
+    if (norm) {
+        float scale = 1.0f / std::sqrt(sum(squares) / HEAD_DIM + eps);
+        for (int at = 0; at < HEAD_DIM; ++at) head[at] *= scale * norm[at];
+    }
+    for (int at = 0; at + LANES <= HALF; at += LANES) {
+        Floats a = part_of(head + at, 0), b = part_of(head + HALF + at, 0);
+        store(to + at, a * load(cos + at) - b * load(sin + at));
+        store(to + HALF + at, b * load(cos + at) + a * load(sin + at));
+    }
+    for (int at = HALF / LANES * LANES; at < HALF; ++at) {
+        float a = head[at], b = head[HALF + at];
+        store_one(to + at, a * load_one(cos + at) - b * load_one(sin + at));
+        store_one(to + HALF + at, b * load_one(cos + at) + a * load_one(sin + at));
     }
 }
 
 }  // namespace
 
-// Writes the new tokens' KV, then attends for all tiles.
-extern "C" void attend(const Attention* call, int threads) {
-    const Attention& a = *call;
-    int64_t tasks = a.num_tiles * a.num_kv_heads;
-#pragma omp parallel num_threads(threads) if (tasks > 1 || a.num_tokens * a.num_kv_heads * HEAD_DIM > SERIAL_ELEMENTS)
+// qkv [T, H + 2 HK, D]: norms and rotates the queries in place; keys, which are too, and values go to their slots.
+// cos and sin [T, D / 2]; `stride` elements from token to token.
+extern "C" void write(const Step* step, int64_t index, Element* qkv, int64_t stride, const Element* cos,
+                      const Element* sin) {
+    const Step& s = *step;
+    const Layer& layer = s.layers[index];
+#pragma omp parallel for schedule(static) num_threads(s.threads) if (s.num_tokens * stride > SERIAL_ELEMENTS)
+    for (int64_t token = 0; token < s.num_tokens; ++token) {
+        const Element* c = cos + token * (HEAD_DIM / 2);
+        const Element* i = sin + token * (HEAD_DIM / 2);
+        Element* query = qkv + token * stride;
+        Element* key = query + s.num_heads * HEAD_DIM;
+        Element* value = key + s.num_kv_heads * HEAD_DIM;
+        int64_t block = s.slots[token] / s.block_size, offset = s.slots[token] % s.block_size;
+        for (int64_t head = 0; head < s.num_heads; ++head, query += HEAD_DIM)
+            turn(query, layer.query_norm, layer.norm_eps, c, i, query);
+        for (int64_t head = 0; head < s.num_kv_heads; ++head, key += HEAD_DIM, value += HEAD_DIM) {
+            int64_t to = ((block * s.num_kv_heads + head) * s.block_size + offset) * HEAD_DIM;
+            turn(key, layer.key_norm, layer.norm_eps, c, i, layer.keys + to);
+            std::memcpy(layer.values + to, value, sizeof(Element) * HEAD_DIM);
+        }
+    }
+}
+
+// Attends for all tiles: query [T, H, D], `stride` elements from token to token, to out [T, H, D], contiguous.
+extern "C" void attend(const Step* step, int64_t index, const Element* query, int64_t stride, Element* out) {
+    const Step& s = *step;
+    const Layer& layer = s.layers[index];
+    int64_t tasks = s.num_tiles * s.num_kv_heads;
+#pragma omp parallel num_threads(s.threads) if (tasks > 1)
     {
-        Tile tile;
-#pragma omp for schedule(static)
-        for (int64_t token = 0; token < a.num_tokens; ++token) write_token(a, token);
+        Work work;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t task = 0; task < tasks; ++task) attend_tile(a, task / a.num_kv_heads, task % a.num_kv_heads, tile);
+        for (int64_t task = 0; task < tasks; ++task) {
+            Tile tile = tile_of(s, layer, task);
+            begin(layer, tile, query, stride, work);
+            attend_tile(s, layer, tile, work);
+            finish(s, tile, work, out);
+        }
     }
 }
 
@@ -230,45 +229,17 @@ extern "C" void add_norm(Element* hidden, const Element* delta, const float* wei
     }
 }
 
-// heads [tokens, num_heads, D], rotated in place by cos and sin [tokens, D / 2]; `stride` elements from token to token.
-extern "C" void rotate(Element* heads, const Element* cos, const Element* sin, int64_t tokens, int64_t num_heads,
-                       int64_t stride, int threads) {
-    constexpr int HALF = HEAD_DIM / 2;
-#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * num_heads * HEAD_DIM > SERIAL_ELEMENTS)
-    for (int64_t token = 0; token < tokens; ++token)
-        for (int64_t head = 0; head < num_heads; ++head) {
-            Element* first = heads + token * stride + head * HEAD_DIM;
-            Element* second = first + HALF;
-            const Element* c = cos + token * HALF;
-            const Element* s = sin + token * HALF;
-            for (int i = 0; i + LANES <= HALF; i += LANES) {
-                Floats a = load(first + i), b = load(second + i);
-                store(first + i, a * load(c + i) - b * load(s + i));
-                store(second + i, b * load(c + i) + a * load(s + i));
-            }
-            for (int i = HALF / LANES * LANES; i < HALF; ++i) {
-                float a = load_one(first + i), b = load_one(second + i);
-                store_one(first + i, a * load_one(c + i) - b * load_one(s + i));
-                store_one(second + i, b * load_one(c + i) + a * load_one(s + i));
-            }
-        }
-}
-
-// both [rows, 2 size] = gate and up; out [rows, size] = silu(gate) * up.
-extern "C" void gate(const Element* both, Element* out, int64_t rows, int64_t size, int threads) {
-    int64_t whole = size / LANES * LANES;
+// both [rows, 2 size] = gate and up; out [rows, size] = activation(gate) * up.
+extern "C" void gate(const Element* both, Element* out, int64_t rows, int64_t size, int64_t activation, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * size > SERIAL_ELEMENTS)
     for (int64_t row = 0; row < rows; ++row) {
         const Element* g = both + row * 2 * size;
         const Element* u = g + size;
         Element* o = out + row * size;
-        for (int64_t i = 0; i < whole; i += LANES) {
-            store(o + i, silu(load(g + i)) * load(u + i));
-        }
-        for (int64_t i = whole; i < size; ++i) {
-            float x = load_one(g + i);
-            store_one(o + i, x / (1.0f + std::exp(-x)) * load_one(u + i));
-        }
+        for (int64_t i = 0; i < size / LANES * LANES; i += LANES)
+            store(o + i, activated(load(g + i), activation) * load(u + i));
+        for (int64_t i = size / LANES * LANES; i < size; ++i)
+            store_one(o + i, activated(spread(load_one(g + i)), activation)[0] * load_one(u + i));
     }
 }
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from coppice_worker.kernels.backend import Activation
 
 from .build import BuildError, build
 
@@ -17,18 +19,28 @@ LANES = 16  # head sizes are multiples of it
 TILE_ROWS = 64  # query heads of a tile, at most
 TILE_DEPTH = 32  # what the bfloat16 tiles of a CPU sum over is a multiple of it
 TILE_KEYS = 16  # keys that they take from one block
+ACTIVATIONS: dict[Activation, int] = {"silu": 1, "gelu_tanh": 2}  # as vectors.h knows them
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-class AttentionCall(ctypes.Structure):
-    """`struct Attention` of kernels.cpp."""
+class LayerRecord(ctypes.Structure):
+    """`struct Layer` of attention.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("query", "key", "value", "out", "key_pool", "value_pool", "slots", "tables")),
-        *((name, c_void_p) for name in ("context_lens", "query_starts", "tile_rows", "tile_starts")),
-        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "num_tokens", "num_tiles")),
-        *((name, c_int64) for name in ("table_width", "num_heads", "num_kv_heads", "block_size", "tile_tokens")),
-        ("scale", c_float),
+        *((name, c_void_p) for name in ("keys", "values", "query_norm", "key_norm", "sinks")),
+        ("window", c_int64),
+        *((name, c_float) for name in ("norm_eps", "scale", "soft_cap")),
+    )
+
+
+class StepRecord(ctypes.Structure):
+    """`struct Step` of attention.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "slots", "tables", "context_lens", "query_starts")),
+        *((name, c_void_p) for name in ("tile_rows", "tile_starts")),
+        *((name, c_int64) for name in ("num_tokens", "num_tiles", "table_width", "num_heads", "num_kv_heads")),
+        *((name, c_int64) for name in ("block_size", "tile_tokens", "threads")),
     )
 
 
@@ -36,9 +48,9 @@ class AttentionCall(ctypes.Structure):
 class Library:
     """One build's functions, for one type of elements; kernels.cpp says what they do."""
 
+    write: Callable[..., None]
     attend: Callable[..., None]
     add_norm: Callable[..., None]
-    rotate: Callable[..., None]
     gate: Callable[..., None]
     argmax: Callable[..., None]
     dtype: torch.dtype
@@ -56,34 +68,34 @@ def unsupported(dtype: torch.dtype, head_dim: int) -> str | None:
 def load(dtype: torch.dtype, head_dim: int) -> Library:
     """Compiles where needed. Raises BuildError."""
     narrow = ("BFLOAT16",) if dtype == torch.bfloat16 else ()
-    path = build("kernels.cpp", (*narrow, f"HEAD_DIM={head_dim}"))
-    library = open_library(path)
+    library = open_library(build("kernels.cpp", (*narrow, f"HEAD_DIM={head_dim}")))
     pointers, sizes = c_void_p, c_int64
-
-    def function(name: str, *arguments: Any) -> Callable[..., None]:
-        found = getattr(library, name)
-        found.argtypes, found.restype = (*arguments, c_int), None
-        return found  # type: ignore[no-any-return]
-
     return Library(
-        attend=function("attend", POINTER(AttentionCall)),
-        add_norm=function("add_norm", *[pointers] * 4, *[sizes] * 2, c_float),
-        rotate=function("rotate", *[pointers] * 3, *[sizes] * 3),
-        gate=function("gate", *[pointers] * 2, *[sizes] * 2),
-        argmax=function("argmax", *[pointers] * 2, *[sizes] * 2),
+        write=function(library, "write", pointers, sizes, pointers, sizes, *[pointers] * 2),
+        attend=_attend_of(library),
+        add_norm=function(library, "add_norm", *[pointers] * 4, *[sizes] * 2, c_float, c_int),
+        gate=function(library, "gate", *[pointers] * 2, *[sizes] * 3, c_int),
+        argmax=function(library, "argmax", *[pointers] * 2, *[sizes] * 2, c_int),
         dtype=dtype,
     )
 
 
 def load_tile_attention(head_dim: int) -> Callable[..., None]:
     """Attention by the CPU's bfloat16 tiles, for blocks of a multiple of TILE_KEYS tokens. Raises BuildError."""
-    if head_dim % TILE_DEPTH:
-        raise BuildError(f"the head size {head_dim} is no multiple of {TILE_DEPTH}")
     library = open_library(build("tile_attention.cpp", (f"HEAD_DIM={head_dim}",)))
     allow_tiles(library)
-    attend: Callable[..., None] = library.attend
-    library.attend.argtypes, library.attend.restype = [POINTER(AttentionCall), c_int], None
-    return attend
+    return _attend_of(library)
+
+
+def _attend_of(library: ctypes.CDLL) -> Callable[..., None]:
+    return function(library, "attend", c_void_p, c_int64, c_void_p, c_int64, c_void_p)
+
+
+def function(library: ctypes.CDLL, name: str, *arguments: Any) -> Callable[..., None]:
+    """One of its functions, with the types of what it is given."""
+    found = getattr(library, name)
+    found.argtypes, found.restype = arguments, None
+    return found  # type: ignore[no-any-return]
 
 
 def allow_tiles(library: ctypes.CDLL) -> None:

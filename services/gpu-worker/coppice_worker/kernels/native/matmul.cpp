@@ -1,7 +1,7 @@
 // Projections in bfloat16 with the CPU's matrix tiles (AMX). Built at first use (build.py), called through ctypes.
 //
 //     out [rows, columns] = in [rows, depth] x weight^T (+ bias)       sums are float32, rounded once
-//     out [rows, columns] = silu(in x gate^T) * (in x up^T)            gate and up are halves of one weight
+//     out [rows, columns] = activation(in x gate^T) * (in x up^T)      gate and up are halves of one weight
 //
 // The weight is packed once, in the order in which it is read. A tile is 16 columns of 32 steps in depth, as the tile
 // unit wants them: pairs of steps side by side. A panel is two tiles wide: 32 columns, or 16 of gate and 16 of up.
@@ -88,7 +88,7 @@ struct Product {
     Element* out;           // [rows, columns], contiguous
     int64_t rows, columns, depth;
     int64_t stride;         // elements from row to row of `in`
-    int64_t gated;          // 0 or 1
+    int64_t activation;     // of the gate, or 0: there is none
 };
 
 namespace {
@@ -107,17 +107,17 @@ inline __m512 load_bias(const Element* bias, int64_t count) {
 }
 
 void store(const Product& p, const Sums& sums, int64_t first_row, int64_t rows, int64_t panel) {
-    int64_t width = p.gated ? TILE : PANEL, column = panel * width, count = at_most(p.columns - column, width);
+    int64_t width = p.activation ? TILE : PANEL, column = panel * width, count = at_most(p.columns - column, width);
     __m512 left_bias = _mm512_setzero_ps(), right_bias = left_bias;
     if (p.bias) {
         left_bias = load_bias(p.bias + column, count);
-        right_bias = p.gated ? load_bias(p.bias + p.columns + column, count)
+        right_bias = p.activation ? load_bias(p.bias + p.columns + column, count)
                              : load_bias(p.bias + column + TILE, count - TILE);
     }
     for (int64_t row = 0; row < rows; ++row) {
         __m512 left = _mm512_add_ps(_mm512_load_ps(sums.of[row]), left_bias);
         __m512 right = _mm512_add_ps(_mm512_load_ps(sums.of[row] + TILE), right_bias);
-        if (p.gated) left = (__m512)(silu((Floats)left) * (Floats)right);
+        if (p.activation) left = (__m512)(activated((Floats)left, p.activation) * (Floats)right);
         _mm512_mask_storeu_epi16(p.out + (first_row + row) * p.columns + column, first(count),
                                  (__m512i)_mm512_cvtne2ps_pbh(right, left));
     }
@@ -177,7 +177,7 @@ extern "C" void pack(const Element* weight, Element* packed, int64_t columns, in
 
 extern "C" void product(const Product* call, int threads) {
     const Product& p = *call;
-    int64_t panels = panels_of(p.columns, p.gated), blocks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int64_t panels = panels_of(p.columns, p.activation), blocks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t group = at_most(8, panels / (4 * threads) + 1), groups = (panels + group - 1) / group;
 #pragma omp parallel num_threads(threads)
     {

@@ -1,6 +1,7 @@
-// Attention over blocks in bfloat16 with the CPU's matrix tiles (AMX); one build per head size, -DHEAD_DIM=64.
+// Attention over blocks in bfloat16 with the CPU's matrix tiles (AMX); one build per head size, -DHEAD_DIM=64, a
+// multiple of 16. The tile unit goes along a head in steps of 32: where half a step is left over, zeros fill it.
 //
-// Keys go by in chunks of 32, brought into the tile unit's order once for all the query rows of a task:
+// Keys go by in chunks of 32, brought into the tile unit's order once for all the query rows of a tile:
 //
 //     scores [16 rows, 32 keys] = query x keys^T        exact products, float32 sums
 //     out    [16 rows, D]      += weights x values      weights as two bfloat16 numbers, high + low: 16 bits of them
@@ -27,19 +28,21 @@ namespace {
 
 constexpr int ROWS = 16;                  // of a tile
 constexpr int KEYS = 32;                  // of a chunk
-constexpr int GROUPS = 4;                 // of 16 query rows, in a task
-constexpr int STEPS = HEAD_DIM / 32;      // of the tile unit, along a head
-constexpr int PARTS = HEAD_DIM / LANES;   // of a head, in tiles of the output
+constexpr int GROUPS = 4;                 // of 16 query rows, in a tile
+constexpr int STEPS = (HEAD_DIM + 31) / 32;  // of the tile unit, along a head
+constexpr int DEPTH = STEPS * 32;         // of a head, with the zeros that fill its last step
+constexpr int PARTS = DEPTH / LANES;      // of that, in tiles of the output
 
-static_assert(HEAD_DIM % 32 == 0, "heads are read in whole tiles");
+static_assert(HEAD_DIM % 16 == 0, "heads are read in whole vectors");
 
-struct Task {
-    Element query[GROUPS * ROWS][HEAD_DIM];
+// What a thread needs for one tile.
+struct Work {
+    Element query[GROUPS * ROWS][DEPTH];
     Element keys[2][STEPS][ROWS][KEYS];   // by half of the chunk: pairs along the head x 16 keys
     Element values[PARTS][ROWS][KEYS];    // pairs of keys x 16 of the head
     Element high[ROWS][KEYS], low[ROWS][KEYS];
     float scores[ROWS][KEYS];
-    float out[GROUPS * ROWS][HEAD_DIM];
+    float out[GROUPS * ROWS][DEPTH];
     float total[GROUPS * ROWS][LANES];    // sums of exp(score - most), lane by lane
     float most[GROUPS * ROWS];            // largest score so far
 } __attribute__((aligned(64)));
@@ -68,28 +71,37 @@ inline void transpose(__m512i* v) {
     }
 }
 
-// 16 keys. Those past the sequence's last token may hold anything: their scores are never looked at.
+// 32 numbers of a head, from the given step on.
+inline __m512i load_step(const Element* head, int step) {
+    bool whole = HEAD_DIM % 32 == 0 || step + 1 < STEPS;
+    return whole ? _mm512_loadu_si512(head + step * 32)
+                 : _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)(head + step * 32)));
+}
+
+// 16 keys. Those that are not seen may hold anything: their scores are never looked at.
 inline void lay_out_keys(const Element* from, Element (*to)[ROWS][KEYS]) {
     for (int step = 0; step < STEPS; ++step) {
         __m512i rows[16];
-        for (int key = 0; key < 16; ++key) rows[key] = _mm512_loadu_si512(from + key * HEAD_DIM + step * 32);
+        for (int key = 0; key < 16; ++key) rows[key] = load_step(from + key * HEAD_DIM, step);
         transpose(rows);
         for (int pair = 0; pair < 16; ++pair) _mm512_store_si512(to[step][pair], rows[pair]);
     }
 }
 
-// 16 values, of which the first `count` are tokens and the others nothing, as nothing times NaN would be NaN.
-inline void lay_out_values(const Element* from, int count, Element (*to)[ROWS][KEYS], int first_pair) {
+// 16 values, of which those in [first, end) are seen and the others nothing, as nothing times NaN would be NaN.
+inline void lay_out_values(const Element* from, int64_t first, int64_t end, Element (*to)[ROWS][KEYS], int first_pair) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,  //
                                          39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    auto value = [=](int token, int step) {
+        bool is_seen = token >= first && token < end;
+        return is_seen ? load_step(from + token * HEAD_DIM, step) : _mm512_setzero_si512();
+    };
     for (int pair = 0; pair < 8; ++pair)
-        for (int part = 0; part < PARTS; part += 2) {
-            const Element* at = from + 2 * pair * HEAD_DIM + part * LANES;
-            __m512i even = 2 * pair < count ? _mm512_loadu_si512(at) : _mm512_setzero_si512();
-            __m512i odd = 2 * pair + 1 < count ? _mm512_loadu_si512(at + HEAD_DIM) : _mm512_setzero_si512();
-            _mm512_store_si512(to[part][first_pair + pair], _mm512_permutex2var_epi16(even, low, odd));
-            _mm512_store_si512(to[part + 1][first_pair + pair], _mm512_permutex2var_epi16(even, high, odd));
+        for (int step = 0; step < STEPS; ++step) {
+            __m512i even = value(2 * pair, step), odd = value(2 * pair + 1, step);
+            _mm512_store_si512(to[2 * step][first_pair + pair], _mm512_permutex2var_epi16(even, low, odd));
+            _mm512_store_si512(to[2 * step + 1][first_pair + pair], _mm512_permutex2var_epi16(even, high, odd));
         }
 }
 
@@ -100,58 +112,62 @@ inline void scale_row(float* out, Floats by) {
         _mm512_store_ps(out + part * LANES, (__m512)(load_floats(out + part * LANES) * by));
 }
 
-// One row of scores becomes weights; the row sees the first `seen` keys of the chunk.
-inline void weigh(Task& task, int row, int in_group, int seen, float scale) {
+// One row of scores becomes weights; the row sees keys [first, end) of the chunk.
+inline void weigh(const Layer& layer, Work& work, int64_t row, int64_t in_group, int first, int end) {
     constexpr Ints index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     Floats nothing = spread(-INFINITY);
-    Floats left = load_floats(task.scores[in_group]) * scale;
-    Floats right = load_floats(task.scores[in_group] + LANES) * scale;
-    left = index < seen ? left : nothing;
-    right = index + LANES < seen ? right : nothing;
-    float before = task.most[row], most = largest(larger(left, right));
+    Floats left = load_floats(work.scores[in_group]) * layer.scale;
+    Floats right = load_floats(work.scores[in_group] + LANES) * layer.scale;
+    if (layer.soft_cap != 0) {
+        left = layer.soft_cap * tangent(left * (1.0f / layer.soft_cap));
+        right = layer.soft_cap * tangent(right * (1.0f / layer.soft_cap));
+    }
+    left = (index >= first) & (index < end) ? left : nothing;
+    right = (index + LANES >= first) & (index + LANES < end) ? right : nothing;
+    float before = work.most[row], most = largest(larger(left, right));
     if (most > before) {
-        task.most[row] = most;
+        work.most[row] = most;
         Floats fade = exponential(spread(before - most));  // what was nothing before stays nothing
-        scale_row(task.out[row], fade);
-        _mm512_store_ps(task.total[row], (__m512)(load_floats(task.total[row]) * fade));
+        scale_row(work.out[row], fade);
+        _mm512_store_ps(work.total[row], (__m512)(load_floats(work.total[row]) * fade));
     } else {
         most = before;
     }
     left = exponential(left - most);
     right = exponential(right - most);
-    _mm512_store_ps(task.total[row], (__m512)(load_floats(task.total[row]) + left + right));
+    _mm512_store_ps(work.total[row], (__m512)(load_floats(work.total[row]) + left + right));
     __m512i high = (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left);
     __m512i wide_left = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16);
     __m512i wide_right = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16);
-    _mm512_store_si512(task.high[in_group], high);
-    _mm512_store_si512(task.low[in_group], (__m512i)_mm512_cvtne2ps_pbh((__m512)(right - (Floats)wide_right),
+    _mm512_store_si512(work.high[in_group], high);
+    _mm512_store_si512(work.low[in_group], (__m512i)_mm512_cvtne2ps_pbh((__m512)(right - (Floats)wide_right),
                                                                        (__m512)(left - (Floats)wide_left)));
 }
 
-inline void score(Task& task, int group) {
+inline void score(Work& work, int group) {
     _tile_zero(0);
     _tile_zero(1);
     for (int step = 0; step < STEPS; ++step) {
-        _tile_loadd(4, task.query[group * ROWS] + step * 32, sizeof task.query[0]);
-        _tile_loadd(6, task.keys[0][step], LINE);
-        _tile_loadd(7, task.keys[1][step], LINE);
+        _tile_loadd(4, work.query[group * ROWS] + step * 32, sizeof work.query[0]);
+        _tile_loadd(6, work.keys[0][step], LINE);
+        _tile_loadd(7, work.keys[1][step], LINE);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
     }
-    _tile_stored(0, task.scores[0], sizeof task.scores[0]);
-    _tile_stored(1, task.scores[0] + LANES, sizeof task.scores[0]);
+    _tile_stored(0, work.scores[0], sizeof work.scores[0]);
+    _tile_stored(1, work.scores[0] + LANES, sizeof work.scores[0]);
 }
 
-inline void add_values(Task& task, int group) {
-    constexpr int64_t row = sizeof task.out[0];
-    float* out = task.out[group * ROWS];
-    _tile_loadd(4, task.high, LINE);
-    _tile_loadd(5, task.low, LINE);
+inline void add_values(Work& work, int group) {
+    constexpr int64_t row = sizeof work.out[0];
+    float* out = work.out[group * ROWS];
+    _tile_loadd(4, work.high, LINE);
+    _tile_loadd(5, work.low, LINE);
     for (int part = 0; part < PARTS; part += 2) {
         _tile_loadd(0, out + part * LANES, row);
         _tile_loadd(1, out + (part + 1) * LANES, row);
-        _tile_loadd(6, task.values[part], LINE);
-        _tile_loadd(7, task.values[part + 1], LINE);
+        _tile_loadd(6, work.values[part], LINE);
+        _tile_loadd(7, work.values[part + 1], LINE);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(0, 5, 6);
@@ -161,103 +177,90 @@ inline void add_values(Task& task, int group) {
     }
 }
 
-void ask_for(const Element* keys) {
-    for (int at = 0; at < 16 * HEAD_DIM; at += LINE / (int)sizeof(Element)) __builtin_prefetch(keys + at);
-}
-
-// Tokens of one sequence and all query heads of one KV head.
-struct Place {
-    int64_t row, group, first_token, first_seen, num_rows, kv_head;  // first_seen: keys that the first token sees
-};
-
-void begin(const Attention& a, const Place& place, Task& task) {
-    for (int64_t i = 0; i < (place.num_rows + ROWS - 1) / ROWS * ROWS; ++i) {
-        int64_t token = place.first_token + i / place.group, head = place.kv_head * place.group + i % place.group;
-        if (i < place.num_rows)
-            std::memcpy(task.query[i], a.query + token * a.query_stride + head * HEAD_DIM, sizeof task.query[i]);
-        else
-            std::memset(task.query[i], 0, sizeof task.query[i]);
-        std::memset(task.out[i], 0, sizeof task.out[i]);
-        std::memset(task.total[i], 0, sizeof task.total[i]);
-        task.most[i] = -INFINITY;
+void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t stride, Work& work) {
+    std::memset(work.query, 0, sizeof work.query[0] * ((tile.num_rows + ROWS - 1) / ROWS * ROWS));
+    for (int64_t i = 0; i < tile.num_rows; ++i) {
+        const Element* from = query + tile.token(i) * stride + tile.head(i) * HEAD_DIM;
+        std::memcpy(work.query[i], from, HEAD_DIM * sizeof(Element));
+        // A sink is a key without a value that was seen before all others.
+        work.most[i] = layer.sinks ? layer.sinks[tile.head(i)] : -INFINITY;
+        std::memset(work.total[i], 0, sizeof work.total[i]);
+        if (layer.sinks) work.total[i][0] = 1;
     }
+    std::memset(work.out, 0, sizeof work.out[0] * ((tile.num_rows + ROWS - 1) / ROWS * ROWS));
 }
 
-// Where 16 keys of a row lie in the pool.
-inline int64_t offset_of(const Attention& a, const Place& place, int64_t key) {
-    int64_t block = a.tables[place.row * a.table_width + key / a.block_size];
-    return ((block * a.num_kv_heads + place.kv_head) * a.block_size + key % a.block_size) * HEAD_DIM;
-}
-
-void take_chunk(const Attention& a, const Place& place, int64_t key, int64_t num_keys, float scale, Task& task) {
+// Brings 32 keys into the unit's order, and asks for those after them.
+void lay_out(const Step& s, const Layer& layer, const Tile& tile, int64_t key, Work& work) {
     for (int half = 0; half < 2; ++half) {
-        int64_t first = key + half * 16, count = at_most(num_keys - first, 16);
+        int64_t start = key + half * 16, first = at_least(tile.first_key - start, 0);
+        int64_t end = at_most(tile.num_keys - start, 16);
         // A half that is not there: its scores are not looked at, its values are nothing.
-        int64_t from = offset_of(a, place, count > 0 ? first : key);
-        if (first + KEYS < num_keys) {
-            int64_t next = offset_of(a, place, first + KEYS);
-            ask_for(a.key_pool + next);
-            ask_for(a.value_pool + next);
+        int64_t from = offset_of(s, tile, end > 0 ? start : key);
+        if (start + KEYS < tile.num_keys) {
+            int64_t next = offset_of(s, tile, start + KEYS);
+            ask_for(layer.keys + next, 16);
+            ask_for(layer.values + next, 16);
         }
-        lay_out_keys(a.key_pool + from, task.keys[half]);
-        lay_out_values(a.value_pool + from, (int)count, task.values, half * 8);
-    }
-    for (int64_t group = 0; group * ROWS < place.num_rows; ++group) {
-        int64_t first = group * ROWS, count = at_most(place.num_rows - first, ROWS);
-        if (place.first_seen + (first + count - 1) / place.group <= key) continue;  // sees nothing of it
-        score(task, (int)group);
-        for (int64_t i = 0; i < count; ++i) {
-            int64_t seen = at_most(place.first_seen + (first + i) / place.group - key, KEYS);
-            if (seen > 0) {
-                weigh(task, (int)(first + i), (int)i, (int)seen, scale);
-            } else {
-                std::memset(task.high[i], 0, sizeof task.high[i]);
-                std::memset(task.low[i], 0, sizeof task.low[i]);
-            }
-        }
-        add_values(task, (int)group);
+        lay_out_keys(layer.keys + from, work.keys[half]);
+        lay_out_values(layer.values + from, first, end, work.values, half * 8);
     }
 }
 
-void attend_tile(const Attention& a, int64_t tile, int64_t kv_head, Task& task) {
-    int64_t row = a.tile_rows[tile], group = a.num_heads / a.num_kv_heads, start = a.tile_starts[tile];
-    int64_t new_tokens = a.query_starts[row + 1] - a.query_starts[row];
-    int64_t count = at_most(a.tile_tokens, new_tokens - start);
-    Place place = {row, group, a.query_starts[row] + start, a.context_lens[row] - new_tokens + start + 1, count * group,
-                   kv_head};
-    begin(a, place, task);
-    int64_t num_keys = place.first_seen + count - 1;
-    for (int64_t key = 0; key < num_keys; key += KEYS)
-        take_chunk(a, place, key, num_keys, a.scale, task);
-    for (int64_t i = 0; i < place.num_rows; ++i) {
-        int64_t token = place.first_token + i / group, head = kv_head * group + i % group;
-        Element* to = a.out + (token * a.num_heads + head) * HEAD_DIM;
-        Floats by = spread(1.0f / sum(load_floats(task.total[i])));
-        for (int part = 0; part < PARTS; part += 2) {
-            Floats left = load_floats(task.out[i] + part * LANES) * by;
-            Floats right = load_floats(task.out[i] + (part + 1) * LANES) * by;
-            _mm512_storeu_si512(to + part * LANES, (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
+// A group of 16 query rows against the keys that were laid out.
+void take_chunk(const Layer& layer, const Tile& tile, int64_t key, int64_t group, Work& work) {
+    int64_t top = group * ROWS, count = at_most(tile.num_rows - top, ROWS);
+    bool is_seen = tile.seen(top + count - 1) > key && tile.seen(top) - layer.window < key + KEYS;
+    if (!is_seen) return;
+    score(work, (int)group);
+    for (int64_t i = 0; i < count; ++i) {
+        int64_t seen = tile.seen(top + i) - key, first = at_least(seen - layer.window, 0), end = at_most(seen, KEYS);
+        if (first < end) {
+            weigh(layer, work, top + i, i, (int)first, (int)end);
+        } else {
+            std::memset(work.high[i], 0, sizeof work.high[i]);
+            std::memset(work.low[i], 0, sizeof work.low[i]);
+        }
+    }
+    add_values(work, (int)group);
+}
+
+void finish(const Step& s, const Tile& tile, const Work& work, Element* out) {
+    for (int64_t i = 0; i < tile.num_rows; ++i) {
+        Element* to = out + (tile.token(i) * s.num_heads + tile.head(i)) * HEAD_DIM;
+        Floats by = spread(1.0f / sum(load_floats(work.total[i])));
+        for (int part = 0; part < HEAD_DIM / LANES; ++part) {
+            __m512 values = (__m512)(load_floats(work.out[i] + part * LANES) * by);
+            _mm256_storeu_si256((__m256i*)(to + part * LANES), (__m256i)_mm512_cvtneps_pbh(values));
         }
     }
 }
 
 }  // namespace
 
-// Writes the new tokens' KV, then attends for all tiles. Blocks hold a multiple of 16 tokens.
-extern "C" void attend(const Attention* call, int threads) {
-    const Attention& a = *call;
-    int64_t tasks = a.num_tiles * a.num_kv_heads;
-#pragma omp parallel num_threads(threads)
+// Attends for all tiles, as the function of this name in kernels.cpp. Blocks hold a multiple of 16 tokens.
+extern "C" void attend(const Step* step, int64_t index, const Element* query, int64_t stride, Element* out) {
+    const Step& s = *step;
+    const Layer& layer = s.layers[index];
+    int64_t tasks = s.num_tiles * s.num_kv_heads;
+#pragma omp parallel num_threads(s.threads) if (tasks > 1)
     {
-        Task task;
-        std::memset(task.high, 0, sizeof task.high);
-        std::memset(task.low, 0, sizeof task.low);
+        Work work;
+        std::memset(work.high, 0, sizeof work.high);
+        std::memset(work.low, 0, sizeof work.low);
         configure(ROWS, ROWS);
-#pragma omp for schedule(static)
-        for (int64_t token = 0; token < a.num_tokens; ++token) write_token(a, token);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t index = 0; index < tasks; ++index)
-            attend_tile(a, index / a.num_kv_heads, index % a.num_kv_heads, task);
+        for (int64_t task = 0; task < tasks; ++task) {
+            Tile tile = tile_of(s, layer, task);
+            begin(layer, tile, query, stride, work);
+            // Where the first chunk begins does not depend on the tile, or a row's sums would.
+            for (int64_t key = tile.first_key / KEYS * KEYS; key < tile.num_keys; key += KEYS) {
+                lay_out(s, layer, tile, key, work);
+                for (int64_t group = 0; group * ROWS < tile.num_rows; ++group)
+                    take_chunk(layer, tile, key, group, work);
+            }
+            finish(s, tile, work, out);
+        }
         _tile_release();
     }
 }

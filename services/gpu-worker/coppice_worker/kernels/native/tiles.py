@@ -16,10 +16,11 @@ from ctypes import POINTER, c_int, c_int64, c_void_p
 
 import torch
 
+from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.host_memory import zeros_in_huge_pages
 
 from .build import build
-from .library import TILE_DEPTH, allow_tiles, open_library
+from .library import ACTIVATIONS, TILE_DEPTH, allow_tiles, open_library
 
 _ARENA = 64 << 20  # bytes of memory that weights share
 
@@ -29,7 +30,7 @@ class ProductCall(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("input", "weight", "bias", "out")),
-        *((name, c_int64) for name in ("rows", "columns", "depth", "stride", "gated")),
+        *((name, c_int64) for name in ("rows", "columns", "depth", "stride", "activation")),
     )
 
 
@@ -50,18 +51,21 @@ class Tiles:
 
     def project(self, weight: torch.Tensor, bias: torch.Tensor | None) -> TileProjection:
         """Rows [T, in] -> [T, out], for weight [out, in] and bias [out]."""
-        return self._pack(weight, bias, weight.shape[0], gated=False)
+        return self._pack(weight, bias, weight.shape[0], activation=0)
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None) -> TileProjection:
-        """Rows [T, in] -> silu(gate) * up, [T, out], for gate above up in weight [2 out, in] and bias [2 out]."""
-        return self._pack(weight, bias, weight.shape[0] // 2, gated=True)
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> TileProjection:
+        """Rows [T, in] -> activation(gate) * up, [T, out], for gate above up in weight [2 out, in] and bias [2 out]."""
+        return self._pack(weight, bias, weight.shape[0] // 2, activation=ACTIVATIONS[activation])
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, columns: int, *, gated: bool) -> TileProjection:
+    def _pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, columns: int, *, activation: int
+    ) -> TileProjection:
         assert self.takes(weight)
-        weight, depth = weight.contiguous(), weight.shape[1]
+        weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+        depth, gated = weight.shape[1], activation != 0
         packed = self._take(self._library.packed_size(columns, depth, gated))
         self._library.pack(weight.data_ptr(), packed.data_ptr(), columns, depth, gated, torch.get_num_threads())
-        return TileProjection(self._library, packed, None if bias is None else bias.contiguous(), columns, depth, gated)
+        return TileProjection(self._library, packed, bias, columns, depth, activation)
 
     def _take(self, size: int) -> torch.Tensor:
         """[size] elements, beginning with a line of the caches."""
@@ -81,7 +85,7 @@ class TileProjection:
         bias: torch.Tensor | None,
         columns: int,
         depth: int,
-        gated: bool,
+        activation: int,
     ) -> None:
         self._product = library.product
         self._kept = packed, bias
@@ -89,7 +93,7 @@ class TileProjection:
         self._depth = depth
         self._call = ProductCall(
             weight=packed.data_ptr(), bias=None if bias is None else bias.data_ptr(),
-            columns=columns, depth=depth, gated=gated,
+            columns=columns, depth=depth, activation=activation,
         )  # fmt: skip
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:

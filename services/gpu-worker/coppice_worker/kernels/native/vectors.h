@@ -16,10 +16,12 @@ inline Floats spread(float value) { return value - (Floats){}; }
 
 inline Floats larger(Floats a, Floats b) { return b > a ? b : a; }  // a NaN in `a` stays
 
-// e^x for x <= 88, 0 below -87. 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; Taylor's, to the seventh power.
-inline Floats exponential(Floats x) {
-    Words vanishes = (Words)(x < -87.0f);
-    x = larger(x, spread(-87.0f));
+// e^x = 2^n (1 + r p), for x in [-87, 88]: r in [-ln 2 / 2, ln 2 / 2], and 1 + r p Taylor's polynomial of degree 7.
+struct Power {
+    Floats r, p, two_to_n;
+};
+
+inline Power power_of_e(Floats x) {
     Floats shifted = x * 1.44269504f + 12582912.0f;  // the sum's low bits are the nearest whole number
     Floats n = shifted - 12582912.0f;
     Floats r = x - n * 0.693145752f - n * 1.42860677e-6f;
@@ -29,9 +31,25 @@ inline Floats exponential(Floats x) {
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-    return (Floats)((Words)(p * (Floats)power) & ~vanishes);
+    return {r, p, (Floats)((__builtin_convertvector(n, Ints) + 127) << 23)};
+}
+
+// e^x for x <= 88, 0 below -87.
+inline Floats exponential(Floats x) {
+    Words vanishes = (Words)(x < -87.0f);
+    Power power = power_of_e(larger(x, spread(-87.0f)));
+    return (Floats)((Words)((power.p * power.r + 1.0f) * power.two_to_n) & ~vanishes);
+}
+
+// (e^2|x| - 1) / (e^2|x| + 1) with the sign of x. The numerator is a sum of what is left of the power and of what
+// 2^n is above 1, so nothing cancels and small results are as exact as large ones.
+inline Floats tangent(Floats x) {
+    constexpr Words sign = {1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31,
+                            1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31};
+    Floats twice = 2.0f * (Floats)((Words)x & ~sign);
+    Power power = power_of_e(twice > 20.0f ? spread(20.0f) : twice);  // further out the result is 1 to float32
+    Floats above_one = power.two_to_n * (power.p * power.r) + (power.two_to_n - 1.0f);
+    return (Floats)((Words)(above_one / (above_one + 2.0f)) | ((Words)x & sign));
 }
 
 // Lanes against those so many places further, until all have met.
@@ -61,5 +79,14 @@ inline Floats silu(Floats x) {
     x = larger(x, spread(-80.0f));
     return x / (1.0f + exponential(-x));
 }
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written as silu is: what is small does not cancel.
+inline Floats gelu_tanh(Floats x) {
+    x = larger(x, spread(-10.0f));
+    return x / (1.0f + exponential(x * (-1.5957691216f - 0.0713548162726f * x * x)));
+}
+
+// Which activation, as library.py counts them.
+inline Floats activated(Floats x, int64_t activation) { return activation == 1 ? silu(x) : gelu_tanh(x); }
 
 }  // namespace
