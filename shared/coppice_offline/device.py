@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 
 from coppice.errors import UsageError
+from coppice_worker.core.batch import StepLimits
 from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
+from coppice_worker.model.memory import CudaMemory, FillDevice
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
@@ -21,6 +23,8 @@ def load_executor(
     dtype: DtypeChoice,
     num_blocks: int | None,
     kv_memory_mib: int,
+    gpu_memory_utilization: float,
+    limits: StepLimits,
     block_size: int,
     threads: int | None,
 ) -> TorchExecutor:
@@ -31,14 +35,28 @@ def load_executor(
         raise UsageError("device is cuda, and torch sees no CUDA device here", hint="use device='cpu'")
     if min(block_size, kv_memory_mib, num_blocks or 1) < 1:
         raise UsageError("block_size, kv_memory_mib and num_blocks must be at least 1")
+    if not 0 < gpu_memory_utilization <= 1:
+        raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1")
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     name: DtypeName = ("bfloat16" if chosen == "cuda" else "float32") if dtype == "auto" else dtype
     try:
-        blocks = num_blocks or suggest_num_blocks(
-            folder, memory_bytes=kv_memory_mib << 20, dtype=name, block_size=block_size
-        )
-        return TorchExecutor(
-            folder, device=chosen, dtype=name, num_blocks=blocks, block_size=block_size, num_threads=threads
+        blocks: int | FillDevice
+        if num_blocks is not None:
+            blocks = num_blocks
+        elif chosen == "cuda":
+            blocks = FillDevice(CudaMemory(torch.device(chosen)), gpu_memory_utilization)
+        else:
+            blocks = suggest_num_blocks(folder, memory_bytes=kv_memory_mib << 20, dtype=name, block_size=block_size)
+        executor = TorchExecutor(
+            folder,
+            device=chosen,
+            dtype=name,
+            num_blocks=blocks,
+            block_size=block_size,
+            num_threads=threads,
+            limits=limits,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+    executor.warm_up()
+    return executor

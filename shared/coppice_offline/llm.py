@@ -33,6 +33,7 @@ from coppice_scheduler.core.settings import INSTANCE_BYTES, SchedulerSettings, T
 from coppice_scheduler.edge.checkpoint_text import CheckpointText, load_checkpoint_text
 from coppice_scheduler.edge.detokenizer import DetokenizerFactory
 from coppice_scheduler.edge.tokenizer import unpack_tokens
+from coppice_worker.core.batch import StepLimits
 from coppice_worker.core.worker import WorkerCoreSettings
 
 _DOMAIN = DomainId("offline")
@@ -52,6 +53,7 @@ class LLM:
         device: DeviceName = "auto",
         dtype: DtypeChoice = "auto",
         kv_memory_mib: int = 512,
+        gpu_memory_utilization: float = 0.9,
         num_blocks: int | None = None,
         block_size: int = 16,
         max_running: int = 256,
@@ -61,8 +63,9 @@ class LLM:
     ) -> None:
         """`model`: a checkpoint folder, a name on the Hugging Face hub, or nothing for the demo model.
 
-        `num_blocks` wins over `kv_memory_mib`. `max_running` and `max_step_tokens` bound a step; `max_context` shortens
-        the model's own; `threads` are torch's on a CPU. Raises UsageError, UnavailableError.
+        The pool has `num_blocks`, or what `kv_memory_mib` holds on a CPU, or on a GPU what is left of
+        `gpu_memory_utilization` beside weights and steps. `max_running` and `max_step_tokens` bound a step;
+        `max_context` shortens the model's own; `threads` are torch's on a CPU. Raises UsageError, UnavailableError.
         """
         checkpoint = find_checkpoint(str(model))
         text = load_checkpoint_text(checkpoint.folder)
@@ -72,6 +75,8 @@ class LLM:
             dtype=dtype,
             num_blocks=num_blocks,
             kv_memory_mib=kv_memory_mib,
+            gpu_memory_utilization=gpu_memory_utilization,
+            limits=StepLimits(max_running, max_step_tokens),
             block_size=block_size,
             threads=threads,
         )

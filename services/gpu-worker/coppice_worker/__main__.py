@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 from dataclasses import replace
+from typing import NoReturn
 
+import torch
 from prometheus_client import CollectorRegistry
 
 from coppice.addresses import Address, PortInUse
@@ -33,9 +35,23 @@ SERVICES = ("coppice_rpc.v1.Worker",)
 GRACE_S = 2.0
 
 
+class DeviceFailed(CoppiceError):
+    """A kernel or the device went wrong: nothing in this process can be trusted any more."""
+
+
 def main() -> int:
     settings = read_settings(WorkerSettings, sys.argv[1:], os.environ, PROG)
     return run_main(PROG, lambda: run(settings))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with `code`. After an error of the device an orderly end of the interpreter may abort in the
+    device's libraries, whose context is broken, and say something else."""
+    if code == EXIT_OK or not torch.cuda.is_available():
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(settings: WorkerSettings) -> int:
@@ -71,7 +87,7 @@ def run(settings: WorkerSettings) -> int:
     http.close()
     tracing()
     if failures:
-        raise CoppiceError(f"the device failed: {failures[0]}", hint="the process must be started again")
+        raise DeviceFailed(f"the device failed: {failures[0]}", hint="the process must be started again")
     return EXIT_OK
 
 
@@ -102,4 +118,4 @@ def _listen(settings: WorkerSettings) -> tuple[SessionListener, GrpcServer]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

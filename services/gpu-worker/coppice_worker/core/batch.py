@@ -112,6 +112,14 @@ class PoolSpec:
     block_size: int  # tokens
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What no step exceeds."""
+
+    max_sequences: int = 256  # rows
+    max_step_tokens: int = 8192
+
+
 class Executor(Protocol):
     """Owns the physical blocks and computes steps, strictly in call order."""
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from coppice.errors import UsageError
+from coppice_worker.core.batch import StepLimits
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
+from coppice_worker.model.memory import CudaMemory, FillDevice
 from coppice_worker.model.resolve import resolve_checkpoint
 
 _log = logging.getLogger("coppice.worker")
@@ -24,7 +26,7 @@ class Loaded:
 
 
 def load(settings: WorkerSettings) -> Loaded:
-    """Reads the checkpoint and allocates the pool. Raises CoppiceError."""
+    """Reads the checkpoint and allocates the pool; kernels are warm. Raises CoppiceError."""
     folder = resolve_checkpoint(settings.model)
     device = settings.device
     if device == "auto":
@@ -32,9 +34,10 @@ def load(settings: WorkerSettings) -> Loaded:
     elif device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA device here", hint="use --device cpu")
     dtype: DtypeName = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype
-    num_blocks = settings.num_blocks or _default_blocks(settings, folder, dtype)
+    num_blocks = settings.num_blocks or _default_blocks(settings, folder, device, dtype)
     name = settings.model_name or folder.resolve().name
-    _log.info("loading %s (%s on %s), %d blocks of %d tokens", name, dtype, device, num_blocks, settings.block_size)
+    size = f"{num_blocks} blocks" if isinstance(num_blocks, int) else "as many blocks as there is room for"
+    _log.info("loading %s (%s on %s), %s of %d tokens", name, dtype, device, size, settings.block_size)
     try:
         executor = TorchExecutor(
             folder,
@@ -44,13 +47,17 @@ def load(settings: WorkerSettings) -> Loaded:
             block_size=settings.block_size,
             kernels=settings.kernels,
             num_threads=settings.threads,
+            limits=StepLimits(settings.max_sequences, settings.max_step_tokens),
         )
     except KernelsUnavailable as error:
         raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error
+    executor.warm_up()
     return Loaded(executor, name)
 
 
-def _default_blocks(settings: WorkerSettings, folder: Path, dtype: DtypeName) -> int:
+def _default_blocks(settings: WorkerSettings, folder: Path, device: str, dtype: DtypeName) -> int | FillDevice:
+    if device == "cuda":
+        return FillDevice(CudaMemory(torch.device(device)), settings.gpu_memory_utilization)
     memory_bytes = settings.kv_memory_mib << 20
     try:
         return suggest_num_blocks(folder, memory_bytes=memory_bytes, dtype=dtype, block_size=settings.block_size)

@@ -32,8 +32,11 @@ class WorkerSettings(Settings):
     kernels: Literal["auto", "native", "torch", "triton"] = Field(
         "auto", description="auto: triton on a GPU, native (C++, compiled at first use) on a CPU, else torch."
     )
-    num_blocks: int | None = Field(None, ge=1, le=1 << 24, description="Blocks; default: from --kv-memory-mib.")
-    kv_memory_mib: int = Field(512, ge=1, description="Memory for KV when --num-blocks is not given.")
+    num_blocks: int | None = Field(None, ge=1, le=1 << 24, description="Blocks; default: as many as there is room for.")
+    kv_memory_mib: int = Field(512, ge=1, description="Memory for KV on a CPU when --num-blocks is not given.")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory to take in all when --num-blocks is not given."
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
     threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: torch's own choice.")
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")

@@ -5,6 +5,7 @@ TorchExecutor(checkpoint, device="cpu", dtype="float32", num_blocks=suggest_num_
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,8 +21,8 @@ from coppice_worker.core.batch import (
     Logprobs,
     PoolSpec,
     PromptTokens,
-    SampleRows,
     StepBatch,
+    StepLimits,
     StepOutput,
 )
 from coppice_worker.kernels.backend import Heads, LayerAttention
@@ -33,10 +34,14 @@ from .decoder import Decoder
 from .linear import Projections
 from .loader import Checkpoint, ProgressCallback, checkpoint_digest
 from .logits import join_logprobs, token_logprobs
+from .memory import FillDevice, blocks_that_fit, measure
 from .sampler import sample_and_report
+from .warm_up import largest_step, warm_up_steps
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
+DEFAULT_LIMITS = StepLimits()
+_log = logging.getLogger("coppice.worker")
 _PROMPT_LOGITS_MAX = 1 << 23  # logits of prompt tokens in memory at a time
 
 DTYPES: dict[str, torch.dtype] = {
@@ -68,15 +73,17 @@ class TorchExecutor:
         *,
         device: str = "cpu",
         dtype: DtypeName = "float32",
-        num_blocks: int,
+        num_blocks: int | FillDevice,
         block_size: int = 16,
         kernels: KernelChoice = "auto",
         num_threads: int | None = None,
+        limits: StepLimits = DEFAULT_LIMITS,
         on_progress: ProgressCallback | None = None,
     ) -> None:
         """Loads the checkpoint and allocates the pool. `num_threads` sets torch's CPU threads for the process.
 
-        Raises CheckpointError for a checkpoint that cannot be used, ValueError for an unknown dtype or kernel choice.
+        Raises CheckpointError for a checkpoint that cannot be used, ValueError for an unknown dtype or kernel choice,
+        PoolTooSmall where a device that is to be filled has no room.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -85,14 +92,33 @@ class TorchExecutor:
         checkpoint = Checkpoint(
             checkpoint_dir, self._config, device=self._device, dtype=torch_dtype, on_progress=on_progress
         )
-        self._pool = KvPool(
-            kv_shape(self._config), num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=torch_dtype
-        )
-        self._backend = choose_backend(kernels, self._pool, heads_of(self._config))
+        self._kernels, self._limits = kernels, limits
+        fill = num_blocks if isinstance(num_blocks, FillDevice) else None
+        free_before = fill.memory.total_and_free()[1] if fill else 0
+        self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size, torch_dtype)
         projections = Projections(self._backend.arithmetic.gate, choose_tiles(kernels, self._pool))
         weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._config, weights, self._backend.arithmetic)
         self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), dtype)
+        if fill:
+            self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size, torch_dtype)
+
+    def _use_pool(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        shape = kv_shape(self._config)
+        self._pool = KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=dtype)
+        self._backend = choose_backend(self._kernels, self._pool, heads_of(self._config))
+
+    def _num_blocks_to_fill(self, fill: FillDevice, free_before: int) -> int:
+        """Measured with a step over a pool of one block."""
+        limits, size = self._limits, self._pool.block_size
+        largest = largest_step(limits.max_sequences, limits.max_step_tokens, self._config.max_context, size)
+        use = measure(fill.memory, free_before, lambda: self.execute(largest))
+        per_block = self.kv_bytes_per_block()
+        needed = -(-min(limits.max_step_tokens, self._config.max_context) // size)
+        found = blocks_that_fit(use, utilization=fill.utilization, bytes_per_block=per_block, num_blocks_min=needed)
+        num_blocks = min(found, fill.num_blocks_max)
+        _log.info("%d blocks of %d tokens: %s", num_blocks, size, use.describe(fill.utilization))
+        return num_blocks
 
     @property
     def pool(self) -> PoolSpec:
@@ -118,12 +144,12 @@ class TorchExecutor:
         return self._pool.shape.bytes_per_block(self._pool.block_size, self._pool.storage.dtype)
 
     def warm_up(self) -> None:
-        """Computes a small chunk and a decode, so that no request waits for kernels to compile or memory to grow.
+        """Computes a step of each kind, so that no request waits for kernels to compile or memory to grow.
 
         Uses and then zeroes block 0: call it before any block is handed out.
         """
-        for start, end in ((0, 2), (2, 3)):
-            self.execute(_one_row(start, end))
+        for step in warm_up_steps(self._pool.block_size, self._limits.max_step_tokens):
+            self.execute(step)
         self.zero_blocks(np.zeros(1, dtype=np.int32))
 
     @torch.inference_mode()
@@ -198,29 +224,6 @@ def suggest_num_blocks(checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeN
     if memory_bytes < per_block:
         raise ValueError(f"{memory_bytes} bytes do not hold one block of {per_block} bytes; give the pool more memory")
     return memory_bytes // per_block
-
-
-def _one_row(start: int, end: int) -> StepBatch:
-    """Tokens [start, end) of a sequence that lies at the beginning of block 0; the last one is sampled."""
-    positions = np.arange(start, end, dtype=np.int64)
-    sample_one = SampleRows(
-        rows=np.zeros(1, np.int32),
-        temperature=np.ones(1, np.float32),
-        top_k=np.zeros(1, np.int32),
-        top_p=np.full(1, 0.9, np.float32),
-        min_p=np.zeros(1, np.float32),
-        seed=np.zeros(1, np.uint64),
-        position=np.full(1, end, np.int64),
-    )
-    return StepBatch(
-        token_ids=np.zeros(end - start, np.int64),
-        positions=positions,
-        slots=positions,
-        query_starts=np.array([0, end - start], np.int32),
-        context_lens=np.array([end], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        sample=sample_one,
-    )
 
 
 def _describe(config: ModelConfig, digest: str, dtype: str) -> ModelInfo:

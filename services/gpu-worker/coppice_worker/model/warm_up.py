@@ -1,0 +1,64 @@
+"""Steps that mean nothing, computed before any request waits: they make kernels compile and memory grow.
+
+All their rows lie in block 0, one over the other, so a pool of one block is enough and what they leave there is
+zeroed afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coppice_worker.core.batch import SampleRows, StepBatch
+
+
+def idle_step(new_tokens: Sequence[int], context_lens: Sequence[int], block_size: int, temperature: float) -> StepBatch:
+    """A step of rows [S] that all sample, each with that many new tokens at the end of its context."""
+    new, lens = np.array(new_tokens, np.int64), np.array(context_lens, np.int64)
+    starts = np.zeros(len(new) + 1, np.int32)
+    np.cumsum(new, out=starts[1:])
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], new) + np.repeat(lens - new, new)
+    width = -(-int(lens.max()) // block_size)
+    return StepBatch(
+        token_ids=np.zeros(len(positions), np.int64),
+        positions=positions,
+        slots=positions % block_size,
+        query_starts=starts,
+        context_lens=lens.astype(np.int32),
+        block_tables=np.zeros((len(new), width), np.int32),
+        sample=_sample_all(lens, temperature),
+    )
+
+
+def largest_step(max_sequences: int, max_step_tokens: int, max_context: int, block_size: int) -> StepBatch:
+    """As many tokens as a step may have, in as many rows as may sample."""
+    num_rows = min(max_sequences, max_step_tokens)
+    new = np.full(num_rows, max_step_tokens // num_rows)
+    new[: max_step_tokens % num_rows] += 1
+    new = np.minimum(new, max_context)
+    return idle_step(new.tolist(), new.tolist(), block_size, temperature=1.0)
+
+
+def warm_up_steps(block_size: int, max_step_tokens: int) -> list[StepBatch]:
+    """One of each kind: chunks, decodes, and both beside each other; greedy and drawn."""
+    kinds = (([2], [2]), ([1], [3]), ([1, 1], [3, 3]), ([2, 1], [4, 3]))
+    return [
+        idle_step(new, lens, block_size, temperature)
+        for new, lens in kinds
+        for temperature in (0.0, 1.0)
+        if sum(new) <= max_step_tokens
+    ]
+
+
+def _sample_all(context_lens: np.ndarray[tuple[int], np.dtype[np.int64]], temperature: float) -> SampleRows:
+    count = len(context_lens)
+    return SampleRows(
+        rows=np.arange(count, dtype=np.int32),
+        temperature=np.full(count, temperature, np.float32),
+        top_k=np.zeros(count, np.int32),
+        top_p=np.full(count, 0.9, np.float32),
+        min_p=np.zeros(count, np.float32),
+        seed=np.zeros(count, np.uint64),
+        position=context_lens,
+    )
