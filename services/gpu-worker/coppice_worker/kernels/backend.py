@@ -89,3 +89,9 @@ class Backend(Protocol):
 
     def copy_blocks(self, src: Int32, dst: Int32) -> None:
         """Copies whole blocks pairwise, shapes [N]. No block may be both a source and a destination."""
+
+    def gather_blocks(self, block_ids: Int32, staging: torch.Tensor) -> None:
+        """Copies whole blocks [N] into the rows of staging [N, pool.bytes_per_block] uint8, on the pool's device."""
+
+    def scatter_blocks(self, staging: torch.Tensor, block_ids: Int32) -> None:
+        """Copies rows of staging, as `gather_blocks` leaves them, into whole blocks [N], each named once."""

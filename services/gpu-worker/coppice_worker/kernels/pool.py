@@ -20,6 +20,9 @@ import torch
 
 from .host_memory import zeros_in_huge_pages
 
+FLOAT8_MAX = 448.0  # the largest float8_e4m3fn
+SCALE_MIN = 2.0**-100  # of a head of zeros; its inverse is finite
+
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
@@ -79,6 +82,28 @@ class KvPool:
         scales = (None, None) if self.scales is None else (self.scales[layer, 0], self.scales[layer, 1])
         return LayerBlocks(self.keys(layer), self.values(layer), *scales)
 
-    def planes(self) -> torch.Tensor:
-        """[layers * 2, num_blocks, HK * block * D], contiguous: what block copies and zeroing work on."""
-        return self.storage.view(self.shape.num_layers * 2, self.num_blocks, -1)
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block, K and V of all layers, scales included."""
+        return self.shape.bytes_per_block(self.block_size, self.storage.dtype)
+
+    def planes(self) -> tuple[torch.Tensor, ...]:
+        """What copying and zeroing work on: all of the pool's bits, each [layers * 2, num_blocks, words] int32."""
+        shape = (self.shape.num_layers * 2, self.num_blocks, -1)
+        elements = self.storage.view(shape).view(torch.int32)
+        return (elements,) if self.scales is None else (elements, self.scales.view(shape).view(torch.int32))
+
+    def staged(self, staging: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Views of staging [N, bytes_per_block] uint8 that stand for `planes`, each [layers * 2, N, words] int32.
+
+        a row of staging  | elements of K, V of each layer | scales of K, V of each layer |
+        """
+        assert staging.dtype == torch.uint8
+        assert staging.shape[1] == self.bytes_per_block
+        parts, start = [], 0
+        for plane in self.planes():
+            num_planes, _, words = plane.shape
+            part = staging.view(torch.int32)[:, start : start + num_planes * words]
+            parts.append(part.view(-1, num_planes, words).transpose(0, 1))
+            start += num_planes * words
+        return tuple(parts)

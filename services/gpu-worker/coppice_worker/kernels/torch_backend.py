@@ -43,13 +43,21 @@ class TorchBackend:
         return TorchStep(self, batch)
 
     def zero_blocks(self, block_ids: Int32) -> None:
-        planes = self._pool.planes()
-        planes.index_fill_(1, self.to_device(block_ids), 0)
+        for plane in self._pool.planes():
+            plane.index_fill_(1, self.to_device(block_ids), 0)
 
     def copy_blocks(self, src: Int32, dst: Int32) -> None:
         refuse_overlap(src, dst)
-        planes = self._pool.planes()
-        planes.index_copy_(1, self.to_device(dst), planes.index_select(1, self.to_device(src)))
+        for plane in self._pool.planes():
+            plane.index_copy_(1, self.to_device(dst), plane.index_select(1, self.to_device(src)))
+
+    def gather_blocks(self, block_ids: Int32, staging: torch.Tensor) -> None:
+        for plane, staged in zip(self._pool.planes(), self._pool.staged(staging), strict=True):
+            staged.copy_(plane.index_select(1, self.to_device(block_ids)))
+
+    def scatter_blocks(self, staging: torch.Tensor, block_ids: Int32) -> None:
+        for plane, staged in zip(self._pool.planes(), self._pool.staged(staging), strict=True):
+            plane.index_copy_(1, self.to_device(block_ids), staged)
 
     @property
     def pool(self) -> KvPool:

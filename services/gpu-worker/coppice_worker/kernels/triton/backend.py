@@ -8,13 +8,14 @@ import torch
 from coppice_worker.core.batch import Int32, StepBatch
 from coppice_worker.kernels.backend import Angles, Arithmetic, Heads
 from coppice_worker.kernels.pool import KvPool
-from coppice_worker.kernels.torch_arithmetic import TorchArithmetic, norm_heads, rotate
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.kernels.torch_backend import refuse_overlap
 
 from .arrays import step_arrays
-from .blocks import copy_blocks, write_kv, zero_blocks
+from .blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
 from .decode import decode
 from .extend import extend
+from .write import write
 
 _CPU_SMS = 1  # the interpreter runs one program after another
 
@@ -40,6 +41,12 @@ class TritonBackend:
         refuse_overlap(src, dst)
         copy_blocks(self.pool.planes(), self._to_device(src), self._to_device(dst))
 
+    def gather_blocks(self, block_ids: Int32, staging: torch.Tensor) -> None:
+        gather_blocks(self.pool.planes(), self._to_device(block_ids), self.pool.staged(staging))
+
+    def scatter_blocks(self, staging: torch.Tensor, block_ids: Int32) -> None:
+        scatter_blocks(self.pool.staged(staging), self._to_device(block_ids), self.pool.planes())
+
     def _to_device(self, array: Int32) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
@@ -60,15 +67,9 @@ class TritonStep:
         )
 
     def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
-        pool, heads = self._backend.pool, self._backend.heads
-        num_rotated = heads.num_heads + pool.shape.num_kv_heads
-        norms = heads.layers[layer].head_norms
-        if norms is not None:
-            norm_heads(qkv[:, :num_rotated], heads.num_heads, norms)
-        rotated = rotate(qkv[:, :num_rotated], angles)
-        key, value = rotated[:, heads.num_heads :], qkv[:, num_rotated:]
-        write_kv(key, value, self._arrays.slots, pool.layer(layer))
-        return rotated[:, : heads.num_heads]
+        heads = self._backend.heads
+        blocks = self._backend.pool.layer(layer)
+        return write(qkv, angles, self._arrays.slots, blocks, heads.layers[layer], heads.num_heads)
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         blocks = self._backend.pool.layer(layer)

@@ -1,12 +1,14 @@
-"""Kernels that write, copy and zero blocks without computing anything."""
+"""Kernels that move whole blocks as bits: within the pool, to zero, and to and from a staging buffer.
+
+A block of one plane is a run of 32-bit words. Every thread moves 16 bytes at a time, four times per program: with the
+programs that a multiprocessor holds, that keeps enough bytes on their way to fill the memory's bandwidth.
+"""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
-
-from coppice_worker.kernels.pool import LayerBlocks
 
 from . import launch
 
@@ -15,88 +17,80 @@ from . import launch
 
 
 @triton.jit
-def write_kv_kernel(
-    key_ptr,  # [T, HK, D], token rows `key_stride` elements apart
-    value_ptr,  # [T, HK, D], token rows `value_stride` elements apart
-    slots_ptr,  # [T] int64, block id * BLOCK_SIZE + offset
-    key_pool_ptr,  # [num_blocks, HK, BLOCK_SIZE, D]
-    value_pool_ptr,
-    key_stride,
-    value_stride,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,  # power of two >= HK * D
+def move_blocks_kernel(
+    src_ptr,  # words of plane p, block b: from p * src_plane + b * src_block on
+    dst_ptr,
+    src_ids_ptr,  # [N] int32; None: blocks 0 to N
+    dst_ids_ptr,
+    src_plane,
+    src_block,
+    dst_plane,
+    dst_block,
+    width,  # words of a block of one plane
+    TILES: tl.constexpr,  # of a block of one plane
+    TILE: tl.constexpr,  # words
 ):
-    """One program per token: its K and V, all heads, go to its slot."""
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + token)
-    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    element = tl.arange(0, WIDTH)
-    head, column = element // HEAD_DIM, element % HEAD_DIM
-    inside = element < NUM_KV_HEADS * HEAD_DIM
-    target = ((block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset) * HEAD_DIM + column
-    key = tl.load(key_ptr + token * key_stride + element, mask=inside)
-    tl.store(key_pool_ptr + target, key, mask=inside)
-    value = tl.load(value_ptr + token * value_stride + element, mask=inside)
-    tl.store(value_pool_ptr + target, value, mask=inside)
-
-
-@triton.jit
-def copy_blocks_kernel(
-    planes_ptr,  # [planes, num_blocks, width]
-    src_ptr,  # [N] int32
-    dst_ptr,  # [N] int32
-    num_blocks,
-    width,
-    TILE: tl.constexpr,
-):
-    """One program per (pair, tile of a block, plane)."""
-    pair, tile, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    src = tl.load(src_ptr + pair).to(tl.int64)
-    dst = tl.load(dst_ptr + pair).to(tl.int64)
-    element = tile * TILE + tl.arange(0, TILE)
-    first = plane.to(tl.int64) * num_blocks
-    content = tl.load(planes_ptr + (first + src) * width + element, mask=element < width)
-    tl.store(planes_ptr + (first + dst) * width + element, content, mask=element < width)
+    """One program per (tile of a block, plane); the tiles of a block follow each other."""
+    index = tl.program_id(0) // TILES
+    src = index.to(tl.int64) if src_ids_ptr is None else tl.load(src_ids_ptr + index).to(tl.int64)
+    dst = index.to(tl.int64) if dst_ids_ptr is None else tl.load(dst_ids_ptr + index).to(tl.int64)
+    plane = tl.program_id(1).to(tl.int64)
+    word = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
+    content = tl.load(src_ptr + plane * src_plane + src * src_block + word, mask=word < width)
+    tl.store(dst_ptr + plane * dst_plane + dst * dst_block + word, content, mask=word < width)
 
 
 @triton.jit
 def zero_blocks_kernel(
-    planes_ptr,  # [planes, num_blocks, width]
+    planes_ptr,  # [planes, num_blocks, width] int32
     block_ids_ptr,  # [N] int32
     num_blocks,
     width,
+    TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program per (block, tile of a block, plane)."""
-    index, tile, plane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    block = tl.load(block_ids_ptr + index).to(tl.int64)
-    element = tile * TILE + tl.arange(0, TILE)
-    target = planes_ptr + (plane.to(tl.int64) * num_blocks + block) * width + element
-    tl.store(target, tl.zeros([TILE], planes_ptr.dtype.element_ty), mask=element < width)
+    """One program per (tile of a block, plane)."""
+    block = tl.load(block_ids_ptr + tl.program_id(0) // TILES)
+    word = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
+    first = (tl.program_id(1).to(tl.int64) * num_blocks + block) * width
+    tl.store(planes_ptr + first + word, tl.zeros([TILE], tl.int32), mask=word < width)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, blocks: LayerBlocks) -> None:
-    """Puts key and value [T, HK, D], rows perhaps strided, at slots [T]."""
-    keys, values = blocks.keys, blocks.values
-    tokens, heads, head_dim = key.shape
-    write_kv_kernel[(tokens,)](
-        key, value, slots, keys, values, key.stride(0), value.stride(0),
-        NUM_KV_HEADS=heads, HEAD_DIM=head_dim, BLOCK_SIZE=keys.shape[2],
-        WIDTH=triton.next_power_of_2(heads * head_dim), **launch.COMMON_OPTIONS,
+def copy_blocks(planes: tuple[torch.Tensor, ...], src: torch.Tensor, dst: torch.Tensor) -> None:
+    """Copies blocks src [N] to dst [N] int32 in all planes (`KvPool.planes`)."""
+    for plane in planes:
+        _move(plane, plane, src, dst, src.numel())
+
+
+def gather_blocks(planes: tuple[torch.Tensor, ...], ids: torch.Tensor, staged: tuple[torch.Tensor, ...]) -> None:
+    """Copies blocks ids [N] int32 of all planes into `KvPool.staged`."""
+    for plane, part in zip(planes, staged, strict=True):
+        _move(plane, part, ids, None, ids.numel())
+
+
+def scatter_blocks(staged: tuple[torch.Tensor, ...], ids: torch.Tensor, planes: tuple[torch.Tensor, ...]) -> None:
+    """Copies `KvPool.staged` into blocks ids [N] int32 of all planes."""
+    for plane, part in zip(planes, staged, strict=True):
+        _move(part, plane, None, ids, ids.numel())
+
+
+def zero_blocks(planes: tuple[torch.Tensor, ...], block_ids: torch.Tensor) -> None:
+    """Overwrites blocks [N] int32 in all planes (`KvPool.planes`) with zeros."""
+    for plane in planes:
+        num_planes, num_blocks, width = plane.shape
+        tiles, tile, options = launch.copy_tiles(width)
+        zero_blocks_kernel[(block_ids.numel() * tiles, num_planes)](
+            plane, block_ids, num_blocks, width, TILES=tiles, TILE=tile, **options
+        )
+
+
+def _move(
+    src: torch.Tensor, dst: torch.Tensor, src_ids: torch.Tensor | None, dst_ids: torch.Tensor | None, count: int
+) -> None:
+    """Moves `count` blocks between src and dst, both [planes, blocks, width] int32 with contiguous blocks."""
+    num_planes, _, width = src.shape
+    tiles, tile, options = launch.copy_tiles(width)
+    move_blocks_kernel[(count * tiles, num_planes)](
+        src, dst, src_ids, dst_ids, src.stride(0), src.stride(1), dst.stride(0), dst.stride(1), width,
+        TILES=tiles, TILE=tile, **options,
     )  # fmt: skip
-
-
-def copy_blocks(planes: torch.Tensor, src: torch.Tensor, dst: torch.Tensor) -> None:
-    """Copies blocks src [N] to dst [N] in all planes [planes, num_blocks, width]."""
-    num_planes, num_blocks, width = planes.shape
-    grid = (src.numel(), triton.cdiv(width, launch.COPY_TILE), num_planes)
-    copy_blocks_kernel[grid](planes, src, dst, num_blocks, width, TILE=launch.COPY_TILE, **launch.COMMON_OPTIONS)
-
-
-def zero_blocks(planes: torch.Tensor, block_ids: torch.Tensor) -> None:
-    """Overwrites blocks [N] in all planes [planes, num_blocks, width] with zeros."""
-    num_planes, num_blocks, width = planes.shape
-    grid = (block_ids.numel(), triton.cdiv(width, launch.COPY_TILE), num_planes)
-    zero_blocks_kernel[grid](planes, block_ids, num_blocks, width, TILE=launch.COPY_TILE, **launch.COMMON_OPTIONS)

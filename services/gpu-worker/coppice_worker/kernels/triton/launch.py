@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-COPY_TILE = 1024  # elements of a block per program
+COPY_TILE = 2048  # words of a block per program: 16 bytes a thread, four times
+WRITE_TILE = 512  # elements of a program's half heads
 DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
 EXTEND_TILE = 64  # context tokens per iteration
 EXTEND_ROWS = 128  # packed query rows per program
@@ -24,6 +25,19 @@ Int32 = npt.NDArray[np.int32]
 # Said explicitly, as Triton is about to change its default.
 COMMON_OPTIONS: dict[str, int | bool] = {"enable_fp_fusion": True}
 DECODE_OPTIONS: dict[str, int | bool] = {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 3}
+
+
+def copy_tiles(width: int) -> tuple[int, int, dict[str, int | bool]]:
+    """For blocks of `width` words: programs per block, words per program, options."""
+    tile = min(COPY_TILE, 1 << (width - 1).bit_length())
+    return -(-width // tile), tile, {**COMMON_OPTIONS, "num_warps": max(1, min(4, tile // 128))}
+
+
+def write_tile(head_dim: int) -> tuple[int, int, dict[str, int | bool]]:
+    """Padded half of a head, heads per program, options. A thread has 8 elements of each half: 16 bytes of bfloat16."""
+    half = 1 << (head_dim // 2 - 1).bit_length()
+    heads = max(1, WRITE_TILE // half)
+    return half, heads, {**COMMON_OPTIONS, "num_warps": max(1, heads * half // 256)}
 
 
 def extend_options(head_padded: int) -> dict[str, int | bool]:
