@@ -26,11 +26,17 @@ class KernelsUnavailable(Exception):
 
 
 def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
-    """Raises ValueError for an unknown choice, KernelsUnavailable for `native` where it cannot be had."""
+    """Raises ValueError for an unknown choice, KernelsUnavailable for kernels that cannot be had here."""
     if kernels not in ("auto", "native", "torch", "triton"):
         raise ValueError(f"kernels {kernels!r} is not known; known: auto, native, torch, triton")
     device_type, dtype = pool.storage.device.type, pool.storage.dtype
     if kernels == "torch":
+        return TorchBackend(pool, heads)
+    why_torch = _known_to_torch_only(heads)
+    if why_torch is not None:
+        if kernels != "auto":
+            raise KernelsUnavailable(why_torch)
+        _log.info("attention by torch: %s", why_torch)
         return TorchBackend(pool, heads)
     if kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype)):
         # Imported here, as a machine without a GPU need not have Triton.
@@ -45,6 +51,13 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     if device_type == "cpu":
         _log.info("attention by torch instead of compiled kernels: %s", found)
     return TorchBackend(pool, heads)
+
+
+def _known_to_torch_only(heads: Heads) -> str | None:
+    for layer in heads.layers:
+        if layer.window is not None or layer.soft_cap is not None or layer.sinks is not None:
+            return "the other kernels do not know windows, soft caps and sinks of attention"
+    return None
 
 
 def _tile_attention(pool: KvPool) -> Callable[..., None] | None:

@@ -8,6 +8,10 @@ buffer that lives as long as the backend brings a group's context together as [B
 
 Decodes are grouped by length and their G query heads per KV head are the query rows of one attention call.
 Prefill rows go one by one, in slices of queries; each slice sees keys only up to its own last token.
+
+Layers with a window gather only the blocks that it reaches into:
+
+    window of 6      |....|..kk|kkkk|k...|    what it does not show is zeroed and masked
 """
 
 from __future__ import annotations
@@ -16,13 +20,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
 
 from .backend import Angles, Arithmetic, AttentionStep, Heads
 from .pool import KvPool
 from .torch_arithmetic import TorchArithmetic, norm_heads, rotate
+from .torch_attention import attention
 
 _QUERY_SLICE = 256  # queries per attention call of a prefill row; bounds the mask to this many rows
 _GROUP_WASTE_MAX = 0.25  # share of padding blocks that a group of decodes may gather
@@ -38,6 +42,7 @@ class TorchBackend:
         self.arithmetic: Arithmetic = TorchArithmetic()
         self._buffers: list[torch.Tensor] = [pool.storage.new_empty(0), pool.storage.new_empty(0)]
         self._causal = pool.storage.new_empty((_QUERY_SLICE, 0))
+        self._windowed: dict[int, torch.Tensor] = {}
 
     def plan(self, batch: StepBatch) -> AttentionStep:
         return TorchStep(self, batch)
@@ -67,10 +72,10 @@ class TorchBackend:
         """As an int64 tensor on the pool's device."""
         return torch.from_numpy(array.astype(np.int64)).to(self._pool.storage.device)
 
-    def gather(self, layer: int, rows: torch.Tensor, tail: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, layer: int, rows: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of block rows [N], each [N, block * D], in buffers that the next gather overwrites.
 
-        `tail` names token rows of the result that hold no token of the sequence: they are zeroed, as an
+        `hidden` names token rows of the result that hold no token which is seen: they are zeroed, as an
         earlier occupant's NaN or infinity would get through a mask.
         """
         pool = self._pool
@@ -82,7 +87,7 @@ class TorchBackend:
                 self._buffers[plane] = blocks.new_empty(wanted + wanted // 2)
             out = self._buffers[plane][:wanted].view(-1, width)
             torch.index_select(blocks.view(-1, width), 0, rows, out=out)
-            out.view(-1, pool.shape.head_dim).index_fill_(0, tail, 0)
+            out.view(-1, pool.shape.head_dim).index_fill_(0, hidden, 0)
             results.append(out)
         return results[0], results[1]
 
@@ -96,6 +101,17 @@ class TorchBackend:
             mask[:, columns - _QUERY_SLICE :].masked_fill_(hidden, float("-inf"))
             self._causal = mask
         return self._causal[_QUERY_SLICE - num_queries :, columns - num_keys :]
+
+    def windowed_mask(self, num_queries: int, num_keys: int, window: int) -> torch.Tensor:
+        """Like `causal_mask`, and each query sees no more than `window` keys, its own the last of them."""
+        reach = window - 1
+        assert num_keys <= num_queries + reach
+        if window not in self._windowed:
+            visible = torch.ones((_QUERY_SLICE, _QUERY_SLICE + reach), dtype=torch.bool).triu_().tril_(reach)
+            hidden = ~visible.to(self._causal.device)
+            self._windowed[window] = self._causal.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        end = num_queries + reach
+        return self._windowed[window][:num_queries, end - num_keys : end]
 
 
 def refuse_overlap(src: Int32, dst: Int32) -> None:
@@ -113,9 +129,9 @@ class TorchStep:
         self._token_rows = backend.to_device(_token_rows(batch.slots, pool))
         new_tokens = np.diff(batch.query_starts)
         decodes = np.flatnonzero(new_tokens == 1)
-        contexts = [_Context(backend, batch, rows) for rows in _group_by_length(batch, decodes, pool.block_size)]
+        groups = _group_by_length(batch, decodes, pool.block_size)
         self._parts: list[Callable[[int, torch.Tensor, torch.Tensor], None]] = [
-            _DecodeGroup(backend, batch, context).attend for context in contexts
+            _DecodeGroup(backend, batch, rows).attend for rows in groups
         ]
         self._parts += [PrefillRow(backend, batch, int(row)).attend for row in np.flatnonzero(new_tokens > 1)]
 
@@ -139,50 +155,77 @@ class TorchStep:
 
 
 class _Context:
-    """Where the context of some sequence rows lies: rows [B], `num_blocks` blocks each after padding."""
+    """Where the context of some sequence rows lies: rows [B], `num_blocks` blocks each after padding.
 
-    def __init__(self, backend: TorchBackend, batch: StepBatch, rows: Int64) -> None:
+    With a window, it begins with the first block that the row's first new token sees something of.
+    """
+
+    def __init__(self, backend: TorchBackend, batch: StepBatch, rows: Int64, window: int | None) -> None:
         pool = backend.pool
         block_size, num_kv_heads = pool.block_size, pool.shape.num_kv_heads
-        self.rows = rows
-        self.lens: Int64 = batch.context_lens[rows].astype(np.int64)
-        blocks = -(-self.lens // block_size)
-        self.num_blocks = int(blocks.max())
-        self.num_tokens = self.num_blocks * block_size
-        columns = np.minimum(np.arange(self.num_blocks), blocks[:, None] - 1)
+        lens: Int64 = batch.context_lens[rows].astype(np.int64)
+        new_tokens = np.diff(batch.query_starts)[rows]
+        firsts = np.zeros_like(lens) if window is None else np.maximum(0, lens - new_tokens - (window - 1))
+        start_blocks = firsts // block_size
+        end_blocks = -(-lens // block_size)
+        self.lens: Int64 = lens - start_blocks * block_size  # tokens from the beginning of the first block
+        self.num_blocks = int((end_blocks - start_blocks).max())
+        num_tokens = self.num_blocks * block_size
+        columns = np.minimum(start_blocks[:, None] + np.arange(self.num_blocks), end_blocks[:, None] - 1)
         table = np.take_along_axis(batch.block_tables[rows].astype(np.int64), columns, axis=1)
         heads = np.arange(num_kv_heads)[None, :, None]
         self._block_rows = backend.to_device((table[:, None, :] * num_kv_heads + heads).reshape(-1))
-        self._shape = (len(rows), num_kv_heads, self.num_tokens, pool.shape.head_dim)
-        hidden = np.arange(self.num_tokens) >= self.lens[:, None]  # [B, tokens]
+        self._shape = (len(rows), num_kv_heads, num_tokens, pool.shape.head_dim)
+        positions = start_blocks[:, None] * block_size + np.arange(num_tokens)
+        hidden = (positions >= lens[:, None]) | (positions < firsts[:, None])  # [B, tokens]
         every_head = np.broadcast_to(hidden[:, None, :], self._shape[:3])
-        self._tail = backend.to_device(np.flatnonzero(every_head))
-        self.mask = pool.storage.new_zeros((len(rows), 1, 1, self.num_tokens))
+        self._hidden = backend.to_device(np.flatnonzero(every_head))
+        self.mask = pool.storage.new_zeros((len(rows), 1, 1, num_tokens))
         self.mask.view(len(rows), -1).masked_fill_(torch.from_numpy(hidden).to(self.mask.device), float("-inf"))
         self._backend = backend
 
     def gather(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V, each [B, HK, tokens, D]; valid until the next gather."""
-        keys, values = self._backend.gather(layer, self._block_rows, self._tail)
+        keys, values = self._backend.gather(layer, self._block_rows, self._hidden)
         return keys.view(self._shape), values.view(self._shape)
+
+
+class _Contexts:
+    """The contexts of some sequence rows, one for each window of the layers that ask."""
+
+    def __init__(self, backend: TorchBackend, batch: StepBatch, rows: Int64) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._rows = rows
+        self._longest = int(batch.context_lens[rows].max())
+        self._made: dict[int | None, _Context] = {}
+
+    def of(self, layer: int) -> tuple[_Context, int | None]:
+        """A layer's context, and its window where that hides something."""
+        window = self._backend.heads.layers[layer].window
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._made:
+            self._made[window] = _Context(self._backend, self._batch, self._rows, window)
+        return self._made[window], window
 
 
 class _DecodeGroup:
     """Rows with one new token each and contexts of similar length."""
 
-    def __init__(self, backend: TorchBackend, batch: StepBatch, context: _Context) -> None:
+    def __init__(self, backend: TorchBackend, batch: StepBatch, rows: Int64) -> None:
         self._backend = backend
-        self._context = context
-        self._tokens = backend.to_device(batch.query_starts[context.rows])
+        self._contexts = _Contexts(backend, batch, rows)
+        self._tokens = backend.to_device(batch.query_starts[rows])
         shape = backend.pool.shape
         group = backend.heads.num_heads // shape.num_kv_heads
-        self._packed = (len(context.rows), shape.num_kv_heads, group, shape.head_dim)
+        self._packed = (len(rows), shape.num_kv_heads, group, 1, shape.head_dim)
 
     def attend(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
-        keys, values = self._context.gather(layer)
+        context, _ = self._contexts.of(layer)
+        keys, values = context.gather(layer)
         packed = query.index_select(0, self._tokens).view(self._packed)
-        scale = self._backend.heads.layers[layer].scale
-        attended = scaled_dot_product_attention(packed, keys, values, attn_mask=self._context.mask, scale=scale)
+        attended = attention(packed, keys, values, context.mask, self._backend.heads.layers[layer])
         out.index_copy_(0, self._tokens, attended.reshape(len(self._tokens), *query.shape[1:]))
 
 
@@ -191,24 +234,31 @@ class PrefillRow:
 
     def __init__(self, backend: TorchBackend, batch: StepBatch, row: int) -> None:
         self._backend = backend
-        self._context = _Context(backend, batch, np.array([row]))
+        self._contexts = _Contexts(backend, batch, np.array([row]))
         self._start, self._end = int(batch.query_starts[row]), int(batch.query_starts[row + 1])
 
     def attend(self, layer: int, query: torch.Tensor, out: torch.Tensor) -> None:
-        keys, values = self._context.gather(layer)
-        context_len = int(self._context.lens[0])
+        context, window = self._contexts.of(layer)
+        keys, values = context.gather(layer)
+        context_len = int(context.lens[0])
         for start in range(self._start, self._end, _QUERY_SLICE):
             end = min(start + _QUERY_SLICE, self._end)
-            num_keys = context_len - (self._end - end)
-            attended = scaled_dot_product_attention(
-                query[start:end].transpose(0, 1).unsqueeze(0),
-                keys[:, :, :num_keys],
-                values[:, :, :num_keys],
-                attn_mask=self._backend.causal_mask(end - start, num_keys),
-                scale=self._backend.heads.layers[layer].scale,
-                enable_gqa=True,
+            last = context_len - (self._end - end)
+            first = 0 if window is None else max(0, last - (end - start) - (window - 1))
+            attended = attention(
+                query[start:end].view(end - start, keys.shape[1], -1, keys.shape[3]).permute(1, 2, 0, 3).unsqueeze(0),
+                keys[:, :, first:last],
+                values[:, :, first:last],
+                self._mask(end - start, last - first, window),
+                self._backend.heads.layers[layer],
             )
-            out[start:end] = attended[0].transpose(0, 1)
+            out[start:end] = attended[0].flatten(0, 1).transpose(0, 1)
+
+    def _mask(self, num_queries: int, num_keys: int, window: int | None) -> torch.Tensor:
+        """[1, 1, queries, keys]"""
+        if window is None:
+            return self._backend.causal_mask(num_queries, num_keys)[None, None]
+        return self._backend.windowed_mask(num_queries, num_keys, window)[None, None]
 
 
 def _token_rows(slots: Int64, pool: KvPool) -> Int64:
