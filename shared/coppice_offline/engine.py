@@ -160,7 +160,9 @@ class LocalEngine:
                     case ToWorkerEffect(_, Registered() as registered):
                         self._worker.registered(registered)
                     case ToWorkerEffect(_, Fence() as fence):
-                        self._index.receive_worker(self._worker_id, self._worker.fence(fence), now)
+                        acknowledgement = self._worker.fence(fence)
+                        assert acknowledgement is not None, "there is no host tier here, so no copy holds it up"
+                        self._index.receive_worker(self._worker_id, acknowledgement, now)
                     case _:
                         raise AssertionError(f"nothing here can bring the index to {effect!r}")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.handles import generations
+from coppice.handles import block_ids, generations
 from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Answer, Candidate, Grant, Pending, Wake
 from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction
@@ -277,6 +277,41 @@ def test_orders_are_said_again_when_the_worker_reconnects() -> None:
     )
     here.register(message)
     assert orders(here)[count:] == [orders(here)[count - 1]]
+
+
+def reconnect_with_seals_of(here: World, order: CopyOrder) -> bool:
+    """The worker reports that it has done this promotion. Whether its epoch lives on."""
+    worker = here.core.state.workers[W]
+    seals = bytearray(worker.ledger.seals)
+    for number, block in enumerate(block_ids(order.dst)):
+        seals[16 * block : 16 * block + 16] = order.seals[16 * number : 16 * number + 16]
+    message = replace(
+        registration(num_blocks=8, block_size=BLOCK, epoch=worker.epoch, highest=1),
+        generations=worker.ledger.generations.tobytes(),
+        seals=bytes(seals),
+        num_host_blocks=16,
+    )
+    here.register(message)
+    return here.core.state.workers[W] is worker
+
+
+def test_a_promotion_that_is_done_and_whose_answer_was_lost_explains_its_seals() -> None:
+    here = demoted()
+    ask(here, 10)
+    order = orders(here)[-1]
+    assert reconnect_with_seals_of(here, order)
+    assert orders(here)[-1] == order
+    answer(here, order)
+    assert isinstance(ask(here, 10), Grant)
+
+
+def test_a_promotion_that_was_for_nothing_explains_its_seals() -> None:
+    here = demoted()
+    ask(here, 10)
+    order = orders(here)[-1]
+    here.core.invalidate(domain=ALICE, now_ns=here.now_ns)
+    answer(here, order)
+    assert reconnect_with_seals_of(here, order)
 
 
 def test_a_dead_worker_takes_its_copies_along() -> None:

@@ -123,7 +123,7 @@ def test_seals_of_another_occupancy_or_over_another_seal_change_nothing():
     core = opened_and_sealed(generation=5)
     late = handles(h(3, 4), h(3, 6), h(3, 5), h(4, 1))
     run(core, StepPlan(3, sealed=late, seals=seal(1) + seal(2) + seal(3) + seal(4)))
-    assert core.pool.packed_seals()[3 * 16 : 4 * 16] == seal(9)
+    assert core.pool.packed()[1][3 * 16 : 4 * 16] == seal(9)
     assert core.stats().ignored_seals == 4
     run(core, StepPlan(4, sealed=handles(h(3, 5)), seals=seal(9)))
     assert core.stats().ignored_seals == 4, "the same seal again is no surprise"

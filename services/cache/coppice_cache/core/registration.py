@@ -14,7 +14,7 @@ import numpy as np
 
 from coppice.handles import CACHE_EPOCH_MAX, COUNTER_BITS
 from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
-from coppice.messages.registration import Draining, FenceAck, Register, Registered
+from coppice.messages.registration import Direction, Draining, FenceAck, Register, Registered
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.changes import Changes
 from coppice_cache.core.errors import MessageRefused
@@ -144,9 +144,9 @@ def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> 
 def _is_explained(worker: Worker, message: Register) -> bool:
     """Whether the reported blocks can follow from the ledger.
 
-    A worker may lag behind a grant that was not attached yet, and behind a seal that is on its way. It can never be
-    ahead. A cached block was written under its generation, so a report shows it, unless it was published while the
-    report was on its way. In a closed ledger the second look will tell.
+    A worker may lag behind a grant that was not attached yet, and behind a seal that is on its way. It is ahead only
+    where it has promoted what we do not know to be done. A cached block was written under its generation, so a report
+    shows it, unless it was published while the report was on its way. In a closed ledger the second look will tell.
     """
     num_host_blocks = 0 if worker.host is None else worker.host.store.num_blocks
     same_pool = (
@@ -168,7 +168,13 @@ def _is_explained(worker: Worker, message: Register) -> bool:
     if missing - {block for _, handles in worker.published for block in unpack_blocks(handles)}:
         return False
     sealed = np.frombuffer(message.seals, dtype="<u8").reshape(-1, 2)
-    differs = (sealed != worker.ledger.seal_words).any(axis=1) & sealed.any(axis=1) & (reported == ours)
+    expected = worker.ledger.seal_words
+    if worker.host is not None:
+        expected = expected.copy()
+        for job in worker.host.jobs.values():
+            if job.order.direction is Direction.PROMOTE:
+                expected[unpack_blocks(job.order.dst)] = np.frombuffer(job.order.seals, dtype="<u8").reshape(-1, 2)
+    differs = (sealed != expected).any(axis=1) & sealed.any(axis=1) & (reported == ours)
     return not bool(differs.any())
 
 

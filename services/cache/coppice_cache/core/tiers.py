@@ -17,10 +17,11 @@ from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Grant
 from coppice.messages.registration import CopyOrder, Direction
-from coppice.seals import root_seal
+from coppice.seals import SEAL_BYTES, root_seal
 from coppice_cache.core.host_tier import CopyJob
 from coppice_cache.core.invalidation import cut
 from coppice_cache.core.leases import Lease
+from coppice_cache.core.packed import unpack_blocks
 from coppice_cache.core.pins import extend_pins
 from coppice_cache.core.quotas import DomainUse, EvictionPlan
 from coppice_cache.core.radix import Node, Spot, Tree, is_cut_off, path, root_of, unprotected_blocks, walk
@@ -107,6 +108,8 @@ def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tup
         worker.flights.end(job.target)
         _let_go(to_store, job.target)
         _let_go(from_store, job.source)
+        if order_id in done:
+            _note_seals(to_store, job.order)
 
 
 def _demote(state: State, worker: Worker, use: DomainUse, node: Node) -> None:
@@ -227,6 +230,12 @@ def _forget(store: BlockStore, job: CopyJob) -> None:
         tokens = b"".join(part.tokens for part in path(source.node))
         spot = walk(source.tree, tokens, store.block_bytes, (first + 1) * store.block_bytes)
         cut(store, Spot(spot.node, spot.blocks_into - 1, 0))
+
+
+def _note_seals(store: BlockStore, order: CopyOrder) -> None:
+    """The worker has sealed all that it wrote, and will report so, also where nothing of it could be published."""
+    for number, block in enumerate(unpack_blocks(order.dst)):
+        store.ledger.set_seal(block, order.seals[number * SEAL_BYTES : (number + 1) * SEAL_BYTES])
 
 
 def _let_go(store: BlockStore, lease: Lease) -> None:

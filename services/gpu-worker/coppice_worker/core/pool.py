@@ -1,8 +1,8 @@
 """What the worker knows of each physical block: the last line of defence of the KV cache.
 
     generation  0        never granted, or the pool is new
-    writer      0        nobody may write; otherwise 1 + slot of the one sequence that may
-    readers     0..      sequences that hold the block without writing it
+    writer      0        nobody may write; otherwise 1 + slot of the one sequence that may, or COPIER
+    readers     0..      sequences, and copies to the other tier, that hold the block without writing it
     seal        zeros    not published; otherwise what is in the block, and it is never written again
     lease       zeros    which lease opened this occupancy
 
@@ -25,6 +25,7 @@ from coppice.messages.step import RefusalCode
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch import Bool, Int32, UInt64
 
+COPIER = -1  # the user whose write is a copy from the other tier
 _BLOCK_MASK = np.uint64(BLOCKS_MAX - 1)
 _SHIFT = np.uint64(BLOCK_BITS)
 
@@ -41,7 +42,7 @@ class BlockPool:
     """Generation, users and seal of every block. All arrays have shape [num_blocks] or [num_blocks, 2]."""
 
     def __init__(self, num_blocks: int) -> None:
-        assert 0 < num_blocks <= BLOCKS_MAX
+        assert 0 <= num_blocks <= BLOCKS_MAX
         self.num_blocks = num_blocks
         self.generation: UInt64 = np.zeros(num_blocks, np.uint64)
         self.writer: Int32 = np.zeros(num_blocks, np.int32)
@@ -94,7 +95,7 @@ class BlockPool:
         np.add.at(self.readers, self._split(handles)[0], 1)
 
     def open(self, handles: UInt64, lease: UInt64, user: int | Int32) -> None:
-        """`user` is the sequence's slot + 1; `lease` and `user` may differ per handle."""
+        """`user` is the sequence's slot + 1, or COPIER; `lease` and `user` may differ per handle."""
         blocks, generations, _ = self._split(handles)
         self.generation[blocks] = generations
         self.seal[blocks] = 0
@@ -108,14 +109,15 @@ class BlockPool:
         np.subtract.at(self.readers, blocks[~written], 1)
 
     def set_seals(self, handles: UInt64, seals: bytes) -> int:
-        """Publish blocks: the writer becomes a reader. Handles of another occupancy and blocks that already have
-        another seal are left alone; returns how many those were."""
+        """Publish blocks: the writer becomes a reader. Handles of another occupancy, blocks that already have another
+        seal and those that a copy still writes are left alone; returns how many those were."""
         assert len(seals) == len(handles) * SEAL_BYTES
         claimed = np.frombuffer(seals, "<u8").reshape(-1, 2)
         blocks = self._split(handles)[0]
         before = self.seal[blocks]
         again = (before == claimed).all(axis=1)
         right = self.is_current(handles) & (again | ~before.any(axis=1)) & claimed.any(axis=1)
+        right &= self.writer[blocks] != COPIER
         self.seal[blocks[right]] = claimed[right]
         written = np.unique(blocks[right])
         written = written[self.writer[written] != 0]
@@ -134,11 +136,9 @@ class BlockPool:
         self.seal[:] = 0
         self.lease[:] = 0
 
-    def packed_generations(self) -> bytes:
-        return self.generation.astype("<u8", copy=False).tobytes()
-
-    def packed_seals(self) -> bytes:
-        return self.seal.astype("<u8", copy=False).tobytes()
+    def packed(self) -> tuple[bytes, bytes]:
+        """Generations, u64 [num_blocks], and seals, 16 bytes each."""
+        return self.generation.astype("<u8", copy=False).tobytes(), self.seal.astype("<u8", copy=False).tobytes()
 
     def _split(self, handles: UInt64) -> tuple[Int32, UInt64, Bool]:
         """Block ids (0 where out of range), generations, and which ids are in range."""

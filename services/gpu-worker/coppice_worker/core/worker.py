@@ -3,6 +3,7 @@
     Registered     attach_scheduler        apply      (zero, copy, execute)      complete
     ----------> . ------------------> . ----------> . ----------------------> . ---------> . apply ...
                                                                                fence, registered: only here
+    order_copies, copied: at any time, beside a step
 
 One applied step is outstanding at most. Plans come in steps without gaps; a lower one gets its result again. A
 refusal concerns one sequence, touches nothing of it, and stays until the sequence is detached: the next plan is on
@@ -19,10 +20,12 @@ import numpy as np
 
 from coppice.handles import handles_array
 from coppice.ids import TOKEN_BYTES, CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
-from coppice.messages.registration import Draining, Fence, FenceAck, Register, Registered
+from coppice.messages.registration import CopiesDone, CopyOrders, Draining, Fence, FenceAck, Register, Registered
 from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
 from coppice_worker.core.attach import Attacher
 from coppice_worker.core.batch import StepOutput
+from coppice_worker.core.check import check_users
+from coppice_worker.core.copies import CopyBooks, Ordered
 from coppice_worker.core.fences import FencedEpochs
 from coppice_worker.core.logprobs import LogprobCollector
 from coppice_worker.core.plan_shape import check_shape
@@ -65,9 +68,11 @@ class WorkerCore:
         self.worker_epoch = WorkerEpoch(0)
         size = settings.pool.block_size
         self.pool = BlockPool(settings.pool.num_blocks)
+        self.host_pool = BlockPool(settings.num_host_blocks)
         self.sequences = SequenceTable(settings.max_sequences, settings.max_context, size)
         self._rows = RowBuilder(self.sequences, self.pool, size, settings.max_step_tokens)
         self._attacher = Attacher(self.pool, self.sequences)
+        self._copies = CopyBooks(self.pool, self.host_pool, settings.max_copy_orders)
         self._highest_cache_epoch = CacheEpoch(0)
         self._planning: SchedulerEpoch | None = None
         self._highest_scheduler_epoch = SchedulerEpoch(0)
@@ -91,7 +96,13 @@ class WorkerCore:
     # -- the cache service
 
     def registration(self) -> Register:
-        """The first message of every fresh session with a cache service."""
+        """The first message of every fresh session with a cache service.
+
+        Fences of an earlier session are not acknowledged any more: they are said again where they still matter.
+        """
+        self._copies.forget_fences()
+        generations, seals = self.pool.packed()
+        host_generations, host_seals = self.host_pool.packed()
         return Register(
             worker_id=self.settings.worker_id,
             worker_epoch=self.worker_epoch,
@@ -101,13 +112,16 @@ class WorkerCore:
             namespace=self.settings.namespace,
             model=self.settings.model,
             highest_cache_epoch=self._highest_cache_epoch,
-            generations=self.pool.packed_generations(),
-            seals=self.pool.packed_seals(),
+            generations=generations,
+            seals=seals,
             scheduler_epochs=() if self._planning is None else (self._planning,),
             max_sequences=self.settings.max_sequences,
             max_step_tokens=self.settings.max_step_tokens,
             max_context=self.settings.max_context,
             draining=self._draining,
+            num_host_blocks=self.settings.num_host_blocks,
+            host_generations=host_generations,
+            host_seals=host_seals,
         )
 
     def drain(self) -> Draining:
@@ -118,9 +132,12 @@ class WorkerCore:
     def registered(self, message: Registered) -> bool:
         """True when the epoch changed: everything that the old one knew is gone, schedulers attach again.
 
-        The caller guarantees that the device is quiet (an outstanding step will not write any more), and zeroes the
-        whole pool when the old epoch was not 0: from now on nobody can tell whose bytes are where (I15).
+        The caller guarantees that the device is quiet (no outstanding step and no copy will write any more), and zeroes
+        the whole pool when the old epoch was not 0: from now on nobody can tell whose bytes are where (I15). The host's
+        blocks need no zeroing: nothing of a domain that asks for it was ever there, and the rest is unreadable.
         """
+        if message.cache_epoch != self._highest_cache_epoch:
+            self._copies.forget_orders()
         self._highest_cache_epoch = CacheEpoch(max(self._highest_cache_epoch, message.cache_epoch))
         if message.worker_epoch == self.worker_epoch:
             return False
@@ -128,21 +145,37 @@ class WorkerCore:
         self._outstanding = None
         self._detach_scheduler()
         self._fenced_leases.clear()
+        self._copies.forget()
         self.pool.reset()
         return True
 
-    def fence(self, message: Fence) -> FenceAck:
-        """Never again run what is named. Called when all earlier steps have completed."""
+    def fence(self, message: Fence) -> FenceAck | None:
+        """Never again run what is named. Called when all earlier steps have completed.
+
+        None while copies are under way: `copied` gives the acknowledgement when the last of them is over.
+        """
         assert self._outstanding is None, "a fence waits for the outstanding step"
         self._fenced.add(message.scheduler_epochs, message.up_to_epoch, message.spared)
         if self._planning is not None and self._planning in self._fenced:
             self._detach_scheduler()
-        if message.worker_epoch != self.worker_epoch:
+        if message.worker_epoch == self.worker_epoch:
+            self._fence_leases(message.lease_ids)
+        return None if self._copies.hold_up(message) else self._acknowledge(message)
+
+    def _acknowledge(self, message: Fence) -> FenceAck:
+        if message.worker_epoch != self.worker_epoch or not message.report:
             return FenceAck(message.fence_id, self.worker_epoch)
-        self._fence_leases(message.lease_ids)
-        if not message.report:
-            return FenceAck(message.fence_id, self.worker_epoch)
-        return FenceAck(message.fence_id, self.worker_epoch, self.pool.packed_generations(), self.pool.packed_seals())
+        device, host = self.pool.packed(), self.host_pool.packed()
+        return FenceAck(message.fence_id, self.worker_epoch, *device, *host)
+
+    def order_copies(self, message: CopyOrders) -> Ordered:
+        """What the caller copies now, in whatever order and beside steps, and what it answers at once."""
+        return self._copies.take(message, self.worker_epoch)
+
+    def copied(self, numbers: tuple[int, ...]) -> tuple[CopiesDone | None, tuple[FenceAck, ...]]:
+        """These copies are done; what there is to say of it. Those of an earlier worker epoch are nobody's."""
+        answer, fences = self._copies.finish(numbers, self.worker_epoch)
+        return answer, tuple(self._acknowledge(fence) for fence in fences)
 
     def _fence_leases(self, leases: Iterable[LeaseId]) -> None:
         for lease in leases:
@@ -198,6 +231,7 @@ class WorkerCore:
         self._refused.clear()
         self.sequences.clear()
         self.pool.forget_users()
+        self._copies.hold_device_blocks()
         self._rows.forget()
 
     def apply(self, epoch: SchedulerEpoch, plan: StepPlan) -> Applied | Replayed | StepGap:
@@ -344,24 +378,8 @@ class WorkerCore:
     # -- oversight
 
     def check(self) -> None:
-        """Users are recomputable from the sequences; one writer per block; nothing sealed is writable (I5-I7)."""
-        readers = np.zeros_like(self.pool.readers)
-        table = self.sequences
-        for slot in table.slot_of.values():
-            blocks = table.blocks(slot)
-            assert len(np.unique(blocks)) == len(blocks), "a block stands twice in one table"
-            assert not (self.pool.writer[blocks[: table.num_shared[slot]]] == slot + 1).any(), (
-                "a shared block is written"
-            )
-            np.add.at(readers, blocks[self.pool.writer[blocks] != slot + 1], 1)
-            assert table.num_computed[slot] <= table.num_tokens[slot] <= table.max_context + 1
-        assert (readers == self.pool.readers).all(), "readers do not match the sequences"
-        written = np.flatnonzero(self.pool.writer)
-        for block in written:
-            slot = int(self.pool.writer[block]) - 1
-            assert block in table.blocks(slot), "a writer that does not hold its block"
-        assert not self.pool.seal[written].any(), "a sealed block is writable"
-        assert self.pool.generation[self.pool.has_user()].all(), "a block that was never granted has a user"
+        """Users follow from sequences and copies; one writer per block; nothing sealed is writable (I5-I7)."""
+        check_users(self.pool, self.sequences, self._copies)
 
     def stats(self) -> WorkerStats:
         return WorkerStats(

@@ -150,7 +150,8 @@ class _CacheSession:
     def _fence(self, fence: Fence, attachment: int) -> None:
         acknowledgement = self._core.fence(fence)
         self._fenced(fence)
-        self._link.post(acknowledgement, attachment)
+        if acknowledgement is not None:
+            self._link.post(acknowledgement, attachment)
 
 
 class _SchedulerSessions:
