@@ -1,4 +1,4 @@
-"""`coppice bench ...`: measurements of the cache service, the scheduler, and servers under load."""
+"""`coppice bench ...`: measurements of the cache service, the scheduler, the worker, and servers under load."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command()(serve)
     bench.command()(split)
     bench.command()(plan)
+    bench.command()(kernels)
 
 
 def index(
@@ -120,4 +121,19 @@ def plan(context: typer.Context, as_json: AsJson = False, quick: Quick = False) 
 
     refuse_unknown_variables_of(context)
     print_report(run_plan(quick=quick), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def kernels(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's own choice.")] = None,
+) -> None:
+    """Measure the worker's kernels beside the device's copy and matmul rates and beside others, on CUDA or the CPU."""
+    from coppice_bench.kernels.run import run_kernels
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    print_report(run_kernels(quick=quick, threads=threads), as_json=as_json)
     raise typer.Exit(EXIT_OK)
