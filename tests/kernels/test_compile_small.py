@@ -15,7 +15,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 
 from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN
 from coppice_worker.kernels.triton import blocks, launch, write
-from tests.kernels.test_compile_sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
+from tests.kernels.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
 
 pytestmark = pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools")
 

@@ -24,14 +24,6 @@ def test_decode(group: int, block_size: int, head_dim: int) -> None:
     check(make_case([1] * len(before), before, block_size=block_size, num_kv_heads=2, group=group, head_dim=head_dim))
 
 
-def test_decode_over_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "split_tokens", lambda *_: launch.DECODE_TILE)
-    monkeypatch.setattr(launch, "REDUCE_SPLITS", 4)
-    # Splits that end on a tile, one short of it and one past it; a row with one split beside one with seven.
-    case = make_case([1] * 4, [0, 127, 128, 400], block_size=16, num_kv_heads=1, group=2, head_dim=16)
-    check(case)
-
-
 @pytest.mark.parametrize(("group", "block_size", "head_dim"), GEOMETRIES)
 @pytest.mark.parametrize(
     ("new_tokens", "before"),

@@ -1,4 +1,22 @@
-"""What one step's launches read: index arrays on the device, made once per step and used by every layer."""
+"""What the launches of one step read and leave for each other, all of it on the device.
+
+    StepArrays       what the step is: index arrays, in tensors of any origin
+    DecodeScratch    what its launches leave for each other: made once, for the most rows of a step
+
+Launches depend on shapes (of `StepArrays` the number of rows S, of tokens T and of tiles), on `DecodeScratch` and on
+whether there are decodes and prefixes, and never on what the arrays hold: lengths, tables, how many rows are real. So
+a CUDA graph that captured a step may be replayed after its arrays were filled anew, by the host or by a launch before
+it. For that, make `StepArrays` of slices of buffers that stay where they are, and fill those:
+
+    slots, context_lens, query_starts = slot_buffer[:T], length_buffer[:S], start_buffer[: S + 1]
+    arrays = StepArrays(slots, table_buffer[:S], context_lens, query_starts, no_tiles, no_tiles, True, None)
+
+A row decodes if it has one new token. A padding row has one too (T = S in a step of decodes alone), context length 0
+and slot -1: no launch reads its table, and its rows of attention's output stay as they are.
+
+In each step `spans.plan` is launched once, after the arrays were filled and before the first layer attends; it is a
+part of what a graph captures. Scratch holds nothing between steps and is never cleared; one serves steps of all sizes.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +26,99 @@ import numpy as np
 import torch
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
+from coppice_worker.kernels.backend import Heads
+from coppice_worker.kernels.pool import KvShape
 
 from . import launch
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeArrays:
-    """The B rows with one new token, and room for what their splits leave behind."""
+class Prefixes:
+    """Groups of decode rows that begin with the same blocks; see `cascade`. Of fixed size, whoever is in them."""
 
-    rows: torch.Tensor  # [B] int32, of the S sequence rows
-    tokens: torch.Tensor  # [B] int32, of the T packed tokens
-    split_tokens: int  # context tokens of a split, a multiple of the kernel's tile
-    num_splits: int
-    partial: torch.Tensor  # [B, H, num_splits, D] float32
-    lse: torch.Tensor  # [B, H, num_splits] float32
+    members: torch.Tensor  # [groups, members] int32, sequence rows; -1 where there is none, and then none after it
+    starts: torch.Tensor  # [groups + 1] int32, as in DecodeScratch.starts, of the tiles that a group shares
+    places: torch.Tensor  # [S] int32, group * members + member of each row, or -1
 
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """One step on the device."""
+    """One step on the device: S sequence rows, T packed new tokens."""
 
-    slots: torch.Tensor  # [T] int64
-    tables: torch.Tensor  # [S, W] int32
-    context_lens: torch.Tensor  # [S] int32
+    slots: torch.Tensor  # [T] int64; -1: the token is padding and stored nowhere
+    tables: torch.Tensor  # [S, W] int32, rows may be strided
+    context_lens: torch.Tensor  # [S] int32, this step's tokens included; 0: the row is padding
     query_starts: torch.Tensor  # [S + 1] int32
-    decodes: DecodeArrays
     tile_rows: torch.Tensor  # [tiles] int32, sequence row of each tile of the rows with several new tokens
     tile_starts: torch.Tensor  # [tiles] int32, its first packed query row, counted from the row's first
+    has_decodes: bool  # False: no row has just one new token, and nothing is launched for such rows
+    prefixes: Prefixes | None  # None: nothing is launched for what rows have in common
 
 
-def step_arrays(
-    batch: StepBatch, *, num_heads: int, num_kv_heads: int, head_dim: int, num_sms: int, device: torch.device
-) -> StepArrays:
-    """The host knows all lengths before the step, so nothing is read back."""
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """What programs found for their pieces of a context, to be joined."""
+
+    out: torch.Tensor  # [pieces, columns, D] float32
+    lse: torch.Tensor  # [pieces, columns] float32, log2 of the sum of the scores' exponentials
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeScratch:
+    """Room for steps of at most `rows_max` rows. See `spans`."""
+
+    rows_max: int
+    programs: int  # each takes one span
+    windows: tuple[int | None, ...]  # the different windows of the layers
+    starts: torch.Tensor  # [windows, rows_max + 1] int32, first tile of each row, counted over rows and KV heads
+    firsts: torch.Tensor  # [windows, rows_max] int32, first tile of each row's context to read
+    own: Partials  # programs + rows_max * HK pieces, columns = query heads of a KV head
+    shared: Partials  # programs + PREFIX_GROUPS_MAX * HK pieces, columns = those of all members of a group
+
+    def starts_of(self, window: int | None) -> torch.Tensor:
+        """[rows_max + 1] int32 of the layers with that window."""
+        return self.starts[self.windows.index(window)]
+
+
+def decode_scratch(rows_max: int, heads: Heads, shape: KvShape, *, num_sms: int, device: torch.device) -> DecodeScratch:
+    """For steps of at most `rows_max` rows on a device with that many multiprocessors."""
+    group = heads.num_heads // shape.num_kv_heads
+    programs = launch.decode_programs(num_sms, shape.head_dim)
+    windows = tuple(dict.fromkeys(layer.window for layer in heads.layers))
+
+    def partials(units: int, columns: int) -> Partials:
+        # Each step from one piece to the next goes on to another program, or to another unit.
+        pieces = programs + units * shape.num_kv_heads if columns else 0
+        lse = torch.empty((pieces, columns), dtype=torch.float32, device=device)
+        return Partials(lse.new_empty((pieces, columns, shape.head_dim)), lse)
+
+    return DecodeScratch(
+        rows_max,
+        programs,
+        windows,
+        starts=torch.empty((len(windows), rows_max + 1), dtype=torch.int32, device=device),
+        firsts=torch.empty((len(windows), rows_max), dtype=torch.int32, device=device),
+        own=partials(rows_max, group),
+        shared=partials(launch.PREFIX_GROUPS_MAX, launch.prefix_members(group) * group),
+    )
+
+
+def step_arrays(batch: StepBatch, *, group: int, device: torch.device) -> StepArrays:
+    """Of a step with new arrays; `group` query heads share a KV head."""
 
     def to_device(array: Int32 | Int64) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
     new_tokens = np.diff(batch.query_starts)
-    decodes = np.flatnonzero(new_tokens == 1).astype(np.int32)
     extends = np.flatnonzero(new_tokens > 1).astype(np.int32)
-    lens = batch.context_lens[decodes]
-    split_tokens = launch.split_tokens(lens, num_kv_heads, num_sms)
-    num_splits = -(-int(lens.max(initial=1)) // split_tokens)
-    partials = (decodes.size, num_heads, num_splits, head_dim)
-    tile_rows, tile_starts = launch.extend_tiles(extends, new_tokens[extends] * (num_heads // num_kv_heads))
+    tile_rows, tile_starts = launch.extend_tiles(extends, new_tokens[extends] * group)
     return StepArrays(
         slots=to_device(batch.slots),
         tables=to_device(batch.block_tables),
         context_lens=to_device(batch.context_lens),
         query_starts=to_device(batch.query_starts),
-        decodes=DecodeArrays(
-            rows=to_device(decodes),
-            tokens=to_device(batch.query_starts[decodes]),
-            split_tokens=split_tokens,
-            num_splits=num_splits,
-            partial=torch.empty(partials, dtype=torch.float32, device=device),
-            lse=torch.empty(partials[:3], dtype=torch.float32, device=device),
-        ),
         tile_rows=to_device(tile_rows),
         tile_starts=to_device(tile_starts),
+        has_decodes=bool((new_tokens == 1).any()),
+        prefixes=None,
     )

@@ -11,10 +11,11 @@ from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.kernels.torch_backend import refuse_overlap
 
-from .arrays import step_arrays
+from .arrays import DecodeScratch, decode_scratch, step_arrays
 from .blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
 from .decode import decode
 from .extend import extend
+from .spans import plan
 from .write import write
 
 _CPU_SMS = 1  # the interpreter runs one program after another
@@ -29,7 +30,17 @@ class TritonBackend:
         self.arithmetic: Arithmetic = TorchArithmetic()
         self.device = pool.storage.device
         properties = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
-        self.num_sms = properties.multi_processor_count if properties else _CPU_SMS
+        self._num_sms = properties.multi_processor_count if properties else _CPU_SMS
+        self._scratch = self._make_scratch(1)
+
+    def scratch(self, num_rows: int) -> DecodeScratch:
+        """For a step of that many rows; it grows as needed, and only then moves."""
+        if num_rows > self._scratch.rows_max:
+            self._scratch = self._make_scratch(max(num_rows, 2 * self._scratch.rows_max))
+        return self._scratch
+
+    def _make_scratch(self, rows_max: int) -> DecodeScratch:
+        return decode_scratch(rows_max, self.heads, self.pool.shape, num_sms=self._num_sms, device=self.device)
 
     def plan(self, batch: StepBatch) -> TritonStep:
         return TritonStep(self, batch)
@@ -56,15 +67,10 @@ class TritonStep:
 
     def __init__(self, backend: TritonBackend, batch: StepBatch) -> None:
         self._backend = backend
-        shape = backend.pool.shape
-        self._arrays = step_arrays(
-            batch,
-            num_heads=backend.heads.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            num_sms=backend.num_sms,
-            device=backend.device,
-        )
+        num_kv_heads = backend.pool.shape.num_kv_heads
+        self._arrays = step_arrays(batch, group=backend.heads.num_heads // num_kv_heads, device=backend.device)
+        self._scratch = backend.scratch(len(batch.context_lens))
+        plan(self._arrays, self._scratch, num_kv_heads)
 
     def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
         heads = self._backend.heads
@@ -75,8 +81,7 @@ class TritonStep:
         blocks = self._backend.pool.layer(layer)
         how = self._backend.heads.layers[layer]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if self._arrays.decodes.rows.numel():
-            decode(query, blocks, self._arrays, how, out)
+        decode(query, blocks, self._arrays, self._scratch, how, out)
         if self._arrays.tile_rows.numel():
             extend(query, blocks, self._arrays, how, out)
         return out.view(query.shape[0], -1)

@@ -1,12 +1,9 @@
-"""Paged attention for rows with one new token, split along the context.
-
-    context of a row    |---- split 0 ----|---- split 1 ----|-- split 2 --|     one program per (row, KV head, split)
-    partial results        out, log-sum-exp    out, lse         out, lse        float32
-    reduce                 out = sum(out_i * exp(lse_i - lse)), lse = log(sum(exp(lse_i)))
+"""Paged attention for rows with one new token: each program attends over the pieces of its span (see `spans`).
 
 The G query heads of a KV head share each loaded tile. Operands are swapped: scores are K q^T [tokens, G] and the
 output is V^T p [D, G], so that the long sides (tokens, D) fill the matrix unit's 64 rows and the few query heads are
-its narrow side. Split-KV with log-sum-exp: Dao et al. 2023 (Flash-Decoding).
+its narrow side. Rows that begin with the same blocks have their query heads side by side in one launch over what they
+share (`cascade`), and their own launch goes on behind it.
 """
 
 from __future__ import annotations
@@ -21,137 +18,234 @@ from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.pool import LayerBlocks
 
 from . import launch
-from .arrays import StepArrays
+from .arrays import DecodeScratch, Prefixes, StepArrays
+from .spans import join, shared_prefixes
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
+# ruff: noqa: N803, N806  (compile-time constants are upper case, as everywhere in Triton)
+
+_LOG2_E = math.log2(math.e)
+_COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-# Values that change from step to step must not each compile a kernel of their own.
-@triton.jit(do_not_specialize=["table_width", "num_splits"])
-def decode_kernel(
-    query_ptr,  # [T, H, D], token rows `query_stride` elements apart
-    key_pool_ptr,  # [num_blocks, HK, BLOCK_SIZE, D]
+@triton.jit
+def _load_tile(pool_ptr, at, mask, compute: tl.constexpr):
+    tile = tl.load(pool_ptr + at, mask=mask, other=0.0)
+    return tile.to(compute)
+
+
+@triton.jit
+def _attend_tiles(
+    query,  # [D, COLUMNS]
+    key_pool_ptr,
     value_pool_ptr,
-    tables_ptr,  # [S, table_width] int32
-    context_lens_ptr,  # [S] int32
-    rows_ptr,  # [B] int32, the sequence rows that decode
-    tokens_ptr,  # [B] int32, their token among the packed ones
-    partial_ptr,  # [B, H, num_splits, D] float32
-    lse_ptr,  # [B, H, num_splits] float32, natural logarithm
-    query_stride,
-    table_width,
-    num_splits,
-    split_tokens,  # context tokens per split, a multiple of TILE
-    scale_log2,  # softmax scale * log2(e)
+    key_scales_ptr,
+    value_scales_ptr,
+    table,
+    kv_head,
+    first_tile,
+    num_tiles,
+    context,
+    scale_log2,
+    cap_log2,
     NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads per KV head
-    GROUP_PADDED: tl.constexpr,  # power of two >= max(GROUP, 16)
     HEAD_DIM: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,  # power of two >= HEAD_DIM
     BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,  # context tokens per iteration
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    index, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = tl.load(rows_ptr + index)
-    context = tl.load(context_lens_ptr + row)
-    start = split * split_tokens
-    end = tl.minimum(start + split_tokens, context)
-    group, column = tl.arange(0, GROUP_PADDED), tl.arange(0, HEAD_PADDED)
-    real = group < GROUP
-    head = kv_head * GROUP + group
-    out_row = (index.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * num_splits + split
-    if start >= context:
-        tl.store(lse_ptr + out_row, tl.full([GROUP_PADDED], float("-inf"), tl.float32), mask=real)
-        return
-    token = tl.load(tokens_ptr + index).to(tl.int64)
-    query_at = token * query_stride + head[None, :] * HEAD_DIM + column[:, None]
-    query = tl.load(query_ptr + query_at, mask=real[None, :] & (column[:, None] < HEAD_DIM), other=0.0)  # [D, G]
-    highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PADDED], tl.float32)
-    out = tl.zeros([HEAD_PADDED, GROUP_PADDED], tl.float32)
-    table = tables_ptr + row.to(tl.int64) * table_width
-    for first in range(start, end, TILE):
-        position = first + tl.arange(0, TILE)
-        inside = position < end
+    """Online softmax over some tiles of a context; each has a token that is seen. Output [D, COLUMNS] and its lse."""
+    HEAD_PADDED: tl.constexpr = query.shape[0]
+    COLUMNS: tl.constexpr = query.shape[1]
+    dim = tl.arange(0, HEAD_PADDED)
+    highest = tl.full([COLUMNS], float("-inf"), tl.float32)
+    total = tl.zeros([COLUMNS], tl.float32)
+    out = tl.zeros([HEAD_PADDED, COLUMNS], tl.float32)
+    largest = tl.full([], 1e-30, tl.float32)  # of the values' scales; `out` is in units of it
+    for tile in range(first_tile, first_tile + num_tiles):
+        position = tile * TILE + tl.arange(0, TILE)
+        inside = position < context
+        if WINDOW > 0:
+            inside &= position >= context - WINDOW
         block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        kv_row = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM
-        kv_at = kv_row[:, None] + column[None, :]
-        kv_mask = inside[:, None] & (column[None, :] < HEAD_DIM)
-        key = tl.load(key_pool_ptr + kv_at, mask=kv_mask, other=0.0)
-        score = tl.dot(key, query, input_precision="ieee") * scale_log2  # [TILE, G], in powers of two
+        token = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
+        at = token[:, None] * HEAD_DIM + dim[None, :]
+        mask = inside[:, None] & (dim[None, :] < HEAD_DIM)
+        key = _load_tile(key_pool_ptr, at, mask, query.dtype)
+        score = tl.dot(key, query, input_precision="ieee") * scale_log2  # [TILE, COLUMNS], in powers of two
+        if key_scales_ptr is not None:
+            score *= tl.load(key_scales_ptr + token, mask=inside, other=0.0)[:, None]
+        if CAPPED:
+            # cap * tanh(x), with 2 log2(e) / cap in the scale; an overflow to infinity gives the cap.
+            score = cap_log2 - 2 * cap_log2 / (1 + tl.exp2(score))
         score = tl.where(inside[:, None], score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, axis=0))
         weight = tl.exp2(score - higher[None, :])
         shrink = tl.exp2(highest - higher)
         total = total * shrink + tl.sum(weight, axis=0)
-        value = tl.load(value_pool_ptr + kv_at, mask=kv_mask, other=0.0)
+        if value_scales_ptr is not None:
+            # In units of the largest one seen, so that no product leaves the range of half precision.
+            scales = tl.load(value_scales_ptr + token, mask=inside, other=0.0)
+            larger = tl.maximum(largest, tl.max(scales, axis=0))
+            weight *= (scales / larger)[:, None]
+            shrink *= largest / larger
+            largest = larger
+        value = _load_tile(value_pool_ptr, at, mask, query.dtype)
         out = out * shrink[None, :]
         out = tl.dot(tl.trans(value), weight.to(value.dtype), out, input_precision="ieee")
         highest = higher
-    out = out / total[None, :]
-    out_at = out_row[None, :] * HEAD_DIM + column[:, None]
-    tl.store(partial_ptr + out_at, out, mask=real[None, :] & (column[:, None] < HEAD_DIM))
-    tl.store(lse_ptr + out_row, (highest + tl.log2(total)) * 0.6931471805599453, mask=real)
+    if value_scales_ptr is not None:
+        out *= largest
+    return out / total[None, :], highest + tl.log2(total)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
-def reduce_kernel(
-    partial_ptr,  # [B, H, num_splits, D] float32
-    lse_ptr,  # [B, H, num_splits] float32; -inf marks a split without tokens, whose partial was never written
-    tokens_ptr,  # [B] int32
-    out_ptr,  # [T, H, D] contiguous
-    num_heads,
-    num_splits,
+@triton.jit
+def _find_row(starts_ptr, num_rows, tile, ROWS: tl.constexpr):
+    """The row that a tile of the line belongs to."""
+    row = tl.full([], 0, tl.int32)
+    for first in range(0, num_rows, ROWS):
+        at = first + tl.arange(0, ROWS)
+        end = tl.load(starts_ptr + 1 + at, mask=at < num_rows, other=2147483647)
+        row += tl.sum((end <= tile).to(tl.int32), 0)
+    return row
+
+
+@triton.jit
+def _rows_of(members_ptr, row, GROUP: tl.constexpr, MEMBERS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Whose table to read, and each column's row and whether there is one."""
+    column = tl.arange(0, COLUMNS)
+    if members_ptr is None:
+        reader, query_row, real = row, row + tl.zeros([COLUMNS], tl.int32), column < GROUP
+    else:
+        reader = tl.load(members_ptr + row * MEMBERS)
+        member = column // GROUP
+        query_row = tl.load(members_ptr + row * MEMBERS + member, mask=member < MEMBERS, other=-1)
+        real = query_row >= 0
+    return reader, query_row, real
+
+
+# Values that change from step to step must not each compile a kernel of their own.
+@triton.jit(do_not_specialize=["table_width", "num_rows"])
+def decode_kernel(
+    query_ptr,  # [T, H, D], token rows `query_stride` elements apart
+    key_pool_ptr,  # [num_blocks, HK, BLOCK_SIZE, D]
+    value_pool_ptr,
+    key_scales_ptr,  # [num_blocks, HK, BLOCK_SIZE] float32; None but for float8
+    value_scales_ptr,
+    tables_ptr,  # [S, table_width] int32
+    context_lens_ptr,  # [S] int32
+    query_starts_ptr,  # [S + 1] int32
+    starts_ptr,  # [num_rows + 1] int32, first tile of each row (or group), counted over rows and KV heads
+    firsts_ptr,  # [S] int32, first tile of each row's context to read; None for groups, which begin at their beginning
+    members_ptr,  # [groups, MEMBERS] int32, rows whose query heads are side by side; None: each row for itself
+    partial_ptr,  # [pieces, MEMBERS * GROUP, D] float32
+    lse_ptr,  # [pieces, MEMBERS * GROUP] float32
+    query_stride,
+    table_width,
+    num_rows,  # S, or groups
+    scale_log2,  # softmax scale * log2(e); if CAPPED, times 2 / cap
+    cap_log2,  # cap * log2(e)
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    MEMBERS: tl.constexpr,
+    COLUMNS: tl.constexpr,  # power of two >= max(MEMBERS * GROUP, 16)
     HEAD_DIM: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,  # power of two, splits per iteration
+    HEAD_PADDED: tl.constexpr,  # power of two >= HEAD_DIM
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    CAPPED: tl.constexpr,
+    TILE: tl.constexpr,  # context tokens per iteration
+    COMPUTE: tl.constexpr,  # of the products: queries and blocks are converted to it
 ):
-    """One program per (row, head): joins the splits' outputs by their log-sum-exp."""
-    index, head = tl.program_id(0), tl.program_id(1)
-    column = tl.arange(0, HEAD_PADDED)
-    first_row = (index.to(tl.int64) * num_heads + head) * num_splits
-    highest = tl.full([], float("-inf"), tl.float32)
-    total = tl.zeros([], tl.float32)
-    out = tl.zeros([HEAD_PADDED], tl.float32)
-    for first in range(0, num_splits, SPLITS):
-        split = first + tl.arange(0, SPLITS)
-        lse = tl.load(lse_ptr + first_row + split, mask=split < num_splits, other=float("-inf"))
-        # The first split of a row always has tokens, so `higher` is finite from the first iteration on.
-        higher = tl.maximum(highest, tl.max(lse, axis=0))
-        weight = tl.exp(lse - higher)
-        shrink = tl.exp(highest - higher)
-        written = (lse > float("-inf"))[:, None] & (column[None, :] < HEAD_DIM)
-        part = tl.load(partial_ptr + (first_row + split)[:, None] * HEAD_DIM + column[None, :], mask=written, other=0.0)
-        out = out * shrink + tl.sum(part * weight[:, None], axis=0)
-        total = total * shrink + tl.sum(weight, axis=0)
-        highest = higher
-    token = tl.load(tokens_ptr + index).to(tl.int64)
-    at = out_ptr + (token * num_heads + head) * HEAD_DIM + column
-    tl.store(at, (out / total).to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
+    program = tl.program_id(0)
+    per_program = tl.cdiv(tl.load(starts_ptr + num_rows), tl.num_programs(0))
+    tile = program * per_program
+    last = tl.minimum(tile + per_program, tl.load(starts_ptr + num_rows))
+    row = _find_row(starts_ptr, num_rows, tile, 128)
+    column, dim = tl.arange(0, COLUMNS), tl.arange(0, HEAD_PADDED)
+    while tile < last:
+        while tl.load(starts_ptr + row + 1) <= tile:
+            row += 1
+        row_start = tl.load(starts_ptr + row)
+        row_tiles = (tl.load(starts_ptr + row + 1) - row_start) // NUM_KV_HEADS
+        kv_head = (tile - row_start) // row_tiles
+        within = tile - row_start - kv_head * row_tiles
+        num_tiles = tl.minimum(row_tiles - within, last - tile)
+        reader, query_row, real = _rows_of(members_ptr, row, GROUP, MEMBERS, COLUMNS)
+        context, first_tile = row_tiles * TILE, within  # of a group, which begins at the beginning
+        if members_ptr is None:
+            context, first_tile = tl.load(context_lens_ptr + row), tl.load(firsts_ptr + row) + within
+        token = tl.load(query_starts_ptr + query_row, mask=real, other=0).to(tl.int64)
+        head = kv_head * GROUP + column % GROUP
+        query_at = token[None, :] * query_stride + head[None, :] * HEAD_DIM + dim[:, None]
+        query = tl.load(query_ptr + query_at, mask=real[None, :] & (dim[:, None] < HEAD_DIM), other=0.0).to(COMPUTE)
+        out, lse = _attend_tiles(
+            query, key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr,
+            tables_ptr + reader.to(tl.int64) * table_width, kv_head, first_tile, num_tiles, context,
+            scale_log2, cap_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, CAPPED, TILE,
+        )  # fmt: skip
+        piece = (program + row * NUM_KV_HEADS + kv_head).to(tl.int64) * (MEMBERS * GROUP) + column
+        out_at = piece[None, :] * HEAD_DIM + dim[:, None]
+        tl.store(partial_ptr + out_at, out, mask=real[None, :] & (dim[:, None] < HEAD_DIM))
+        tl.store(lse_ptr + piece, lse, mask=real)
+        tile += num_tiles
 
 
 def decode(
     query: torch.Tensor,
     blocks: LayerBlocks,
     arrays: StepArrays,
+    scratch: DecodeScratch,
     layer: LayerAttention,
     out: torch.Tensor,
 ) -> None:
-    """Attends for the rows with one new token: query and out [T, H, D]."""
-    keys, values = blocks.keys, blocks.values
-    _, num_heads, head_dim = query.shape
-    num_kv_heads, block_size = keys.shape[1:3]
-    group, head_padded = num_heads // num_kv_heads, max(16, triton.next_power_of_2(head_dim))
-    rows = arrays.decodes
-    decode_kernel[(rows.rows.numel(), num_kv_heads, rows.num_splits)](
-        query, keys, values, arrays.tables, arrays.context_lens, rows.rows, rows.tokens, rows.partial, rows.lse,
-        query.stride(0), arrays.tables.stride(0), rows.num_splits, rows.split_tokens, layer.scale * math.log2(math.e),
-        NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim, HEAD_PADDED=head_padded, BLOCK_SIZE=block_size, TILE=launch.DECODE_TILE,
+    """Attends for the rows with one new token: query and out [T, H, D], out contiguous."""
+    if not arrays.has_decodes:
+        return
+    shared = shared_prefixes(arrays, layer.window)
+    if shared is not None:
+        _attend_spans(query, blocks, arrays, scratch, layer, shared)
+    _attend_spans(query, blocks, arrays, scratch, layer, None)
+    join(query, arrays, scratch, layer, out)
+
+
+def _attend_spans(
+    query: torch.Tensor,
+    blocks: LayerBlocks,
+    arrays: StepArrays,
+    scratch: DecodeScratch,
+    layer: LayerAttention,
+    shared: Prefixes | None,
+) -> None:
+    """Leaves partial results of all rows, or of all groups for what their rows share."""
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, block_size = blocks.keys.shape[1:3]
+    group = num_heads // num_kv_heads
+    index = scratch.windows.index(layer.window)
+    if shared is None:
+        members, starts, partials, num_rows = 1, scratch.starts[index], scratch.own, arrays.context_lens.numel()
+    else:
+        members, starts, partials, num_rows = (
+            shared.members.shape[1],
+            shared.starts,
+            scratch.shared,
+            len(shared.members),
+        )
+    cap = layer.soft_cap
+    decode_kernel[(scratch.programs,)](
+        query, blocks.keys, blocks.values, blocks.key_scales, blocks.value_scales,
+        arrays.tables, arrays.context_lens, arrays.query_starts, starts,
+        scratch.firsts[index] if shared is None else None, shared and shared.members, partials.out, partials.lse,
+        query.stride(0), arrays.tables.stride(0), num_rows,
+        layer.scale * _LOG2_E * (2 / cap if cap else 1), (cap or 0) * _LOG2_E,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, MEMBERS=members, COLUMNS=launch.padded(members * group),
+        HEAD_DIM=head_dim, HEAD_PADDED=launch.padded(head_dim), BLOCK_SIZE=block_size, WINDOW=layer.window or 0,
+        CAPPED=cap is not None, TILE=launch.DECODE_TILE, COMPUTE=_COMPUTE[_compute(query, blocks)],
         **launch.DECODE_OPTIONS,
     )  # fmt: skip
-    reduce_kernel[(rows.rows.numel(), num_heads)](
-        rows.partial, rows.lse, rows.tokens, out, num_heads, rows.num_splits,
-        HEAD_DIM=head_dim, HEAD_PADDED=head_padded, SPLITS=launch.REDUCE_SPLITS, **launch.COMMON_OPTIONS,
-    )  # fmt: skip
+
+
+def _compute(query: torch.Tensor, blocks: LayerBlocks) -> torch.dtype:
+    """Float8 becomes float16, where the chip has an instruction for it; bfloat16 would take several."""
+    return query.dtype if blocks.key_scales is None or query.dtype == torch.float32 else torch.float16

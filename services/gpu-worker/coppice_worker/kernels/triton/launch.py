@@ -14,16 +14,18 @@ WRITE_TILE = 512  # elements of a program's half heads
 DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
 EXTEND_TILE = 64  # context tokens per iteration
 EXTEND_ROWS = 128  # packed query rows per program
-REDUCE_SPLITS = 16  # splits per iteration
+REDUCE_PIECES = 16  # pieces per iteration
+PLAN_ROWS = 1024  # rows per iteration
 
 DECODE_PROGRAMS_PER_SM = 3  # 72 KiB of shared memory each at D = 128
-_START_TOKENS = 128  # what starting a program costs, in context tokens read meanwhile
-_SPLIT_COUNTS = np.array([*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384], dtype=np.int64)
+PREFIX_COLUMNS = 64  # query heads of a group of rows, over one KV head
+PREFIX_GROUPS_MAX = 32
 
 Int32 = npt.NDArray[np.int32]
 
 # Said explicitly, as Triton is about to change its default.
 COMMON_OPTIONS: dict[str, int | bool] = {"enable_fp_fusion": True}
+REDUCE_OPTIONS: dict[str, int | bool] = {**COMMON_OPTIONS, "num_warps": 1}
 DECODE_OPTIONS: dict[str, int | bool] = {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 3}
 
 
@@ -58,18 +60,17 @@ def extend_tiles(rows: Int32, packed_lens: Int32) -> tuple[Int32, Int32]:
     return tile_rows.astype(np.int32), tile_starts.astype(np.int32)
 
 
-def split_tokens(context_lens: Int32, num_kv_heads: int, num_sms: int) -> int:
-    """Context tokens per decode program, a multiple of DECODE_TILE.
+def padded(size: int) -> int:
+    """The least power of two that holds `size` and fills a matrix instruction."""
+    return max(16, 1 << (size - 1).bit_length())
 
-    One length for all rows keeps programs equal, so a ragged batch balances as a uniform one does. Chosen is the
-    length whose programs, running in waves over the device, finish first.
-    """
-    lens = context_lens.astype(np.int64)
-    longest = int(lens.max(initial=1))
-    pieces = -(-longest // _SPLIT_COUNTS)
-    candidates = np.unique(-(-pieces // DECODE_TILE) * DECODE_TILE)
-    programs = num_kv_heads * (-(-lens[:, None] // candidates)).sum(axis=0)
-    waves = -(-programs // (num_sms * DECODE_PROGRAMS_PER_SM))
-    cost = waves * (candidates + _START_TOKENS)
-    # Of equals the longest: it leaves the fewest partial results to join.
-    return int(candidates[::-1][np.argmin(cost[::-1])])
+
+def decode_programs(num_sms: int, head_dim: int) -> int:
+    """How many decode programs are launched, whatever the step: as many as run at once."""
+    return num_sms * (DECODE_PROGRAMS_PER_SM if head_dim <= 128 else 1)
+
+
+def prefix_members(group: int) -> int:
+    """Rows that a program takes together over their common prefix; 0 where fewer than two fit."""
+    members = PREFIX_COLUMNS // group
+    return members if members >= 2 else 0

@@ -1,0 +1,96 @@
+"""Compiles kernels for sm_90 without a GPU, and reads what came out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+REGISTERS_PER_SM = 65536
+SHARED_BYTES_PER_SM = 227 * 1024
+PROGRAMS_PER_SM_MAX = 32
+
+BF16 = ("query_ptr", "key_pool_ptr", "value_pool_ptr", "out_ptr", "key_ptr", "value_ptr", "planes_ptr")
+FLOAT32 = ("partial_ptr", "lse_ptr")
+# Arguments that the launches guarantee to be multiples of 16.
+ALIGNED = ("query_stride", "key_stride", "value_stride", "width")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    registers: int  # per thread
+    stack_bytes: int
+    shared_bytes: int
+    num_warps: int
+    listing: str
+
+    def programs_per_sm(self) -> int:
+        # A warp takes its registers in units of 8 per thread, a program keeps 1 KiB of shared memory for itself.
+        per_program = self.num_warps * 32 * -(-self.registers // 8) * 8
+        by_memory = SHARED_BYTES_PER_SM // (self.shared_bytes + 1024)
+        return min(REGISTERS_PER_SM // per_program, by_memory, PROGRAMS_PER_SM_MAX)
+
+
+def type_of(name: str) -> str:
+    if name in BF16:
+        return "*bf16"
+    if name in FLOAT32:
+        return "*fp32"
+    if name == "slots_ptr":
+        return "*i64"
+    if name.endswith("_ptr"):
+        return "*i32"
+    return "fp32" if name == "scale_log2" else "i32"
+
+
+def compile_kernel(
+    kernel: Any,
+    constants: Mapping[str, Any],
+    options: Mapping[str, Any],
+    folder: Path,
+    types: Mapping[str, str] | None = None,
+    aligned_too: tuple[str, ...] = (),
+) -> Compiled:
+    """`types` and `aligned_too` tell of arguments that `type_of` and ALIGNED do not know; a constant None stands for
+    no array."""
+    names = kernel.arg_names
+    known = types or {}
+    signature = {name: "constexpr" if name in constants else known.get(name) or type_of(name) for name in names}
+    aligned = [i for i, name in enumerate(names) if signature[name].startswith("*") or name in (*ALIGNED, *aligned_too)]
+    source = ASTSource(
+        kernel,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(index,): [["tt.divisibility", 16]] for index in aligned},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(options))
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(built.asm["cubin"])
+    usage = run_tool("cuobjdump", "-res-usage", cubin)
+    numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    assert numbers["LOCAL"] == 0
+    return Compiled(
+        numbers["REG"],
+        numbers["STACK"],
+        built.metadata.shared,
+        built.metadata.num_warps,
+        run_tool("nvdisasm", cubin),
+    )
+
+
+def run_tool(tool: str, *arguments: str | Path) -> str:
+    command = [str(TOOLS / tool), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def assert_no_spills(compiled: Compiled) -> None:
+    assert compiled.stack_bytes == 0
+    assert not re.search(r"\b(LDL|STL)\b", compiled.listing)
