@@ -27,6 +27,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command()(split)
     bench.command()(plan)
     bench.command()(kernels)
+    bench.command()(step)
 
 
 def index(
@@ -136,4 +137,21 @@ def kernels(
 
     refuse_unknown_variables_of(context)
     print_report(run_kernels(quick=quick, threads=threads), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def step(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of torch; default: torch's own choice.")
+    ] = None,
+) -> None:
+    """Measure whole steps of a worker, beside the floor and beside the same model without blocks."""
+    from coppice_bench.report import print_report
+    from coppice_bench.step import run_step
+
+    refuse_unknown_variables_of(context)
+    print_report(run_step(quick=quick, threads=threads), as_json=as_json)
     raise typer.Exit(EXIT_OK)

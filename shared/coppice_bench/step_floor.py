@@ -1,0 +1,101 @@
+"""What a step cannot be quicker than: its matrix products on a CPU, bytes and FLOPs at measured rates on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from coppice_bench.step_model import StepModel, StepShape
+from coppice_worker.model.config import ModelConfig
+from coppice_worker.model.weights import EMBEDDING, DecoderWeights, tensor_layouts
+
+_COPY_BYTES = 1 << 30
+_MATMUL_SIZE = 8192
+_RATE_ROUNDS = 20
+
+
+class Products:
+    """All projections of a step, one after the other, and nothing else; the gate where a projection includes it."""
+
+    def __init__(self, model: StepModel, weights: DecoderWeights, shape: StepShape) -> None:
+        config, num_tokens = model.config, shape.batch * shape.new_tokens
+
+        def rows(count: int, width: int) -> torch.Tensor:
+            return torch.randn(count, width, device=model.device).to(model.dtype)
+
+        self._weights = weights
+        self._hidden = rows(num_tokens, config.hidden_size)
+        self._heads = rows(num_tokens, config.num_heads * config.head_dim)
+        self._intermediate = rows(num_tokens, config.intermediate_size)
+        self._sampled = rows(shape.batch, config.hidden_size)
+
+    @torch.inference_mode()
+    def compute(self) -> None:
+        for layer in self._weights.layers:
+            layer.qkv(self._hidden)
+            layer.output(self._heads)
+            layer.gated(self._hidden)
+            layer.down(self._intermediate)
+        self._weights.head(self._sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What a GPU reaches in this run."""
+
+    copy_bytes_per_s: float  # read and written
+    matmul_flops_per_s: float
+
+    def floor_ms(self, model: StepModel, shape: StepShape) -> float:
+        """The longer of moving the step's bytes and of multiplying."""
+        moved, multiplied = step_bytes(model, shape), step_flops(model.config, shape)
+        return 1e3 * max(moved / self.copy_bytes_per_s, multiplied / self.matmul_flops_per_s)
+
+
+def measure_rates(device: torch.device) -> DeviceRates:
+    source = torch.randn(_COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    copied_s = _time(device, lambda: target.copy_(source))
+    matrix = torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, device=device).bfloat16()
+    multiplied_s = _time(device, lambda: matrix @ matrix)
+    return DeviceRates(2 * _COPY_BYTES / copied_s, 2 * _MATMUL_SIZE**3 / multiplied_s)
+
+
+def _time(device: torch.device, operation: Callable[[], object]) -> float:
+    """Median seconds."""
+    taken = []
+    for _ in range(_RATE_ROUNDS):
+        torch.cuda.synchronize(device)
+        began = perf_counter()
+        operation()
+        torch.cuda.synchronize(device)
+        taken.append(perf_counter() - began)
+    return median(taken)
+
+
+def num_projected(config: ModelConfig) -> int:
+    """Parameters of all projections, the head among them."""
+    layouts = tensor_layouts(config)
+    matrices = {name: layout.shape for name, layout in layouts.items() if len(layout.shape) == 2}
+    if not config.tied_embeddings:
+        del matrices[EMBEDDING]  # a step looks up a few of its rows
+    return sum(map(prod, matrices.values()))
+
+
+def step_bytes(model: StepModel, shape: StepShape) -> int:
+    """Weights once, and each sequence's KV once."""
+    return num_projected(model.config) * model.dtype.itemsize + shape.batch * model.kv_bytes(shape.context)
+
+
+def step_flops(config: ModelConfig, shape: StepShape) -> int:
+    """Products with weights, the head's for one token of each sequence; scores and weighted values of seen keys."""
+    num_tokens = shape.batch * shape.new_tokens
+    head = config.vocab_size * config.hidden_size
+    seen = shape.batch * shape.new_tokens * (2 * shape.context - shape.new_tokens + 1) // 2
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * seen
+    return 2 * num_tokens * (num_projected(config) - head) + 2 * shape.batch * head + attention

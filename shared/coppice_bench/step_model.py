@@ -1,0 +1,190 @@
+"""What `coppice bench step` measures: one decoder with random weights, its sequences on blocks or each in one stretch.
+
+Both attend over the same content with the same projections, norms, rotation and writes; what differs is where keys and
+values lie and who attends:
+
+    Sequences    blocks all over the pool               the worker's kernels
+    Contiguous   one stretch of memory per sequence     torch's scaled_dot_product_attention
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from coppice_worker.core.batch import Int32, SampleRows, StepBatch
+from coppice_worker.kernels.backend import Angles, AttentionStep
+from coppice_worker.kernels.choice import choose_backend, choose_tiles
+from coppice_worker.kernels.pool import KvPool
+from coppice_worker.model.config import CONFIG_FILE, ModelConfig, read_config
+from coppice_worker.model.decoder import Decoder
+from coppice_worker.model.executor import heads_of, kv_shape
+from coppice_worker.model.linear import Projections
+from coppice_worker.model.sampler import sample_and_report
+from coppice_worker.model.weights import DecoderWeights, assemble, tensor_layouts
+
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """One kind of step: `batch` sequences with `new_tokens` each, at the end of `context` tokens."""
+
+    batch: int
+    new_tokens: int
+    context: int  # tokens, with the new ones
+
+
+def config_of(**values: Any) -> ModelConfig:
+    """A Llama with these keys of a config.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        known = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5, **values}
+        Path(folder, CONFIG_FILE).write_text(json.dumps(known), encoding="utf-8")
+        return read_config(Path(folder))
+
+
+class RandomTensors:
+    """Weights that were never trained."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self._layouts = tensor_layouts(config)
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator(device).manual_seed(_SEED)
+
+    def stacked(self, names: Sequence[str]) -> torch.Tensor:
+        shapes = [self._layouts[name].shape for name in names]
+        out = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        return out.normal_(0, 0.02, generator=self._generator) if out.dim() > 1 else out.fill_(1)
+
+
+class StepModel:
+    """A decoder of random weights, as a worker would have it on this device."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.config, self.device, self.dtype = config, device, dtype
+        pool = self.pool(num_blocks=1, block_size=16)
+        self._arithmetic = choose_backend("auto", pool, heads_of(config)).arithmetic
+        self.weights = self.random_weights(Projections(self._arithmetic.gate, choose_tiles("auto", pool)))
+        self._decoder = Decoder(config, self.weights, self._arithmetic)
+
+    def random_weights(self, projections: Projections) -> DecoderWeights:
+        """The same with each call."""
+        return assemble(self.config, RandomTensors(self.config, self.device, self.dtype), projections)
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        return kv_shape(self.config).bytes_per_block(num_tokens, self.dtype)
+
+    def pool(self, num_blocks: int, block_size: int) -> KvPool:
+        shape = kv_shape(self.config)
+        return KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=self.device, dtype=self.dtype)
+
+    @torch.inference_mode()
+    def logits(self, sequences: Sequences) -> torch.Tensor:
+        """[batch, vocab] behind each sequence's last token."""
+        batch = sequences.batch
+        tokens, positions, last = (
+            torch.from_numpy(array).to(self.device)
+            for array in (batch.token_ids, batch.positions, batch.query_starts[1:] - 1)
+        )
+        hidden = self._decoder.forward(tokens, positions, sequences.plan())
+        return self._decoder.logits(hidden.index_select(0, last))
+
+    @torch.inference_mode()
+    def step(self, sequences: Sequences) -> Int32:
+        """A whole step as a worker computes it: the likeliest token of each sequence, [batch]."""
+        tokens, _ = sample_and_report(self.logits(sequences), sequences.batch.sample, self._arithmetic.argmax)
+        return tokens.cpu().numpy().astype(np.int32)
+
+
+class Sequences:
+    """Sequences whose blocks lie in no order, with content that means nothing."""
+
+    def __init__(self, model: StepModel, shape: StepShape, block_size: int) -> None:
+        blocks = -(-shape.context // block_size)
+        self.pool = model.pool(shape.batch * blocks, block_size)
+        self.pool.storage.normal_(generator=torch.Generator(model.device).manual_seed(_SEED))
+        self._backend = choose_backend("auto", self.pool, heads_of(model.config))
+        self.batch = _batch(shape, self._tables(shape.batch, blocks), block_size)
+
+    def _tables(self, batch: int, blocks: int) -> Int32:
+        return np.random.default_rng(_SEED).permutation(batch * blocks).reshape(batch, blocks).astype(np.int32)
+
+    def plan(self) -> AttentionStep:
+        return self._backend.plan(self.batch)
+
+
+class Contiguous(Sequences):
+    """The content of other sequences, each in one block that holds all of it."""
+
+    def __init__(self, model: StepModel, shape: StepShape, other: Sequences) -> None:
+        super().__init__(model, shape, shape.context)
+        self._shape, self._heads = shape, heads_of(model.config)
+        for row, table in enumerate(other.batch.block_tables):
+            tokens = other.pool.storage[:, :, torch.from_numpy(table).to(model.device)].transpose(2, 3).flatten(3, 4)
+            self.pool.storage[:, :, row] = tokens[:, :, :, : shape.context]
+
+    def _tables(self, batch: int, blocks: int) -> Int32:
+        return np.arange(batch, dtype=np.int32).reshape(batch, 1)
+
+    def plan(self) -> AttentionStep:
+        return _ContiguousStep(super().plan(), self)
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """[T, H, D] -> [T, H * D]."""
+        num_kv_heads, head_dim = self.pool.shape.num_kv_heads, self.pool.shape.head_dim
+        keys, values = self.pool.keys(layer), self.pool.values(layer)
+        scale = self._heads.layers[layer].scale
+        if self._shape.new_tokens == 1:
+            # Heads of a group as queries: two to four times as quick on a CPU as telling torch of the groups.
+            packed = query.reshape(self._shape.batch, num_kv_heads, -1, head_dim)
+            return scaled_dot_product_attention(packed, keys, values, scale=scale).reshape(self._shape.batch, -1)
+        wide = query.reshape(self._shape.batch, self._shape.new_tokens, -1, head_dim).transpose(1, 2)
+        out = scaled_dot_product_attention(wide, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).reshape(query.shape[0], -1)
+
+
+class _ContiguousStep:
+    def __init__(self, blocks: AttentionStep, sequences: Contiguous) -> None:
+        self._blocks, self._sequences = blocks, sequences
+
+    def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
+        return self._blocks.write(layer, qkv, angles)
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        return self._sequences.attend(layer, query)
+
+
+def _batch(shape: StepShape, tables: Int32, block_size: int) -> StepBatch:
+    first, total = shape.context - shape.new_tokens, shape.batch * shape.new_tokens
+    positions = np.tile(np.arange(first, shape.context, dtype=np.int64), shape.batch)
+    rows = np.repeat(np.arange(shape.batch), shape.new_tokens)
+    return StepBatch(
+        token_ids=np.arange(total, dtype=np.int64) % 500,
+        positions=positions,
+        slots=tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        query_starts=np.arange(0, total + 1, shape.new_tokens, dtype=np.int32),
+        context_lens=np.full(shape.batch, shape.context, np.int32),
+        block_tables=tables,
+        sample=_greedy(shape),
+    )
+
+
+def _greedy(shape: StepShape) -> SampleRows:
+    zeros = np.zeros(shape.batch, np.float32)
+    return SampleRows(
+        rows=np.arange(shape.batch, dtype=np.int32),
+        temperature=zeros,
+        top_k=np.zeros(shape.batch, np.int32),
+        top_p=zeros + 1,
+        min_p=zeros,
+        seed=np.zeros(shape.batch, np.uint64),
+        position=np.full(shape.batch, shape.context, np.int64),
+    )
