@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 import torch
 
 from coppice_worker.kernels import reference
-from coppice_worker.kernels.triton.arrays import DecodeScratch, StepArrays, decode_scratch, step_arrays
+from coppice_worker.kernels.backend import LayerAttention
+from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
+from coppice_worker.kernels.triton.arrays import DecodeScratch, Prefixes, StepArrays, decode_scratch, step_arrays
+from coppice_worker.kernels.triton.cascade import no_groups
 from coppice_worker.kernels.triton.decode import decode
 from coppice_worker.kernels.triton.spans import plan
 from tests.kernels.cases import Case, make_case
@@ -48,7 +52,10 @@ def run(case: Case, arrays: StepArrays, scratch: DecodeScratch) -> torch.Tensor:
 
 
 def arrays_of(case: Case) -> StepArrays:
-    return step_arrays(case.batch, group=case.num_heads // case.pool.shape.num_kv_heads, device=CPU)
+    heads = case.pool.shape.num_kv_heads
+    return step_arrays(
+        case.batch, num_kv_heads=heads, group=case.num_heads // heads, block_size=case.pool.block_size, device=CPU
+    )
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
@@ -94,3 +101,101 @@ def test_a_step_may_have_more_rows_than_an_iteration_of_planning(monkeypatch: py
     assert_close(run(case, arrays_of(case), scratch), wanted(case))
     tiles = -(-case.batch.context_lens // 64) * 2
     assert scratch.starts_of(None)[:8].tolist() == [0, *np.cumsum(tiles).tolist()]
+
+
+def out_of_sight(case: Case) -> Case:
+    """Nothing that no token sees is there any more: contents are NaN, and tables name no blocks."""
+    window, block_size = case.layer.window, case.pool.block_size
+    assert window is not None
+    for row, context in enumerate(case.batch.context_lens.tolist()):
+        first = max(0, context - window)
+        table = case.batch.block_tables[row]
+        for position in range(first):
+            case.pool.storage[:, :, table[position // block_size], :, position % block_size] = float("nan")
+        table[: first // block_size] = 1 << 30
+    return case
+
+
+@pytest.mark.parametrize("window", [1, 64, 70, 500])
+def test_window(window: int) -> None:
+    layer = LayerAttention(scale=0.3, window=window)
+    before = [0, 63, 69, 70, 133, 198]
+    case = filled(make_case([1] * 6, before, block_size=32, num_kv_heads=2, group=2, head_dim=16, layer=layer))
+    expected, case = wanted(case), out_of_sight(case)
+    assert_close(run(case, arrays_of(case), scratch_for(case, num_sms=2)), expected)
+
+
+LAYERS = {
+    "capped": LayerAttention(scale=1.0, soft_cap=2.0),
+    "sinks": LayerAttention(scale=0.3, sinks=torch.tensor([-1.0, 4.0, 60.0, 0.0, 1.0, -80.0])),
+    "all": LayerAttention(scale=0.5, window=90, soft_cap=1.5, sinks=torch.linspace(-2, 3, 6)),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_ways_of_attending(layer: LayerAttention) -> None:
+    case = make_case([1] * 4, [0, 50, 64, 200], block_size=16, num_kv_heads=2, group=3, head_dim=16, layer=layer)
+    filled(case)
+    case.query.mul_(4)  # far into the cap
+    assert_close(run(case, arrays_of(case), scratch_for(case)), wanted(case))
+
+
+@pytest.mark.parametrize(
+    ("group", "num_kv_heads", "head_dim", "block_size"),
+    [(1, 3, 80, 64), (64, 1, 16, 32), (9, 1, 96, 16), (2, 1, 256, 16)],
+)
+def test_shapes(group: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+    case = make_case([1] * 2, [70, 0], block_size=block_size, num_kv_heads=num_kv_heads, group=group, head_dim=head_dim)
+    filled(case)
+    assert_close(run(case, arrays_of(case), scratch_for(case)), wanted(case))
+
+
+def test_float8_blocks() -> None:
+    """Values of very different size, each with a scale of its own; NaN scales where no token is."""
+    case = make_case([1] * 3, [20, 64, 200], block_size=16, num_kv_heads=2, group=2, head_dim=24)
+    plain = filled(case).pool
+    sizes = 10.0 ** torch.randint(-4, 3, plain.storage.shape[:-1], generator=torch.Generator().manual_seed(3))
+    plain.storage[:, 1] *= sizes[:, 1, ..., None]
+    pool = KvPool(plain.shape, num_blocks=plain.num_blocks, block_size=16, device=CPU, dtype=torch.float8_e4m3fn)
+    assert pool.scales is not None
+    pool.scales.copy_(plain.storage.abs().amax(-1) / FLOAT8_MAX)
+    pool.storage.copy_(plain.storage / pool.scales[..., None])
+    plain.storage.copy_(pool.storage.float() * pool.scales[..., None])
+    expected = wanted(case)
+    out = run(replace(case, pool=pool), arrays_of(case), scratch_for(case))
+    torch.testing.assert_close(out.double(), expected, atol=2e-6 * float(expected.abs().max()), rtol=1e-5)
+
+
+def sharing(case: Case, shared_blocks: Sequence[int]) -> Case:
+    """Every row after the first begins with so many blocks of the first one; its own ones there become NaN."""
+    tables = case.batch.block_tables
+    for row, count in enumerate(shared_blocks, start=1):
+        case.pool.storage[:, :, tables[row, :count]] = float("nan")
+        tables[row, :count] = tables[0, :count]
+    return filled(case)
+
+
+@pytest.mark.parametrize("num_sms", [1, 7])
+@pytest.mark.parametrize("layer", [LAYERS["sinks"], LAYERS["all"]], ids=["whole", "window"])
+def test_common_prefixes(layer: LayerAttention, num_sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows share, with others between them that do not, or that are padding or no decodes."""
+    monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_TOKENS_MIN", 64)
+    monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_SAVED_MIN", 64)
+    new_tokens, before = [1, 1, 1, 2, 1], [200, 129, 40, 190, 220]
+    case = make_case(new_tokens, before, block_size=16, num_kv_heads=2, group=3, head_dim=16, layer=layer)
+    sharing(case, [8, 0, 8, 10])
+    arrays = arrays_of(case)
+    assert arrays.prefixes is not None
+    assert arrays.prefixes.places.tolist() == [0, 1, -1, -1, 2]
+    out, expected = run(case, arrays, scratch_for(case, num_sms=num_sms)), wanted(case)
+    decodes = [0, 1, 2, 5]
+    assert_close(out[decodes], expected[decodes])
+
+
+def test_prefixes_of_a_replay_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph with a launch for prefixes serves steps in which nobody shares."""
+    case = filled(make_case([1] * 2, [100, 30], block_size=16, num_kv_heads=2, group=3, head_dim=16))
+    groups = no_groups(2, 3)
+    prefixes = Prefixes(*map(torch.from_numpy, (groups.members, groups.starts, groups.places)))
+    arrays = replace(arrays_of(case), prefixes=prefixes)
+    assert_close(run(case, arrays, scratch_for(case)), wanted(case))

@@ -30,6 +30,7 @@ from coppice_worker.kernels.backend import Heads
 from coppice_worker.kernels.pool import KvShape
 
 from . import launch
+from .cascade import find_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,9 @@ def decode_scratch(rows_max: int, heads: Heads, shape: KvShape, *, num_sms: int,
     )
 
 
-def step_arrays(batch: StepBatch, *, group: int, device: torch.device) -> StepArrays:
+def step_arrays(
+    batch: StepBatch, *, num_kv_heads: int, group: int, block_size: int, device: torch.device
+) -> StepArrays:
     """Of a step with new arrays; `group` query heads share a KV head."""
 
     def to_device(array: Int32 | Int64) -> torch.Tensor:
@@ -111,6 +114,10 @@ def step_arrays(batch: StepBatch, *, group: int, device: torch.device) -> StepAr
 
     new_tokens = np.diff(batch.query_starts)
     extends = np.flatnonzero(new_tokens > 1).astype(np.int32)
+    groups = find_groups(
+        batch.block_tables, batch.context_lens, new_tokens == 1,
+        num_kv_heads=num_kv_heads, group=group, block_size=block_size,
+    )  # fmt: skip
     tile_rows, tile_starts = launch.extend_tiles(extends, new_tokens[extends] * group)
     return StepArrays(
         slots=to_device(batch.slots),
@@ -120,5 +127,5 @@ def step_arrays(batch: StepBatch, *, group: int, device: torch.device) -> StepAr
         tile_rows=to_device(tile_rows),
         tile_starts=to_device(tile_starts),
         has_decodes=bool((new_tokens == 1).any()),
-        prefixes=None,
+        prefixes=None if groups is None else Prefixes(*map(to_device, (groups.members, groups.starts, groups.places))),
     )

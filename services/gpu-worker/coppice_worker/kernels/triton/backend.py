@@ -68,7 +68,13 @@ class TritonStep:
     def __init__(self, backend: TritonBackend, batch: StepBatch) -> None:
         self._backend = backend
         num_kv_heads = backend.pool.shape.num_kv_heads
-        self._arrays = step_arrays(batch, group=backend.heads.num_heads // num_kv_heads, device=backend.device)
+        self._arrays = step_arrays(
+            batch,
+            num_kv_heads=num_kv_heads,
+            group=backend.heads.num_heads // num_kv_heads,
+            block_size=backend.pool.block_size,
+            device=backend.device,
+        )
         self._scratch = backend.scratch(len(batch.context_lens))
         plan(self._arrays, self._scratch, num_kv_heads)
 

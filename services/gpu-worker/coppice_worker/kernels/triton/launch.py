@@ -20,6 +20,8 @@ PLAN_ROWS = 1024  # rows per iteration
 DECODE_PROGRAMS_PER_SM = 3  # 72 KiB of shared memory each at D = 128
 PREFIX_COLUMNS = 64  # query heads of a group of rows, over one KV head
 PREFIX_GROUPS_MAX = 32
+PREFIX_TOKENS_MIN = 256  # that a group shares
+PREFIX_SAVED_MIN = 8192  # context tokens that all groups together read less: a launch takes as long as half of them
 
 Int32 = npt.NDArray[np.int32]
 
