@@ -21,15 +21,15 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch import Int32, SampleRows, StepBatch
-from coppice_worker.kernels.backend import Angles, AttentionStep
+from coppice_worker.kernels.backend import Angles, AttentionStep, Heads
 from coppice_worker.kernels.choice import choose_backend, choose_tiles
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.model.config import CONFIG_FILE, ModelConfig, read_config
 from coppice_worker.model.decoder import Decoder
-from coppice_worker.model.executor import heads_of, kv_shape
+from coppice_worker.model.executor import kv_shape
 from coppice_worker.model.linear import Projections
 from coppice_worker.model.sampler import sample_and_report
-from coppice_worker.model.weights import DecoderWeights, assemble, tensor_layouts
+from coppice_worker.model.weights import DecoderWeights, assemble, attention_layers, tensor_layouts
 
 _SEED = 0
 
@@ -71,7 +71,9 @@ class StepModel:
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config, self.device, self.dtype = config, device, dtype
         pool = self.pool(num_blocks=1, block_size=16)
-        self._arithmetic = choose_backend("auto", pool, heads_of(config)).arithmetic
+        layers = attention_layers(config, RandomTensors(config, device, dtype))
+        self.heads = Heads(config.num_heads, layers)
+        self._arithmetic = choose_backend("auto", pool, self.heads).arithmetic
         self.weights = self.random_weights(Projections(self._arithmetic.gate, choose_tiles("auto", pool)))
         self._decoder = Decoder(config, self.weights, self._arithmetic)
 
@@ -111,7 +113,7 @@ class Sequences:
         blocks = -(-shape.context // block_size)
         self.pool = model.pool(shape.batch * blocks, block_size)
         self.pool.storage.normal_(generator=torch.Generator(model.device).manual_seed(_SEED))
-        self._backend = choose_backend("auto", self.pool, heads_of(model.config))
+        self._backend = choose_backend("auto", self.pool, model.heads)
         self.batch = _batch(shape, self._tables(shape.batch, blocks), block_size)
 
     def _tables(self, batch: int, blocks: int) -> Int32:
@@ -126,7 +128,7 @@ class Contiguous(Sequences):
 
     def __init__(self, model: StepModel, shape: StepShape, other: Sequences) -> None:
         super().__init__(model, shape, shape.context)
-        self._shape, self._heads = shape, heads_of(model.config)
+        self._shape, self._heads = shape, model.heads
         for row, table in enumerate(other.batch.block_tables):
             tokens = other.pool.storage[:, :, torch.from_numpy(table).to(model.device)].transpose(2, 3).flatten(3, 4)
             self.pool.storage[:, :, row] = tokens[:, :, :, : shape.context]

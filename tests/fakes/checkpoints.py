@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from coppice_bench.byte_tokenizer import BOS_ID, EOS_ID, NUM_TOKENS, write_byte_tokenizer
 
-Family = Literal["llama", "qwen2"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2"]
 
 MAX_CONTEXT = 2048
 LLAMA3_ROPE: dict[str, Any] = {
@@ -21,6 +22,27 @@ LLAMA3_ROPE: dict[str, Any] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+YARN_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+# Windows shorter than most prompts, and caps that are felt.
+FAMILY_SETTINGS: dict[Family, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"head_dim": 16, "sliding_window": 24},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "gemma2": {
+        "head_dim": 32,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 20.0,
+        "pad_token_id": None,
+    },
 }
 
 
@@ -56,20 +78,23 @@ def write_tiny_checkpoint(
         "initializer_range": 0.15,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
+        **FAMILY_SETTINGS[family],
         **config_changes,
     }
     transformers_logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (
-            LlamaForCausalLM(LlamaConfig(**settings))
-            if family == "llama"
-            else Qwen2ForCausalLM(Qwen2Config(**settings))
-        )
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
         _randomise_vectors(model)
     model.save_pretrained(path, max_shard_size="100KB" if sharded else "5GB")
     write_byte_tokenizer(path, MAX_CONTEXT)
     return path
+
+
+def edit_config(checkpoint: Path, **changes: Any) -> None:
+    """Changes keys of its config.json."""
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def _randomise_vectors(model: torch.nn.Module) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coppice_worker.model.executor import TorchExecutor
-from tests.fakes.checkpoints import LLAMA3_ROPE, Family, write_tiny_checkpoint
+from tests.fakes.checkpoints import LLAMA3_ROPE, YARN_ROPE, Family, write_tiny_checkpoint
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 
 TIE_MARGIN = 1e-4  # logits closer than this may order either way in float32
@@ -26,6 +26,23 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "llama-biases-wide-heads": {"family": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 32},
     "qwen2": {"family": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 56},
     "qwen2-tied-sharded": {"family": "qwen2", "tie": True, "sharded": True},
+    "qwen2-upper-windows-yarn": {
+        "family": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "max_window_layers": 1,
+        "rope_scaling": YARN_ROPE,
+    },
+    "mistral": {"family": "mistral"},
+    "mistral-without-window": {"family": "mistral", "sliding_window": None, "head_dim": 24},
+    "qwen3": {"family": "qwen3", "tie": True},
+    "gemma2": {"family": "gemma2", "num_hidden_layers": 3},
+    "gemma2-without-caps": {
+        "family": "gemma2",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
 }
 
 
@@ -71,7 +88,7 @@ def test_greedy_matches_oracle(tmp_path: Path, name: str, block_size: int) -> No
         assert len(set(sequence.sampled)) > 2, "a model that repeats one token proves nothing"
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma2"])
 def test_matches_generate(tmp_path: Path, family: Family) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, family, seed=3, eos_token_id=None)
     prompt = [int(t) for t in np.random.default_rng(1).integers(0, 256, 50)]

@@ -32,13 +32,14 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     device_type, dtype = pool.storage.device.type, pool.storage.dtype
     if kernels == "torch":
         return TorchBackend(pool, heads)
+    wants_triton = kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype))
     why_torch = _known_to_torch_only(heads)
-    if why_torch is not None:
-        if kernels != "auto":
+    if wants_triton and why_torch is not None:
+        if kernels == "triton":
             raise KernelsUnavailable(why_torch)
         _log.info("attention by torch: %s", why_torch)
         return TorchBackend(pool, heads)
-    if kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype)):
+    if wants_triton:
         # Imported here, as a machine without a GPU need not have Triton.
         from .triton.backend import TritonBackend
 
@@ -56,7 +57,7 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
 def _known_to_torch_only(heads: Heads) -> str | None:
     for layer in heads.layers:
         if layer.window is not None or layer.soft_cap is not None or layer.sinks is not None:
-            return "the other kernels do not know windows, soft caps and sinks of attention"
+            return "the Triton kernels do not know windows, soft caps and sinks of attention"
     return None
 
 

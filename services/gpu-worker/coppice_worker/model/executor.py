@@ -25,16 +25,16 @@ from coppice_worker.core.batch import (
     StepLimits,
     StepOutput,
 )
-from coppice_worker.kernels.backend import Heads, LayerAttention
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_tiles
 from coppice_worker.kernels.pool import KvPool, KvShape
 
-from .config import ModelConfig, RopeConfig, read_config
+from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .linear import Projections
 from .loader import Checkpoint, ProgressCallback, checkpoint_digest
 from .logits import join_logprobs, token_logprobs
 from .memory import FillDevice, blocks_that_fit, measure
+from .rope_config import RopeConfig
 from .sampler import sample_and_report
 from .warm_up import largest_step, warm_up_steps
 
@@ -93,6 +93,7 @@ class TorchExecutor:
             checkpoint_dir, self._config, device=self._device, dtype=torch_dtype, on_progress=on_progress
         )
         self._kernels, self._limits = kernels, limits
+        self._heads = checkpoint.heads()
         fill = num_blocks if isinstance(num_blocks, FillDevice) else None
         free_before = fill.memory.total_and_free()[1] if fill else 0
         self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size, torch_dtype)
@@ -106,7 +107,7 @@ class TorchExecutor:
     def _use_pool(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         shape = kv_shape(self._config)
         self._pool = KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=dtype)
-        self._backend = choose_backend(self._kernels, self._pool, heads_of(self._config))
+        self._backend = choose_backend(self._kernels, self._pool, self._heads)
 
     def _num_blocks_to_fill(self, fill: FillDevice, free_before: int) -> int:
         """Measured with a step over a pool of one block."""
@@ -208,11 +209,6 @@ def torch_dtype_of(name: str) -> torch.dtype:
 
 def kv_shape(config: ModelConfig) -> KvShape:
     return KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
-
-
-def heads_of(config: ModelConfig) -> Heads:
-    layer = LayerAttention(scale=config.head_dim**-0.5)
-    return Heads(config.num_heads, (layer,) * config.num_layers)
 
 
 def suggest_num_blocks(checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeName, block_size: int) -> int:

@@ -4,7 +4,8 @@ All names and shapes are checked against the configuration before the first weig
 checkpoint fails in milliseconds and not after minutes of reading. Pickled weights are never opened.
 
 checkpoint = Checkpoint(folder, config, ...)      opened and checked
-checkpoint.weights(projections)                   read, one tensor after the other
+checkpoint.heads()                                of the weights only what attention needs
+checkpoint.weights(projections)                   all others, one tensor after the other
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from pathlib import Path
 
 import torch
 
+from coppice_worker.kernels.backend import Heads
+
 from .config import CONFIG_FILE, ModelConfig
 from .errors import CheckpointError
 from .linear import Projections
 from .mapped_file import FLOAT_DTYPES, HEADER_BYTES_MAX, MappedFile, Part
 from .shard import WHOLE, Shard
-from .weights import DecoderWeights, Layout, assemble, is_redundant, tensor_layouts
+from .weights import DecoderWeights, Layout, assemble, attention_layers, is_redundant, tensor_layouts
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -69,6 +72,10 @@ class Checkpoint:
         self._shard = shard
         parts = {name: _part(layout, config, shard) for name, layout in layouts.items()}
         self._source = _MappedSource(files, parts, device, dtype, on_progress)
+
+    def heads(self) -> Heads:
+        """The heads that are computed here, and how they attend."""
+        return Heads(self._shard.share_of(self._config).num_heads, attention_layers(self._config, self._source))
 
     def weights(self, projections: Projections) -> DecoderWeights:
         """Reads all weights, in the order in which files usually hold them."""

@@ -6,7 +6,8 @@ self_attn.o_proj.weight             ->    output    [hidden, H D]
 mlp.{gate,up}_proj.weight           ->    gated     [2 intermediate, hidden]
 mlp.down_proj.weight                ->    down      [hidden, intermediate]
 
-One of several workers holds its `Shard` of them, and counts its own heads and columns only.
+Families name norms differently, and some have more of them. One of several workers holds its `Shard` of all this, and
+counts its own heads and columns only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from coppice_worker.kernels.backend import HeadNorms, LayerAttention
 
 from .config import ModelConfig
 from .linear import Projection, Projections
@@ -30,12 +33,14 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    attention_norm: torch.Tensor  # [hidden] float32
+    attention_norm: torch.Tensor  # [hidden] float32, as all norms
     qkv: Projection
     output: Projection
-    mlp_norm: torch.Tensor  # [hidden] float32
+    attention_out_norm: torch.Tensor | None  # of what attention brings
+    mlp_norm: torch.Tensor
     gated: Projection  # [T, hidden] -> [T, intermediate]
     down: Projection
+    mlp_out_norm: torch.Tensor | None  # of what the MLP brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +74,32 @@ def tensor_layouts(config: ModelConfig) -> dict[str, Layout]:
     if not config.tied_embeddings:
         layouts[HEAD] = Layout(vocabulary, ("vocabulary", None))
     for layer in range(config.num_layers):
-        layouts[f"model.layers.{layer}.input_layernorm.weight"] = norm
-        layouts[f"model.layers.{layer}.post_attention_layernorm.weight"] = norm
+        names = config.traits.norm_names
+        for name in (names.attention, names.attention_out, names.mlp, names.mlp_out):
+            if name is not None:
+                layouts[f"model.layers.{layer}.{name}.weight"] = norm
+        if config.traits.has_head_norms:
+            for name in _head_norms(layer):
+                layouts[f"{name}.weight"] = Layout((config.head_dim,), (None,))
         layouts.update(_projection_layouts(config, f"model.layers.{layer}."))
     return layouts
 
 
+def _head_norms(layer: int) -> tuple[str, str]:
+    return f"model.layers.{layer}.self_attn.q_norm", f"model.layers.{layer}.self_attn.k_norm"
+
+
 def _projection_layouts(config: ModelConfig, prefix: str) -> dict[str, Layout]:
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+    hidden, intermediate, traits = config.hidden_size, config.intermediate_size, config.traits
     projections: dict[str, tuple[Shape, tuple[Axis | None, ...], bool]] = {
-        "self_attn.q_proj": ((query, hidden), ("query", None), config.qkv_bias),
-        "self_attn.k_proj": ((key, hidden), ("key", None), config.qkv_bias),
-        "self_attn.v_proj": ((key, hidden), ("key", None), config.qkv_bias),
-        "self_attn.o_proj": ((hidden, query), (None, "query"), config.output_bias),
-        "mlp.gate_proj": ((intermediate, hidden), ("intermediate", None), config.mlp_bias),
-        "mlp.up_proj": ((intermediate, hidden), ("intermediate", None), config.mlp_bias),
-        "mlp.down_proj": ((hidden, intermediate), (None, "intermediate"), config.mlp_bias),
+        "self_attn.q_proj": ((query, hidden), ("query", None), traits.qkv_bias),
+        "self_attn.k_proj": ((key, hidden), ("key", None), traits.qkv_bias),
+        "self_attn.v_proj": ((key, hidden), ("key", None), traits.qkv_bias),
+        "self_attn.o_proj": ((hidden, query), (None, "query"), traits.output_bias),
+        "mlp.gate_proj": ((intermediate, hidden), ("intermediate", None), traits.mlp_bias),
+        "mlp.up_proj": ((intermediate, hidden), ("intermediate", None), traits.mlp_bias),
+        "mlp.down_proj": ((hidden, intermediate), (None, "intermediate"), traits.mlp_bias),
     }
     layouts = {}
     for name, (shape, axes, has_bias) in projections.items():
@@ -100,13 +114,43 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_embeddings)
 
 
+def attention_layers(config: ModelConfig, source: TensorSource) -> tuple[LayerAttention, ...]:
+    """How each layer attends; of the weights only the norms of heads are read."""
+    traits = config.traits
+
+    def head_norms(layer: int) -> HeadNorms | None:
+        if not traits.has_head_norms:
+            return None
+        query, key = (_norm(config, source, name) for name in _head_norms(layer))
+        return HeadNorms(query, key, config.rms_norm_eps)
+
+    return tuple(
+        LayerAttention(
+            scale=config.attention_scale,
+            window=traits.window(layer),
+            soft_cap=traits.attention_soft_cap,
+            head_norms=head_norms(layer),
+        )
+        for layer in range(config.num_layers)
+    )
+
+
+def _norm(config: ModelConfig, source: TensorSource, name: str) -> torch.Tensor:
+    return source.stacked([f"{name}.weight"]).float() + config.traits.norm_offset
+
+
 def assemble(
     config: ModelConfig, source: TensorSource, projections: Projections, shard: Shard = WHOLE
 ) -> DecoderWeights:
     """Builds a worker's decoder from a source that holds its parts of all `tensor_layouts`."""
 
-    def norm(name: str) -> torch.Tensor:
-        return source.stacked([f"{name}.weight"]).float()
+    traits, names = config.traits, config.traits.norm_names
+
+    def norm(prefix: str, name: str) -> torch.Tensor:
+        return _norm(config, source, f"{prefix}.{name}")
+
+    def out_norm(prefix: str, name: str | None) -> torch.Tensor | None:
+        return None if name is None else norm(prefix, name)
 
     def stacked(*names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = source.stacked([f"{name}.weight" for name in names])
@@ -123,17 +167,22 @@ def assemble(
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return LayerWeights(
-            attention_norm=norm(f"{prefix}.input_layernorm"),
-            qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj", bias=config.qkv_bias),
-            output=summed(f"{attention}.o_proj", bias=config.output_bias),
-            mlp_norm=norm(f"{prefix}.post_attention_layernorm"),
-            gated=projections.gated(*stacked(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias), "silu"),
-            down=summed(f"{mlp}.down_proj", bias=config.mlp_bias),
+            attention_norm=norm(prefix, names.attention),
+            qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj", bias=traits.qkv_bias),
+            output=summed(f"{attention}.o_proj", bias=traits.output_bias),
+            attention_out_norm=out_norm(prefix, names.attention_out),
+            mlp_norm=norm(prefix, names.mlp),
+            gated=projections.gated(
+                *stacked(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=traits.mlp_bias), traits.activation
+            ),
+            down=summed(f"{mlp}.down_proj", bias=traits.mlp_bias),
+            mlp_out_norm=out_norm(prefix, names.mlp_out),
         )
 
     embedding = source.stacked([EMBEDDING])
     layers = tuple(layer(index) for index in range(config.num_layers))
-    return DecoderWeights(embedding, layers, norm(FINAL_NORM), _head(config, embedding, source, projections, shard))
+    final_norm = _norm(config, source, FINAL_NORM)
+    return DecoderWeights(embedding, layers, final_norm, _head(config, embedding, source, projections, shard))
 
 
 def _head(
