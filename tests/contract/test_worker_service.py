@@ -26,6 +26,7 @@ from coppice.session.link import Attached, ClientLink
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch import Int32, PoolSpec, StepBatch, StepOutput
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
+from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.runner import StepObserver
 from coppice_worker.edge.service import WorkerService
 from tests.fakes.registrar import Registrar
@@ -55,18 +56,31 @@ class CountingExecutor:
 class Stack:
     """A worker with its registrar."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        executor: CountingExecutor | None = None,
+        tiers: TierCopier | None = None,
+        num_host_blocks: int = 0,
+        observer: StepObserver | None = None,
+    ) -> None:
         self.registrar = Registrar()
         self.failures: list[BaseException] = []
-        self.executor = CountingExecutor()
+        self.executor = executor or CountingExecutor()
         self.listener = SessionListener(Address("127.0.0.1", 0))
         self.server = GrpcServer("127.0.0.1:0", ("coppice_rpc.v1.Worker",), None, "worker")
         self.address = f"127.0.0.1:{self.listener.port}"
         self.grpc_address = f"127.0.0.1:{self.server.port}"
         core = WorkerCore(
-            WorkerCoreSettings(WorkerId("w0"), self.address, CountingExecutor.pool, Namespace(b"n"), "counter")
+            WorkerCoreSettings(
+                worker_id=WorkerId("w0"),
+                address=self.address,
+                pool=CountingExecutor.pool,
+                namespace=Namespace(b"n"),
+                model="counter",
+                num_host_blocks=num_host_blocks,
+            )
         )
-        self.service = WorkerService(core, self.executor, StepObserver(), self.failures.append)
+        self.service = WorkerService(core, self.executor, observer or StepObserver(), self.failures.append, tiers)
         self.server.add(self.service.add_to)
         self.service.serve(self.listener, self.server)
         self.service.register_with(self.registrar.address)

@@ -10,7 +10,7 @@ from coppice.edge import registration_codec
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
 from coppice.ids import CacheEpoch, WorkerEpoch
-from coppice.messages.registration import Fence, Register, Registered
+from coppice.messages.registration import Fence, Register, Registered, ToWorker
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import ServerLink, ServerLinks
 
@@ -28,8 +28,11 @@ class Registrar:
         self.address = f"127.0.0.1:{self._listener.port}"
 
     def fence(self, fence: Fence) -> None:
+        self.tell(fence)
+
+    def tell(self, message: ToWorker) -> None:
         assert self._link is not None
-        self._links.post(self._link, fence)
+        self._links.post(self._link, message)
 
     def restart(self) -> None:
         """Forget every session, as a restarted service would."""

@@ -73,11 +73,11 @@ def run(settings: WorkerSettings) -> int:
     listener, server = _listen(settings)
     core = WorkerCore(_core_settings(settings, loaded, listener.port))
     observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
-    service = WorkerService(core, executor, observers, failed)
+    service = WorkerService(core, executor, observers, failed, loaded.host)
     server.add(service.add_to)
     http = serve_metrics(settings.host, settings.http_port, registry, lambda: tuple(service.problems.values()))
     # Not stopped at the end: a step that hangs then must not keep the process either.
-    StepWatchdog(service.runner, settings.step_timeout_s).start()
+    StepWatchdog(service, settings.step_timeout_s).start()
     service.serve(listener, server)
     service.register_with(settings.cache)
     ports = listener.port, server.port, http.port
@@ -103,6 +103,7 @@ def _core_settings(settings: WorkerSettings, loaded: Loaded, port: int) -> Worke
         max_sequences=settings.max_sequences,
         max_context=executor.info.max_context,
         max_step_tokens=settings.max_step_tokens,
+        num_host_blocks=0 if loaded.host is None else len(loaded.host.blocks),
     )
 
 

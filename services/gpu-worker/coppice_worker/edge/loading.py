@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from coppice.errors import UsageError
+from coppice.handles import BLOCKS_MAX
 from coppice_worker.core.batch import StepLimits
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.kernels.choice import KernelsUnavailable
+from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
 from coppice_worker.model.memory import CudaMemory, FillDevice
 from coppice_worker.model.resolve import resolve_checkpoint
@@ -23,10 +25,11 @@ _log = logging.getLogger("coppice.worker")
 class Loaded:
     executor: TorchExecutor
     model: str  # its name
+    host: HostPool | None
 
 
 def load(settings: WorkerSettings) -> Loaded:
-    """Reads the checkpoint and allocates the pool; kernels are warm. Raises CoppiceError."""
+    """Reads the checkpoint and allocates the pools; kernels are warm. Raises CoppiceError."""
     folder = resolve_checkpoint(settings.model)
     device = settings.device
     if device == "auto":
@@ -52,7 +55,21 @@ def load(settings: WorkerSettings) -> Loaded:
     except KernelsUnavailable as error:
         raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error
     executor.warm_up()
-    return Loaded(executor, name)
+    return Loaded(executor, name, _host_pool(settings, executor))
+
+
+def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | None:
+    if not settings.host_memory_mib:
+        return None
+    per_block = executor.kv_bytes_per_block()
+    num_blocks = min((settings.host_memory_mib << 20) // per_block, BLOCKS_MAX)
+    if not num_blocks:
+        raise UsageError(
+            f"--host-memory-mib {settings.host_memory_mib}: a block has {per_block} bytes",
+            hint="give it more memory, or 0 for no host tier",
+        )
+    _log.info("%d blocks on the host", num_blocks)
+    return executor.host_pool(num_blocks)
 
 
 def _default_blocks(settings: WorkerSettings, folder: Path, device: str, dtype: DtypeName) -> int | FillDevice:

@@ -6,6 +6,11 @@ coppice_worker_tokens_sampled_total     tokens sampled
 coppice_worker_refusals_total{code}     sequences refused, by reason
 coppice_worker_step_seconds             duration of a plan
 coppice_worker_sequences                live sequences
+coppice_worker_copied_blocks_total{direction}    blocks copied between device and host: demote or promote
+coppice_worker_copied_bytes_total{direction}     their bytes
+coppice_worker_copy_seconds_total{direction}     time that the copies took
+coppice_worker_copy_batches_total{direction}     batches in which they were made
+coppice_worker_copies_refused_total              orders to copy that failed
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coppice.ids import TOKEN_BYTES
+from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
 from coppice_worker.edge.runner import StepObserver
 
@@ -32,6 +38,16 @@ class WorkerMetrics(StepObserver):
         )
         self._sequences = Gauge("coppice_worker_sequences", "Live sequences.", registry=registry)
         self._live: set[int] = set()
+        names = ("copied_blocks", "copied_bytes", "copy_seconds", "copy_batches")
+        self._copied = [
+            Counter(
+                f"coppice_worker_{name}", f"{name.replace('_', ' ')}, between tiers.", ["direction"], registry=registry
+            )
+            for name in names
+        ]
+        self._copies_refused = Counter(
+            "coppice_worker_copies_refused", "Orders to copy that failed.", registry=registry
+        )
 
     def planned(self, plan: StepPlan) -> None:
         self._live.difference_update(memoryview(plan.detach).cast("I") if plan.detach else ())
@@ -49,3 +65,10 @@ class WorkerMetrics(StepObserver):
         self._seconds.observe(result.duration_us / 1e6)
         for refusal in result.refusals:
             self._refusals.labels(refusal.code.value).inc()
+
+    def copied(self, direction: Direction, num_blocks: int, num_bytes: int, duration_ns: int) -> None:
+        for counter, amount in zip(self._copied, (num_blocks, num_bytes, duration_ns / 1e9, 1), strict=True):
+            counter.labels(direction.value).inc(amount)
+
+    def copies_refused(self, count: int) -> None:
+        self._copies_refused.inc(count)

@@ -3,6 +3,9 @@
     session threads - plans, fences, handshakes ----> queue ----> step thread ----> results, acknowledgements
     (heartbeats and acknowledgements of the links never wait for a step)
 
+The core is used under a lock all the same: copies between the tiers are ordered and end beside a step (`edge/copies`).
+It is not held while the device computes.
+
 Everything that must happen "after all earlier steps have completed" (fences, a new epoch, the end of a scheduler's
 session) is an item of the same queue, so it does.
 """
@@ -18,8 +21,9 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from coppice.ids import SchedulerEpoch
+from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
-from coppice_worker.core.batch import NO_OUTPUT, Executor
+from coppice_worker.core.batch import NO_OUTPUT, Executor, StepOutput
 from coppice_worker.core.worker import Applied, MalformedPlanError, Replayed, StepGap, WorkerCore
 
 _log = logging.getLogger(__name__)
@@ -28,7 +32,7 @@ ResultT = TypeVar("ResultT")
 
 
 class StepObserver:
-    """Hears of every computed step, on the step thread. The default ignores it."""
+    """Hears of every computed step, on the step thread, and of copies. The default ignores it."""
 
     def planned(self, plan: StepPlan) -> None:
         """A plan was taken."""
@@ -38,6 +42,12 @@ class StepObserver:
 
     def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
         """Its result is ready; times are `time.time_ns`."""
+
+    def copied(self, direction: Direction, num_blocks: int, num_bytes: int, duration_ns: int) -> None:
+        """Blocks were copied between the tiers; on the copier's thread."""
+
+    def copies_refused(self, count: int) -> None:
+        """So many orders to copy failed; on the thread of the session."""
 
 
 class StepRunner:
@@ -52,6 +62,7 @@ class StepRunner:
         self._observer = observer
         self._failed = failed
         self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of the core
         self._attachment = core.attachment
         self._began_ns: int | None = None  # monotonic: when the item that runs began
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
@@ -68,6 +79,11 @@ class StepRunner:
         """Run `work` on the step thread, after everything that was handed over before."""
         self._items.put(work)
 
+    def with_core(self, use: Callable[[WorkerCore], ResultT]) -> ResultT:
+        """On any thread, maybe beside a step that the device computes: only for what a step does not rely on."""
+        with self._lock:
+            return use(self._core)
+
     def ask(self, question: Callable[[WorkerCore], ResultT], timeout_s: float) -> ResultT:
         """Answer a question about the core from another thread. Raises TimeoutError, and then it is never asked:
         what it would change is not wanted any more.
@@ -78,7 +94,7 @@ class StepRunner:
             if not answer.set_running_or_notify_cancel():
                 return
             try:
-                answer.set_result(question(self._core))
+                answer.set_result(self.with_core(question))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -132,7 +148,7 @@ class StepRunner:
         broken: Callable[[str], Any],
     ) -> None:
         try:
-            applied = self._core.apply(epoch, plan)
+            applied = self.with_core(lambda core: core.apply(epoch, plan))
         except MalformedPlanError as error:
             broken(str(error))
             return
@@ -152,11 +168,16 @@ class StepRunner:
         if applied.copy_src.size:
             self._executor.copy_blocks(applied.copy_src, applied.copy_dst)
         output = NO_OUTPUT if applied.batch is None else self._executor.execute(applied.batch)
-        while (following := self._core.advance(applied, output)) is not None:
+        while (following := self._advance(applied, output)) is not None:
             assert following.batch is not None
             applied, output = following, self._executor.execute(following.batch)
         duration_us = (time.perf_counter_ns() - began) // 1000
-        result = self._core.complete(applied, output, duration_us)
+        with self._lock:
+            result = self._core.complete(applied, output, duration_us)
         ended_ns = time.time_ns()
         answer(result)  # first of all: somebody waits for these tokens
         self._observer.computed(plan, result, started_ns, ended_ns)
+
+    def _advance(self, applied: Applied, output: StepOutput) -> Applied | None:
+        with self._lock:
+            return self._core.advance(applied, output)

@@ -20,12 +20,13 @@ from coppice.edge.link_client import LinkClient
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
 from coppice.ids import SchedulerEpoch
-from coppice.messages.registration import Fence, Registered
+from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Register, Registered
 from coppice.session.frames import KEY_BYTES, Hello, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch import Executor
 from coppice_worker.core.worker import SchedulerAccepted, WorkerCore
+from coppice_worker.edge.copies import Copier, TierCopier
 from coppice_worker.edge.runner import StepObserver, StepRunner
 
 _log = logging.getLogger(__name__)
@@ -35,14 +36,21 @@ DRAIN_QUIET_S = 0.5  # longer than a grant that was on its way takes to arrive
 
 
 class WorkerService:
-    """Wires one core and one executor to the network. `failed` is called at most once, from the step thread."""
+    """Wires one core and one executor to the network, and a host tier where there is one. `failed` is called at most
+    once from the step thread, and from the thread that copies."""
 
     def __init__(
-        self, core: WorkerCore, executor: Executor, observer: StepObserver, failed: Callable[[BaseException], None]
+        self,
+        core: WorkerCore,
+        executor: Executor,
+        observer: StepObserver,
+        failed: Callable[[BaseException], None],
+        tiers: TierCopier | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
         self.runner = StepRunner(core, executor, observer, failed)
+        self._copier = None if tiers is None else Copier(self.runner, tiers, observer, failed)
         self._schedulers = _SchedulerSessions(core, self.runner)
         self._server: GrpcServer | None = None
         self._listener: SessionListener | None = None
@@ -58,7 +66,11 @@ class WorkerService:
 
     def register_with(self, cache_address: str) -> None:
         """Open the session to the cache service and keep it open."""
-        self._cache = _CacheSession(self._core, self.runner, cache_address, self._registered, self._fenced)
+        self._cache = _CacheSession(
+            self._core, self.runner, self._copier, cache_address, self._registered, self._fenced
+        )
+        if self._copier is not None:
+            self._copier.start(self._cache)
         self._cache.start()
 
     def add_to(self, server: grpc.Server) -> None:
@@ -72,9 +84,16 @@ class WorkerService:
         self._schedulers.close()
         if self._cache is not None:
             self._cache.stop()
+        if self._copier is not None:
+            self._copier.stop()
         self.runner.stop()
         if self._server is not None:
             self._server.stop(grace_s)
+
+    def busy_ns(self, now_ns: int) -> int:
+        """How long the longer of the step and the copies that run has taken. `now_ns` is `time.monotonic_ns`."""
+        copying_ns = 0 if self._copier is None else self._copier.busy_ns(now_ns)
+        return max(self.runner.busy_ns(now_ns), copying_ns)
 
     def _drain(self) -> None:
         if self._cache is not None:
@@ -84,7 +103,7 @@ class WorkerService:
 
     def _registered(self, message: Registered) -> None:
         had_epoch = self._core.worker_epoch != 0
-        if self._core.registered(message):
+        if self.runner.with_core(lambda core: self._take_epoch(core, message)):
             if had_epoch:
                 # Generations start again at 0, so nobody can tell any more whose bytes are where (I15).
                 self._executor.zero_blocks(np.arange(self._executor.pool.num_blocks, dtype=np.int32))
@@ -93,6 +112,11 @@ class WorkerService:
         self.problems.pop("registration", None)
         if self._server is not None:
             self._server.set_ready(True)
+
+    def _take_epoch(self, core: WorkerCore, message: Registered) -> bool:
+        if self._copier is not None and message.worker_epoch != core.worker_epoch:
+            self._copier.quiesce()
+        return core.registered(message)
 
     def _fenced(self, fence: Fence) -> None:
         _log.info("fence %d: epochs %s, up to %d", fence.fence_id, list(fence.scheduler_epochs), fence.up_to_epoch)
@@ -106,15 +130,18 @@ class _CacheSession:
         self,
         core: WorkerCore,
         runner: StepRunner,
+        copier: Copier | None,
         cache_address: str,
         registered: Callable[[Registered], None],
         fenced: Callable[[Fence], None],
     ) -> None:
         self._core = core
         self._runner = runner
+        self._copier = copier
         self._registered = registered
         self._fenced = fenced
         self._attachment = 0
+        self.reported = 0
         name = core.settings.worker_id
         session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
         self._link = LinkClient(session, cache_address, registration_codec.EDGE, self, f"{name} to cache")
@@ -128,7 +155,10 @@ class _CacheSession:
     def link_attached(self, attached: Attached, attachment: int) -> None:
         if attached.fresh:
             self._attachment = attachment
-            self._runner.later(lambda: self._link.post(self._core.registration(), attachment))
+            self._runner.later(lambda: self._register(attachment))
+
+    def post(self, message: CopiesDone | FenceAck, attachment: int) -> None:
+        self._link.post(message, attachment)
 
     def drain(self) -> None:
         """Tell the cache service to send nothing new here."""
@@ -140,6 +170,8 @@ class _CacheSession:
                 self._runner.later(lambda: self._registered(body))
             case Fence():
                 self._runner.later(lambda: self._fence(body, attachment))
+            case CopyOrders() if self._copier is not None:
+                self._copier.order(body, attachment)
 
     def link_lost(self, reason: str) -> None:
         _log.warning("lost the cache service (%s); computing goes on", reason)
@@ -147,8 +179,15 @@ class _CacheSession:
     def link_rejected(self, reject: Reject) -> None:
         _log.warning("the cache service refuses the session: %s", reject.message)
 
+    def _register(self, attachment: int) -> None:
+        def report(core: WorkerCore) -> Register:
+            self.reported = attachment
+            return core.registration()
+
+        self._link.post(self._runner.with_core(report), attachment)
+
     def _fence(self, fence: Fence, attachment: int) -> None:
-        acknowledgement = self._core.fence(fence)
+        acknowledgement = self._runner.with_core(lambda core: core.fence(fence))
         self._fenced(fence)
         if acknowledgement is not None:
             self._link.post(acknowledgement, attachment)

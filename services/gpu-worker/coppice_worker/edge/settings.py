@@ -37,6 +37,9 @@ class WorkerSettings(Settings):
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory to take in all when --num-blocks is not given."
     )
+    host_memory_mib: int = Field(
+        0, ge=0, description="Memory of this machine for blocks that the device has no room for; 0 = none."
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
     threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: torch's own choice.")
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from opentelemetry import trace
 from opentelemetry.context import Context
 
+from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
 from coppice.telemetry import context_from_traceparent
 from coppice_worker.edge.runner import StepObserver
@@ -87,3 +88,11 @@ class Observers(StepObserver):
     def computed(self, plan: StepPlan, result: StepResult, started_ns: int, ended_ns: int) -> None:
         for observer in self._observers:
             observer.computed(plan, result, started_ns, ended_ns)
+
+    def copied(self, direction: Direction, num_blocks: int, num_bytes: int, duration_ns: int) -> None:
+        for observer in self._observers:
+            observer.copied(direction, num_blocks, num_bytes, duration_ns)
+
+    def copies_refused(self, count: int) -> None:
+        for observer in self._observers:
+            observer.copies_refused(count)

@@ -10,8 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-
-from coppice_worker.edge.runner import StepRunner
+from typing import Protocol
 
 _log = logging.getLogger(__name__)
 EXIT_HUNG = 1
@@ -28,10 +27,16 @@ def exit_now() -> None:
     os._exit(EXIT_HUNG)
 
 
-class StepWatchdog:
-    """Looks at the runner from a thread of its own; calls `hung` once when a step takes longer than `timeout_s`."""
+class Busy(Protocol):
+    def busy_ns(self, now_ns: int) -> int:
+        """How long it has been at one step or copy. `now_ns` is `time.monotonic_ns`."""
 
-    def __init__(self, runner: StepRunner, timeout_s: float, hung: Callable[[], None] = exit_now) -> None:
+
+class StepWatchdog:
+    """Looks at the runner from a thread of its own; calls `hung` once when a step, or what is copied at once, takes
+    longer than `timeout_s`."""
+
+    def __init__(self, runner: Busy, timeout_s: float, hung: Callable[[], None] = exit_now) -> None:
         self._runner = runner
         self._timeout_s = timeout_s
         self._hung = hung
@@ -50,7 +55,7 @@ class StepWatchdog:
             busy_s = self._runner.busy_ns(time.monotonic_ns()) / 1e9
             if busy_s > self._timeout_s:
                 _log.critical(
-                    "a step has run for %.1f s, longer than --step-timeout-s %g: the device hangs; the process ends",
+                    "a step or copy took %.1f s and goes on, more than --step-timeout-s %g: the device hangs; the process ends",
                     busy_s,
                     self._timeout_s,
                 )

@@ -21,7 +21,7 @@ def zeros_in_huge_pages(num_bytes: int) -> torch.Tensor:
     except OSError as error:
         raise UnavailableError(
             f"{size >> 20} MiB of memory cannot be had: {error.strerror or error}",
-            hint="choose a smaller --kv-memory-mib or --num-blocks",
+            hint="choose a smaller --kv-memory-mib, --num-blocks or --host-memory-mib",
         ) from error
     with suppress(OSError, AttributeError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -26,6 +26,7 @@ from coppice_worker.core.batch import (
     StepOutput,
 )
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_tiles
+from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.kernels.pool import KvPool, KvShape
 
 from .config import ModelConfig, read_config
@@ -143,6 +144,10 @@ class TorchExecutor:
     def kv_bytes_per_block(self) -> int:
         """Bytes of one block, K and V of all layers."""
         return self._pool.shape.bytes_per_block(self._pool.block_size, self._pool.storage.dtype)
+
+    def host_pool(self, num_blocks: int) -> HostPool:
+        """Blocks on the host for those of this pool. Raises UnavailableError."""
+        return HostPool(self._pool, self._backend, num_blocks)
 
     def warm_up(self) -> None:
         """Computes a step of each kind, so that no request waits for kernels to compile or memory to grow.
