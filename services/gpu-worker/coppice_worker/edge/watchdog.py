@@ -55,7 +55,7 @@ class StepWatchdog:
             busy_s = self._runner.busy_ns(time.monotonic_ns()) / 1e9
             if busy_s > self._timeout_s:
                 _log.critical(
-                    "a step or copy has run for %.1f s, longer than --step-timeout-s %g; the device hangs, the process ends",
+                    "a step or copy took %.1f s, more than --step-timeout-s %g: the device hangs; the process ends",
                     busy_s,
                     self._timeout_s,
                 )
