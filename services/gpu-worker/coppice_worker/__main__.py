@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -21,13 +22,15 @@ from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging, configure_tracing, serve_metrics
+from coppice_worker.core.batch import Executor
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
-from coppice_worker.edge.loading import Loaded, load
+from coppice_worker.edge.loading import Loaded, load, settle
 from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.service import WorkerService
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.tracing import Observers, WorkerSpans
-from coppice_worker.edge.watchdog import StepWatchdog
+from coppice_worker.edge.watchdog import StepWatchdog, exit_now
+from coppice_worker.parallel.processes import Ranks
 
 _log = logging.getLogger("coppice.worker")
 PROG = "python -m coppice_worker"
@@ -59,10 +62,25 @@ def run(settings: WorkerSettings) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    settings = settle(settings)
+    if settings.tensor_parallel == 1:
+        loaded = load(settings)
+        return serve(settings, loaded, loaded.executor, exit_now, stopping)
+    with Ranks(settings) as ranks:
+        loaded = load(settings, ranks.join())
+        return serve(settings, loaded, ranks.lead(loaded.executor), ranks.hung, stopping)
+
+
+def serve(
+    settings: WorkerSettings,
+    loaded: Loaded,
+    executor: Executor,
+    hung: Callable[[], None],
+    stopping: threading.Event,
+) -> int:
+    """Until `stopping` is set or the device fails; `hung` is called when a step never ends."""
     tracing = configure_tracing("coppice-worker", settings.otlp_endpoint, instance_id=settings.worker_id)
     registry = CollectorRegistry()
-    loaded = load(settings)
-    executor = loaded.executor
     failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
@@ -77,7 +95,7 @@ def run(settings: WorkerSettings) -> int:
     server.add(service.add_to)
     http = serve_metrics(settings.host, settings.http_port, registry, lambda: tuple(service.problems.values()))
     # Not stopped at the end: a step that hangs then must not keep the process either.
-    StepWatchdog(service, settings.step_timeout_s).start()
+    StepWatchdog(service, settings.step_timeout_s, hung).start()
     service.serve(listener, server)
     service.register_with(settings.cache)
     ports = listener.port, server.port, http.port

@@ -37,6 +37,7 @@ Device = Annotated[str, typer.Option(help=f"Where workers compute: {', '.join(DE
 NumBlocks = Annotated[int, typer.Option(help="KV blocks per worker; 0 leaves it to the worker.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.")]
 Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
+TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker's model out.")]
 Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
 
 
@@ -54,6 +55,7 @@ def up(
     num_blocks: NumBlocks = _DEFAULTS.num_blocks,
     block_size: BlockSize = _DEFAULTS.block_size,
     workers: Workers = _DEFAULTS.workers,
+    tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
     threads: Threads = _DEFAULTS.threads,
     tenants: Annotated[Path | None, typer.Option(help="Tenants file; without one everybody is one tenant.")] = None,
     redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use. Default: an embedded Valkey.")] = "",
@@ -74,6 +76,7 @@ def up(
         num_blocks=num_blocks,
         block_size=block_size,
         workers=workers,
+        tensor_parallel=tensor_parallel,
         threads=threads,
         tenants=tenants,
         redis_url=redis_url,
@@ -97,6 +100,7 @@ def smoke(
     num_blocks: NumBlocks = _DEFAULTS.num_blocks,
     block_size: BlockSize = _DEFAULTS.block_size,
     workers: Workers = _DEFAULTS.workers,
+    tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
     threads: Threads = _DEFAULTS.threads,
 ) -> None:
     """Measure prefill, decode, and the first token with a cold and a warm cache; under a minute on a small machine."""
@@ -111,6 +115,7 @@ def smoke(
         num_blocks=num_blocks,
         block_size=block_size,
         workers=workers,
+        tensor_parallel=tensor_parallel,
         threads=threads,
     )
     raise typer.Exit(run_smoke(url=url, api_key=api_key, as_json=json, options=options))

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,18 +64,12 @@ class Child:
         """`exit code 1` or `killed by SIGKILL`."""
         code = self._process.poll()
         assert code is not None, "only an ended child has an exit"
-        if code >= 0:
-            return f"exit code {code}"
-        try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
+        return describe_exit(code)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self.spec.argv]
         with self.spec.log_path.open("ab") as log:
             return subprocess.Popen(
-                command,
+                tethered(self.spec.argv),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -83,6 +77,21 @@ class Child:
                 # A session of its own: Ctrl-C in the terminal reaches the parent only, which stops children in order.
                 start_new_session=True,
             )
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """The command with which this process starts another that the kernel kills when the starting thread ends."""
+    return [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command]
+
+
+def describe_exit(code: int) -> str:
+    """What `Popen.returncode` means: `exit code 1` or `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def last_lines(path: Path, count: int) -> list[str]:

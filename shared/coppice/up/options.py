@@ -12,6 +12,7 @@ from coppice.up.ports import LOOPBACK, is_loopback
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 WORKERS_MAX = 16
+RANKS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class UpOptions:
     num_blocks: int = 0
     block_size: int = 16
     workers: int = 1
+    tensor_parallel: int = 1
     threads: int = 0
     tenants: Path | None = None
     redis_url: str = ""
@@ -42,6 +44,8 @@ class UpOptions:
             raise UsageError(f"--device {self.device} is not known", hint=f"one of {', '.join(DEVICES)}")
         if not 1 <= self.workers <= WORKERS_MAX:
             raise UsageError(f"--workers {self.workers} is out of range", hint=f"1 to {WORKERS_MAX}")
+        if not 1 <= self.tensor_parallel <= RANKS_MAX:
+            raise UsageError(f"--tensor-parallel {self.tensor_parallel} is out of range", hint=f"1 to {RANKS_MAX}")
         if self.block_size < 1:
             raise UsageError(f"--block-size {self.block_size} is out of range", hint="16 is usual")
         if self.num_blocks < 0:

@@ -156,6 +156,8 @@ def _worker_child(
     ]
     if options.num_blocks:
         argv += ["--num-blocks", str(options.num_blocks)]
+    if options.tensor_parallel > 1:
+        argv += ["--tensor-parallel", str(options.tensor_parallel)]
     threads = options.threads or (max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0)
     if threads:
         argv += ["--threads", str(threads)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from coppice_worker.core.batch import StepLimits
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
-from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
+from coppice_worker.model.config import read_config
+from coppice_worker.model.executor import DtypeName, TorchExecutor, shard_of, suggest_num_blocks
 from coppice_worker.model.memory import CudaMemory, FillDevice
+from coppice_worker.model.ranks import RankGroup
 from coppice_worker.model.resolve import resolve_checkpoint
+from coppice_worker.model.shard import Shard
 
 _log = logging.getLogger("coppice.worker")
 
@@ -28,16 +32,42 @@ class Loaded:
     host: HostPool | None
 
 
-def load(settings: WorkerSettings) -> Loaded:
-    """Reads the checkpoint and allocates the pools; kernels are warm. Raises CoppiceError."""
+def settle(settings: WorkerSettings) -> WorkerSettings:
+    """The same settings with what is found here: a folder with the model, the device, threads for each rank.
+
+    Raises CoppiceError where it cannot work.
+    """
     folder = resolve_checkpoint(settings.model)
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no CUDA device here", hint="use --device cpu")
+    num_ranks = settings.tensor_parallel
+    if device == "cuda" and torch.cuda.device_count() < num_ranks:
+        if num_ranks == 1:
+            raise UsageError("--device cuda: torch sees no CUDA device here", hint="use --device cpu")
+        problem = f"--tensor-parallel {num_ranks}: torch sees {torch.cuda.device_count()} CUDA devices here"
+        raise UsageError(problem, hint="each rank needs one; see CUDA_VISIBLE_DEVICES")
+    if num_ranks > 1 and settings.host_memory_mib:
+        problem = "--host-memory-mib: a model that is shared out has no host tier yet"
+        raise UsageError(problem, hint="use it with --tensor-parallel 1")
+    Shard(0, num_ranks).share_of(read_config(folder))
+    threads = settings.threads
+    if num_ranks > 1 and device == "cpu":
+        threads = max(1, (threads or os.cpu_count() or 1) // num_ranks)
+    name = settings.model_name or folder.resolve().name
+    changes = {"model": str(folder), "model_name": name, "device": device, "threads": threads}
+    return settings.model_copy(update=changes)
+
+
+def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
+    """Reads the checkpoint, or this rank's share of it, and allocates the pool; kernels are warm. Raises CoppiceError.
+    Settings come from `settle`."""
+    folder = Path(settings.model)
+    device: str = settings.device
     dtype: DtypeName = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype
-    num_blocks = settings.num_blocks or _default_blocks(settings, folder, device, dtype)
+    if group is not None and device == "cuda":
+        device = f"cuda:{group.rank}"
+    num_blocks = settings.num_blocks or _default_blocks(settings, folder, torch.device(device), dtype, shard_of(group))
     name = settings.model_name or folder.resolve().name
     size = f"{num_blocks} blocks" if isinstance(num_blocks, int) else "as many blocks as there is room for"
     _log.info("loading %s (%s on %s), %s of %d tokens", name, dtype, device, size, settings.block_size)
@@ -51,6 +81,7 @@ def load(settings: WorkerSettings) -> Loaded:
             kernels=settings.kernels,
             num_threads=settings.threads,
             limits=StepLimits(settings.max_sequences, settings.max_step_tokens),
+            group=group,
         )
     except KernelsUnavailable as error:
         raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error
@@ -72,11 +103,15 @@ def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | 
     return executor.host_pool(num_blocks)
 
 
-def _default_blocks(settings: WorkerSettings, folder: Path, device: str, dtype: DtypeName) -> int | FillDevice:
-    if device == "cuda":
-        return FillDevice(CudaMemory(torch.device(device)), settings.gpu_memory_utilization)
-    memory_bytes = settings.kv_memory_mib << 20
+def _default_blocks(
+    settings: WorkerSettings, folder: Path, device: torch.device, dtype: DtypeName, shard: Shard
+) -> int | FillDevice:
+    if device.type == "cuda":
+        return FillDevice(CudaMemory(device), settings.gpu_memory_utilization)
+    memory_bytes = (settings.kv_memory_mib << 20) // shard.size
     try:
-        return suggest_num_blocks(folder, memory_bytes=memory_bytes, dtype=dtype, block_size=settings.block_size)
+        return suggest_num_blocks(
+            folder, memory_bytes=memory_bytes, dtype=dtype, block_size=settings.block_size, shard=shard
+        )
     except ValueError as error:
         raise UsageError(f"--kv-memory-mib {settings.kv_memory_mib}: {error}") from error

@@ -42,6 +42,9 @@ class WorkerSettings(Settings):
     )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
     threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: torch's own choice.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Processes that share the model out: one GPU each, or some of the CPU's threads."
+    )
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")
     max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
     step_timeout_s: float = Field(300.0, gt=0, description="A step that runs longer hangs: the process ends, exit 1.")

@@ -35,8 +35,10 @@ from .linear import Projections
 from .loader import Checkpoint, ProgressCallback, checkpoint_digest
 from .logits import join_logprobs, token_logprobs
 from .memory import FillDevice, blocks_that_fit, measure
+from .ranks import RankGroup
 from .rope_config import RopeConfig
 from .sampler import sample_and_report
+from .shard import WHOLE, Shard
 from .warm_up import largest_step, warm_up_steps
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -79,9 +81,11 @@ class TorchExecutor:
         kernels: KernelChoice = "auto",
         num_threads: int | None = None,
         limits: StepLimits = DEFAULT_LIMITS,
+        group: RankGroup | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> None:
-        """Loads the checkpoint and allocates the pool. `num_threads` sets torch's CPU threads for the process.
+        """Loads the checkpoint and allocates the pool. `num_threads` sets torch's CPU threads for the process. In a
+        `group` of ranks it is this rank's share, and all ranks do the same at the same time.
 
         Raises CheckpointError for a checkpoint that cannot be used, ValueError for an unknown dtype or kernel choice,
         PoolTooSmall where a device that is to be filled has no room.
@@ -90,23 +94,25 @@ class TorchExecutor:
             torch.set_num_threads(num_threads)
         self._device, torch_dtype = torch.device(device), torch_dtype_of(dtype)
         self._config = read_config(checkpoint_dir)
+        shard = shard_of(group)
+        self._share = shard.share_of(self._config)
         checkpoint = Checkpoint(
-            checkpoint_dir, self._config, device=self._device, dtype=torch_dtype, on_progress=on_progress
+            checkpoint_dir, self._config, shard=shard, device=self._device, dtype=torch_dtype, on_progress=on_progress
         )
-        self._kernels, self._limits = kernels, limits
+        self._kernels, self._limits, self._group = kernels, limits, group
         self._heads = checkpoint.heads()
         fill = num_blocks if isinstance(num_blocks, FillDevice) else None
         free_before = fill.memory.total_and_free()[1] if fill else 0
         self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size, torch_dtype)
-        projections = Projections(self._backend.arithmetic.gate, choose_tiles(kernels, self._pool))
+        projections = Projections(self._backend.arithmetic.gate, choose_tiles(kernels, self._pool), group)
         weights = checkpoint.weights(projections)
-        self._decoder = Decoder(self._config, weights, self._backend.arithmetic)
+        self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
         self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), dtype)
         if fill:
             self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size, torch_dtype)
 
     def _use_pool(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        shape = kv_shape(self._config)
+        shape = kv_shape(self._share)
         self._pool = KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=dtype)
         self._backend = choose_backend(self._kernels, self._pool, self._heads)
 
@@ -119,6 +125,8 @@ class TorchExecutor:
         needed = -(-min(limits.max_step_tokens, self._config.max_context) // size)
         found = blocks_that_fit(use, utilization=fill.utilization, bytes_per_block=per_block, num_blocks_min=needed)
         num_blocks = min(found, fill.num_blocks_max)
+        if self._group is not None:
+            num_blocks = self._group.least(num_blocks)
         _log.info("%d blocks of %d tokens: %s", num_blocks, size, use.describe(fill.utilization))
         return num_blocks
 
@@ -216,12 +224,19 @@ def kv_shape(config: ModelConfig) -> KvShape:
     return KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
 
 
-def suggest_num_blocks(checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeName, block_size: int) -> int:
-    """How many blocks fit into `memory_bytes` of memory set aside for KV (weights not counted).
+def shard_of(group: RankGroup | None) -> Shard:
+    return WHOLE if group is None else Shard(group.rank, group.size)
+
+
+def suggest_num_blocks(
+    checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeName, block_size: int, shard: Shard = WHOLE
+) -> int:
+    """How many blocks of `shard` fit into `memory_bytes` of memory set aside for its KV (weights not counted).
 
     Raises ValueError if not even one block fits.
     """
-    per_block = kv_shape(read_config(checkpoint_dir)).bytes_per_block(block_size, torch_dtype_of(dtype))
+    share = shard.share_of(read_config(checkpoint_dir))
+    per_block = kv_shape(share).bytes_per_block(block_size, torch_dtype_of(dtype))
     if memory_bytes < per_block:
         raise ValueError(f"{memory_bytes} bytes do not hold one block of {per_block} bytes; give the pool more memory")
     return memory_bytes // per_block

@@ -30,6 +30,8 @@ from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.native.tiles import Tiles
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 
+from .ranks import RankGroup
+
 _SWAP_ROWS_FLOAT32 = range(8, 33)  # for a weight that cannot be stored transposed, as the embedding reads its rows
 _PACKED_FOR_ROWS = 32  # the blocked order hardly depends on it
 
@@ -49,6 +51,7 @@ class Projections:
 
     gate: Callable[[torch.Tensor, Activation], torch.Tensor] = TorchArithmetic().gate  # [T, 2 N] -> [T, N]
     tiles: Tiles | None = None
+    group: RankGroup | None = None
 
     def project(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
         if self.tiles is not None and self.tiles.takes(weight):
@@ -64,18 +67,43 @@ class Projections:
         return self.project(embedding) if embedding.dtype == torch.bfloat16 else Linear(embedding)
 
     def summed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
-        """One whose results are added up where several workers hold columns of `weight` each."""
-        return self.project(weight, bias)
+        """One whose results are added up where several ranks hold columns of `weight` each."""
+        share = self.project(weight, bias)
+        return share if self.group is None else Summed(share, self.group)
 
-    def gathered(self, weight: torch.Tensor) -> Projection:
-        """One whose results are joined where several workers hold rows of `weight` each."""
-        return self.project(weight)
+    def gathered(self, weight: torch.Tensor, width: int) -> Projection:
+        """One whose results are joined to `width` columns where several ranks hold rows of `weight` each."""
+        share = self.project(weight)
+        return share if self.group is None else Gathered(share, self.group, width)
 
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Projection:
         """Rows [T, in] -> activation(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
         if self.tiles is not None and self.tiles.takes(weight):
             return self.tiles.gated(weight, bias, activation)
         return Gated(self.project(weight, bias), self.gate, activation)
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A projection of which each rank computes a share of the sum."""
+
+    share: Projection
+    group: RankGroup
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.group.add_up(self.share(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A projection of which each rank computes equally many columns; those from `width` on are padding."""
+
+    share: Projection
+    group: RankGroup
+    width: int
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.group.join_columns(self.share(rows))[:, : self.width].contiguous()
 
 
 def _packs(weight: torch.Tensor) -> bool:

@@ -194,4 +194,4 @@ def _head(
     missing = shard.vocabulary_rows(config) - len(rows)
     # Packed or not, each worker's logits are equally many, so that they can be gathered.
     weight = torch.cat([rows, rows.new_zeros((missing, config.hidden_size))]) if missing else rows.contiguous()
-    return projections.gathered(weight)
+    return projections.gathered(weight, config.vocab_size)

@@ -1,0 +1,81 @@
+"""A model that ranks share out says token for token what it says alone, and what `transformers` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coppice.errors import UsageError
+from coppice_worker.edge.loading import settle
+from coppice_worker.edge.settings import WorkerSettings
+from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.ranks import shared_out
+from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
+from tests.unit.test_model_exactness import assert_greedy, one_thread  # noqa: F401
+
+PROMPT_LENGTHS = (1, 5, 33, 90)
+NUM_NEW = 10
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", "attention_bias": True, "mlp_bias": True, "vocab_size": 321},
+    "qwen2 14/2": {"family": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 112},
+    "6/1, one head for two ranks": {
+        "family": "qwen2",
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "hidden_size": 48,
+        "tie": True,
+    },
+}
+
+
+def check(checkpoint: Path, size: int, **options: Any) -> None:
+    rng = np.random.default_rng(7)
+    tables = allot_blocks([length + NUM_NEW for length in PROMPT_LENGTHS], 16, 48, rng)
+    prompts = [[int(t) for t in rng.integers(0, 256, length)] for length in PROMPT_LENGTHS]
+    sequences = [DrivenSequence(prompt, table) for prompt, table in zip(prompts, tables, strict=True)]
+    with shared_out(checkpoint, size, num_blocks=48, **options) as (executor, _):
+        run_to_length(executor, sequences, [NUM_NEW] * len(sequences), chunk_max=40, rng=rng)
+    for sequence in sequences:
+        assert_greedy(checkpoint, sequence)
+        assert len(set(sequence.sampled)) > 2, "a model that repeats one token proves nothing"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_ranks(tmp_path: Path, name: str) -> None:
+    check(write_tiny_checkpoint(tmp_path, **MODELS[name]), 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"block_size": 64}])
+def test_four_ranks(tmp_path: Path, options: dict[str, Any]) -> None:
+    check(write_tiny_checkpoint(tmp_path, "qwen2", num_attention_heads=8, num_key_value_heads=2), 4, **options)
+
+
+def test_blocks_are_zeroed_and_copied_on_every_rank(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path)
+    tokens = [int(t) for t in np.random.default_rng(5).integers(0, 256, 32)]
+    with shared_out(checkpoint, 2, num_blocks=8) as (executor, of_ranks):
+        step = build_batch([DrivenSequence(tokens, [0, 4])], [32], 16)
+        executor.execute(step)
+        executor.copy_blocks(np.array([4], np.int32), np.array([2], np.int32))
+        executor.zero_blocks(np.array([4], np.int32))
+        # Ranks do as they are told in order, so all of them are through when this step's sums are.
+        executor.execute(build_batch([DrivenSequence(tokens[:1], [7])], [1], 16))
+        for of_rank in of_ranks:
+            blocks = of_rank._pool.storage.flatten(0, 1)
+            assert blocks[:, 2].count_nonzero() == blocks[:, 2].numel()
+            assert blocks[:, 4].count_nonzero() == 0
+        first, second = (of_rank._pool.storage[:, :, 0] for of_rank in of_ranks)
+        assert first.shape == second.shape
+        assert not torch.equal(first, second), "each rank holds heads of its own"
+
+
+def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path)
+    with pytest.raises(UsageError, match="3 workers cannot share the model's 4 heads"):
+        settle(WorkerSettings(model=str(checkpoint), tensor_parallel=3, device="cpu"))

@@ -1,0 +1,110 @@
+"""Ranks add up and join what each of them has, whatever its size; and hear of a rank that is lost."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from coppice_worker.core.batch import LogitChanges, PromptTokens, StepBatch
+from coppice_worker.model.ranks import RankGroup
+from coppice_worker.parallel import memory_group
+from coppice_worker.parallel.commands import CopyBlocks, ZeroBlocks, encode, receive
+from coppice_worker.parallel.errors import RankLost
+from coppice_worker.parallel.torch_group import TorchGroup
+from tests.fakes.ranks import WAIT_S, memory_groups, together
+from tests.fakes.step_driver import DrivenSequence, build_batch
+
+
+def share_of(rank: int, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def check_group(group: RankGroup) -> None:
+    """What any group does, several times in a row, with shares that each rank makes by its number."""
+    for rows in (1, 7, 40):
+        shares = [share_of(rank, rows, 6) for rank in range(group.size)]
+        total = group.add_up(shares[group.rank].clone())
+        torch.testing.assert_close(total, torch.stack(shares).sum(0))
+        assert torch.equal(group.join_columns(shares[group.rank]), torch.cat(shares, dim=1))
+        assert group.least(10 - group.rank) == 11 - group.size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_in_memory(size: int) -> None:
+    together(memory_groups(size), check_group)
+
+
+@pytest.mark.long
+def test_through_torch(tmp_path: Path) -> None:
+    """gloo stands in for NCCL, which needs GPUs."""
+    command = [sys.executable, "-m", "tests.unit.test_parallel_groups", str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    for rank in ranks:
+        _, error = rank.communicate(timeout=WAIT_S)
+        assert rank.returncode == 0, error
+
+
+def test_what_is_larger_than_a_slot_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_group, "SLOT_BYTES", 64)
+    together(memory_groups(2), check_group)
+
+
+def test_sums_of_narrow_numbers_are_rounded_once_and_alike() -> None:
+    shares = [share_of(rank, 4, 100, torch.bfloat16) for rank in range(3)]
+    sums = together(memory_groups(3), lambda group: group.add_up(shares[group.rank].clone()))
+    exact = torch.stack(shares).float().sum(0).to(torch.bfloat16)
+    for total in sums:
+        assert torch.equal(total, exact)
+
+
+def test_a_rank_that_leaves_is_named() -> None:
+    groups = memory_groups(3)
+    groups[2].close()
+    with pytest.raises(RankLost, match="rank 2 has ended"):
+        groups[0].add_up(torch.ones(1, 1))
+
+
+def test_one_can_ask_who_is_waited_for() -> None:
+    first, second = memory_groups(2)
+    waiting = threading.Thread(target=lambda: first.add_up(torch.ones(1, 1)))
+    assert first.waits_for is None
+    waiting.start()
+    while first.waits_for is None:
+        assert waiting.is_alive()
+    assert first.waits_for == 1
+    second.add_up(torch.ones(1, 1))
+    waiting.join(WAIT_S)
+    assert first.waits_for is None
+
+
+def test_commands_arrive_as_they_were() -> None:
+    ours, theirs = socket.socketpair()
+    ids = np.array([3, 1, 2], np.int32)
+    longs, singles = ids.astype(np.int64), ids.astype(np.float32)
+    changes = LogitChanges(singles, singles, singles, longs, longs, np.array([True, False]), longs, longs[:0], singles)
+    batch = build_batch([DrivenSequence([1, 2, 3], [4]), DrivenSequence([5], [6], seed=2**63)], [3, 1], 16)
+    prompt = PromptTokens(ids, longs, longs, ids, longs, longs)
+    full = replace(batch, sample=replace(batch.sample, changes=changes), prompt=prompt)
+    for command in (ZeroBlocks(ids), CopyBlocks(ids, ids[::-1]), batch, full):
+        ours.sendall(encode(command))
+        came = receive(theirs)
+        assert came is not None
+        np.testing.assert_equal(asdict(came), asdict(command))
+        assert encode(came) == encode(command), "types of numbers are part of it"
+    assert isinstance(came, StepBatch)
+    came.token_ids[0] = 1  # torch takes only what may be written to
+    ours.close()
+    assert receive(theirs) is None
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    check_group(TorchGroup(int(sys.argv[2]), 2, Path(sys.argv[1]), "gloo"))
