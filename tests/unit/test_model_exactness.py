@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, r
 TIE_MARGIN = 1e-4  # logits closer than this may order either way in float32
 PROMPT_LENGTHS = (1, 5, 16, 33, 70, 128)
 NUM_NEW = 12
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},
@@ -44,14 +45,6 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention"],
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def oracle_logits(checkpoint: Path, tokens: list[int]) -> torch.Tensor:
