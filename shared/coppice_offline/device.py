@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 from coppice.errors import UsageError
 from coppice_worker.core.batch import StepLimits
 from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
+from coppice_worker.model.graphs import CudaGraphs
 from coppice_worker.model.memory import CudaMemory, FillDevice
 
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -55,6 +57,7 @@ def load_executor(
             block_size=block_size,
             num_threads=threads,
             limits=limits,
+            graphs=partial(CudaGraphs, torch.device(chosen)) if chosen == "cuda" else None,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -22,7 +22,8 @@ from coppice_cache.core.index import CoreSettings, IndexCore, ToClientEffect, To
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.request import Finish, Output, Refused, Request, SchedulerStats, TokenBatch
 from coppice_scheduler.core.settings import SchedulerSettings
-from coppice_worker.core.batch import NO_OUTPUT, Executor
+from coppice_worker.core.batch import Executor
+from coppice_worker.core.run import run
 from coppice_worker.core.worker import Applied, SchedulerAccepted, WorkerCore, WorkerCoreSettings
 
 _CACHE_EPOCH = CacheEpoch(1)
@@ -170,12 +171,5 @@ class LocalEngine:
         applied = self._worker.apply(self._epoch, plan)
         assert isinstance(applied, Applied), "plans come in order, each once"
         began_ns = self._now_ns()
-        if applied.zero.size:
-            self._executor.zero_blocks(applied.zero)
-        if applied.copy_src.size:
-            self._executor.copy_blocks(applied.copy_src, applied.copy_dst)
-        output = NO_OUTPUT if applied.batch is None else self._executor.execute(applied.batch)
-        while (following := self._worker.advance(applied, output)) is not None:
-            assert following.batch is not None
-            applied, output = following, self._executor.execute(following.batch)
+        applied, output = run(self._worker, self._executor, applied)
         return self._worker.complete(applied, output, (self._now_ns() - began_ns) // NS_PER_US)

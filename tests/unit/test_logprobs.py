@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from coppice.ids import SequenceId
 from coppice.messages.step import SamplingParams, SequenceStart, StepPlan, StepResult, TokenLogprobs
-from coppice_worker.model import executor as executor_module
+from coppice_worker.model import outputs
 from coppice_worker.model.executor import TorchExecutor
+from coppice_worker.model.logits import token_logprobs
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.worker_plans import compute, h, handles, lease, ready_core, settings, u32
 
@@ -104,7 +105,7 @@ def test_sampled_tokens_of_those_who_want_it(checkpoint: Path) -> None:
 def test_prompts_however_they_are_cut(
     checkpoint: Path, chunks: tuple[int, ...], slice_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor_module, "_PROMPT_LOGITS_MAX", 320 * slice_tokens)
+    monkeypatch.setattr(outputs, "_PROMPT_LOGITS_MAX", 320 * slice_tokens)
     wanted = {
         1: SamplingParams(temperature=0.0, num_logprobs=2, prompt_logprobs=True),
         2: SamplingParams(temperature=0.0, prompt_logprobs=True),
@@ -139,7 +140,7 @@ def test_only_the_prompt_is_reported_after_a_preemption(checkpoint: Path) -> Non
 
 
 def test_more_than_the_vocabulary_has(checkpoint: Path) -> None:
-    found = executor_module.token_logprobs(torch.zeros(2, 5), torch.tensor([1, 4]), 20)
+    found = token_logprobs(torch.zeros(2, 5), torch.tensor([1, 4]), 20)
     assert found.top_ids.shape == (2, 5)
 
 

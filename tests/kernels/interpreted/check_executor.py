@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from coppice_worker.core.batch import StepLimits
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.recorded import Recorded
 from tests.fakes.step_driver import DrivenSequence, build_batch
 
 
@@ -28,3 +30,32 @@ def test_same_logits_as_plain_torch(tmp_path: Path) -> None:
             sequence.num_computed_tokens += chunk
             if sequence.num_computed_tokens == len(sequence.tokens):
                 sequence.tokens.append(5)
+
+
+def test_recorded_decodes_are_those_of_plain_torch(tmp_path: Path) -> None:
+    """Padded batches, longer and shorter ones, in a pool that is NaN where nobody wrote."""
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    recorded = Recorded()
+    triton = TorchExecutor(
+        checkpoint, num_blocks=12, kernels="triton", limits=StepLimits(3, 64), graphs=lambda: recorded
+    )
+    plain = TorchExecutor(checkpoint, num_blocks=12, kernels="torch")
+    triton.record_graphs()
+    assert triton._pool.storage.abs().sum() == 0, "what is recorded writes nothing"
+    triton._pool.storage.fill_(float("nan"))
+    rng = np.random.default_rng(5)
+    sequences = [
+        DrivenSequence([int(t) for t in rng.integers(0, 256, length)], table)
+        for length, table in ((31, [4, 0, 9]), (1, [7]), (16, [2, 11]))
+    ]
+    for rows in ([0, 1, 2], [0, 2], [2], [0, 1, 2]):
+        chosen = [sequences[row] for row in rows]
+        batch = build_batch(chosen, [len(s.tokens) - s.num_computed_tokens for s in chosen], 16)
+        tokens = plain.execute(batch).tokens.tolist()
+        assert triton.execute(batch).tokens.tolist() == tokens
+        for sequence, token in zip(chosen, tokens, strict=True):
+            sequence.num_computed_tokens = len(sequence.tokens)
+            sequence.tokens.append(token)
+    assert recorded.num_replays == 2 * 3
+    written = ~triton._pool.storage.isnan().all(dim=(0, 1, 3, 5))
+    assert int(written.sum()) == sum(sequence.num_computed_tokens for sequence in sequences)

@@ -14,7 +14,7 @@ simulator) writes the KV of the new tokens, attends over the block tables and sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,8 @@ class StepBatch:
     block_tables: Int32  # [S, W] block ids, rows padded with 0
     sample: SampleRows
     prompt: PromptTokens | None = None
+    changed_tables: Int32 | None = None  # rows whose tables are not those of the previous batch; None: perhaps all
+    follows: bool = False  # the tokens are those that the previous batch's rows, the same, sampled; `token_ids` is void
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +136,20 @@ class Executor(Protocol):
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """Write KV, attend, sample."""
+
+
+class Pending(Protocol):
+    """A step under way."""
+
+    def wait(self) -> StepOutput: ...
+
+
+@runtime_checkable
+class AheadExecutor(Executor, Protocol):
+    """An executor that can begin a step before the tokens of the one before it are known."""
+
+    def runs_ahead(self, batch: StepBatch) -> bool:
+        """Whether a batch that follows this one may be launched before this one was waited for."""
+
+    def launch(self, batch: StepBatch) -> Pending:
+        """Like `execute`, without waiting. At most one other step may be pending."""

@@ -24,7 +24,8 @@ from coppice_worker.core.steps import Rows
 
 _TABLE_SLACK = 8  # columns; a table that grows by one block is rarely laid out anew
 
-NO_ROWS = Rows(np.zeros(0, np.int32), np.zeros(0, np.int64))
+_NONE = np.zeros(0, np.int32)
+NO_ROWS = Rows(_NONE, np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,27 @@ class RowBuilder:
             return None
         if not self._may_write(layout.slots, layout.ones, num_steps)[0].all():
             return None
-        self._refresh_tables(layout)
-        return self.follow()
+        return self._next(layout, self._refresh_tables(layout))
 
     def follow(self) -> Computation:
         """The previous rows again, one token each, that were found good before."""
-        layout, table = self._layout, self._sequences
-        assert layout is not None
+        assert self._layout is not None
+        return self._next(self._layout, _NONE)
+
+    def ahead(self) -> StepBatch:
+        """What `follow` will give once the previous rows were computed and their tokens are known. Not for rows whose
+        tokens change what is sampled next."""
+        assert self._layout is not None
+        assert self._layout.sample.changes is None
+        batch = self._next(self._layout, _NONE, num_ahead=1).batch
+        assert batch is not None
+        return replace(batch, follows=True)
+
+    def _next(self, layout: _Layout, changed_tables: Int32 | None, num_ahead: int = 0) -> Computation:
+        table = self._sequences
         assert layout.version == table.version
         slots = layout.slots
-        start = table.num_computed[slots]
+        start = table.num_computed[slots] + num_ahead
         blocks = table.tables[slots, start // self._block_size]
         sample = replace(layout.sample, position=start + 1)
         if sample.changes is not None:
@@ -98,6 +110,7 @@ class RowBuilder:
             context_lens=(start + 1).astype(np.int32),
             block_tables=layout.tables,
             sample=sample,
+            changed_tables=changed_tables,
         )
         return Computation(batch, Rows(slots, layout.ones), layout.sampled_ids)
 
@@ -205,15 +218,18 @@ class RowBuilder:
         tables[np.arange(width) >= counts[:, None]] = 0
         return tables
 
-    def _refresh_tables(self, layout: _Layout) -> None:
+    def _refresh_tables(self, layout: _Layout) -> Int32 | None:
+        """Rows whose tables grew; None when all were laid out anew."""
         grown = self._sequences.grown
         if not grown:
-            return
+            return _NONE
         counts = self._sequences.num_blocks[layout.slots]
         if int(counts.max()) > layout.tables.shape[1]:
             layout.tables = self._tables(layout.slots)
-            return
-        for index in np.flatnonzero(np.isin(layout.slots, np.fromiter(grown, np.int32, len(grown)))):
+            return None
+        changed = np.flatnonzero(np.isin(layout.slots, np.fromiter(grown, np.int32, len(grown)))).astype(np.int32)
+        for index in changed.tolist():
             blocks = self._sequences.blocks(int(layout.slots[index]))
             layout.tables[index, : len(blocks)] = blocks
         grown.clear()
+        return changed

@@ -23,7 +23,7 @@ from coppice.ids import TOKEN_BYTES, CacheEpoch, LeaseId, SchedulerEpoch, Sequen
 from coppice.messages.registration import CopiesDone, CopyOrders, Draining, Fence, FenceAck, Register, Registered
 from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
 from coppice_worker.core.attach import Attacher
-from coppice_worker.core.batch import StepOutput
+from coppice_worker.core.batch import StepBatch, StepOutput
 from coppice_worker.core.check import check_users
 from coppice_worker.core.copies import CopyBooks, Ordered
 from coppice_worker.core.fences import FencedEpochs
@@ -322,16 +322,18 @@ class WorkerCore:
         if applied.num_steps_left == 1 or applied.attachment != self._attachment:
             return None
         self._take(applied, output)
+        batch, num_left = self._rows.follow().batch, applied.num_steps_left - 1
         following = replace(
-            applied,
-            batch=self._rows.follow().batch,
-            zero=_NO_BLOCKS,
-            copy_src=_NO_BLOCKS,
-            copy_dst=_NO_BLOCKS,
-            num_steps_left=applied.num_steps_left - 1,
+            applied, batch=batch, zero=_NO_BLOCKS, copy_src=_NO_BLOCKS, copy_dst=_NO_BLOCKS, num_steps_left=num_left
         )
         self._outstanding = following
         return following
+
+    def ahead(self, applied: Applied) -> StepBatch | None:
+        """The batch that `advance` will give after `applied`, but for its tokens; None after the last one."""
+        assert applied is self._outstanding, "look ahead of what was applied last"
+        is_last = applied.num_steps_left == 1 or applied.attachment != self._attachment
+        return None if is_last else self._rows.ahead()
 
     def complete(self, applied: Applied, output: StepOutput, duration_us: int = 0) -> StepResult:
         """The device has done `applied`, the last step of its plan.

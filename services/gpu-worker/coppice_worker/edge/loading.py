@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.model.config import read_config
 from coppice_worker.model.executor import DtypeName, TorchExecutor, shard_of, suggest_num_blocks
+from coppice_worker.model.graphs import CudaGraphs, Graphs
 from coppice_worker.model.memory import CudaMemory, FillDevice
 from coppice_worker.model.ranks import RankGroup
 from coppice_worker.model.resolve import resolve_checkpoint
@@ -82,11 +85,16 @@ def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
             num_threads=settings.threads,
             limits=StepLimits(settings.max_sequences, settings.max_step_tokens),
             group=group,
+            graphs=_recorder(torch.device(device), settings),
         )
     except KernelsUnavailable as error:
         raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error
     executor.warm_up()
     return Loaded(executor, name, _host_pool(settings, executor))
+
+
+def _recorder(device: torch.device, settings: WorkerSettings) -> Callable[[], Graphs] | None:
+    return partial(CudaGraphs, device) if device.type == "cuda" and settings.cuda_graphs else None
 
 
 def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | None:

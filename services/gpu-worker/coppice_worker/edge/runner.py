@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 from coppice.ids import SchedulerEpoch
 from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
-from coppice_worker.core.batch import NO_OUTPUT, Executor, StepOutput
+from coppice_worker.core.batch import Executor, StepBatch, StepOutput
+from coppice_worker.core.run import run
 from coppice_worker.core.worker import Applied, MalformedPlanError, Replayed, StepGap, WorkerCore
 
 _log = logging.getLogger(__name__)
@@ -163,14 +164,7 @@ class StepRunner:
 
     def _compute(self, plan: StepPlan, applied: Applied, answer: Callable[[StepResult], Any]) -> None:
         started_ns, began = time.time_ns(), time.perf_counter_ns()
-        if applied.zero.size:
-            self._executor.zero_blocks(applied.zero)
-        if applied.copy_src.size:
-            self._executor.copy_blocks(applied.copy_src, applied.copy_dst)
-        output = NO_OUTPUT if applied.batch is None else self._executor.execute(applied.batch)
-        while (following := self._advance(applied, output)) is not None:
-            assert following.batch is not None
-            applied, output = following, self._executor.execute(following.batch)
+        applied, output = run(self, self._executor, applied)
         duration_us = (time.perf_counter_ns() - began) // 1000
         with self._lock:
             result = self._core.complete(applied, output, duration_us)
@@ -178,6 +172,12 @@ class StepRunner:
         answer(result)  # first of all: somebody waits for these tokens
         self._observer.computed(plan, result, started_ns, ended_ns)
 
-    def _advance(self, applied: Applied, output: StepOutput) -> Applied | None:
+    # ---- `Passes` ----
+
+    def advance(self, applied: Applied, output: StepOutput) -> Applied | None:
         with self._lock:
             return self._core.advance(applied, output)
+
+    def ahead(self, applied: Applied) -> StepBatch | None:
+        with self._lock:
+            return self._core.ahead(applied)

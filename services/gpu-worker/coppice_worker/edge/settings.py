@@ -47,6 +47,7 @@ class WorkerSettings(Settings):
     )
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")
     max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
+    cuda_graphs: bool = Field(True, description="Record decode steps at the start and launch each as one, on a GPU.")
     step_timeout_s: float = Field(300.0, gt=0, description="A step that runs longer hangs: the process ends, exit 1.")
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")

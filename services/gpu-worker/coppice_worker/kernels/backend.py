@@ -9,7 +9,7 @@ out = step.attend(layer, query)         once per layer: attends over blocks
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -95,3 +95,24 @@ class Backend(Protocol):
 
     def scatter_blocks(self, staging: torch.Tensor, block_ids: Int32) -> None:
         """Copies rows of staging, as `gather_blocks` leaves them, into whole blocks [N], each named once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """A step of rows with one new token each, in tensors on the device that stay where they are.
+
+    Whoever attends reads them when it computes, not before: what they hold changes from step to step, and rows of the
+    end may be padding.
+    """
+
+    slots: torch.Tensor  # [S] int64; -1: padding, whose keys and values are stored nowhere
+    context_lens: torch.Tensor  # [S] int32; 0: padding, which reads nothing, and whose output means nothing
+    block_tables: torch.Tensor  # [S, W] int32, rows may be strided; only what a row's length reaches is read
+    query_starts: torch.Tensor  # [S + 1] int32, 0 .. S
+
+
+@runtime_checkable
+class DecodeBackend(Backend, Protocol):
+    """A backend whose launches for decodes depend on the number of rows alone, so that a graph may hold them."""
+
+    def plan_decodes(self, rows: DecodeRows) -> AttentionStep: ...

@@ -6,7 +6,8 @@ TorchExecutor(checkpoint, device="cpu", dtype="float32", num_blocks=suggest_num_
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,30 +15,22 @@ import numpy as np
 import torch
 
 from coppice.namespaces import NamespaceFields
-from coppice_worker.core.batch import (
-    NO_OUTPUT,
-    Int32,
-    Int64,
-    Logprobs,
-    PoolSpec,
-    PromptTokens,
-    StepBatch,
-    StepLimits,
-    StepOutput,
-)
+from coppice_worker.core.batch import Int32, Int64, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
+from coppice_worker.kernels.backend import DecodeBackend
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_tiles
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.kernels.pool import KvPool, KvShape
 
 from .config import ModelConfig, read_config
 from .decoder import Decoder
+from .device_state import DeviceState
+from .graphs import DecodeGraphs, Graphs, graph_sizes, is_plain
 from .linear import Projections
 from .loader import Checkpoint, ProgressCallback, checkpoint_digest
-from .logits import join_logprobs, token_logprobs
-from .memory import FillDevice, blocks_that_fit, measure
+from .memory import DeviceMemory, FillDevice, blocks_that_fit, graphs_bytes, measure
+from .outputs import Outputs
 from .ranks import RankGroup
 from .rope_config import RopeConfig
-from .sampler import sample_and_report
 from .shard import WHOLE, Shard
 from .warm_up import largest_step, warm_up_steps
 
@@ -45,8 +38,6 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 DEFAULT_LIMITS = StepLimits()
 _log = logging.getLogger("coppice.worker")
-_PROMPT_LOGITS_MAX = 1 << 23  # logits of prompt tokens in memory at a time
-
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -82,45 +73,51 @@ class TorchExecutor:
         num_threads: int | None = None,
         limits: StepLimits = DEFAULT_LIMITS,
         group: RankGroup | None = None,
+        graphs: Callable[[], Graphs] | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> None:
         """Loads the checkpoint and allocates the pool. `num_threads` sets torch's CPU threads for the process. In a
-        `group` of ranks it is this rank's share, and all ranks do the same at the same time.
+        `group` of ranks it is this rank's share, and all ranks do the same at the same time. With `graphs`, decode
+        steps are recorded when the executor is warmed up, where its kernels allow it.
 
         Raises CheckpointError for a checkpoint that cannot be used, ValueError for an unknown dtype or kernel choice,
         PoolTooSmall where a device that is to be filled has no room.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self._device, torch_dtype = torch.device(device), torch_dtype_of(dtype)
+        self._device, self._dtype = torch.device(device), torch_dtype_of(dtype)
         self._config = read_config(checkpoint_dir)
         shard = shard_of(group)
         self._share = shard.share_of(self._config)
         checkpoint = Checkpoint(
-            checkpoint_dir, self._config, shard=shard, device=self._device, dtype=torch_dtype, on_progress=on_progress
+            checkpoint_dir, self._config, shard=shard, device=self._device, dtype=self._dtype, on_progress=on_progress
         )
         self._kernels, self._limits, self._group = kernels, limits, group
         self._heads = checkpoint.heads()
         fill = num_blocks if isinstance(num_blocks, FillDevice) else None
         free_before = fill.memory.total_and_free()[1] if fill else 0
-        self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size, torch_dtype)
+        self._recorder = graphs
+        self._graphs: DecodeGraphs | None = None
+        self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size)
         projections = Projections(self._backend.arithmetic.gate, choose_tiles(kernels, self._pool), group)
         weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
+        self._outputs = Outputs(self._decoder, self._backend.arithmetic, self._device)
         self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), dtype)
         if fill:
-            self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size, torch_dtype)
+            self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size)
 
-    def _use_pool(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def _use_pool(self, num_blocks: int, block_size: int) -> None:
         shape = kv_shape(self._share)
-        self._pool = KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=dtype)
+        self._pool = KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=self._dtype)
         self._backend = choose_backend(self._kernels, self._pool, self._heads)
 
+    @torch.inference_mode()
     def _num_blocks_to_fill(self, fill: FillDevice, free_before: int) -> int:
         """Measured with a step over a pool of one block."""
         limits, size = self._limits, self._pool.block_size
         largest = largest_step(limits.max_sequences, limits.max_step_tokens, self._config.max_context, size)
-        use = measure(fill.memory, free_before, lambda: self.execute(largest))
+        use = measure(fill.memory, free_before, lambda: self.execute(largest), lambda: self._graphs_bytes(fill.memory))
         per_block = self.kv_bytes_per_block()
         needed = -(-min(limits.max_step_tokens, self._config.max_context) // size)
         found = blocks_that_fit(use, utilization=fill.utilization, bytes_per_block=per_block, num_blocks_min=needed)
@@ -129,6 +126,10 @@ class TorchExecutor:
             num_blocks = self._group.least(num_blocks)
         _log.info("%d blocks of %d tokens: %s", num_blocks, size, use.describe(fill.utilization))
         return num_blocks
+
+    def _graphs_bytes(self, memory: DeviceMemory) -> int:
+        graphs = self._new_graphs()
+        return graphs_bytes(memory, graphs.capture, graph_sizes(self._limits.max_sequences)) if graphs else 0
 
     @property
     def pool(self) -> PoolSpec:
@@ -158,13 +159,33 @@ class TorchExecutor:
         return HostPool(self._pool, self._backend, num_blocks)
 
     def warm_up(self) -> None:
-        """Computes a step of each kind, so that no request waits for kernels to compile or memory to grow.
+        """Computes a step of each kind and records graphs, so that no request waits for kernels to compile or memory to
+        grow.
 
         Uses and then zeroes block 0: call it before any block is handed out.
         """
         for step in warm_up_steps(self._pool.block_size, self._limits.max_step_tokens):
             self.execute(step)
         self.zero_blocks(np.zeros(1, dtype=np.int32))
+        self.record_graphs()
+
+    @torch.inference_mode()
+    def record_graphs(self) -> None:
+        """Touches no block."""
+        graphs, sizes = self._new_graphs(), graph_sizes(self._limits.max_sequences)
+        if graphs is None:
+            return
+        for num_done, size in enumerate(reversed(sizes)):
+            _log.info("capturing graphs %d/%d", num_done + 1, len(sizes))
+            graphs.capture(size)
+        self._graphs = graphs
+
+    def _new_graphs(self) -> DecodeGraphs | None:
+        if self._recorder is None or not isinstance(self._backend, DecodeBackend):
+            return None
+        width = -(-self._config.max_context // self._pool.block_size)
+        state = DeviceState(graph_sizes(self._limits.max_sequences)[-1], width, self._device)
+        return DecodeGraphs(self._recorder(), state, self._decoder, self._backend, self._dtype)
 
     @torch.inference_mode()
     def zero_blocks(self, block_ids: Int32) -> None:
@@ -180,29 +201,29 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepOutput:
         _assert_consistent(batch)
-        hidden = self.forward(batch)
-        prompt = None if batch.prompt is None else self._prompt_logprobs(hidden, batch.prompt)
-        if batch.sample.rows.size == 0:
-            return NO_OUTPUT if prompt is None else replace(NO_OUTPUT, prompt_logprobs=prompt)
-        logits = self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
-        tokens, logprobs = sample_and_report(logits, batch.sample, self._backend.arithmetic.argmax)
-        return StepOutput(tokens.cpu().numpy().astype(np.int32), logprobs, prompt)
+        graphs = self._graphs
+        if graphs is None or not graphs.takes(batch):
+            if graphs is not None:
+                graphs.forget_tables()
+            return self._outputs.of(batch, self.forward(batch))
+        if is_plain(batch):
+            return graphs.launch(batch).wait()
+        return self._outputs.of(batch, graphs.hidden(batch))
+
+    def runs_ahead(self, batch: StepBatch) -> bool:
+        return self._graphs is not None and self._graphs.takes(batch) and is_plain(batch)
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Pending:
+        """Only for what `runs_ahead`, and what follows it."""
+        assert self._graphs is not None
+        return self._graphs.launch(batch)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
-        """Runs the step like `execute` but returns the sampled rows' logits [R, vocab]."""
+        """Runs the step like `execute`, without graphs, but returns the sampled rows' logits [R, vocab]."""
         _assert_consistent(batch)
-        hidden = self.forward(batch)
-        return self._decoder.logits(hidden.index_select(0, self._to_device(_sampled_tokens(batch))))
-
-    def _prompt_logprobs(self, hidden: torch.Tensor, prompt: PromptTokens) -> Logprobs:
-        """Logits of all these tokens at once would be large: slice by slice."""
-        packed, tokens = self._to_device(prompt.packed), self._to_device(prompt.token_ids)
-        num_top, size = int(prompt.num_top.max()), max(1, _PROMPT_LOGITS_MAX // self._config.vocab_size)
-        slices = [slice(start, start + size) for start in range(0, len(packed), size)]
-        return join_logprobs(
-            [token_logprobs(self._decoder.logits(hidden[packed[part]]), tokens[part], num_top) for part in slices]
-        )
+        return self._outputs.logits(batch, self.forward(batch))
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Writes the step's KV; hidden states [T, hidden] before the final norm."""
@@ -252,12 +273,6 @@ def _describe(config: ModelConfig, digest: str, dtype: str) -> ModelInfo:
         max_context=config.max_context,
         eos_token_ids=config.eos_token_ids,
     )
-
-
-def _sampled_tokens(batch: StepBatch) -> Int64:
-    """[R] index of each sampled row's last new token among the packed tokens."""
-    last: Int64 = batch.query_starts[batch.sample.rows + 1].astype(np.int64) - 1
-    return last
 
 
 def _assert_consistent(batch: StepBatch) -> None:

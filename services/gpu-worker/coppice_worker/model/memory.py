@@ -9,8 +9,9 @@ What others hold is counted once: it narrows the worker's share only where total
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -120,6 +121,17 @@ def measure(
     libraries = max(0, free_before - free - memory.reserved())
     memory.release()
     return MemoryUse(total, free_before, weights, step, libraries, graphs())
+
+
+def graphs_bytes(memory: DeviceMemory, capture: Callable[[int], None], sizes: Sequence[int]) -> int:
+    """Of graphs of all sizes. The largest and the next one are measured: the others share their memory, and are taken
+    to need as much of their own as the second does."""
+    free = [memory.total_and_free()[1]]
+    for size in sorted(sizes, reverse=True)[:2]:
+        capture(size)
+        free.append(memory.total_and_free()[1])
+    first, *second = (max(0, before - after) for before, after in pairwise(free))
+    return first + sum(second) * (len(sizes) - 1)
 
 
 def blocks_that_fit(use: MemoryUse, *, utilization: float, bytes_per_block: int, num_blocks_min: int) -> int:

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from coppice_worker.core.batch import Int32, StepBatch
-from coppice_worker.kernels.backend import Angles, Arithmetic, Heads
+from coppice_worker.kernels.backend import Angles, Arithmetic, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.kernels.torch_backend import refuse_overlap
 
-from .arrays import DecodeScratch, decode_scratch, step_arrays
+from .arrays import DecodeScratch, StepArrays, decode_scratch, step_arrays
 from .blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
 from .decode import decode
 from .extend import extend
@@ -31,19 +31,37 @@ class TritonBackend:
         self.device = pool.storage.device
         properties = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self._num_sms = properties.multi_processor_count if properties else _CPU_SMS
-        self._scratch = self._make_scratch(1)
+        # Those that were outgrown stay, as graphs hold their addresses.
+        self._scratches = [self._make_scratch(1)]
+        self._no_tiles = torch.zeros(0, dtype=torch.int32, device=self.device)
 
     def scratch(self, num_rows: int) -> DecodeScratch:
-        """For a step of that many rows; it grows as needed, and only then moves."""
-        if num_rows > self._scratch.rows_max:
-            self._scratch = self._make_scratch(max(num_rows, 2 * self._scratch.rows_max))
-        return self._scratch
+        """For a step of that many rows."""
+        rows_max = self._scratches[-1].rows_max
+        if num_rows > rows_max:
+            self._scratches.append(self._make_scratch(max(num_rows, 2 * rows_max)))
+        return self._scratches[-1]
 
     def _make_scratch(self, rows_max: int) -> DecodeScratch:
         return decode_scratch(rows_max, self.heads, self.pool.shape, num_sms=self._num_sms, device=self.device)
 
     def plan(self, batch: StepBatch) -> TritonStep:
-        return TritonStep(self, batch)
+        num_kv_heads = self.pool.shape.num_kv_heads
+        arrays = step_arrays(
+            batch,
+            num_kv_heads=num_kv_heads,
+            group=self.heads.num_heads // num_kv_heads,
+            block_size=self.pool.block_size,
+            device=self.device,
+        )
+        return TritonStep(self, arrays)
+
+    def plan_decodes(self, rows: DecodeRows) -> TritonStep:
+        tables, starts = rows.block_tables, rows.query_starts
+        no_tiles = self._no_tiles
+        return TritonStep(
+            self, StepArrays(rows.slots, tables, rows.context_lens, starts, no_tiles, no_tiles, True, None)
+        )
 
     def zero_blocks(self, block_ids: Int32) -> None:
         zero_blocks(self.pool.planes(), self._to_device(block_ids))
@@ -65,18 +83,11 @@ class TritonBackend:
 class TritonStep:
     """One step's launches."""
 
-    def __init__(self, backend: TritonBackend, batch: StepBatch) -> None:
+    def __init__(self, backend: TritonBackend, arrays: StepArrays) -> None:
         self._backend = backend
-        num_kv_heads = backend.pool.shape.num_kv_heads
-        self._arrays = step_arrays(
-            batch,
-            num_kv_heads=num_kv_heads,
-            group=backend.heads.num_heads // num_kv_heads,
-            block_size=backend.pool.block_size,
-            device=backend.device,
-        )
-        self._scratch = backend.scratch(len(batch.context_lens))
-        plan(self._arrays, self._scratch, num_kv_heads)
+        self._arrays = arrays
+        self._scratch = backend.scratch(len(arrays.context_lens))
+        plan(arrays, self._scratch, backend.pool.shape.num_kv_heads)
 
     def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
         heads = self._backend.heads

@@ -1,0 +1,223 @@
+"""The decode rows of a step on the device, in memory that is allocated once and filled by one copy a step.
+
+    host     | tokens | positions | slots | lengths | settings ... | changed rows | their tables |
+                         `------------- one copy, of what is used -------------'
+    device   | the same                                                                          |
+                                                                       `--> tables [rows, width]
+
+Tables are most of it, and of a batch that goes on only those that grew are sent. Two host buffers take turns, as the
+copy of the step before may not be over. Rows behind the batch are padding: nothing may be read or written for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from coppice_worker.core.batch import Int32, SampleRows, StepBatch, StepOutput
+from coppice_worker.kernels.backend import DecodeRows
+
+from .sampler import uniform_noise
+
+_ALIGNED = 16  # bytes; kernels are compiled for addresses that are multiples of it
+_ROW_ID_BYTES, _BLOCK_ID_BYTES = 8, 4
+_FIELDS = {
+    "token_ids": torch.int64,
+    "positions": torch.int64,
+    "slots": torch.int64,
+    "noise": torch.float64,
+    "context_lens": torch.int32,
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How to sample the rows of a step; all [S], on the device."""
+
+    noise: torch.Tensor  # float64, uniform in (0, 1)
+    temperature: torch.Tensor  # float32, 0 = greedy
+    top_k: torch.Tensor  # int32, 0 = off
+    top_p: torch.Tensor  # float32, 1 = off
+    min_p: torch.Tensor  # float32, 0 = off
+
+
+class DeviceState:
+    """Room for `rows_max` rows with tables of `table_width` blocks."""
+
+    def __init__(self, rows_max: int, table_width: int, device: torch.device) -> None:
+        self.rows_max, self.table_width, self.device = rows_max, table_width, device
+        places, self._tables_at = _places(rows_max)
+        num_bytes = self._tables_at + _aligned(rows_max * _ROW_ID_BYTES) + rows_max * table_width * _BLOCK_ID_BYTES
+        self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._fields = {name: self._bytes[place].view(_FIELDS[name]) for name, place in places.items()}
+        self._hosts = [_HostBuffer(num_bytes, places, device) for _ in range(2)]
+        self._tables = torch.zeros((rows_max, table_width), dtype=torch.int32, device=device)
+        self._query_starts = torch.arange(rows_max + 1, dtype=torch.int32, device=device)
+        self._holds_tables = False
+        self._fields["slots"].fill_(-1)
+
+    def takes(self, batch: StepBatch) -> bool:
+        """One new token a row, and no more rows than there is room for."""
+        num_rows, width = batch.block_tables.shape
+        return bool(len(batch.token_ids) == num_rows <= self.rows_max and width <= self.table_width)
+
+    def rows(self, num_rows: int) -> DecodeRows:
+        return DecodeRows(
+            slots=self._fields["slots"][:num_rows],
+            context_lens=self._fields["context_lens"][:num_rows],
+            block_tables=self._tables[:num_rows],
+            query_starts=self._query_starts[: num_rows + 1],
+        )
+
+    def token_ids(self, num_rows: int) -> torch.Tensor:
+        return self._fields["token_ids"][:num_rows]
+
+    def positions(self, num_rows: int) -> torch.Tensor:
+        return self._fields["positions"][:num_rows]
+
+    def sampling(self, num_rows: int) -> SamplingRows:
+        names = ("noise", "temperature", "top_k", "top_p", "min_p")
+        return SamplingRows(*(self._fields[name][:num_rows] for name in names))
+
+    def forget_tables(self) -> None:
+        """Another batch was computed elsewhere: what the next one changes, it changes from that."""
+        self._holds_tables = False
+
+    def fill(self, batch: StepBatch) -> None:
+        """Puts the batch on the device; rows behind it become padding."""
+        host = self._hosts[0]
+        self._hosts.reverse()
+        host.wait_until_sent()
+        _fill_fields(host.fields, batch)
+        changed = batch.changed_tables if self._holds_tables else None
+        ids = np.arange(len(batch.block_tables)) if changed is None else changed
+        used = self._fill_tables(host, batch.block_tables, ids)
+        host.send(used, self._bytes)
+        if len(ids):
+            self._spread_tables(len(ids), batch.block_tables.shape[1])
+        self._holds_tables = True
+
+    def _table_places(self, count: int, width: int) -> tuple[slice, slice]:
+        """Where the ids of that many rows are, and their tables."""
+        start = self._tables_at + _aligned(count * _ROW_ID_BYTES)
+        ids = slice(self._tables_at, self._tables_at + count * _ROW_ID_BYTES)
+        return ids, slice(start, start + count * width * _BLOCK_ID_BYTES)
+
+    def _fill_tables(self, host: _HostBuffer, tables: Int32, ids: npt.NDArray[Any]) -> int:
+        """Bytes used in all."""
+        if not len(ids):
+            return self._tables_at
+        id_place, table_place = self._table_places(len(ids), tables.shape[1])
+        host.array[id_place].view(np.int64)[:] = ids
+        wanted = host.array[table_place].view(np.int32).reshape(len(ids), -1)
+        np.take(tables, ids, axis=0, out=wanted)
+        return int(table_place.stop)
+
+    def _spread_tables(self, count: int, width: int) -> None:
+        """To the rows that they are of."""
+        id_place, table_place = self._table_places(count, width)
+        tables = self._bytes[table_place].view(torch.int32).view(count, width)
+        self._tables[:, :width].index_copy_(0, self._bytes[id_place].view(torch.int64), tables)
+
+
+class _HostBuffer:
+    """Memory that a device copies from by itself, where there is such a device."""
+
+    def __init__(self, num_bytes: int, places: dict[str, slice], device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        self._memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        self._sent = _event(device)
+        self.array = self._memory.numpy()
+        self.fields = {name: self._memory[place].view(_FIELDS[name]).numpy() for name, place in places.items()}
+
+    def wait_until_sent(self) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self, num_bytes: int, to: torch.Tensor) -> None:
+        to[:num_bytes].copy_(self._memory[:num_bytes], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+class TokensBack:
+    """Tokens on their way from the device: those of two steps at a time."""
+
+    def __init__(self, rows_max: int, device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        self._hosts = [torch.zeros(rows_max, dtype=torch.int64, pin_memory=on_cuda) for _ in range(2)]
+        self._events = [_event(device) for _ in range(2)]
+
+    def fetch(self, tokens: torch.Tensor, rows: Int32) -> Arriving:
+        """Begins to copy tokens [S], of which those of `rows` are wanted."""
+        self._hosts.reverse()
+        self._events.reverse()
+        host, event = self._hosts[0][: len(tokens)], self._events[0]
+        host.copy_(tokens, non_blocking=True)
+        if event is not None:
+            event.record()
+        return Arriving(host, rows, event)
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """A step whose tokens are on their way."""
+
+    host: torch.Tensor  # [S] int64
+    rows: Int32  # [R]
+    event: torch.cuda.Event | None
+
+    def wait(self) -> StepOutput:
+        if self.event is not None:
+            self.event.synchronize()
+        return StepOutput(self.host.numpy()[self.rows].astype(np.int32))
+
+
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _places(rows_max: int) -> tuple[dict[str, slice], int]:
+    """Where each field's bytes are, and where the fields end."""
+    places, start = {}, 0
+    for name, dtype in _FIELDS.items():
+        end = start + rows_max * dtype.itemsize
+        places[name] = slice(start, end)
+        start = _aligned(end)
+    return places, start
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNED) * _ALIGNED
+
+
+def _fill_fields(fields: dict[str, npt.NDArray[Any]], batch: StepBatch) -> None:
+    num_rows, sample = len(batch.token_ids), batch.sample
+    for name, values, padding in (
+        ("token_ids", batch.token_ids, 0),
+        ("positions", batch.positions, 0),
+        ("slots", batch.slots, -1),
+        ("context_lens", batch.context_lens, 0),
+    ):
+        fields[name][:num_rows] = values
+        fields[name][num_rows:] = padding
+    # Whoever is not sampled is chosen for like a greedy row, in vain.
+    fields["temperature"][:] = 0
+    fields["temperature"][sample.rows] = sample.temperature
+    if sample.temperature.any():
+        _fill_settings(fields, sample)
+
+
+def _fill_settings(fields: dict[str, npt.NDArray[Any]], sample: SampleRows) -> None:
+    fields["noise"][sample.rows] = uniform_noise(sample.seed, sample.position)
+    fields["top_k"][sample.rows] = sample.top_k
+    fields["top_p"][sample.rows] = sample.top_p
+    fields["min_p"][sample.rows] = sample.min_p

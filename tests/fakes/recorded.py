@@ -1,0 +1,75 @@
+"""Graphs without a device: launches that are done again, and a decode that reads its rows when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from coppice_worker.kernels import reference
+from coppice_worker.kernels.backend import Angles, AttentionStep, DecodeRows, Heads
+from coppice_worker.kernels.pool import KvPool
+from coppice_worker.kernels.torch_arithmetic import rotate
+from coppice_worker.kernels.torch_backend import TorchBackend
+
+
+class Recorded:
+    """`Graphs` that call what they were given."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+
+        def replay() -> None:
+            self.num_replays += 1
+            work()
+
+        return replay
+
+
+class DecodingBackend(TorchBackend):
+    """Torch's kernels, and a `DecodeBackend` by the reference: row by row, padding left alone."""
+
+    def __init__(self, pool: KvPool, heads: Heads) -> None:
+        super().__init__(pool, heads)
+        self.padding = 0  # rows that were padding, over all layers and steps
+
+    def plan_decodes(self, rows: DecodeRows) -> AttentionStep:
+        return _Step(self, rows)
+
+
+class _Step:
+    def __init__(self, backend: DecodingBackend, rows: DecodeRows) -> None:
+        self._backend, self._rows = backend, rows
+
+    def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
+        pool, num_heads = self._backend.pool, self._backend.heads.num_heads
+        num_rotated = num_heads + pool.shape.num_kv_heads
+        rotated = rotate(qkv[:, :num_rotated], angles)
+        real = self._rows.slots >= 0
+        slots = self._rows.slots[real]
+        reference.write_kv(pool.keys(layer), rotated[real][:, num_heads:], slots)
+        reference.write_kv(pool.values(layer), qkv[real][:, num_rotated:], slots)
+        return rotated[:, :num_heads]
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        backend, rows = self._backend, self._rows
+        out = torch.full(query.shape, float("nan"))  # what padding gets is anything
+        real = rows.context_lens > 0
+        assert torch.equal(real, rows.slots >= 0)
+        backend.padding += int((~real).sum())
+        count = int(real.sum())
+        assert real[:count].all(), "padding stands behind the batch"
+        if count:
+            out[:count] = reference.attend(
+                backend.heads.layers[layer],
+                query[:count],
+                backend.pool.keys(layer),
+                backend.pool.values(layer),
+                rows.block_tables[:count],
+                rows.context_lens[:count],
+                rows.query_starts[: count + 1],
+            ).float()
+        return out.view(len(query), -1)
