@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,10 @@ class Up:
             return json.load(answer)
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    folder = tmp_path_factory.mktemp("up")
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator[Up]:
     output = folder / "output"
-    command = [sys.executable, "-m", "coppice.cli", "up", "--port", "0", "--threads", "1", "--dtype", "float32"]
+    command = [sys.executable, "-m", "coppice.cli", "up", "--port", "0", "--dtype", "float32", *options]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             [*command, "--log-dir", str(folder)], stdout=sink, stderr=subprocess.STDOUT, env=ENVIRONMENT
@@ -58,6 +58,12 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     if process.poll() is None:
         process.kill()
         process.wait(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with started(tmp_path_factory.mktemp("up"), "--threads", "1") as up:
+        yield up
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +127,16 @@ def test_ctrl_c_leaves_nothing_running(up: Up) -> None:
             assert folder not in entry.read_bytes().decode(errors="replace"), entry
         except FileNotFoundError:
             continue
+
+
+@pytest.mark.long
+def test_a_worker_of_two_ranks_answers_and_ends_as_another(tmp_path: Path) -> None:
+    with started(tmp_path, "--tensor-parallel", "2") as up:
+        with OpenAI(base_url=up.find(r"OpenAI API +(\S+)"), api_key="none", max_retries=0, timeout=60) as client:
+            test_a_chat_and_the_same_chat_again_from_the_cache(client)
+        test_ctrl_c_leaves_nothing_running(up)
+    assert "Traceback" not in (tmp_path / "worker-0.log").read_text()
+    assert "rank 1: loading" in (tmp_path / "worker-0.log").read_text()
 
 
 def test_a_truncated_checkpoint_is_named_and_ends_with_a_failure(tmp_path: Path) -> None:
