@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.backend import TritonBackend
+from coppice_worker.kernels.triton.extend_launch import extend_tiles
 from tests.kernels.cases import Case, assert_exact, make_case
 
 GEOMETRIES = [(1, 16, 64), (2, 32, 64), (4, 16, 128), (7, 32, 16)]  # group, block size, head size
@@ -36,7 +36,7 @@ def test_extend(new_tokens: Sequence[int], before: Sequence[int], group: int, bl
 
 def test_extend_over_several_query_tiles() -> None:
     case = make_case([150, 70], [20, 0], block_size=16, num_kv_heads=1, group=2, head_dim=16)
-    tiles = launch.extend_tiles(np.array([0, 1], np.int32), np.array([300, 140], np.int32))
+    tiles = extend_tiles(np.array([0, 1], np.int32), np.array([300, 140], np.int32))
     assert tiles[0].tolist() == [0, 0, 0, 1, 1]
     check(case)
 

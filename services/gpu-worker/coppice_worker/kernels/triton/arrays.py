@@ -31,6 +31,7 @@ from coppice_worker.kernels.pool import KvShape
 
 from . import launch
 from .cascade import find_groups
+from .extend_launch import extend_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def step_arrays(
         batch.block_tables, batch.context_lens, new_tokens == 1,
         num_kv_heads=num_kv_heads, group=group, block_size=block_size,
     )  # fmt: skip
-    tile_rows, tile_starts = launch.extend_tiles(extends, new_tokens[extends] * group)
+    tile_rows, tile_starts = extend_tiles(extends, new_tokens[extends] * group)
     return StepArrays(
         slots=to_device(batch.slots),
         tables=to_device(batch.block_tables),

@@ -1,16 +1,15 @@
 """Paged attention for rows with several new tokens: chunks of a prefill after any amount of context.
 
     a row's context   |======== before this step ========|--- new tokens ---|     all of it already in its blocks
-    a program         tile of ROWS query rows = (new token, query head of one KV head), packed token-major
-    its loop          whole tiles of context that every query row may see, then the masked ones up to the diagonal
+    a program         a tile of ROWS query rows = (new token, query head of one KV head), packed token-major
+    its context       . . . |~masked~|===== seen by all its rows =====|~masked~|     from its window's first token on
 
 Online softmax: Dao et al. 2022 (FlashAttention). Query heads of one KV head share the tile, so K and V are read once
-for all of them.
+for all of them. Where SCORES_AHEAD, the scores of a tile are asked for before the softmax of the one before it, so
+that the matrix unit works meanwhile: Shah et al. 2024 (FlashAttention-3).
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton
@@ -21,85 +20,222 @@ from coppice_worker.kernels.pool import LayerBlocks
 
 from . import launch
 from .arrays import StepArrays
+from .extend_launch import EXTEND_ROWS, extend_shape, score_factors
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
 
+# float16 loses what is below 2^-24; with it, weights may be multiplied by scales of values from 2^-32 to 2^8.
+_SCALES_SHIFT = tl.constexpr(256.0)
+
 
 @triton.jit
-def _attend_tiles(
-    query,
-    highest,
-    total,
-    out,
-    first_position,
-    last_position,
-    query_position,
-    table,
-    key_pool_ptr,
-    value_pool_ptr,
-    kv_head,
-    scale_log2,
-    MASKED: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Online softmax over context positions [first_position, last_position)."""
+def _kv_rows(
+    table, first, last, kv_head,
+    MASKED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """[TILE] int64: token rows of the pool, seen as [num_blocks * HK * BLOCK_SIZE, D], of positions `first` and on."""
+    offset = tl.arange(0, TILE)
+    if BLOCK_SIZE % TILE == 0 and not MASKED:  # a whole tile, in one block
+        block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
+        return (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + first % BLOCK_SIZE + offset
+    position = first + offset
+    # Beyond `last` no table entry is read.
+    block = tl.load(table + position // BLOCK_SIZE, mask=position < last, other=0).to(tl.int64)
+    return (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+@triton.jit
+def _read(
+    pool_ptr, kv_row, inside,
+    MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
+):  # fmt: skip
+    """[TILE, HEAD_PADDED] keys or values; nothing is read where not `inside`."""
     column = tl.arange(0, HEAD_PADDED)
+    at = pool_ptr + kv_row[:, None] * HEAD_DIM + column[None, :]
+    if MASKED:
+        return tl.load(at, mask=inside[:, None] & (column[None, :] < HEAD_DIM), other=0.0)
+    if HEAD_DIM != HEAD_PADDED:
+        return tl.load(at, mask=column[None, :] < HEAD_DIM, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def _products(query, key):
+    """Scores before anything else is done to them, [ROWS, TILE]."""
+    return tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+
+
+@triton.jit
+def _bent(score, key_scales_ptr, kv_row, inside, bend, CAPPED: tl.constexpr):
+    """Scales of keys, and tanh(score / cap)."""
+    if key_scales_ptr is not None:
+        score = score * tl.load(key_scales_ptr + kv_row, mask=inside, other=0.0)[None, :]
+    if CAPPED:
+        score = 1.0 - 2.0 / (tl.exp2(score * bend) + 1.0)
+    return score
+
+
+@triton.jit
+def _add_values(
+    score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+    MASKED: tl.constexpr, MAY_BE_EMPTY: tl.constexpr, COMPUTE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax."""
+    higher = tl.maximum(highest, tl.max(score, axis=1) * log2_scale)
+    base = higher
+    if MAY_BE_EMPTY:  # a row that has seen nothing yet must not subtract infinity from itself
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+    weight = tl.exp2(score * log2_scale - base[:, None])
+    shrink = tl.exp2(highest - base)
+    total = total * shrink + tl.sum(weight, axis=1)
+    if value_scales_ptr is not None:
+        value_scale = tl.load(value_scales_ptr + kv_row, mask=inside, other=0.0) * _SCALES_SHIFT
+        weight = weight * value_scale[None, :]
+    value = _read(value_pool_ptr, kv_row, inside, MASKED, HEAD_DIM, HEAD_PADDED).to(COMPUTE)
+    out = out * shrink[:, None]
+    out = tl.dot(weight.to(COMPUTE), value, out, input_precision="ieee")
+    return higher, total, out
+
+
+@triton.jit
+def _attend(
+    query, highest, total, out, first_position, last_position, query_position, table, kv_head,
+    key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+    MASKED: tl.constexpr, MAY_BE_EMPTY: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Context positions [first_position, last_position), one tile after the other."""
     for first in range(first_position, last_position, TILE):
         position = first + tl.arange(0, TILE)
-        # Beyond the last position no table entry is read and no block is touched.
-        inside = position < last_position if MASKED else tl.full([TILE], True, tl.int1)
-        block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        kv_row = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM
-        kv_at = kv_row[:, None] + column[None, :]
-        kv_mask = inside[:, None] & (column[None, :] < HEAD_DIM)
-        key = tl.load(key_pool_ptr + kv_at, mask=kv_mask, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2  # [ROWS, TILE]
+        inside = position < last_position
+        kv_row = _kv_rows(table, first, last_position, kv_head, MASKED, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+        score = _products(query, _read(key_pool_ptr, kv_row, inside, MASKED, HEAD_DIM, HEAD_PADDED))
+        score = _bent(score, key_scales_ptr, kv_row, inside, bend, CAPPED)
         if MASKED:
-            score = tl.where(position[None, :] <= query_position[:, None], score, float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, axis=1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(highest - higher)
-        total = total * shrink + tl.sum(weight, axis=1)
-        value = tl.load(value_pool_ptr + kv_at, mask=kv_mask, other=0.0)
-        out = out * shrink[:, None]
-        out = tl.dot(weight.to(value.dtype), value, out, input_precision="ieee")
-        highest = higher
+            seen = position[None, :] <= query_position[:, None]
+            if WINDOW > 0:
+                seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
+            score = tl.where(seen & inside[None, :], score, float("-inf"))
+        highest, total, out = _add_values(
+            score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+            MASKED, MAY_BE_EMPTY, query.dtype, HEAD_DIM, HEAD_PADDED,
+        )  # fmt: skip
     return highest, total, out
 
 
-# A value that changes from step to step must not compile a kernel of its own.
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit
+def _attend_ahead(
+    query, highest, total, out, first_position, last_position, table, kv_head,
+    key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+    CAPPED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The same for whole tiles that all rows see; scores are one tile ahead of the softmax."""
+    inside = tl.full([TILE], True, tl.int1)
+    if first_position < last_position:
+        kv_row = _kv_rows(table, first_position, last_position, kv_head, False, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+        ahead = _products(query, _read(key_pool_ptr, kv_row, inside, False, HEAD_DIM, HEAD_PADDED))
+        for first in range(first_position + TILE, last_position, TILE):
+            score = ahead
+            next_row = _kv_rows(table, first, last_position, kv_head, False, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+            ahead = _products(query, _read(key_pool_ptr, next_row, inside, False, HEAD_DIM, HEAD_PADDED))
+            score = _bent(score, key_scales_ptr, kv_row, inside, bend, CAPPED)
+            highest, total, out = _add_values(
+                score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+                False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
+            )  # fmt: skip
+            kv_row = next_row
+        score = _bent(ahead, key_scales_ptr, kv_row, inside, bend, CAPPED)
+        highest, total, out = _add_values(
+            score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+            False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
+        )  # fmt: skip
+    return highest, total, out
+
+
+@triton.jit
+def _attend_to_all(
+    query, highest, total, out, first_query, end, query_position, table, kv_head,
+    key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+    CAPPED: tl.constexpr, WINDOW: tl.constexpr, SCORES_AHEAD: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """All that rows at positions [first_query, end) see."""
+    # Masked tiles come first, and each row sees something in the first of them: the token at `whole_end`, unless its
+    # window is narrow. (With the masked loop behind the other, ptxas made all matrix instructions wait for each other.)
+    whole, whole_end = 0, first_query // TILE * TILE
+    if WINDOW > 0:
+        whole = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE, end)
+        whole_end = tl.maximum(whole, whole_end)
+    highest, total, out = _attend(
+        query, highest, total, out, whole_end, end, query_position, table, kv_head,
+        key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+        True, WINDOW > 0, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+    )  # fmt: skip
+    if WINDOW > 0:
+        highest, total, out = _attend(
+            query, highest, total, out, tl.maximum(first_query - WINDOW + 1, 0), whole, query_position, table, kv_head,
+            key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+            True, True, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+        )  # fmt: skip
+    if SCORES_AHEAD:
+        highest, total, out = _attend_ahead(
+            query, highest, total, out, whole, whole_end, table, kv_head,
+            key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+            CAPPED, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+        )  # fmt: skip
+    else:
+        highest, total, out = _attend(
+            query, highest, total, out, whole, whole_end, query_position, table, kv_head,
+            key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+            False, False, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+        )  # fmt: skip
+    return highest, total, out
+
+
+# Values that change from step to step must not each compile a kernel of their own.
+@triton.jit(do_not_specialize=["table_stride"])
 def extend_kernel(
     query_ptr,  # [T, H, D], token rows `query_stride` elements apart
     key_pool_ptr,  # [num_blocks, HK, BLOCK_SIZE, D]
     value_pool_ptr,
-    tables_ptr,  # [S, table_width] int32
+    key_scales_ptr,  # [num_blocks, HK, BLOCK_SIZE] float32, or None
+    value_scales_ptr,
+    sinks_ptr,  # [H] float32, or None
+    tables_ptr,  # [S, table_width] int32, rows `table_stride` apart
     context_lens_ptr,  # [S] int32, this step's tokens included
     query_starts_ptr,  # [S + 1] int32
-    tile_rows_ptr,  # [tiles] int32, sequence row of each query tile
+    tile_rows_ptr,  # [tiles] int32, sequence row of each query tile; -1: there is none
     tile_starts_ptr,  # [tiles] int32, its first packed query row, counted from the row's first new token
     out_ptr,  # [T, H, D] contiguous
     query_stride,
-    table_width,
-    scale_log2,  # softmax scale * log2(e)
+    table_stride,
+    bend,  # see `score_factors`
+    log2_scale,
+    CAPPED: tl.constexpr,
+    WINDOW: tl.constexpr,  # tokens that a token sees; 0: all before it
+    SCORES_AHEAD: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,  # packed query rows per program
+    ROWS: tl.constexpr,  # packed query rows per program, of which a tile has one or several
     TILE: tl.constexpr,  # context tokens per iteration
 ):
     tile, kv_head = tl.program_id(0), tl.program_id(1)
-    row, tile_start = tl.load(tile_rows_ptr + tile), tl.load(tile_starts_ptr + tile)
+    row = tl.load(tile_rows_ptr + tile)
+    if row < 0:
+        return
     first_token = tl.load(query_starts_ptr + row)
     num_new = tl.load(query_starts_ptr + row + 1) - first_token
     num_before = tl.load(context_lens_ptr + row) - num_new
+    tile_start = tl.load(tile_starts_ptr + tile) + tl.program_id(2) * ROWS
+    if tile_start >= num_new * GROUP:
+        return
     packed = tile_start + tl.arange(0, ROWS)
     new_token, head = packed // GROUP, kv_head * GROUP + packed % GROUP
     real = new_token < num_new
@@ -110,22 +246,25 @@ def extend_kernel(
     token = (first_token + new_token).to(tl.int64)
     query_at = token[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]
     query = tl.load(query_ptr + query_at, mask=mask, other=0.0)
-    table = tables_ptr + row.to(tl.int64) * table_width
-    # Every query row sees all positions up to the first row's own.
-    seen_by_all = (num_before + tile_start // GROUP + 1) // TILE * TILE
-    last_token = tl.minimum((tile_start + ROWS - 1) // GROUP, num_new - 1)
-    end = num_before + last_token + 1
+    if key_scales_ptr is not None and query.dtype == tl.bfloat16:
+        query = query.to(tl.float16)  # to which blocks of float8 are converted in one instruction
+    table = tables_ptr + row.to(tl.int64) * table_stride
+    first_query = num_before + tile_start // GROUP
+    last_query = num_before + tl.minimum((tile_start + ROWS - 1) // GROUP, num_new - 1)
+    end = last_query + 1
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        highest = tl.load(sinks_ptr + head) * 1.4426950408889634
+        total = tl.full([ROWS], 1.0, tl.float32)
     out = tl.zeros([ROWS, HEAD_PADDED], tl.float32)
-    highest, total, out = _attend_tiles(
-        query, highest, total, out, 0, seen_by_all, query_position, table, key_pool_ptr, value_pool_ptr, kv_head,
-        scale_log2, False, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+    highest, total, out = _attend_to_all(
+        query, highest, total, out, first_query, end, query_position, table, kv_head,
+        key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+        CAPPED, WINDOW, SCORES_AHEAD, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
-    highest, total, out = _attend_tiles(
-        query, highest, total, out, seen_by_all, end, query_position, table, key_pool_ptr, value_pool_ptr, kv_head,
-        scale_log2, True, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
-    )  # fmt: skip
+    if value_scales_ptr is not None:
+        total = total * _SCALES_SHIFT
     out = out / total[:, None]
     out_at = token[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM) + head[:, None] * HEAD_DIM + column[None, :]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
@@ -139,14 +278,18 @@ def extend(
     out: torch.Tensor,
 ) -> None:
     """Attends for the rows with several new tokens; shapes as in `decode`."""
-    keys, values = blocks.keys, blocks.values
+    keys = blocks.keys
     _, num_heads, head_dim = query.shape
     num_kv_heads, block_size = keys.shape[1:3]
-    head_padded = max(16, triton.next_power_of_2(head_dim))
-    extend_kernel[(arrays.tile_rows.numel(), num_kv_heads)](
-        query, keys, values, arrays.tables, arrays.context_lens, arrays.query_starts,
-        arrays.tile_rows, arrays.tile_starts, out, query.stride(0), arrays.tables.stride(0),
-        layer.scale * math.log2(math.e),
+    head_padded = launch.padded(head_dim)
+    # The interpreter computes in float32, in the shapes that the matrix unit gets.
+    shape = extend_shape(head_padded, query.dtype if query.is_cuda else torch.float16, keys.dtype)
+    bend, log2_scale = score_factors(layer)
+    extend_kernel[(arrays.tile_rows.numel(), num_kv_heads, EXTEND_ROWS // shape.rows)](
+        query, keys, blocks.values, blocks.key_scales, blocks.value_scales, layer.sinks, arrays.tables,
+        arrays.context_lens, arrays.query_starts, arrays.tile_rows, arrays.tile_starts, out,
+        query.stride(0), arrays.tables.stride(0), bend, log2_scale,
+        CAPPED=layer.soft_cap is not None, WINDOW=layer.window or 0, SCORES_AHEAD=shape.scores_ahead,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, HEAD_PADDED=head_padded,
-        BLOCK_SIZE=block_size, ROWS=launch.EXTEND_ROWS, TILE=launch.EXTEND_TILE, **launch.extend_options(head_padded),
+        BLOCK_SIZE=block_size, ROWS=shape.rows, TILE=shape.tile, **shape.options,
     )  # fmt: skip

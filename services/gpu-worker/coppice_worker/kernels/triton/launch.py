@@ -12,8 +12,6 @@ import numpy.typing as npt
 COPY_TILE = 2048  # words of a block per program: 16 bytes a thread, four times
 WRITE_TILE = 512  # elements of a program's half heads
 DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
-EXTEND_TILE = 64  # context tokens per iteration
-EXTEND_ROWS = 128  # packed query rows per program
 REDUCE_PIECES = 16  # pieces per iteration
 PLAN_ROWS = 1024  # rows per iteration
 
@@ -42,24 +40,6 @@ def write_tile(head_dim: int) -> tuple[int, int, dict[str, int | bool]]:
     half = 1 << (head_dim // 2 - 1).bit_length()
     heads = max(1, WRITE_TILE // half)
     return half, heads, {**COMMON_OPTIONS, "num_warps": max(1, heads * half // 256)}
-
-
-def extend_options(head_padded: int) -> dict[str, int | bool]:
-    """8 warps from 64 columns on: with 4, the float32 tile of 128 rows leaves few registers or spills."""
-    return {**COMMON_OPTIONS, "num_warps": 8 if head_padded >= 64 else 4, "num_stages": 3}
-
-
-def extend_tiles(rows: Int32, packed_lens: Int32) -> tuple[Int32, Int32]:
-    """Sequence row and first packed query row of each tile, for rows with that many packed query rows.
-
-    Long rows come first and each row from its end, where a tile sees most context: the last tiles are short ones.
-    """
-    order = np.argsort(-packed_lens, kind="stable")
-    counts = -(-packed_lens[order] // EXTEND_ROWS)
-    tile_rows = np.repeat(rows[order], counts)
-    within = np.arange(tile_rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    tile_starts = (np.repeat(counts, counts) - 1 - within) * EXTEND_ROWS
-    return tile_rows.astype(np.int32), tile_starts.astype(np.int32)
 
 
 def padded(size: int) -> int:

@@ -1,0 +1,116 @@
+"""The extend kernel as it is compiled for sm_90: no stack, no spills, and a matrix unit that is kept busy."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("needs the Triton compiler, not its interpreter", allow_module_level=True)
+
+from coppice_worker.kernels.triton import extend, launch
+from coppice_worker.kernels.triton.extend_launch import ExtendShape, extend_shape
+from tests.kernels.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
+
+pytestmark = pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools")
+
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float8_e4m3fn: "*fp8e4nv"}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window and sinks": {"WINDOW": 1024, "sinks_ptr": "*fp32"},
+    "cap": {"CAPPED": True},
+    "all": {"WINDOW": 1024, "sinks_ptr": "*fp32", "CAPPED": True},
+}
+
+
+def compile_extend(
+    folder: Path,
+    head_dim: int,
+    block_size: int,
+    way: str = "plain",
+    query: torch.dtype = torch.bfloat16,
+    blocks: torch.dtype | None = None,
+) -> tuple[Compiled, ExtendShape]:
+    kept = blocks or query
+    shape = extend_shape(launch.padded(head_dim), query, kept)
+    types = dict.fromkeys(("query_ptr", "out_ptr"), POINTERS[query]) | {"bend": "fp32", "log2_scale": "fp32"}
+    types |= dict.fromkeys(("key_pool_ptr", "value_pool_ptr"), POINTERS[kept])
+    constants: dict[str, Any] = {"CAPPED": False, "WINDOW": 0, "sinks_ptr": None} | WAYS[way] | {
+        "SCORES_AHEAD": shape.scores_ahead, "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim,
+        "HEAD_PADDED": launch.padded(head_dim), "BLOCK_SIZE": block_size, "ROWS": shape.rows, "TILE": shape.tile,
+    }  # fmt: skip
+    for name in ("key_scales_ptr", "value_scales_ptr"):
+        if kept.itemsize == 1:
+            types[name] = "*fp32"
+        else:
+            constants[name] = None
+    if constants["sinks_ptr"]:
+        types["sinks_ptr"] = constants.pop("sinks_ptr")
+    return compile_kernel(extend.extend_kernel, constants, shape.options, folder, types), shape
+
+
+def main_loop(listing: str) -> str:
+    """The instructions of the last loop that multiplies matrices: over tiles that all rows see."""
+    labels, loops = {}, []
+    lines = listing.splitlines()
+    for number, line in enumerate(lines):
+        if found := re.match(r"\s*(\.L_\w+):", line):
+            labels[found.group(1)] = number
+        found = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
+        if found and found.group(1) in labels:
+            body = "\n".join(lines[labels[found.group(1)] : number])
+            if "HGMMA" in body and "EXIT" not in body:
+                loops.append(body)
+    return loops[-1]
+
+
+def assert_busy(compiled: Compiled, shape: ExtendShape) -> None:
+    """Matrix instructions do not wait for each other, and the copy of a tile is not waited for at once."""
+    loop = main_loop(compiled.listing)
+    assert len(re.findall("HGMMA", loop)) >= 4 * len(re.findall(r"WARPGROUP\.DEPBAR", loop))
+    assert "LDGSTS" in loop
+    assert int(re.findall(r"DEPBAR\.LE SB0, (0x\w+)", loop)[0], 16) > 0
+    if shape.scores_ahead:
+        # Most of the softmax is computed between asking for the next scores and waiting for them.
+        behind = loop[loop.index("HGMMA") : loop.index("WARPGROUP.DEPBAR")]
+        assert len(re.findall(r"MUFU\.EX2", behind)) >= 24
+
+
+@pytest.mark.parametrize(("head_dim", "block_size", "way"), [(128, 16, "plain"), (64, 64, "window and sinks")])
+def test_extend(head_dim: int, block_size: int, way: str, tmp_path: Path) -> None:
+    compiled, shape = compile_extend(tmp_path, head_dim, block_size, way)
+    assert_no_spills(compiled)
+    assert compiled.programs_per_sm() >= 1
+    assert_busy(compiled, shape)
+
+
+def test_small_heads_run_two_programs_side_by_side(tmp_path: Path) -> None:
+    compiled, _ = compile_extend(tmp_path, 64, 16)
+    assert_no_spills(compiled)
+    assert compiled.programs_per_sm() >= 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("blocks", [torch.bfloat16, torch.float8_e4m3fn])
+def test_every_variant(head_dim: int, block_size: int, way: str, blocks: torch.dtype, tmp_path: Path) -> None:
+    compiled, shape = compile_extend(tmp_path, head_dim, block_size, way, blocks=blocks)
+    assert_no_spills(compiled)
+    assert compiled.programs_per_sm() >= 1
+    assert_busy(compiled, shape)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_float32(head_dim: int, tmp_path: Path) -> None:
+    """Without the matrix unit, but in registers."""
+    compiled, _ = compile_extend(tmp_path, head_dim, 16, "all", torch.float32)
+    assert_no_spills(compiled)
