@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,13 +10,18 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
+
+_MESSAGE = re.compile(r"^\S+Z [A-Z]+ [\w.]+: ")  # what stands before the message in our log lines
 
 
 class Display(Protocol):
     """Where the supervisor reports to."""
 
     def begin(self, names: Sequence[str]) -> None: ...
-    def starting(self, name: str) -> None: ...
+    def starting(self, name: str, last_line: str) -> None:
+        """`last_line` of its log, if it has any yet."""
+
     def ready(self, name: str, after_s: float) -> None: ...
     def all_ready(self) -> None: ...
     def note(self, text: str) -> None: ...
@@ -32,7 +38,7 @@ class PlainDisplay:
     def begin(self, names: Sequence[str]) -> None:
         self.note(f"starting {', '.join(names)}")
 
-    def starting(self, name: str) -> None:
+    def starting(self, name: str, last_line: str) -> None:
         """Said once for all in `begin`; a line each would only be noise."""
 
     def ready(self, name: str, after_s: float) -> None:
@@ -66,9 +72,10 @@ class LiveDisplay(PlainDisplay):
         self._live.start()
         self._shown = True
 
-    def starting(self, name: str) -> None:
+    def starting(self, name: str, last_line: str) -> None:
         if self._shown:
-            self._rows[name] = Spinner("dots", text="starting")
+            text = _MESSAGE.sub("", last_line)
+            self._rows[name] = Spinner("dots", text=Text(f"starting  {text}".rstrip(), no_wrap=True))
 
     def ready(self, name: str, after_s: float) -> None:
         if self._shown:

@@ -76,7 +76,7 @@ class Supervisor:
             stage: list[_Tended] = []
             self._tended.append(stage)
             for spec in specs:
-                self._display.starting(spec.name)
+                self._display.starting(spec.name, "")
                 stage.append(_Tended(spec))
             while not all(tended.is_ready for tended in stage):
                 if self.stop_requested:
@@ -96,12 +96,18 @@ class Supervisor:
         """Look after every child once. Raises ChildFailed."""
         now_s = time.monotonic()
         for tended in self._all():
-            if self._show_logs:
-                self._display.log_lines(tended.name, tended.follower.new_lines())
+            self._follow_log(tended)
             if not tended.child.is_running():
                 self._revive(tended, now_s)
             elif not tended.is_ready:
                 self._look_for_readiness(tended, now_s)
+
+    def _follow_log(self, tended: _Tended) -> None:
+        if self._show_logs:
+            self._display.log_lines(tended.name, tended.follower.new_lines())
+        elif not tended.is_ready:
+            for line in tended.follower.new_lines()[-1:]:
+                self._display.starting(tended.name, line)
 
     def stop(self) -> None:
         """Stop what runs, turn by turn. Returns when no child is left."""
