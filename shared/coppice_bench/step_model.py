@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch import Int32, SampleRows, StepBatch
 from coppice_worker.kernels.backend import Angles, AttentionStep, Heads
-from coppice_worker.kernels.choice import choose_backend, choose_tiles
+from coppice_worker.kernels.choice import choose_backend, choose_packer
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.model.config import CONFIG_FILE, ModelConfig, read_config
 from coppice_worker.model.decoder import Decoder
@@ -74,7 +74,7 @@ class StepModel:
         layers = attention_layers(config, RandomTensors(config, device, dtype))
         self.heads = Heads(config.num_heads, layers)
         self._arithmetic = choose_backend("auto", pool, self.heads).arithmetic
-        self.weights = self.random_weights(Projections(self._arithmetic.gate, choose_tiles("auto", pool)))
+        self.weights = self.random_weights(Projections(self._arithmetic.gate, choose_packer("auto", device, dtype)))
         self._decoder = Decoder(config, self.weights, self._arithmetic)
 
     def random_weights(self, projections: Projections) -> DecoderWeights:

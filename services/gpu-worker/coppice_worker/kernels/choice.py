@@ -12,7 +12,7 @@ from .backend import Backend, Heads
 from .native.backend import NativeBackend
 from .native.build import BuildError
 from .native.library import TILE_KEYS, load, load_tile_attention, unsupported
-from .native.tiles import Tiles
+from .native.packed import PACKED_DTYPES, Packer
 from .pool import KvPool
 from .torch_backend import TorchBackend
 
@@ -71,12 +71,12 @@ def _tile_attention(pool: KvPool) -> Callable[..., None] | None:
         return None
 
 
-def choose_tiles(kernels: str, pool: KvPool) -> Tiles | None:
-    """Projections by compiled kernels, for bfloat16 on a CPU that has tiles for it."""
-    if kernels not in ("auto", "native") or pool.storage.device.type != "cpu" or pool.storage.dtype != torch.bfloat16:
+def choose_packer(kernels: str, device: torch.device, dtype: torch.dtype) -> Packer | None:
+    """Projections by compiled kernels, for weights of that type on a CPU."""
+    if kernels not in ("auto", "native") or device.type != "cpu" or dtype not in PACKED_DTYPES:
         return None
     try:
-        return Tiles()
+        return Packer(dtype)
     except BuildError as error:
         _log.info("projections by torch instead of compiled kernels: %s", error)
         return None

@@ -17,7 +17,7 @@ import torch
 from coppice.namespaces import NamespaceFields
 from coppice_worker.core.batch import Int32, Int64, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
 from coppice_worker.kernels.backend import DecodeBackend
-from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_tiles
+from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_packer
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.kernels.pool import KvPool, KvShape
 
@@ -99,7 +99,9 @@ class TorchExecutor:
         self._recorder = graphs
         self._graphs: DecodeGraphs | None = None
         self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size)
-        projections = Projections(self._backend.arithmetic.gate, choose_tiles(kernels, self._pool), group)
+        projections = Projections(
+            self._backend.arithmetic.gate, choose_packer(kernels, self._device, self._dtype), group
+        )
         weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
         self._outputs = Outputs(self._decoder, self._backend.arithmetic, self._device)

@@ -9,12 +9,13 @@ on one core, microseconds:
               weight @ x^T 258    228    314   1421            3414    4591
               packed       177    178    208    864            2409    3175
 
-Packed is oneDNN's own blocked order, chosen once at load instead of in every call. So bfloat16 projections are packed:
-by kernels of ours where the CPU has tiles (`kernels/native/tiles.py`), else by oneDNN, else not at all.
+Packed is oneDNN's own blocked order, chosen once at load instead of in every call. So projections are packed: by
+kernels of ours where there is a compiler (`kernels/native/packed.py`; bfloat16 where the CPU has tiles for it), else
+bfloat16 by oneDNN, else not at all.
 The one exception is a row by row look-up, which the embedding needs: a head that is tied to it is packed beside it.
 
-float32 projections are stored transposed, [in, out], which takes half the time at 8 rows; from 64 rows on, and on
-other devices, it makes no difference.
+float32 projections by torch are stored transposed, [in, out], which takes half the time at 8 rows; from 64 rows on, and
+on other devices, it makes no difference.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from torch.nn.functional import linear
 
 from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.native.tiles import Tiles
+from coppice_worker.kernels.native.packed import Packer
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 
 from .ranks import RankGroup
@@ -50,12 +51,12 @@ class Projections:
     """
 
     gate: Callable[[torch.Tensor, Activation], torch.Tensor] = TorchArithmetic().gate  # [T, 2 N] -> [T, N]
-    tiles: Tiles | None = None
+    packer: Packer | None = None
     group: RankGroup | None = None
 
     def project(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
-        if self.tiles is not None and self.tiles.takes(weight):
-            return self.tiles.project(weight, bias)
+        if self.packer is not None and self.packer.takes(weight):
+            return self.packer.project(weight, bias)
         if _packs(weight):
             return PackedLinear(weight, bias)
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -64,7 +65,8 @@ class Projections:
 
     def tied(self, embedding: torch.Tensor) -> Projection:
         """The head that shares its weight with `embedding` [vocab, hidden], which stays as it is."""
-        return self.project(embedding) if embedding.dtype == torch.bfloat16 else Linear(embedding)
+        is_packed = embedding.dtype == torch.bfloat16 or (self.packer is not None and self.packer.takes(embedding))
+        return self.project(embedding) if is_packed else Linear(embedding)
 
     def summed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
         """One whose results are added up where several ranks hold columns of `weight` each."""
@@ -78,8 +80,8 @@ class Projections:
 
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Projection:
         """Rows [T, in] -> activation(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
-        if self.tiles is not None and self.tiles.takes(weight):
-            return self.tiles.gated(weight, bias, activation)
+        if self.packer is not None and self.packer.takes(weight):
+            return self.packer.gated(weight, bias, activation)
         return Gated(self.project(weight, bias), self.gate, activation)
 
 

@@ -1,151 +1,164 @@
-// Projections in bfloat16 with the CPU's matrix tiles (AMX). Built at first use (build.py), called through ctypes.
+// Projections in float32. Built at first use (build.py), called through ctypes.
 //
-//     out [rows, columns] = in [rows, depth] x weight^T (+ bias)       sums are float32, rounded once
+//     out [rows, columns] = in [rows, depth] x weight^T (+ bias)
 //     out [rows, columns] = activation(in x gate^T) * (in x up^T)      gate and up are halves of one weight
 //
-// The weight is packed once, in the order in which it is read. A tile is 16 columns of 32 steps in depth, as the tile
-// unit wants them: pairs of steps side by side. A panel is two tiles wide: 32 columns, or 16 of gate and 16 of up.
+// The weight is packed once, in the order in which it is read: a panel is 32 columns wide, or 16 of gate and 16 of up,
+// and its 32 weights for one step in depth lie side by side. Few rows are bound by reading it, so it is read once for
+// as many rows as there are registers for, and from the caches for all others.
 //
-//     panel 0 | steps 0..31: left tile | steps 0..31: right tile | steps 32..63: left tile | ...
+//     panel 0 | depth 0: 32 columns | depth 1: 32 columns | ...
 //     panel 1 | ...
 //
 // Each sum runs over the depth in one order, so neither the number of threads nor batch mates change a result.
 
-#if !defined(__AMX_TILE__) || !defined(__AMX_BF16__) || !defined(__AVX512BF16__)
-#error "this CPU has no bfloat16 tiles"
-#endif
-
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 
-#include "tiles.h"
-#include "vectors.h"
+#include "elements.h"
+#include "product.h"
 
 namespace {
 
-typedef uint16_t Element;  // bfloat16
-
-constexpr int64_t DEPTH = 32;               // steps in depth of a tile
-constexpr int64_t PANEL = 2 * TILE;         // columns
-constexpr int64_t STEP = PANEL * DEPTH;     // elements of a panel for one step of the tiles
-constexpr int64_t BLOCK_ROWS = 256;         // rows that stay in the second-level cache while panels pass by
-constexpr int64_t BLOCK_DEPTH = 512;        // of a panel that stays in the first-level cache while rows pass by
-constexpr int64_t AHEAD = 4 * 1024;         // bytes of the weight that are asked for early
+#ifdef __AVX512F__
+constexpr int64_t ROWS = 12;          // whose sums stay in registers: 2 vectors each, of 32
+#else
+constexpr int64_t ROWS = 3;           // a vector takes several registers
+#endif
+constexpr int64_t FEW_ROWS = 48;      // up to here the weights count, beyond it the products
+constexpr int64_t BLOCK_ROWS = 264;   // that stay in the second-level cache while panels pass by
+constexpr int64_t FEW_DEPTH = 128;    // of a panel that stays, with the next, in the first-level cache while rows pass
+constexpr int64_t MANY_DEPTH = 192;   // the same for many rows
+constexpr int64_t IN_STRIDE = MANY_DEPTH + HALF;  // no power of two, which caches do not like
+constexpr int64_t FETCH_TURNS = 4;    // sets of rows while which the next block is asked for
+constexpr int64_t SERIAL_WEIGHTS = 1 << 16;  // waking a thread costs more than multiplying by so few
 
 struct Sums {
-    float of[PANEL][PANEL] __attribute__((aligned(64)));
+    Floats left, right;
 };
 
-inline void ask_for(const Element* weight) {
-    const char* at = (const char*)weight + AHEAD;
-    for (int64_t line = 0; line < STEP * (int64_t)sizeof(Element); line += LINE) _mm_prefetch(at + line, _MM_HINT_T0);
-}
+// What a block of a panel is multiplied by, and what is asked for meanwhile: `share` bytes from two places in a step.
+struct Block {
+    const float* in;      // the first of some rows
+    int64_t stride;
+    const float* weight;
+    int64_t depth;
+    const char* next;
+    int64_t share;
+};
 
-// Up to 32 rows of the input by one panel, over `steps` steps of the tiles. `more`: go on from earlier sums.
-template <bool BOTH, bool FETCH>
-void multiply(const Element* in, int64_t stride, const Element* weight, int64_t steps, bool more, Sums& sums) {
-    constexpr int64_t row = sizeof sums.of[0];
-    if (more) {
-        _tile_loadd(0, sums.of[0], row);
-        _tile_loadd(1, sums.of[0] + TILE, row);
-        if (BOTH) _tile_loadd(2, sums.of[TILE], row);
-        if (BOTH) _tile_loadd(3, sums.of[TILE] + TILE, row);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        if (BOTH) _tile_zero(2);
-        if (BOTH) _tile_zero(3);
-    }
-    for (int64_t step = 0; step < steps; ++step, in += DEPTH, weight += STEP) {
-        if (FETCH) ask_for(weight);
-        _tile_loadd(6, weight, LINE);
-        _tile_loadd(4, in, stride * sizeof(Element));
-        _tile_loadd(7, weight + STEP / 2, LINE);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (BOTH) {
-            _tile_loadd(5, in + TILE * stride, stride * sizeof(Element));
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+// COUNT rows by a block of a panel.
+template <int64_t COUNT, bool FETCH>
+void multiply(const Block& block, Sums* sums) {
+    Sums sum[COUNT];
+    const float* weight = block.weight;
+#pragma GCC unroll 16
+    for (int64_t row = 0; row < COUNT; ++row) sum[row] = sums[row];
+    for (int64_t step = 0; step < block.depth; ++step, weight += PANEL) {
+        if (FETCH) {
+            __builtin_prefetch(block.next + step * block.share);
+            __builtin_prefetch(block.next + (block.depth + step) * block.share);
+        }
+        Floats left = load(weight), right = load(weight + HALF);
+#pragma GCC unroll 16
+        for (int64_t row = 0; row < COUNT; ++row) {
+            Floats value = spread(block.in[row * block.stride + step]);
+            sum[row].left += value * left;
+            sum[row].right += value * right;
         }
     }
-    _tile_stored(0, sums.of[0], row);
-    _tile_stored(1, sums.of[0] + TILE, row);
-    if (BOTH) _tile_stored(2, sums.of[TILE], row);
-    if (BOTH) _tile_stored(3, sums.of[TILE] + TILE, row);
+#pragma GCC unroll 16
+    for (int64_t row = 0; row < COUNT; ++row) sums[row] = sum[row];
 }
 
-inline int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
-
-}  // namespace
-
-struct Product {
-    const Element* in;      // [rows, depth]
-    const Element* weight;  // packed
-    const Element* bias;    // [columns], of gate and up [2 columns], or null
-    Element* out;           // [rows, columns], contiguous
-    int64_t rows, columns, depth;
-    int64_t stride;         // elements from row to row of `in`
-    int64_t activation;     // of the gate, or 0: there is none
-};
-
-namespace {
-
-int64_t panels_of(int64_t columns, int64_t gated) {
-    int64_t width = gated ? TILE : PANEL;
-    return (columns + width - 1) / width;
+template <bool FETCH, int64_t COUNT = ROWS>
+void multiply_rows(int64_t count, const Block& block, Sums* sums) {
+    if (count == COUNT)
+        multiply<COUNT, FETCH>(block, sums);
+    else if constexpr (COUNT > 1)
+        multiply_rows<FETCH, COUNT - 1>(count, block, sums);
 }
 
-inline __mmask32 first(int64_t count) { return (__mmask32)((1ull << count) - 1); }
-
-inline __m512 load_bias(const Element* bias, int64_t count) {
-    if (count <= 0) return _mm512_setzero_ps();
-    __m256i narrow = _mm256_maskz_loadu_epi16((__mmask16)first(at_most(count, TILE)), bias);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+inline Floats load_some(const float* from, int64_t count) {
+    Floats values = {};
+    if (count > 0) std::memcpy(&values, from, sizeof(float) * at_most(count, HALF));
+    return values;
 }
 
-void store(const Product& p, const Sums& sums, int64_t first_row, int64_t rows, int64_t panel) {
-    int64_t width = p.activation ? TILE : PANEL, column = panel * width, count = at_most(p.columns - column, width);
-    __m512 left_bias = _mm512_setzero_ps(), right_bias = left_bias;
+inline void store_some(float* to, Floats values, int64_t count) {
+    if (count >= HALF)
+        store(to, values);
+    else if (count > 0)
+        std::memcpy(to, &values, sizeof(float) * count);
+}
+
+void finish(const Product& p, const Sums* sums, int64_t first_row, int64_t rows, int64_t panel) {
+    int64_t width = panel_width(p.activation), column = panel * width, count = p.columns - column;
+    Sums bias = {};
     if (p.bias) {
-        left_bias = load_bias(p.bias + column, count);
-        right_bias = p.activation ? load_bias(p.bias + p.columns + column, count)
-                             : load_bias(p.bias + column + TILE, count - TILE);
+        bias.left = load_some(p.bias + column, count);
+        bias.right = p.activation ? load_some(p.bias + p.columns + column, count)
+                                  : load_some(p.bias + column + HALF, count - HALF);
     }
     for (int64_t row = 0; row < rows; ++row) {
-        __m512 left = _mm512_add_ps(_mm512_load_ps(sums.of[row]), left_bias);
-        __m512 right = _mm512_add_ps(_mm512_load_ps(sums.of[row] + TILE), right_bias);
-        if (p.activation) left = (__m512)(activated((Floats)left, p.activation) * (Floats)right);
-        _mm512_mask_storeu_epi16(p.out + (first_row + row) * p.columns + column, first(count),
-                                 (__m512i)_mm512_cvtne2ps_pbh(right, left));
+        Floats left = sums[row].left + bias.left, right = sums[row].right + bias.right;
+        float* to = p.out + (first_row + row) * p.columns + column;
+        if (p.activation) {
+            store_some(to, activated(left, p.activation) * right, count);
+        } else {
+            store_some(to, left, count);
+            store_some(to + HALF, right, count - HALF);
+        }
     }
 }
 
-// Some rows of the output by some of its panels.
-void multiply_block(const Product& p, int64_t first_row, int64_t rows, int64_t first_panel, int64_t panels,
-                    Sums* sums) {
-    int64_t steps = p.depth / DEPTH, block_steps = BLOCK_DEPTH / DEPTH, configured = 0;
-    for (int64_t panel = first_panel; panel < first_panel + panels; ++panel)
-        for (int64_t step = 0; step < steps; step += block_steps) {
-            int64_t taken = at_most(block_steps, steps - step);
-            const Element* weight = p.weight + (panel * steps + step) * STEP;
-            for (int64_t row = 0; row < rows; row += PANEL) {
-                int64_t count = at_most(PANEL, rows - row);
-                if (count != configured) configure(at_most(count, TILE), count > TILE ? count - TILE : TILE);
-                configured = count;
-                const Element* in = p.in + (first_row + row) * p.stride + step * DEPTH;
-                Sums& sum = sums[row / PANEL];
-                if (count > TILE && !row)
-                    multiply<true, true>(in, p.stride, weight, taken, step, sum);
-                else if (count > TILE)
-                    multiply<true, false>(in, p.stride, weight, taken, step, sum);
-                else
-                    multiply<false, true>(in, p.stride, weight, taken, step, sum);
-                if (step + taken == steps) store(p, sum, first_row + row, count, panel);
-            }
+// What a thread needs for its part of the output.
+struct Work {
+    Sums sums[PANELS_MAX][BLOCK_ROWS];
+    float in[BLOCK_ROWS][IN_STRIDE];
+};
+
+struct Part {
+    int64_t first_row, rows, first_panel, panels;
+};
+
+const float* weight_of(const Product& p, int64_t panel, int64_t step) {
+    return p.weight + (panel * p.depth + step) * PANEL;
+}
+
+// Rows by a block of a panel. What comes next is asked for while the first sets of rows are multiplied.
+void multiply_all(const float* in, int64_t stride, int64_t rows, const float* weight, int64_t depth, const float* next,
+                  Sums* sums) {
+    int64_t turns = at_most((rows + ROWS - 1) / ROWS, FETCH_TURNS), share = 64 / turns;
+    for (int64_t row = 0; row < rows; row += ROWS) {
+        const char* ahead = (const char*)next + row / ROWS * 2 * depth * share;
+        Block block = {in + row * stride, stride, weight, depth, ahead, share};
+        int64_t count = at_most(ROWS, rows - row);
+        row < turns * ROWS ? multiply_rows<true>(count, block, sums + row)
+                           : multiply_rows<false>(count, block, sums + row);
+    }
+}
+
+void multiply_few(const Product& p, const Part& part, Work& work) {
+    const float* in = p.in + part.first_row * p.stride;
+    for (int64_t panel = 0; panel < part.panels; ++panel)
+        for (int64_t step = 0; step < p.depth; step += FEW_DEPTH) {
+            int64_t depth = at_most(FEW_DEPTH, p.depth - step);
+            const float* weight = weight_of(p, part.first_panel + panel, step);
+            multiply_all(in + step, p.stride, part.rows, weight, depth, weight + depth * PANEL, work.sums[panel]);
         }
+}
+
+// Steps of the rows are brought together, as whole rows would meet in few lines of a cache.
+void multiply_many(const Product& p, const Part& part, Work& work) {
+    for (int64_t step = 0; step < p.depth; step += MANY_DEPTH) {
+        int64_t depth = at_most(MANY_DEPTH, p.depth - step);
+        for (int64_t row = 0; row < part.rows; ++row)
+            std::memcpy(work.in[row], p.in + (part.first_row + row) * p.stride + step, sizeof(float) * depth);
+        for (int64_t panel = part.first_panel; panel < part.first_panel + part.panels; ++panel)
+            multiply_all(work.in[0], IN_STRIDE, part.rows, weight_of(p, panel, step), depth,
+                         weight_of(p, panel + 1, step), work.sums[panel - part.first_panel]);
+    }
 }
 
 }  // namespace
@@ -156,37 +169,34 @@ extern "C" int64_t packed_size(int64_t columns, int64_t depth, int64_t gated) {
 }
 
 // weight [columns, depth], or gate and up [2 columns, depth], into `packed`; what is beyond the last column is zero.
-extern "C" void pack(const Element* weight, Element* packed, int64_t columns, int64_t depth, int64_t gated,
-                     int threads) {
-    int64_t panels = panels_of(columns, gated), tiles = depth / DEPTH * 2, width = gated ? TILE : PANEL;
+extern "C" void pack(const float* weight, float* packed, int64_t columns, int64_t depth, int64_t gated,
+                     int64_t threads) {
+    int64_t panels = panels_of(columns, gated);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t panel = 0; panel < panels; ++panel)
-        for (int64_t tile = 0; tile < tiles; ++tile)
-            for (int64_t pair = 0; pair < DEPTH / 2; ++pair)
-                for (int64_t lane = 0; lane < TILE; ++lane) {
-                    int64_t right = tile % 2, column = panel * width + lane + (gated ? 0 : right * TILE);
-                    Element* to = packed + (panel * tiles + tile) * STEP / 2 + pair * DEPTH + lane * 2;
-                    int64_t source = (gated ? right * columns : 0) + column;
-                    const Element* from = weight + source * depth + tile / 2 * DEPTH + pair * 2;
-                    if (column < columns)
-                        std::memcpy(to, from, 2 * sizeof(Element));
-                    else
-                        std::memset(to, 0, 2 * sizeof(Element));
-                }
+        for (int64_t at = 0; at < PANEL; ++at) {
+            int64_t source = source_row(panel, at, columns, gated);
+            float* to = packed + panel * depth * PANEL + at;
+            for (int64_t step = 0; step < depth; ++step)
+                to[step * PANEL] = source < 0 ? 0 : weight[source * depth + step];
+        }
 }
 
-extern "C" void product(const Product* call, int threads) {
+extern "C" void product(const Product* call, int64_t threads) {
     const Product& p = *call;
     int64_t panels = panels_of(p.columns, p.activation), blocks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    int64_t group = at_most(8, panels / (4 * threads) + 1), groups = (panels + group - 1) / group;
-#pragma omp parallel num_threads(threads)
+    int64_t rows = ((p.rows + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
+    int64_t group = panels_at_once(panels, threads), groups = (panels + group - 1) / group;
+#pragma omp parallel num_threads(threads) if (p.rows * p.columns * p.depth > SERIAL_WEIGHTS)
     {
-        Sums sums[BLOCK_ROWS / PANEL];
+        Work work;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < blocks * groups; ++task) {
-            int64_t row = task / groups * BLOCK_ROWS, panel = task % groups * group;
-            multiply_block(p, row, at_most(BLOCK_ROWS, p.rows - row), panel, at_most(group, panels - panel), sums);
+            int64_t row = task / groups * rows, panel = task % groups * group;
+            Part part = {row, at_most(rows, p.rows - row), panel, at_most(group, panels - panel)};
+            for (int64_t i = 0; i < part.panels; ++i) std::memset(work.sums[i], 0, sizeof(Sums) * part.rows);
+            part.rows > FEW_ROWS ? multiply_many(p, part, work) : multiply_few(p, part, work);
+            for (int64_t i = 0; i < part.panels; ++i) finish(p, work.sums[i], row, part.rows, panel + i);
         }
-        _tile_release();
     }
 }

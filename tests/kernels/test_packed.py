@@ -1,0 +1,109 @@
+"""Projections by compiled kernels: float64 is the oracle, sums are float32, and only the result is rounded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from coppice_worker.kernels.backend import Activation
+from coppice_worker.kernels.choice import choose_packer
+from coppice_worker.kernels.native.build import BuildError
+from coppice_worker.kernels.native.packed import Packer
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+CPU = torch.device("cpu")
+ROWS = [1, 12, 15, 16, 17, 32, 33, 48, 49, 255, 300, 530]
+SHAPES = [(1, 32), (16, 64), (31, 96), (33, 2048), (96, 544), (200, 512)]  # out, in
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def packer(request: pytest.FixtureRequest) -> Packer:
+    try:
+        return Packer(request.param)
+    except BuildError as error:
+        pytest.skip(f"none here: {error}")
+
+
+def random(packer: Packer, *shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(packer.dtype)
+
+
+def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> None:
+    assert found.is_contiguous()
+    half_step = torch.finfo(found.dtype).eps / 2 * 1.01
+    # The sums themselves are float32.
+    torch.testing.assert_close(found.double(), exact, atol=2e-5 * float(exact.abs().max()), rtol=half_step)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products(packer: Packer, shape: tuple[int, int], has_bias: bool) -> None:
+    weight = random(packer, *shape, seed=0)
+    bias = random(packer, shape[0], seed=1) if has_bias else None
+    projection = packer.project(weight, bias)
+    for num_rows in ROWS:
+        wide = random(packer, num_rows, shape[1] + 7, seed=num_rows)
+        for rows in (wide[:, : shape[1]], wide[:, : shape[1]].contiguous()):
+            exact = rows.double() @ weight.double().T
+            assert_rounded_once(projection(rows), exact if bias is None else exact + bias.double())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up(packer: Packer, shape: tuple[int, int], has_bias: bool, activation: Activation) -> None:
+    weight = random(packer, 2 * shape[0], shape[1], seed=0) / 8
+    bias = random(packer, 2 * shape[0], seed=1) if has_bias else None
+    projection = packer.gated(weight, bias, activation)
+    for num_rows in ROWS:
+        rows = random(packer, num_rows, shape[1], seed=num_rows)
+        both = rows.double() @ weight.double().T
+        exact = TorchArithmetic().gate(both if bias is None else both + bias.double(), activation)
+        assert_rounded_once(projection(rows), exact)
+
+
+def test_a_row_does_not_depend_on_its_batch_mates_or_threads(packer: Packer) -> None:
+    projection, rows = packer.project(random(packer, 96, 1056, seed=0), None), random(packer, 300, 1056, seed=1)
+    together = projection(rows)
+    torch.set_num_threads(1)
+    for part in (slice(0, 1), slice(7, 40), slice(255, 300)):
+        assert torch.equal(projection(rows[part]), together[part])
+
+
+def test_nan_stays_nan(packer: Packer) -> None:
+    rows = torch.full((1, 32), float("nan"), dtype=packer.dtype)
+    weight = random(packer, 32, 32, seed=0)
+    assert packer.project(weight, None)(rows).isnan().all()
+    assert packer.gated(weight, None, "silu")(rows).isnan().all()
+
+
+def test_weights_that_share_memory_stay_apart(packer: Packer) -> None:
+    weights = [random(packer, 64, 96, seed=seed) for seed in range(5)]
+    projections = [packer.project(weight, None) for weight in weights]
+    rows = random(packer, 3, 96, seed=9)
+    for weight, projection in zip(weights, projections, strict=True):
+        assert_rounded_once(projection(rows), rows.double() @ weight.double().T)
+
+
+def test_what_they_do_not_take() -> None:
+    packers = {dtype: choose_packer("auto", CPU, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    for dtype, packer in packers.items():
+        if packer is not None:
+            assert packer.takes(torch.zeros(4, 64, dtype=dtype))
+            assert packer.takes(torch.zeros(4, 45, dtype=dtype)) == (dtype == torch.float32)
+            assert not packer.takes(torch.zeros(4, 64, dtype=torch.float16))
+
+
+def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "coppice.worker")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert choose_packer("auto", CPU, torch.bfloat16) is None
+    assert "no C++ compiler" in caplog.text
+
+
+def test_where_they_are_chosen(packer: Packer) -> None:
+    assert choose_packer("native", CPU, packer.dtype) is not None
+    assert choose_packer("torch", CPU, packer.dtype) is None
+    assert choose_packer("auto", CPU, torch.float16) is None
+    assert choose_packer("auto", torch.device("cuda"), packer.dtype) is None
