@@ -14,8 +14,9 @@ from typing import Any
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.ranks import RankGroup
 from coppice_worker.parallel.executor import TensorParallelExecutor
+from coppice_worker.parallel.follower import follow
 from coppice_worker.parallel.memory_group import MemoryGroup, create_shared_memory
-from coppice_worker.parallel.rank import follow
+from coppice_worker.parallel.tiers import Progress
 from tests.fakes.waiting import wait_for
 
 WAIT_S = 60.0
@@ -46,7 +47,7 @@ def shared_out(
         try:
             executors[number] = TorchExecutor(checkpoint, group=groups[number], **options)
             if number:
-                follow(executors[number], pairs[number][1])
+                follow(executors[number], pairs[number][1], Progress())
         except BaseException as error:
             failures.append(error)
             groups[number].close()

@@ -18,7 +18,9 @@ from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.ranks import shared_out
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
-from tests.unit.test_model_exactness import assert_greedy, one_thread  # noqa: F401
+from tests.unit.test_model_exactness import assert_greedy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT_LENGTHS = (1, 5, 33, 90)
 NUM_NEW = 10

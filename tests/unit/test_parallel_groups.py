@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from coppice_worker.core.batch import LogitChanges, PromptTokens, StepBatch
 from coppice_worker.model.ranks import RankGroup
 from coppice_worker.parallel import memory_group
-from coppice_worker.parallel.commands import CopyBlocks, ZeroBlocks, encode, receive
 from coppice_worker.parallel.errors import RankLost
 from coppice_worker.parallel.torch_group import TorchGroup
 from tests.fakes.ranks import WAIT_S, memory_groups, together
-from tests.fakes.step_driver import DrivenSequence, build_batch
 
 
 def share_of(rank: int, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -83,26 +77,6 @@ def test_one_can_ask_who_is_waited_for() -> None:
     second.add_up(torch.ones(1, 1))
     waiting.join(WAIT_S)
     assert first.waits_for is None
-
-
-def test_commands_arrive_as_they_were() -> None:
-    ours, theirs = socket.socketpair()
-    ids = np.array([3, 1, 2], np.int32)
-    longs, singles = ids.astype(np.int64), ids.astype(np.float32)
-    changes = LogitChanges(singles, singles, singles, longs, longs, np.array([True, False]), longs, longs[:0], singles)
-    batch = build_batch([DrivenSequence([1, 2, 3], [4]), DrivenSequence([5], [6], seed=2**63)], [3, 1], 16)
-    prompt = PromptTokens(ids, longs, longs, ids, longs, longs)
-    full = replace(batch, sample=replace(batch.sample, changes=changes), prompt=prompt)
-    for command in (ZeroBlocks(ids), CopyBlocks(ids, ids[::-1]), batch, full):
-        ours.sendall(encode(command))
-        came = receive(theirs)
-        assert came is not None
-        np.testing.assert_equal(asdict(came), asdict(command))
-        assert encode(came) == encode(command), "types of numbers are part of it"
-    assert isinstance(came, StepBatch)
-    came.token_ids[0] = 1  # torch takes only what may be written to
-    ours.close()
-    assert receive(theirs) is None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -22,14 +21,13 @@ from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging, configure_tracing, serve_metrics
-from coppice_worker.core.batch import Executor
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
-from coppice_worker.edge.loading import Loaded, load, settle
+from coppice_worker.edge.loading import Compute, Loaded, load, settle
 from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.service import WorkerService
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.tracing import Observers, WorkerSpans
-from coppice_worker.edge.watchdog import StepWatchdog, exit_now
+from coppice_worker.edge.watchdog import StepWatchdog
 from coppice_worker.parallel.processes import Ranks
 
 _log = logging.getLogger("coppice.worker")
@@ -65,20 +63,14 @@ def run(settings: WorkerSettings) -> int:
     settings = settle(settings)
     if settings.tensor_parallel == 1:
         loaded = load(settings)
-        return serve(settings, loaded, loaded.executor, exit_now, stopping)
+        return serve(settings, loaded, Compute(loaded.executor, loaded.host), stopping)
     with Ranks(settings) as ranks:
         loaded = load(settings, ranks.join())
-        return serve(settings, loaded, ranks.lead(loaded.executor), ranks.hung, stopping)
+        return serve(settings, loaded, ranks.lead(loaded), stopping)
 
 
-def serve(
-    settings: WorkerSettings,
-    loaded: Loaded,
-    executor: Executor,
-    hung: Callable[[], None],
-    stopping: threading.Event,
-) -> int:
-    """Until `stopping` is set or the device fails; `hung` is called when a step never ends."""
+def serve(settings: WorkerSettings, loaded: Loaded, compute: Compute, stopping: threading.Event) -> int:
+    """Until `stopping` is set or the device fails."""
     tracing = configure_tracing("coppice-worker", settings.otlp_endpoint, instance_id=settings.worker_id)
     registry = CollectorRegistry()
     failures: list[BaseException] = []
@@ -91,11 +83,11 @@ def serve(
     listener, server = _listen(settings)
     core = WorkerCore(_core_settings(settings, loaded, listener.port))
     observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
-    service = WorkerService(core, executor, observers, failed, loaded.host)
+    service = WorkerService(core, compute.executor, observers, failed, compute.tiers)
     server.add(service.add_to)
     http = serve_metrics(settings.host, settings.http_port, registry, lambda: tuple(service.problems.values()))
     # Not stopped at the end: a step that hangs then must not keep the process either.
-    StepWatchdog(service, settings.step_timeout_s, hung).start()
+    StepWatchdog(service, settings.step_timeout_s, compute.hung).start()
     service.serve(listener, server)
     service.register_with(settings.cache)
     ports = listener.port, server.port, http.port

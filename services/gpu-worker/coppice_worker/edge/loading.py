@@ -13,8 +13,10 @@ import torch
 
 from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
-from coppice_worker.core.batch import StepLimits
+from coppice_worker.core.batch import Executor, StepLimits
+from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.settings import WorkerSettings
+from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.model.config import read_config
@@ -30,9 +32,20 @@ _log = logging.getLogger("coppice.worker")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """A model in this process, or a rank's share of one."""
+
     executor: TorchExecutor
     model: str  # its name
     host: HostPool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What computes steps and copies blocks: this process, or all ranks."""
+
+    executor: Executor
+    tiers: TierCopier | None
+    hung: Callable[[], None] = exit_now  # called when a step never ends
 
 
 def settle(settings: WorkerSettings) -> WorkerSettings:
@@ -50,9 +63,6 @@ def settle(settings: WorkerSettings) -> WorkerSettings:
             raise UsageError("--device cuda: torch sees no CUDA device here", hint="use --device cpu")
         problem = f"--tensor-parallel {num_ranks}: torch sees {torch.cuda.device_count()} CUDA devices here"
         raise UsageError(problem, hint="each rank needs one; see CUDA_VISIBLE_DEVICES")
-    if num_ranks > 1 and settings.host_memory_mib:
-        problem = "--host-memory-mib: a model that is shared out has no host tier yet"
-        raise UsageError(problem, hint="use it with --tensor-parallel 1")
     Shard(0, num_ranks).share_of(read_config(folder))
     threads = settings.threads
     if num_ranks > 1 and device == "cpu":
@@ -100,7 +110,7 @@ def _recorder(device: torch.device, settings: WorkerSettings) -> Callable[[], Gr
 def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | None:
     if not settings.host_memory_mib:
         return None
-    per_block = executor.kv_bytes_per_block()
+    per_block = executor.kv_bytes_per_block() * settings.tensor_parallel
     num_blocks = min((settings.host_memory_mib << 20) // per_block, BLOCKS_MAX)
     if not num_blocks:
         raise UsageError(

@@ -37,10 +37,26 @@ class CopyBlocks:
     dst: Int32  # [N]
 
 
-Command = ZeroBlocks | CopyBlocks | StepBatch
+@dataclass(frozen=True, slots=True)
+class Demote:
+    after: int  # commands of the steps' channel that must have been carried out
+    src: Int32  # [N] blocks of the device
+    dst: Int32  # [N] blocks of the host
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    after: int  # as in `Demote`
+    src: Int32  # [N] blocks of the host
+    dst: Int32  # [N] blocks of the device
+
+
+# Block tables of a `StepBatch` are those of `changed_tables` only, where that is given.
+Command = ZeroBlocks | CopyBlocks | StepBatch | Demote | Promote
 
 # By index on the wire: both ends run the same code.
-_CLASSES: tuple[type[Any], ...] = (ZeroBlocks, CopyBlocks, StepBatch, SampleRows, LogitChanges, PromptTokens)
+_COMMANDS: tuple[type[Any], ...] = (ZeroBlocks, CopyBlocks, StepBatch, Demote, Promote)
+_CLASSES = (*_COMMANDS, SampleRows, LogitChanges, PromptTokens)
 _INDEX = {kind: index for index, kind in enumerate(_CLASSES)}
 _NAMES = {kind: tuple(field.name for field in fields(kind)) for kind in _CLASSES}
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
-from coppice_worker.core.batch import Executor, Int32, PoolSpec, StepBatch, StepOutput
+from coppice_worker.core.batch import AheadExecutor, Executor, Int32, Pending, PoolSpec, StepBatch, StepOutput
 
 from .commands import Command, CopyBlocks, ZeroBlocks, encode
 from .errors import RankLost
 
 
 class TensorParallelExecutor:
-    """An `Executor`: tells the other ranks what to do, then does rank 0's share of it."""
+    """An `AheadExecutor`: tells the other ranks what to do, then does rank 0's share of it.
+
+    All ranks get the same and draw the same tokens, so nothing has to come back from them.
+    """
 
     def __init__(self, local: Executor, channels: Mapping[int, socket.socket]) -> None:
         """`channels` by rank."""
         self._local = local
         self._channels = channels
+        self.num_told = 0  # commands
 
     @property
     def pool(self) -> PoolSpec:
@@ -32,11 +37,25 @@ class TensorParallelExecutor:
         self._local.copy_blocks(src, dst)
 
     def execute(self, batch: StepBatch) -> StepOutput:
-        self._tell(batch)
+        self._tell_step(batch)
         return self._local.execute(batch)
+
+    def runs_ahead(self, batch: StepBatch) -> bool:
+        return isinstance(self._local, AheadExecutor) and self._local.runs_ahead(batch)
+
+    def launch(self, batch: StepBatch) -> Pending:
+        assert isinstance(self._local, AheadExecutor)
+        self._tell_step(batch)
+        return self._local.launch(batch)
+
+    def _tell_step(self, batch: StepBatch) -> None:
+        """Tables are most of a step, and the ranks have those that did not change."""
+        changed = batch.changed_tables
+        self._tell(batch if changed is None else replace(batch, block_tables=batch.block_tables[changed]))
 
     def _tell(self, command: Command) -> None:
         frame = encode(command)
+        self.num_told += 1
         for rank, channel in self._channels.items():
             try:
                 channel.sendall(frame)

@@ -49,5 +49,6 @@ class Invitation(BaseModel):
     rank: int
     size: int
     channel: int  # descriptor of the socket on which commands come
+    copies: int  # and of that for copies between the tiers, which go beside them
     meeting: MeetInMemory | MeetOnGpus
     settings: WorkerSettings

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Self
 
 from coppice.up.child import describe_exit, tethered
-from coppice_worker.core.batch import Executor
+from coppice_worker.edge.loading import Compute, Loaded
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
 
 from .executor import TensorParallelExecutor
 from .invitation import Group, Invitation, MeetInMemory, MeetOnGpus
 from .memory_group import MemoryGroup, create_shared_memory
+from .tiers import SharedOutTiers
 
 _log = logging.getLogger(__name__)
 STOP_WAIT_S = 5.0
@@ -48,6 +49,7 @@ class Ranks:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._channels: dict[int, socket.socket] = {}
+        self._copies: dict[int, socket.socket] = {}
         self._meeting = self._start()
         self._group: Group | None = None
         for rank, process in self._processes.items():
@@ -64,21 +66,17 @@ class Ranks:
         self._group = self._meeting.join(0, self._size)
         return self._group
 
-    def lead(self, local: Executor) -> TensorParallelExecutor:
-        """The executor of all ranks, when rank 0's own is loaded."""
+    def lead(self, loaded: Loaded) -> Compute:
+        """All ranks together, when rank 0's own share is loaded."""
         self._is_loaded = True
-        return TensorParallelExecutor(local, self._channels)
-
-    def hung(self) -> None:
-        """A step takes too long: says for whom rank 0 waits, if it knows, and ends everything."""
-        if isinstance(self._group, MemoryGroup) and (rank := self._group.waits_for) is not None:
-            _log.critical("rank %d (process %d) did not do its share", rank, self._processes[rank].pid)
-        self._end_all()
+        executor = TensorParallelExecutor(loaded.executor, self._channels)
+        tiers = loaded.host and SharedOutTiers(loaded.host, self._copies, lambda: executor.num_told)
+        return Compute(executor, tiers, self._hung)
 
     def stop(self) -> None:
         """Let the ranks finish what they were told, and end them."""
         self._stopping.set()
-        for channel in self._channels.values():
+        for channel in (*self._channels.values(), *self._copies.values()):
             channel.close()
         for process in self._processes.values():
             try:
@@ -113,22 +111,33 @@ class Ranks:
         return MeetInMemory(memory=memory, peers={peer: end.detach() for peer, end in ends[0].items()})
 
     def _spawn(self, rank: int, meeting: MeetInMemory | MeetOnGpus, descriptors: list[int]) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        self._channels[rank], channel = socket.socketpair()
+        self._copies[rank], copies = socket.socketpair()
+        with channel, copies:
             invitation = Invitation(
-                rank=rank, size=self._size, channel=theirs.fileno(), meeting=meeting, settings=self._settings
+                rank=rank,
+                size=self._size,
+                channel=channel.fileno(),
+                copies=copies.fileno(),
+                meeting=meeting,
+                settings=self._settings,
             )
             command = (sys.executable, "-m", "coppice_worker.parallel.rank", invitation.model_dump_json())
             self._processes[rank] = subprocess.Popen(
                 tethered(command),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *descriptors),
+                pass_fds=(channel.fileno(), copies.fileno(), *descriptors),
                 # A session of its own: Ctrl-C in a terminal is for rank 0, which ends the others in order.
                 start_new_session=True,
             )
-        self._channels[rank] = ours
 
     # ---- watching ----
+
+    def _hung(self) -> None:
+        """A step takes too long: says for whom rank 0 waits, if it knows, and ends everything."""
+        if isinstance(self._group, MemoryGroup) and (rank := self._group.waits_for) is not None:
+            _log.critical("rank %d (process %d) did not do its share", rank, self._processes[rank].pid)
+        self._end_all()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()

@@ -8,15 +8,20 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+import threading
+
+import torch
 
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, run_main
 from coppice.telemetry import configure_logging
-from coppice_worker.core.batch import Executor, StepBatch
-from coppice_worker.edge.loading import load
+from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.loading import Loaded, load
+from coppice_worker.edge.watchdog import exit_now
 
-from .commands import CopyBlocks, ZeroBlocks, receive
 from .errors import RankLost
+from .follower import follow, follow_copies
 from .invitation import Invitation
+from .tiers import Progress
 
 _log = logging.getLogger(__name__)
 PROG = "python -m coppice_worker"
@@ -32,10 +37,10 @@ def run(invitation: Invitation) -> int:
     configure_logging(invitation.settings.log_level)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_Named(invitation.rank))
-    with socket.socket(fileno=invitation.channel) as channel:
+    with socket.socket(fileno=invitation.channel) as channel, socket.socket(fileno=invitation.copies) as copies:
         try:
             group = invitation.meeting.join(invitation.rank, invitation.size)
-            follow(load(invitation.settings, group).executor, channel)
+            serve(invitation, load(invitation.settings, group), channel, copies)
         except CoppiceError as error:
             # Rank 0 says what is wrong with the model, as it finds the same, and who was lost. If it cannot, we do.
             if ended_within(channel, END_WAIT_S):
@@ -44,16 +49,22 @@ def run(invitation: Invitation) -> int:
     return EXIT_OK
 
 
-def follow(executor: Executor, channel: socket.socket) -> None:
-    """Do what comes on the channel until it is closed."""
-    while (command := receive(channel)) is not None:
-        match command:
-            case ZeroBlocks(block_ids):
-                executor.zero_blocks(block_ids)
-            case CopyBlocks(src, dst):
-                executor.copy_blocks(src, dst)
-            case StepBatch():
-                executor.execute(command)
+def serve(invitation: Invitation, loaded: Loaded, channel: socket.socket, copies: socket.socket) -> None:
+    """Until the channel is closed."""
+    progress = Progress()
+
+    def copy(tiers: TierCopier) -> None:
+        try:
+            if invitation.settings.device == "cuda":
+                torch.cuda.set_device(invitation.rank)  # each thread begins with device 0
+            follow_copies(tiers, copies, progress)
+        except Exception:
+            _log.exception("the copies failed")
+            exit_now()
+
+    if loaded.host is not None:
+        threading.Thread(target=copy, args=(loaded.host,), name="copies", daemon=True).start()
+    follow(loaded.executor, channel, progress)
 
 
 def ended_within(channel: socket.socket, wait_s: float) -> bool:
