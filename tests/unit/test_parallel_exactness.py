@@ -108,5 +108,5 @@ def test_blocks_are_zeroed_and_copied_on_every_rank(tmp_path: Path) -> None:
 
 def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path)
-    with pytest.raises(UsageError, match="3 workers cannot share the model's 4 heads"):
+    with pytest.raises(UsageError, match="3 ranks cannot share the model's 4 heads"):
         settle(WorkerSettings(model=str(checkpoint), tensor_parallel=3, device="cpu"))

@@ -60,8 +60,8 @@ class Shard:
     def _heads(self, count: int, key: str) -> range:
         if count % self.size:
             raise UsageError(
-                f"{self.size} workers cannot share the model's {count} heads ({key})",
-                hint="choose a number of workers that divides the heads",
+                f"{self.size} ranks cannot share the model's {count} heads ({key})",
+                hint="choose a --tensor-parallel that divides the heads",
             )
         return self._range(count)
 
