@@ -14,7 +14,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
     pytest.skip("needs the Triton compiler, not its interpreter", allow_module_level=True)
 
 from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN
-from coppice_worker.kernels.triton import blocks, launch, write
+from coppice_worker.kernels.triton import arithmetic, blocks, launch, sampling, write
 from tests.kernels.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
 
 pytestmark = pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools")
@@ -79,3 +79,36 @@ def test_write(num_heads: int, num_kv_heads: int, head_dim: int, pool: str, has_
     wide, stores = accesses(compiled, "STG")
     # The two halves of queries, keys and values; what is rounded to 8 bits leaves as 8 bytes a thread.
     assert (wide, stores) == (6, 6) if pool == "bf16" else wide == 2
+
+
+def test_add_norm(tmp_path: Path) -> None:
+    types = {"hidden_ptr": "*bf16", "delta_ptr": "*bf16", "weight_ptr": "*fp32", "out_ptr": "*bf16", "eps": "fp32"}
+    for size in (4096, 16384):
+        padded, options = launch.row_tile(size)
+        constants = {"SIZE": size, "PADDED": padded}
+        compiled = compile_kernel(arithmetic.add_norm_kernel, constants, options, tmp_path, types)
+        assert_no_spills(compiled)
+        assert compiled.programs_per_sm() * compiled.num_warps >= 32
+        wide, stores = accesses(compiled, "STG")
+        assert wide == stores == 2 * size // (compiled.num_warps * 32 * 8)
+
+
+def test_gate(tmp_path: Path) -> None:
+    types = {"both_ptr": "*bf16", "out_ptr": "*bf16"}
+    constants = {"SIZE": 14336, "IS_SILU": True, "TILE": launch.GATE_TILE}
+    compiled = compile_kernel(arithmetic.gate_kernel, constants, launch.COMMON_OPTIONS, tmp_path, types)
+    assert_no_spills(compiled)
+    assert compiled.programs_per_sm() >= 16
+    assert accesses(compiled, "LDG") == (2, 2)
+    assert accesses(compiled, "STG") == (1, 1)
+
+
+def test_choose(tmp_path: Path) -> None:
+    tile, tiles, options = launch.vocab_tile(152064)
+    types = {"logits_ptr": "*bf16", "choices_ptr": "*fp64", "keys_ptr": "*i32", "tokens_ptr": "*i64"}
+    constants = {"TILE": tile, "TILES": tiles}
+    compiled = compile_kernel(sampling.choose_kernel, constants, options, tmp_path, types, ("stride", "vocab"))
+    assert_no_spills(compiled)
+    assert compiled.programs_per_sm() >= 1
+    # Tiles are copied to shared memory ahead of where they are looked at.
+    assert "LDGSTS" in compiled.listing

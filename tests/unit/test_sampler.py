@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coppice_worker.core.batch import SampleRows
-from coppice_worker.model.sampler import _draw, sample, uniform_noise
+from coppice_worker.core.noise import uniform_noise
+from coppice_worker.kernels.torch_sampling import _draw
+from coppice_worker.kernels.torch_sampling import choose as sample
 
 
 def sample_rows(

@@ -19,6 +19,7 @@ from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
 from coppice_worker.core.batch import SampleRows
 from coppice_worker.core.sampling import SamplingTable
 from coppice_worker.core.worker import MalformedPlanError, WorkerCore
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.logits import change_logits
 from coppice_worker.model.sampler import sample
@@ -26,6 +27,7 @@ from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.worker_plans import EPOCH, compute, h, handles, lease, ready_core, settings, u32
 
 VOCAB = 40
+TORCH = TorchArithmetic()
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,8 @@ def test_changes_are_those_of_the_definitions(sequences: list[Asked], seed: int)
 @given(st.lists(asked_sequences(), min_size=2, max_size=5), st.integers(0, 1000))
 def test_batch_mates_change_nothing(sequences: list[Asked], seed: int) -> None:
     logits = torch.randn(len(sequences), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
-    together = sample(logits.clone(), sample_rows(sequences)).tolist()
-    alone = [int(sample(logits[[row]], sample_rows([asked]))) for row, asked in enumerate(sequences)]
+    together = sample(logits.clone(), sample_rows(sequences), TORCH).tolist()
+    alone = [int(sample(logits[[row]], sample_rows([asked]), TORCH)) for row, asked in enumerate(sequences)]
     assert together == alone
 
 
@@ -145,7 +147,7 @@ def test_min_p_of_transformers(min_p: float) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4)) * 2
     kept = torch.isfinite(MinPLogitsWarper(min_p)(torch.zeros(1, 1), logits.clone()))[0]
     rows = [Asked(SamplingParams(temperature=1.0, min_p=min_p, seed=seed), (1,), 1) for seed in range(3000)]
-    seen = set(sample(logits.expand(3000, VOCAB), sample_rows(rows)).tolist())
+    seen = set(sample(logits.expand(3000, VOCAB), sample_rows(rows), TORCH).tolist())
     assert seen <= set(kept.nonzero()[:, 0].tolist())
     common = torch.softmax(logits.masked_fill(~kept, float("-inf"))[0], 0) * 3000 > 18
     assert set(common.nonzero()[:, 0].tolist()) <= seen
@@ -155,8 +157,9 @@ def test_greedy_is_greedy_over_the_changed_logits() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 5], logits[0, 6] = 2.0, 1.5
     wanted = SamplingParams(temperature=0.0, presence_penalty=1.0)
-    assert int(sample(logits.clone(), sample_rows([Asked(wanted, (1, 5), 2)]))) == 5, "a prompt's token is not output"
-    assert int(sample(logits.clone(), sample_rows([Asked(wanted, (1, 5), 1)]))) == 6
+    in_prompt, in_output = (sample_rows([Asked(wanted, (1, 5), num_prompt)]) for num_prompt in (2, 1))
+    assert int(sample(logits.clone(), in_prompt, TORCH)) == 5, "a prompt's token is not output"
+    assert int(sample(logits.clone(), in_output, TORCH)) == 6
 
 
 # -- through the core and the model

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from coppice_worker.core.batch import Int32, StepBatch
+from coppice_worker.core.batch import Int32, SampleRows, StepBatch
 
 Activation = Literal["silu", "gelu_tanh"]
 Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [T, 1, D / 2], in the model's dtype
@@ -62,7 +62,7 @@ class AttentionStep(Protocol):
 
 
 class Arithmetic(Protocol):
-    """What is done between projections and attention, and to choose the likeliest token."""
+    """What is done between projections and attention, and to choose tokens."""
 
     def add_norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -72,8 +72,12 @@ class Arithmetic(Protocol):
     def gate(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
         """[T, 2 N], gate and up side by side -> activation(gate) * up, [T, N]."""
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R] int64, the first of the largest in each row of logits [R, vocab]."""
+    def choose(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """A token [R] int64 for each row of logits [R, vocab], which were changed before. Temperature 0 is an argmax.
+
+        Every implementation draws by the same noise and rules (`torch_sampling`), so all choose the same tokens, but
+        for how sums are rounded.
+        """
 
 
 class Backend(Protocol):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
+from coppice_worker.core.batch import SampleRows
+
 from .backend import Activation, Angles, HeadNorms
+from .torch_sampling import choose
 
 
 class TorchArithmetic:
@@ -22,13 +25,8 @@ class TorchArithmetic:
         gate, up = both.chunk(2, dim=-1)
         return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")).mul_(up)
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        return first_argmax(logits)
-
-
-def first_argmax(logits: torch.Tensor) -> torch.Tensor:
-    """[R] for [R, vocab]. `max` names the first of several, like `argmax`, and is several times as quick on a CPU."""
-    return logits.max(dim=-1).indices
+    def choose(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        return choose(logits, rows)
 
 
 def norm_heads(heads: torch.Tensor, num_heads: int, norms: HeadNorms) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from coppice_worker.core.batch import SampleRows
 from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.torch_arithmetic import first_argmax
+from coppice_worker.kernels.torch_sampling import choose, first_argmax
 
 from .library import ACTIVATIONS, Library
 
@@ -38,6 +39,9 @@ class NativeArithmetic:
             both.data_ptr(), out.data_ptr(), rows, size, ACTIVATIONS[activation], torch.get_num_threads()
         )
         return out
+
+    def choose(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        return choose(logits, rows, self.argmax)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         if logits.dtype != self._library.dtype or not logits.is_contiguous():

@@ -8,9 +8,9 @@ import torch
 from coppice_worker.core.batch import Int32, StepBatch
 from coppice_worker.kernels.backend import Angles, Arithmetic, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool
-from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.kernels.torch_backend import refuse_overlap
 
+from .arithmetic import TritonArithmetic
 from .arrays import DecodeScratch, StepArrays, decode_scratch, step_arrays
 from .blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
 from .decode import decode
@@ -27,7 +27,7 @@ class TritonBackend:
     def __init__(self, pool: KvPool, heads: Heads) -> None:
         self.pool = pool
         self.heads = heads
-        self.arithmetic: Arithmetic = TorchArithmetic()
+        self.arithmetic: Arithmetic = TritonArithmetic()
         self.device = pool.storage.device
         properties = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self._num_sms = properties.multi_processor_count if properties else _CPU_SMS

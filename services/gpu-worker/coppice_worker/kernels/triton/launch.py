@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 COPY_TILE = 2048  # words of a block per program: 16 bytes a thread, four times
+GATE_TILE = 1024  # elements of a program's gates
+VOCAB_TILE = 2048  # tokens
 WRITE_TILE = 512  # elements of a program's half heads
 DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
 REDUCE_PIECES = 16  # pieces per iteration
@@ -40,6 +42,19 @@ def write_tile(head_dim: int) -> tuple[int, int, dict[str, int | bool]]:
     half = 1 << (head_dim // 2 - 1).bit_length()
     heads = max(1, WRITE_TILE // half)
     return half, heads, {**COMMON_OPTIONS, "num_warps": max(1, heads * half // 256)}
+
+
+def row_tile(size: int) -> tuple[int, dict[str, int | bool]]:
+    """Padded size of a row that one program holds, and options: a thread has 16 elements of it or more."""
+    padded = max(32, 1 << (size - 1).bit_length())
+    return padded, {**COMMON_OPTIONS, "num_warps": max(1, min(16, padded // 512))}
+
+
+def vocab_tile(vocab: int) -> tuple[int, int, dict[str, int | bool]]:
+    """Tokens per iteration of a program that looks at a whole row of logits, iterations as a power of two, options."""
+    tile = max(128, min(VOCAB_TILE, 1 << (vocab - 1).bit_length()))
+    tiles = 1 << (-(-vocab // tile) - 1).bit_length()
+    return tile, tiles, {**COMMON_OPTIONS, "num_warps": max(1, tile // 128)}
 
 
 def padded(size: int) -> int:
