@@ -102,7 +102,7 @@ class StepModel:
     @torch.inference_mode()
     def step(self, sequences: Sequences) -> Int32:
         """A whole step as a worker computes it: the likeliest token of each sequence, [batch]."""
-        tokens, _ = sample_and_report(self.logits(sequences), sequences.batch.sample, self._arithmetic.argmax)
+        tokens, _ = sample_and_report(self.logits(sequences), sequences.batch.sample, self._arithmetic)
         return tokens.cpu().numpy().astype(np.int32)
 
 

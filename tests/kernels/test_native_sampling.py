@@ -1,4 +1,4 @@
-"""The compiled sampler takes the tokens that `model/sampler.py` takes."""
+"""The compiled sampler takes the tokens that plain torch takes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.noise import uniform_noise
 from coppice_worker.kernels.native.sampling import NativeSampler
-from coppice_worker.model.sampler import sample, uniform_noise
+from coppice_worker.kernels.torch_sampling import choose
 
 pytestmark = [
     pytest.mark.usefixtures("two_threads"),
@@ -53,7 +54,7 @@ def draw(logits: torch.Tensor, rows: SampleRows, drawn: np.ndarray) -> torch.Ten
 def test_the_same_tokens(seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits, rows = random_logits(rng, seed), mixed_rows(rng)
-    wanted = sample(logits.clone(), rows)
+    wanted = choose(logits.clone(), rows)
     assert torch.equal(draw(logits, rows, np.arange(ROWS)), wanted)
     some = np.array([5, 0, 3])
     assert torch.equal(draw(logits, rows, some), wanted[some])

@@ -13,7 +13,6 @@ from coppice_worker.core.batch import SampleRows
 from coppice_worker.kernels.backend import Backend, Heads, LayerAttention
 from coppice_worker.kernels.choice import choose_backend
 from coppice_worker.kernels.pool import KvPool, KvShape
-from coppice_worker.model.sampler import sample
 
 from .attention import LARGE, SMALL, Load, batch_of
 from .cases import CaseMaker, KernelCase
@@ -131,12 +130,26 @@ def _logits(device: torch.device, dtype: torch.dtype, tokens: int) -> torch.Tens
     return (torch.randn(min(rows, tokens), vocab, device=device) * 4).to(dtype)
 
 
+def _rows(count_rows: int, temperature: float) -> SampleRows:
+    """Top-k 50, top-p 0.9."""
+    return SampleRows(
+        rows=np.arange(count_rows, dtype=np.int32),
+        temperature=np.full(count_rows, temperature, np.float32),
+        top_k=np.full(count_rows, 50, np.int32),
+        top_p=np.full(count_rows, 0.9, np.float32),
+        min_p=np.zeros(count_rows, np.float32),
+        seed=np.arange(count_rows, dtype=np.uint64),
+        position=np.zeros(count_rows, np.int64),
+    )
+
+
 def _sample_greedy(device: torch.device, dtype: torch.dtype, tokens: int) -> KernelCase:
     backend, _ = _backend(device, dtype, 64)
     logits = _logits(device, dtype, tokens)
+    rows = _rows(logits.shape[0], 0.0)
     return KernelCase(
         f"greedy {logits.shape[0]} x {logits.shape[1]}", dtype, "copy", logits.nbytes,
-        lambda: backend.arithmetic.argmax(logits), {"torch": lambda: logits.argmax(dim=-1)},
+        lambda: backend.arithmetic.choose(logits, rows), {"torch": lambda: logits.argmax(dim=-1)},
     )  # fmt: skip
 
 
@@ -145,15 +158,7 @@ def _sample_nucleus(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
     backend, _ = _backend(device, dtype, 64)
     logits = _logits(device, dtype, tokens)
     count_rows = logits.shape[0]
-    rows = SampleRows(
-        rows=np.arange(count_rows, dtype=np.int32),
-        temperature=np.full(count_rows, 0.8, np.float32),
-        top_k=np.full(count_rows, 50, np.int32),
-        top_p=np.full(count_rows, 0.9, np.float32),
-        min_p=np.zeros(count_rows, np.float32),
-        seed=np.arange(count_rows, dtype=np.uint64),
-        position=np.zeros(count_rows, np.int64),
-    )
+    rows = _rows(count_rows, 0.8)
 
     def by_sorting() -> object:
         ordered, index = (logits.float() / 0.8).sort(dim=-1, descending=True)
@@ -164,5 +169,5 @@ def _sample_nucleus(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
 
     return KernelCase(
         f"top-k, top-p {count_rows} x {logits.shape[1]}", dtype, "copy", logits.nbytes,
-        lambda: sample(logits, rows, backend.arithmetic.argmax), {"torch by sorting": by_sorting},
+        lambda: backend.arithmetic.choose(logits, rows), {"torch by sorting": by_sorting},
     )  # fmt: skip
