@@ -11,6 +11,7 @@ from coppice_worker.kernels.backend import Angles, AttentionStep, DecodeRows, He
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_arithmetic import rotate
 from coppice_worker.kernels.torch_backend import TorchBackend
+from coppice_worker.kernels.torch_sampling import choose_packed
 
 
 class Recorded:
@@ -38,6 +39,9 @@ class DecodingBackend(TorchBackend):
 
     def plan_decodes(self, rows: DecodeRows) -> AttentionStep:
         return _Step(self, rows)
+
+    def choose_decodes(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        return choose_packed(logits, choices.numpy())
 
 
 class _Step:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.noise import uniform_noise
+from coppice_worker.core.choices import uniform_noise
 from coppice_worker.kernels.native.sampling import NativeSampler
 from coppice_worker.kernels.torch_sampling import choose
 

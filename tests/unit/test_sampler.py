@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.noise import uniform_noise
+from coppice_worker.core.choices import uniform_noise
 from coppice_worker.kernels.torch_sampling import _draw
 from coppice_worker.kernels.torch_sampling import choose as sample
 

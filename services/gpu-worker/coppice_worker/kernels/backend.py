@@ -120,3 +120,7 @@ class DecodeBackend(Backend, Protocol):
     """A backend whose launches for decodes depend on the number of rows alone, so that a graph may hold them."""
 
     def plan_decodes(self, rows: DecodeRows) -> AttentionStep: ...
+
+    def choose_decodes(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """A token [S] int64 for each row of logits [S, vocab], by choices [S, CHOICE_COLUMNS] float64 on the device,
+        which are as `core.choices.pack_choices` makes them and read when the tokens are computed."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.noise import uniform_noise
+from coppice_worker.core.choices import pack_choices
 
 _CHUNK = 512  # tokens summed together before the running sum; a full float64 running sum costs 4x the time
 _HEAD_MIN = 256  # largest logits looked at first for top_p; the whole row is sorted only if they do not suffice
@@ -28,24 +28,33 @@ Argmax = Callable[[torch.Tensor], torch.Tensor]  # [R, vocab] -> [R], the first 
 
 def choose(logits: torch.Tensor, rows: SampleRows, argmax: Argmax | None = None) -> torch.Tensor:
     """Tokens [R] int64 for logits [R, vocab] of any float dtype. Temperature 0 is an exact argmax."""
-    drawn = np.flatnonzero(rows.temperature > 0)
-    if drawn.size < len(rows.temperature):
+    if not rows.temperature.any():
+        return (argmax or first_argmax)(logits)
+    return choose_packed(logits, pack_choices(rows), argmax)
+
+
+def choose_packed(logits: torch.Tensor, choices: npt.NDArray[np.float64], argmax: Argmax | None = None) -> torch.Tensor:
+    """Like `choose`, by choices [R, CHOICE_COLUMNS] as `pack_choices` makes them."""
+    drawn = np.flatnonzero(choices[:, 0] > 0)
+    if drawn.size < len(choices):
         tokens = (argmax or first_argmax)(logits)
     else:
         tokens = torch.empty(drawn.size, dtype=torch.int64, device=logits.device)
     if drawn.size == 0:
         return tokens
     device = logits.device
+    temperature, floor, top_k, top_p, noise = choices[drawn].T
     index = torch.from_numpy(drawn).to(device)
     scaled = logits.index_select(0, index).float()
     # The maximum goes first: a tiny temperature then gives -inf, never inf - inf.
     scaled -= scaled.amax(dim=-1, keepdim=True)
-    scaled /= torch.from_numpy(rows.temperature[drawn]).to(device).unsqueeze(1)
+    scaled /= torch.from_numpy(temperature.astype(np.float32)).to(device).unsqueeze(1)
     weights = scaled.exp()
-    cutoffs = _cutoffs(scaled, weights, rows.top_k[drawn], rows.top_p[drawn], rows.min_p[drawn])
+    # The largest weight is exp(0): min_p is a cut-off already.
+    lowest = torch.from_numpy(floor.astype(np.float32)).to(device)
+    cutoffs = _cutoffs(scaled, weights, lowest, top_k.astype(np.int64), top_p)
     weights.masked_fill_(scaled < cutoffs.unsqueeze(1), 0.0)
-    noise = torch.from_numpy(uniform_noise(rows.seed[drawn], rows.position[drawn])).to(device)
-    tokens[index] = _draw(weights, noise)
+    tokens[index] = _draw(weights, torch.from_numpy(noise.copy()).to(device))
     return tokens
 
 
@@ -57,15 +66,13 @@ def first_argmax(logits: torch.Tensor) -> torch.Tensor:
 def _cutoffs(
     scaled: torch.Tensor,
     weights: torch.Tensor,
-    top_k: npt.NDArray[np.int32],
-    top_p: npt.NDArray[np.float32],
-    min_p: npt.NDArray[np.float32],
+    cutoffs: torch.Tensor,
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
 ) -> torch.Tensor:
-    """[R] smallest scaled logit that each row keeps; -inf where it filters nothing. Equal logits share a fate."""
+    """[R] smallest scaled logit that each row keeps, none below `cutoffs` [R]; -inf where nothing is filtered. Equal
+    logits share a fate."""
     vocab = scaled.shape[1]
-    with np.errstate(divide="ignore"):
-        # The largest weight is exp(0): min_p is a cut-off already.
-        cutoffs = torch.from_numpy(np.log(min_p)).to(scaled.device)
     has_k = (top_k > 0) & (top_k < vocab)
     filters = np.flatnonzero(has_k | (top_p < 1.0))
     if filters.size == 0:
@@ -88,21 +95,21 @@ def _cutoffs_in_head(
     scaled: torch.Tensor,
     weights: torch.Tensor,
     floor: torch.Tensor,
-    k: npt.NDArray[np.int32],
-    top_p: npt.NDArray[np.float32],
+    k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
     width: int,
 ) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:
     """Cut-offs [R] from the `width` largest logits of each row, none below `floor` [R], and whether they were enough
     to tell."""
     vocab = scaled.shape[1]
     head = scaled.topk(width, dim=-1).values
-    last_kept = torch.from_numpy(np.minimum(k, width).astype(np.int64) - 1).to(scaled.device).unsqueeze(1)
+    last_kept = torch.from_numpy(np.minimum(k, width) - 1).to(scaled.device).unsqueeze(1)
     kth = head.gather(1, last_kept)
     cut_by_k = torch.from_numpy(k < vocab).to(scaled.device).unsqueeze(1)
     lowest = torch.where(cut_by_k, kth, float("-inf")).maximum(floor.unsqueeze(1))
     # top_p is a share of what min_p and top_k kept, so the mass beyond the cut does not count.
     kept = weights.masked_fill(scaled < lowest, 0.0)
-    share = torch.from_numpy(top_p.astype(np.float64)).to(scaled.device).unsqueeze(1)
+    share = torch.from_numpy(top_p).to(scaled.device).unsqueeze(1)
     wanted = share * _chunk_sums(kept).sum(dim=-1, keepdim=True)
     running = head.exp().masked_fill_(head < lowest, 0.0).double().cumsum(dim=-1)
     # A token stays while the mass before it is short of top_p; the first one always stays.

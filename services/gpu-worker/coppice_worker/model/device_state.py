@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from coppice_worker.core.batch import Int32, SampleRows, StepBatch, StepOutput
+from coppice_worker.core.batch import Int32, StepBatch, StepOutput
+from coppice_worker.core.choices import CHOICE_COLUMNS, pack_choices
 from coppice_worker.kernels.backend import DecodeRows
-
-from .sampler import uniform_noise
 
 _ALIGNED = 16  # bytes; kernels are compiled for addresses that are multiples of it
 _ROW_ID_BYTES, _BLOCK_ID_BYTES = 8, 4
@@ -29,24 +28,10 @@ _FIELDS = {
     "token_ids": torch.int64,
     "positions": torch.int64,
     "slots": torch.int64,
-    "noise": torch.float64,
     "context_lens": torch.int32,
-    "temperature": torch.float32,
-    "top_k": torch.int32,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
+    "choices": torch.float64,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """How to sample the rows of a step; all [S], on the device."""
-
-    noise: torch.Tensor  # float64, uniform in (0, 1)
-    temperature: torch.Tensor  # float32, 0 = greedy
-    top_k: torch.Tensor  # int32, 0 = off
-    top_p: torch.Tensor  # float32, 1 = off
-    min_p: torch.Tensor  # float32, 0 = off
+_COLUMNS = {"choices": CHOICE_COLUMNS}  # of fields that have more than one
 
 
 class DeviceState:
@@ -83,9 +68,9 @@ class DeviceState:
     def positions(self, num_rows: int) -> torch.Tensor:
         return self._fields["positions"][:num_rows]
 
-    def sampling(self, num_rows: int) -> SamplingRows:
-        names = ("noise", "temperature", "top_k", "top_p", "min_p")
-        return SamplingRows(*(self._fields[name][:num_rows] for name in names))
+    def choices(self, num_rows: int) -> torch.Tensor:
+        """[num_rows, CHOICE_COLUMNS] float64."""
+        return self._fields["choices"].view(-1, CHOICE_COLUMNS)[:num_rows]
 
     def forget_tables(self) -> None:
         """Another batch was computed elsewhere: what the next one changes, it changes from that."""
@@ -189,7 +174,7 @@ def _places(rows_max: int) -> tuple[dict[str, slice], int]:
     """Where each field's bytes are, and where the fields end."""
     places, start = {}, 0
     for name, dtype in _FIELDS.items():
-        end = start + rows_max * dtype.itemsize
+        end = start + rows_max * _COLUMNS.get(name, 1) * dtype.itemsize
         places[name] = slice(start, end)
         start = _aligned(end)
     return places, start
@@ -210,14 +195,7 @@ def _fill_fields(fields: dict[str, npt.NDArray[Any]], batch: StepBatch) -> None:
         fields[name][:num_rows] = values
         fields[name][num_rows:] = padding
     # Whoever is not sampled is chosen for like a greedy row, in vain.
-    fields["temperature"][:] = 0
-    fields["temperature"][sample.rows] = sample.temperature
+    choices = fields["choices"].reshape(-1, CHOICE_COLUMNS)
+    choices[:, 0] = 0
     if sample.temperature.any():
-        _fill_settings(fields, sample)
-
-
-def _fill_settings(fields: dict[str, npt.NDArray[Any]], sample: SampleRows) -> None:
-    fields["noise"][sample.rows] = uniform_noise(sample.seed, sample.position)
-    fields["top_k"][sample.rows] = sample.top_k
-    fields["top_p"][sample.rows] = sample.top_p
-    fields["min_p"][sample.rows] = sample.min_p
+        choices[sample.rows] = pack_choices(sample)

@@ -92,7 +92,7 @@ class DecodeGraphs:
             hidden.copy_(decoder.forward(state.token_ids(num_rows), state.positions(num_rows), step))
 
         def tail() -> None:
-            tokens.copy_(self._backend.arithmetic.argmax(decoder.logits(hidden)))
+            tokens.copy_(self._backend.choose_decodes(decoder.logits(hidden), state.choices(num_rows)))
 
         graph = _Graph(num_rows, self._graphs.capture(body), self._graphs.capture(tail))
         self._captured = sorted([*self._captured, graph], key=lambda graph: graph.num_rows)
@@ -126,7 +126,7 @@ class DecodeGraphs:
 
 
 def is_plain(batch: StepBatch) -> bool:
-    """Nothing is asked for but the likeliest tokens of rows."""
+    """Nothing is asked for but tokens."""
     sample = batch.sample
     asks_for_more = sample.changes is not None or sample.num_logprobs is not None or batch.prompt is not None
-    return len(sample.rows) > 0 and not asks_for_more and not sample.temperature.any()
+    return len(sample.rows) > 0 and not asks_for_more

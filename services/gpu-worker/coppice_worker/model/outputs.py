@@ -29,7 +29,7 @@ class Outputs:
         if batch.sample.rows.size == 0:
             return NO_OUTPUT if prompt is None else replace(NO_OUTPUT, prompt_logprobs=prompt)
         logits = self.logits(batch, hidden)
-        tokens, logprobs = sample_and_report(logits, batch.sample, self._arithmetic.argmax)
+        tokens, logprobs = sample_and_report(logits, batch.sample, self._arithmetic)
         return StepOutput(tokens.cpu().numpy().astype(np.int32), logprobs, prompt)
 
     def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:

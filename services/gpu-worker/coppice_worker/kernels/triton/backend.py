@@ -15,6 +15,7 @@ from .arrays import DecodeScratch, StepArrays, decode_scratch, step_arrays
 from .blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
 from .decode import decode
 from .extend import extend
+from .sampling import choose_packed
 from .spans import plan
 from .write import write
 
@@ -62,6 +63,9 @@ class TritonBackend:
         return TritonStep(
             self, StepArrays(rows.slots, tables, rows.context_lens, starts, no_tiles, no_tiles, True, None)
         )
+
+    def choose_decodes(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        return choose_packed(logits, choices)
 
     def zero_blocks(self, block_ids: Int32) -> None:
         zero_blocks(self.pool.planes(), self._to_device(block_ids))

@@ -14,31 +14,20 @@ Noise comes from the host, so it has the same bits everywhere. Masses are summed
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.noise import uniform_noise
+from coppice_worker.core.choices import CHOICE_COLUMNS, pack_choices
 
 from . import launch
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
 
-CHOICE_COLUMNS = 5
 # Tiles on their way while one is looked at: a program has a multiprocessor for itself, and little of a row per thread.
 AHEAD = tl.constexpr(6)
-
-
-def pack_choices(rows: SampleRows) -> npt.NDArray[np.float64]:
-    """[R, CHOICE_COLUMNS]: how each row chooses, in one array, so that it travels to the device in one copy."""
-    with np.errstate(divide="ignore"):
-        floor = np.log(rows.min_p)
-    noise = uniform_noise(rows.seed, rows.position)
-    return np.stack([rows.temperature, floor, rows.top_k, rows.top_p, noise], axis=1)
 
 
 @triton.jit
@@ -237,28 +226,25 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
-def choose_into(logits: torch.Tensor, choices: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Writes a token for each row of logits [R, vocab] into tokens [R] int64; one launch, nothing else.
+def choose_packed(logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+    """A token [R] int64 for each row of logits [R, vocab]: one launch, and nothing that a graph could not hold.
 
-    choices [R, CHOICE_COLUMNS] float64 as `pack_choices` makes it, keys [R, vocab] int32 for scratch. Rows of
-    temperature 0 take the first of the largest.
+    choices [R, CHOICE_COLUMNS] float64, on the device, as `pack_choices` makes them. Rows of temperature 0 take the
+    first of the largest.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1
     assert choices.shape == (rows, CHOICE_COLUMNS)
     assert choices.is_contiguous()
-    assert keys.shape == (rows, vocab)
-    assert keys.is_contiguous()
+    keys = torch.empty((rows, vocab), dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     tile, tiles, options = launch.vocab_tile(vocab)
     choose_kernel[(rows,)](logits, choices, keys, tokens, logits.stride(0), vocab, TILE=tile, TILES=tiles, **options)
+    return tokens
 
 
 def choose(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     """A token [R] int64 for each row of logits [R, vocab], as `torch_sampling.choose` chooses."""
-    if not (rows.temperature > 0).any():
+    if not rows.temperature.any():
         return argmax(logits)
-    choices = torch.from_numpy(pack_choices(rows)).to(logits.device, non_blocking=True)
-    keys = torch.empty(logits.shape, dtype=torch.int32, device=logits.device)
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    choose_into(logits, choices, keys, tokens)
-    return tokens
+    return choose_packed(logits, torch.from_numpy(pack_choices(rows)).to(logits.device, non_blocking=True))

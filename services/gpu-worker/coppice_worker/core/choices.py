@@ -1,11 +1,26 @@
-"""The noise that a token is drawn by: a hash, so that it is the same wherever and whenever it is asked for."""
+"""How a step's rows choose their tokens, in one array, so that it travels to a device in one copy.
+
+The noise that a token is drawn by is a hash: it is the same wherever and whenever it is asked for.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from .batch import SampleRows
+
+CHOICE_COLUMNS = 5  # temperature, logarithm of min_p, top_k, top_p, noise
+
 Float64 = npt.NDArray[np.float64]
+
+
+def pack_choices(rows: SampleRows) -> Float64:
+    """[R, CHOICE_COLUMNS]. A row of zeros is a greedy one."""
+    with np.errstate(divide="ignore"):
+        floor = np.log(rows.min_p)
+    noise = uniform_noise(rows.seed, rows.position)
+    return np.stack([rows.temperature, floor, rows.top_k, rows.top_p, noise], axis=1)
 
 
 def uniform_noise(seed: npt.NDArray[np.uint64], position: npt.NDArray[np.int64]) -> Float64:
