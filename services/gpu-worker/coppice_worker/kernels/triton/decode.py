@@ -35,6 +35,27 @@ def _load_tile(pool_ptr, at, mask, compute: tl.constexpr):
 
 
 @triton.jit
+def _seen(tile, context, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] whether the newest token sees each of a tile's."""
+    position = tile * TILE + tl.arange(0, TILE)
+    seen = position < context
+    if WINDOW > 0:
+        seen &= position >= context - WINDOW
+    return seen
+
+
+@triton.jit
+def _slots(table, tile, seen, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] block of each of a tile's tokens, and offset in it. Of what is not seen no table entry is read."""
+    token = tl.arange(0, TILE)
+    if TILE % BLOCK_SIZE == 0:  # the usual sizes: the same offsets in each tile
+        index, offset = tile * (TILE // BLOCK_SIZE) + token // BLOCK_SIZE, token % BLOCK_SIZE
+    else:
+        index, offset = (tile * TILE + token) // BLOCK_SIZE, (tile * TILE + token) % BLOCK_SIZE
+    return tl.load(table + index, mask=seen, other=0), offset
+
+
+@triton.jit
 def _attend_tiles(
     query,  # [D, COLUMNS]
     key_pool_ptr,
@@ -60,33 +81,32 @@ def _attend_tiles(
     COLUMNS: tl.constexpr = query.shape[1]
     dim = tl.arange(0, HEAD_PADDED)
     highest = tl.full([COLUMNS], float("-inf"), tl.float32)
-    total = tl.zeros([COLUMNS], tl.float32)
+    total = tl.zeros([TILE, COLUMNS], tl.float32)  # added up at the end: a sum over tokens goes across all warps
     out = tl.zeros([HEAD_PADDED, COLUMNS], tl.float32)
     largest = tl.full([], 1e-30, tl.float32)  # of the values' scales; `out` is in units of it
+    # The next tile's blocks are looked up a tile ahead, so that the copies of K and V wait for nothing.
+    next_block, next_offset = _slots(table, first_tile, _seen(first_tile, context, WINDOW, TILE), BLOCK_SIZE, TILE)
     for tile in range(first_tile, first_tile + num_tiles):
-        position = tile * TILE + tl.arange(0, TILE)
-        inside = position < context
-        if WINDOW > 0:
-            inside &= position >= context - WINDOW
-        block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        token = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
+        seen, block, offset = _seen(tile, context, WINDOW, TILE), next_block, next_offset
+        next_block, next_offset = _slots(table, tile + 1, _seen(tile + 1, context, WINDOW, TILE), BLOCK_SIZE, TILE)
+        token = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset).to(tl.int64)
         at = token[:, None] * HEAD_DIM + dim[None, :]
-        mask = inside[:, None] & (dim[None, :] < HEAD_DIM)
+        mask = seen[:, None] & (dim[None, :] < HEAD_DIM)
         key = _load_tile(key_pool_ptr, at, mask, query.dtype)
         score = tl.dot(key, query, input_precision="ieee") * scale_log2  # [TILE, COLUMNS], in powers of two
         if key_scales_ptr is not None:
-            score *= tl.load(key_scales_ptr + token, mask=inside, other=0.0)[:, None]
+            score *= tl.load(key_scales_ptr + token, mask=seen, other=0.0)[:, None]
         if CAPPED:
             # cap * tanh(x), with 2 log2(e) / cap in the scale; an overflow to infinity gives the cap.
             score = cap_log2 - 2 * cap_log2 / (1 + tl.exp2(score))
-        score = tl.where(inside[:, None], score, float("-inf"))
+        score = tl.where(seen[:, None], score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, axis=0))
         weight = tl.exp2(score - higher[None, :])
         shrink = tl.exp2(highest - higher)
-        total = total * shrink + tl.sum(weight, axis=0)
+        total = total * shrink[None, :] + weight
         if value_scales_ptr is not None:
             # In units of the largest one seen, so that no product leaves the range of half precision.
-            scales = tl.load(value_scales_ptr + token, mask=inside, other=0.0)
+            scales = tl.load(value_scales_ptr + token, mask=seen, other=0.0)
             larger = tl.maximum(largest, tl.max(scales, axis=0))
             weight *= (scales / larger)[:, None]
             shrink *= largest / larger
@@ -97,7 +117,8 @@ def _attend_tiles(
         highest = higher
     if value_scales_ptr is not None:
         out *= largest
-    return out / total[None, :], highest + tl.log2(total)
+    summed = tl.sum(total, axis=0)
+    return out / summed[None, :], highest + tl.log2(summed)
 
 
 @triton.jit
@@ -242,7 +263,7 @@ def _attend_spans(
         NUM_KV_HEADS=num_kv_heads, GROUP=group, MEMBERS=members, COLUMNS=launch.padded(members * group),
         HEAD_DIM=head_dim, HEAD_PADDED=launch.padded(head_dim), BLOCK_SIZE=block_size, WINDOW=layer.window or 0,
         CAPPED=cap is not None, TILE=launch.DECODE_TILE, COMPUTE=_COMPUTE[_compute(query, blocks)],
-        **launch.DECODE_OPTIONS,
+        **launch.decode_options(head_dim, members * group, blocks.key_scales is not None),
     )  # fmt: skip
 
 

@@ -17,8 +17,7 @@ DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
 REDUCE_PIECES = 16  # pieces per iteration
 PLAN_ROWS = 1024  # rows per iteration
 
-DECODE_PROGRAMS_PER_SM = 3  # 72 KiB of shared memory each at D = 128
-PREFIX_COLUMNS = 64  # query heads of a group of rows, over one KV head
+PREFIX_COLUMNS = 32  # query heads of a group of rows, over one KV head
 PREFIX_GROUPS_MAX = 32
 PREFIX_TOKENS_MIN = 256  # that a group shares
 PREFIX_SAVED_MIN = 8192  # context tokens that all groups together read less: a launch takes as long as half of them
@@ -28,7 +27,6 @@ Int32 = npt.NDArray[np.int32]
 # Said explicitly, as Triton is about to change its default.
 COMMON_OPTIONS: dict[str, int | bool] = {"enable_fp_fusion": True}
 REDUCE_OPTIONS: dict[str, int | bool] = {**COMMON_OPTIONS, "num_warps": 1}
-DECODE_OPTIONS: dict[str, int | bool] = {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 3}
 
 
 def copy_tiles(width: int) -> tuple[int, int, dict[str, int | bool]]:
@@ -62,9 +60,24 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def decode_options(head_dim: int, columns: int, has_float8: bool) -> dict[str, int | bool]:
+    """With 3 stages one tile of K and V is on its way while another is computed; three of them take 104 KiB at D = 128.
+
+    With 2, nothing is on its way meanwhile but what other programs asked for. That must do for float8, whose V does not
+    go through shared memory: a stage more takes hundreds of instructions to keep it in registers.
+    """
+    is_large = padded(head_dim) * padded(columns) > 128 * 64
+    return {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 2 if has_float8 or is_large else 3}
+
+
+def decode_programs_per_sm(head_dim: int) -> int:
+    """As many as have room beside each other."""
+    return 4 if head_dim <= 64 else 2 if head_dim <= 128 else 1
+
+
 def decode_programs(num_sms: int, head_dim: int) -> int:
-    """How many decode programs are launched, whatever the step: as many as run at once."""
-    return num_sms * (DECODE_PROGRAMS_PER_SM if head_dim <= 128 else 1)
+    """How many are launched, whatever the step."""
+    return num_sms * decode_programs_per_sm(head_dim)
 
 
 def prefix_members(group: int) -> int:
