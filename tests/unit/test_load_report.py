@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
+from coppice_worker.edge import loading
 from coppice_worker.edge.load_report import LINE_EVERY_S, LoadReport
+from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.model.loader import LoadProgress
+from tests.fakes.checkpoints import write_tiny_checkpoint
 
 
 class Terminal(io.StringIO):
@@ -56,3 +60,10 @@ def test_a_small_model_is_counted_in_millions(caplog: pytest.LogCaptureFixture) 
     caplog.set_level("INFO", "coppice.worker")
     LoadReport(io.StringIO(), Clock())(LoadProgress(1_250_000, 1_250_000))
     assert caplog.messages == ["loaded 1.2 M parameters in 0.0 s"]
+
+
+def test_a_worker_says_what_it_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "coppice.worker")
+    folder = write_tiny_checkpoint(tmp_path / "tiny")
+    loading.load(loading.settle(WorkerSettings(model=str(folder), num_blocks=4, device="cpu")))
+    assert any(message.startswith("loaded 0.1 M parameters") for message in caplog.messages)

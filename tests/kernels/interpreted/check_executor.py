@@ -15,7 +15,8 @@ from tests.fakes.step_driver import DrivenSequence, build_batch
 
 
 def test_same_logits_as_plain_torch(tmp_path: Path) -> None:
-    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    """Layers with a window and without, soft caps, norms of what a layer brings."""
+    checkpoint = write_tiny_checkpoint(tmp_path, "gemma2")
     triton = TorchExecutor(checkpoint, num_blocks=12, block_size=16, kernels="triton")
     plain = TorchExecutor(checkpoint, num_blocks=12, block_size=16, kernels="torch")
     rng = np.random.default_rng(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
 from coppice_worker.core.batch import Executor, StepLimits
 from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.load_report import LoadReport
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.kernels.choice import KernelsUnavailable
@@ -96,6 +98,7 @@ def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
             limits=StepLimits(settings.max_sequences, settings.max_step_tokens),
             group=group,
             graphs=_recorder(torch.device(device), settings),
+            on_progress=LoadReport(sys.stderr) if group is None or group.rank == 0 else None,
         )
     except KernelsUnavailable as error:
         raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error

@@ -32,14 +32,7 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     device_type, dtype = pool.storage.device.type, pool.storage.dtype
     if kernels == "torch":
         return TorchBackend(pool, heads)
-    wants_triton = kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype))
-    why_torch = _known_to_torch_only(heads)
-    if wants_triton and why_torch is not None:
-        if kernels == "triton":
-            raise KernelsUnavailable(why_torch)
-        _log.info("attention by torch: %s", why_torch)
-        return TorchBackend(pool, heads)
-    if wants_triton:
+    if kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype)):
         # Imported here, as a machine without a GPU need not have Triton.
         from .triton.backend import TritonBackend
 
@@ -52,13 +45,6 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     if device_type == "cpu":
         _log.info("attention by torch instead of compiled kernels: %s", found)
     return TorchBackend(pool, heads)
-
-
-def _known_to_torch_only(heads: Heads) -> str | None:
-    for layer in heads.layers:
-        if layer.window is not None or layer.soft_cap is not None or layer.sinks is not None:
-            return "the Triton kernels do not know windows, soft caps and sinks of attention"
-    return None
 
 
 def _tile_attention(pool: KvPool) -> Callable[..., None] | None:
