@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
+from coppice_worker.core.batch import Int32, StepBatch
 from coppice_worker.kernels import reference
 from coppice_worker.kernels.backend import Angles, AttentionStep, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool
@@ -15,13 +17,15 @@ from coppice_worker.kernels.torch_sampling import choose_packed
 
 
 class Recorded:
-    """`Graphs` that call what they were given."""
+    """`Graphs` that call what they were given, also when they are made, unless that takes too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tries: bool = True) -> None:
         self.num_replays = 0
+        self._tries = tries
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()
+        if self._tries:
+            work()
 
         def replay() -> None:
             self.num_replays += 1
@@ -36,12 +40,23 @@ class DecodingBackend(TorchBackend):
     def __init__(self, pool: KvPool, heads: Heads) -> None:
         super().__init__(pool, heads)
         self.padding = 0  # rows that were padding, over all layers and steps
+        self.num_shared = 0  # attended by launches for what rows have in common
 
     def plan_decodes(self, rows: DecodeRows) -> AttentionStep:
         return _Step(self, rows)
 
     def choose_decodes(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         return choose_packed(logits, choices.numpy())
+
+    def common_size(self, rows_max: int) -> int:
+        return 2
+
+    def common(self, batch: StepBatch, rows_max: int) -> Int32 | None:
+        """How many blocks all rows begin with, and a number that nobody reads."""
+        full = int((batch.context_lens.min() - 1) // self.pool.block_size)
+        same = (batch.block_tables[:, :full] == batch.block_tables[0, :full]).all(axis=0)
+        shared = int(np.argmin([*same, False]))
+        return np.array([shared, -1], np.int32) if shared and len(batch.context_lens) > 1 else None
 
 
 class _Step:
@@ -66,6 +81,11 @@ class _Step:
         backend.padding += int((~real).sum())
         count = int(real.sum())
         assert real[:count].all(), "padding stands behind the batch"
+        if rows.common is not None and count:
+            shared = int(rows.common[0])
+            assert shared
+            assert (rows.block_tables[:count, :shared] == rows.block_tables[0, :shared]).all()
+            backend.num_shared += 1
         if count:
             out[:count] = reference.attend(
                 backend.heads.layers[layer],

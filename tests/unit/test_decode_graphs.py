@@ -125,6 +125,26 @@ def test_what_an_earlier_batch_left_does_not_matter(checkpoint: Path) -> None:
         assert executor.execute(batch).tokens.tolist() == expected[len(batch.token_ids)]
 
 
+def test_rows_that_begin_with_the_same_blocks_take_the_launches_for_that(checkpoint: Path) -> None:
+    executor, other = GraphExecutor(checkpoint), plain(checkpoint)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    together = [DrivenSequence([*prompt, n], [7, 8, 20 + n], num_computed_tokens=10) for n in range(3)]
+    alone = DrivenSequence([*prompt, 9], [30, 31, 32], num_computed_tokens=10)
+    for computing in (executor, other):
+        for table in ([7, 8, 20], [30, 31, 32]):
+            computing.execute(build_batch([DrivenSequence(prompt, table)], [10], BLOCK_SIZE))
+        computing.copy_blocks(np.array([20, 20], np.int32), np.array([21, 22], np.int32))
+    for rows, shared in ((together, 2), ([alone, *together], 0), (together, 2), ([alone], 0)):
+        batch = build_batch(rows, [1] * len(rows), BLOCK_SIZE)
+        before = executor.backend.num_shared
+        assert executor.execute(batch).tokens.tolist() == other.execute(batch).tokens.tolist()
+        assert executor.backend.num_shared - before == shared, "one for each layer"
+    for changed in (None, np.array([], np.int32)):
+        batch = replace(build_batch(together, [1] * 3, BLOCK_SIZE), changed_tables=changed)
+        executor.execute(batch)
+    assert executor.backend.num_shared == 2 * 4, "what rows had in common they still have"
+
+
 def test_a_step_of_more_rows_than_graphs_have_needs_none(checkpoint: Path) -> None:
     executor, other = GraphExecutor(checkpoint, rows_max=2), plain(checkpoint)
     sequences = some_sequences(3, np.random.default_rng(3), num_new=1)
@@ -218,10 +238,10 @@ def decodes(tables: list[list[int]]) -> StepBatch:
 
 
 def test_only_tables_that_changed_are_sent() -> None:
-    state = DeviceState(8, 6, torch.device("cpu"))
+    state = DeviceState(8, 6, 1, torch.device("cpu"))
     batch = decodes([[1, 2], [3, 4], [5, 6]])
     state.fill(batch)
-    tables = state.rows(8).block_tables
+    tables = state.rows(8, with_common=False).block_tables
     assert tables[:3, :2].tolist() == [[1, 2], [3, 4], [5, 6]]
     batch.block_tables[:] += 10
     state.fill(replace(batch, changed_tables=np.array([], np.int32)))
@@ -234,10 +254,10 @@ def test_only_tables_that_changed_are_sent() -> None:
 
 
 def test_rows_behind_a_batch_are_padding() -> None:
-    state = DeviceState(8, 6, torch.device("cpu"))
+    state = DeviceState(8, 6, 1, torch.device("cpu"))
     state.fill(decodes([[n, n + 1] for n in range(0, 16, 2)]))
     state.fill(decodes([[1, 2], [3, 4], [5, 6]]))
-    rows = state.rows(8)
+    rows = state.rows(8, with_common=False)
     assert rows.context_lens.tolist() == [5] * 3 + [0] * 5
     assert rows.slots.tolist() == [2 * BLOCK_SIZE, 4 * BLOCK_SIZE, 6 * BLOCK_SIZE] + [-1] * 5
     assert state.token_ids(8).tolist() == [1] * 3 + [0] * 5

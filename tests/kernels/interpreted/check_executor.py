@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from coppice_worker.core.batch import StepLimits
@@ -33,30 +34,37 @@ def test_same_logits_as_plain_torch(tmp_path: Path) -> None:
                 sequence.tokens.append(5)
 
 
-def test_recorded_decodes_are_those_of_plain_torch(tmp_path: Path) -> None:
-    """Padded batches, longer and shorter ones, in a pool that is NaN where nobody wrote."""
+def test_recorded_decodes_are_those_of_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded batches, some with rows that begin alike, in a pool that is NaN where nobody wrote."""
+    monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_TOKENS_MIN", 64)
+    monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_SAVED_MIN", 64)
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
-    recorded = Recorded()
+    recorded = Recorded(tries=False)
     triton = TorchExecutor(
-        checkpoint, num_blocks=12, kernels="triton", limits=StepLimits(3, 64), graphs=lambda: recorded
+        checkpoint, num_blocks=12, kernels="triton", limits=StepLimits(4, 80), graphs=lambda: recorded
     )
     plain = TorchExecutor(checkpoint, num_blocks=12, kernels="torch")
     triton.record_graphs()
-    assert triton._pool.storage.abs().sum() == 0, "what is recorded writes nothing"
     triton._pool.storage.fill_(float("nan"))
-    rng = np.random.default_rng(5)
-    sequences = [
-        DrivenSequence([int(t) for t in rng.integers(0, 256, length)], table)
-        for length, table in ((31, [4, 0, 9]), (1, [7]), (16, [2, 11]))
-    ]
-    for rows in ([0, 1, 2], [0, 2], [2], [0, 1, 2]):
-        chosen = [sequences[row] for row in rows]
-        batch = build_batch(chosen, [len(s.tokens) - s.num_computed_tokens for s in chosen], 16)
+    prompt = [int(t) for t in np.random.default_rng(5).integers(0, 256, 65)]
+    first = DrivenSequence(prompt, [4, 0, 9, 3, 5])
+    second = DrivenSequence([*prompt[:64], 7], [4, 0, 9, 3, 6], num_computed_tokens=64)
+    other = DrivenSequence([12], [7])
+    for chosen, chunks in (
+        ([first], [64]),
+        ([other, first, second], [1] * 3),
+        ([second], [1]),
+        ([first, second], [1] * 2),
+    ):
+        batch = build_batch(chosen, chunks, 16)
         tokens = plain.execute(batch).tokens.tolist()
         assert triton.execute(batch).tokens.tolist() == tokens
-        for sequence, token in zip(chosen, tokens, strict=True):
-            sequence.num_computed_tokens = len(sequence.tokens)
-            sequence.tokens.append(token)
+        for sequence, chunk in zip(chosen, chunks, strict=True):
+            sequence.num_computed_tokens += chunk
+        for row, token in zip(batch.sample.rows, tokens, strict=True):
+            chosen[row].tokens.append(token)
     assert recorded.num_replays == 2 * 3
+    assert triton._graphs is not None
+    assert triton._graphs._common is not None, "the first rows of both were read together"
     written = ~triton._pool.storage.isnan().all(dim=(0, 1, 3, 5))
-    assert int(written.sum()) == sum(sequence.num_computed_tokens for sequence in sequences)
+    assert int(written.sum()) == 64 + 2 + 3 + 1

@@ -113,6 +113,7 @@ class DecodeRows:
     context_lens: torch.Tensor  # [S] int32; 0: padding, which reads nothing, and whose output means nothing
     block_tables: torch.Tensor  # [S, W] int32, rows may be strided; only what a row's length reaches is read
     query_starts: torch.Tensor  # [S + 1] int32, 0 .. S
+    common: torch.Tensor | None  # int32, what `DecodeBackend.common` found; None: rows have nothing in common
 
 
 @runtime_checkable
@@ -124,3 +125,10 @@ class DecodeBackend(Backend, Protocol):
     def choose_decodes(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """A token [S] int64 for each row of logits [S, vocab], by choices [S, CHOICE_COLUMNS] float64 on the device,
         which are as `core.choices.pack_choices` makes them and read when the tokens are computed."""
+
+    def common_size(self, rows_max: int) -> int:
+        """How many numbers `common` gives."""
+
+    def common(self, batch: StepBatch, rows_max: int) -> Int32 | None:
+        """What rows of a batch have in common, in numbers that only this backend reads; None where it is not worth
+        launches of its own. It stays true while rows grow."""

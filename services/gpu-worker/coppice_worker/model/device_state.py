@@ -1,9 +1,9 @@
 """The decode rows of a step on the device, in memory that is allocated once and filled by one copy a step.
 
-    host     | tokens | positions | slots | lengths | settings ... | changed rows | their tables |
-                         `------------- one copy, of what is used -------------'
-    device   | the same                                                                          |
-                                                                       `--> tables [rows, width]
+    host     | tokens | positions | slots | lengths | settings ... | common | changed rows | their tables |
+                         `------------------ one copy, of what is used -----------------'
+    device   | the same                                                                                   |
+                                                                                `--> tables [rows, width]
 
 Tables are most of it, and of a batch that goes on only those that grew are sent. Two host buffers take turns, as the
 copy of the step before may not be over. Rows behind the batch are padding: nothing may be read or written for them.
@@ -30,6 +30,7 @@ _FIELDS = {
     "slots": torch.int64,
     "context_lens": torch.int32,
     "choices": torch.float64,
+    "common": torch.int32,
 }
 _COLUMNS = {"choices": CHOICE_COLUMNS}  # of fields that have more than one
 
@@ -37,9 +38,9 @@ _COLUMNS = {"choices": CHOICE_COLUMNS}  # of fields that have more than one
 class DeviceState:
     """Room for `rows_max` rows with tables of `table_width` blocks."""
 
-    def __init__(self, rows_max: int, table_width: int, device: torch.device) -> None:
+    def __init__(self, rows_max: int, table_width: int, common_size: int, device: torch.device) -> None:
         self.rows_max, self.table_width, self.device = rows_max, table_width, device
-        places, self._tables_at = _places(rows_max)
+        places, self._tables_at = _places(rows_max, common_size)
         num_bytes = self._tables_at + _aligned(rows_max * _ROW_ID_BYTES) + rows_max * table_width * _BLOCK_ID_BYTES
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._fields = {name: self._bytes[place].view(_FIELDS[name]) for name, place in places.items()}
@@ -54,12 +55,13 @@ class DeviceState:
         num_rows, width = batch.block_tables.shape
         return bool(len(batch.token_ids) == num_rows <= self.rows_max and width <= self.table_width)
 
-    def rows(self, num_rows: int) -> DecodeRows:
+    def rows(self, num_rows: int, *, with_common: bool) -> DecodeRows:
         return DecodeRows(
             slots=self._fields["slots"][:num_rows],
             context_lens=self._fields["context_lens"][:num_rows],
             block_tables=self._tables[:num_rows],
             query_starts=self._query_starts[: num_rows + 1],
+            common=self._fields["common"] if with_common else None,
         )
 
     def token_ids(self, num_rows: int) -> torch.Tensor:
@@ -76,12 +78,18 @@ class DeviceState:
         """Another batch was computed elsewhere: what the next one changes, it changes from that."""
         self._holds_tables = False
 
-    def fill(self, batch: StepBatch) -> None:
-        """Puts the batch on the device; rows behind it become padding."""
+    def holds(self, batch: StepBatch) -> bool:
+        """Whether its rows are those of the batch before, but for what they grew."""
+        return self._holds_tables and batch.changed_tables is not None
+
+    def fill(self, batch: StepBatch, common: Int32 | None = None) -> None:
+        """Puts the batch on the device, and what its rows have in common; rows behind it become padding."""
         host = self._hosts[0]
         self._hosts.reverse()
         host.wait_until_sent()
         _fill_fields(host.fields, batch)
+        if common is not None:
+            host.fields["common"][:] = common
         changed = batch.changed_tables if self._holds_tables else None
         ids = np.arange(len(batch.block_tables)) if changed is None else changed
         used = self._fill_tables(host, batch.block_tables, ids)
@@ -170,11 +178,12 @@ def _event(device: torch.device) -> torch.cuda.Event | None:
     return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def _places(rows_max: int) -> tuple[dict[str, slice], int]:
+def _places(rows_max: int, common_size: int) -> tuple[dict[str, slice], int]:
     """Where each field's bytes are, and where the fields end."""
     places, start = {}, 0
     for name, dtype in _FIELDS.items():
-        end = start + rows_max * _COLUMNS.get(name, 1) * dtype.itemsize
+        count = common_size if name == "common" else rows_max * _COLUMNS.get(name, 1)
+        end = start + count * dtype.itemsize
         places[name] = slice(start, end)
         start = _aligned(end)
     return places, start

@@ -186,7 +186,8 @@ class TorchExecutor:
         if self._recorder is None or not isinstance(self._backend, DecodeBackend):
             return None
         width = -(-self._config.max_context // self._pool.block_size)
-        state = DeviceState(graph_sizes(self._limits.max_sequences)[-1], width, self._device)
+        rows_max = graph_sizes(self._limits.max_sequences)[-1]
+        state = DeviceState(rows_max, width, self._backend.common_size(rows_max), self._device)
         return DecodeGraphs(self._recorder(), state, self._decoder, self._backend, self._dtype)
 
     @torch.inference_mode()

@@ -1,7 +1,8 @@
 """Decode steps as graphs: what a step launches, recorded once for each size of batch and launched again as one.
 
     sizes     1  2  4  8  16  24  32 ...        a batch of 19 rows takes the graph of 24; 5 rows are padding
-    body      tokens -> embedding -> layers -> hidden states         of every decode step
+    body      tokens -> embedding -> layers -> hidden states         of every decode step; one more for batches
+                                                                     whose rows have something in common
     tail      hidden states -> logits -> tokens                      where nobody asks for more than a token
 
 A launch costs more of the host's time than a small kernel of the device's, and a step has hundreds.
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from coppice_worker.core.batch import Pending, StepBatch
+from coppice_worker.core.batch import Int32, Pending, StepBatch
 from coppice_worker.kernels.backend import DecodeBackend
 
 from .decoder import Decoder
@@ -67,6 +69,7 @@ def graph_sizes(rows_max: int) -> tuple[int, ...]:
 class _Graph:
     num_rows: int
     body: Launch
+    body_with_common: Launch
     tail: Launch
 
 
@@ -81,20 +84,23 @@ class DecodeGraphs:
         self._tokens = torch.zeros(state.rows_max, dtype=torch.int64, device=state.device)
         self._back = TokensBack(state.rows_max, state.device)
         self._captured: list[_Graph] = []  # by size
+        self._common: Int32 | None = None  # of the last batch
 
     def capture(self, num_rows: int) -> None:
         """Begin with the largest: the others then find room in its memory."""
         state, decoder = self._state, self._decoder
         hidden, tokens = self._hidden[:num_rows], self._tokens[:num_rows]
 
-        def body() -> None:
-            step = self._backend.plan_decodes(state.rows(num_rows))
+        def body(*, with_common: bool) -> None:
+            step = self._backend.plan_decodes(state.rows(num_rows, with_common=with_common))
             hidden.copy_(decoder.forward(state.token_ids(num_rows), state.positions(num_rows), step))
 
         def tail() -> None:
             tokens.copy_(self._backend.choose_decodes(decoder.logits(hidden), state.choices(num_rows)))
 
-        graph = _Graph(num_rows, self._graphs.capture(body), self._graphs.capture(tail))
+        capture = self._graphs.capture
+        alone, together = capture(partial(body, with_common=False)), capture(partial(body, with_common=True))
+        graph = _Graph(num_rows, alone, together, capture(tail))
         self._captured = sorted([*self._captured, graph], key=lambda graph: graph.num_rows)
 
     def takes(self, batch: StepBatch) -> bool:
@@ -107,22 +113,25 @@ class DecodeGraphs:
 
     def hidden(self, batch: StepBatch) -> torch.Tensor:
         """Computes the step; hidden states [S, hidden] before the final norm, until the next step."""
-        self._fill(batch).body()
+        self._compute(batch)
         return self._hidden[: len(batch.token_ids)]
 
     def launch(self, batch: StepBatch) -> Pending:
         """Begins the step of a batch that `is_plain`."""
-        graph = self._fill(batch)
-        graph.body()
-        graph.tail()
+        self._compute(batch).tail()
         return self._back.fetch(self._tokens[: len(batch.token_ids)], batch.sample.rows)
 
-    def _fill(self, batch: StepBatch) -> _Graph:
-        num_rows = len(batch.token_ids)
-        self._state.fill(batch)
+    def _compute(self, batch: StepBatch) -> _Graph:
+        """Fills the state and launches the body."""
+        num_rows, state = len(batch.token_ids), self._state
+        if not state.holds(batch):
+            self._common = self._backend.common(batch, state.rows_max)
+        state.fill(batch, self._common)
         if batch.follows:
-            self._state.token_ids(num_rows).copy_(self._tokens[:num_rows])
-        return next(graph for graph in self._captured if graph.num_rows >= num_rows)
+            state.token_ids(num_rows).copy_(self._tokens[:num_rows])
+        graph = next(graph for graph in self._captured if graph.num_rows >= num_rows)
+        (graph.body if self._common is None else graph.body_with_common)()
+        return graph
 
 
 def is_plain(batch: StepBatch) -> bool:

@@ -10,15 +10,18 @@ from coppice_worker.kernels.backend import Angles, Arithmetic, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import refuse_overlap
 
+from . import launch
 from .arithmetic import TritonArithmetic
-from .arrays import DecodeScratch, StepArrays, decode_scratch, step_arrays
+from .arrays import DecodeScratch, Prefixes, StepArrays, decode_scratch, step_arrays
 from .blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
+from .cascade import find_groups
 from .decode import decode
 from .extend import extend
 from .sampling import choose_packed
 from .spans import plan
 from .write import write
 
+_STARTS = -(-(launch.PREFIX_GROUPS_MAX + 1) // 4) * 4  # so that what is behind them is aligned
 _CPU_SMS = 1  # the interpreter runs one program after another
 
 
@@ -32,6 +35,8 @@ class TritonBackend:
         self.device = pool.storage.device
         properties = torch.cuda.get_device_properties(self.device) if self.device.type == "cuda" else None
         self._num_sms = properties.multi_processor_count if properties else _CPU_SMS
+        self._group = heads.num_heads // pool.shape.num_kv_heads
+        self._members_max = launch.prefix_members(self._group)
         # Those that were outgrown stay, as graphs hold their addresses.
         self._scratches = [self._make_scratch(1)]
         self._no_tiles = torch.zeros(0, dtype=torch.int32, device=self.device)
@@ -51,18 +56,53 @@ class TritonBackend:
         arrays = step_arrays(
             batch,
             num_kv_heads=num_kv_heads,
-            group=self.heads.num_heads // num_kv_heads,
+            group=self._group,
             block_size=self.pool.block_size,
             device=self.device,
         )
         return TritonStep(self, arrays)
 
     def plan_decodes(self, rows: DecodeRows) -> TritonStep:
-        tables, starts = rows.block_tables, rows.query_starts
-        no_tiles = self._no_tiles
-        return TritonStep(
-            self, StepArrays(rows.slots, tables, rows.context_lens, starts, no_tiles, no_tiles, True, None)
+        num_rows, none = len(rows.context_lens), self._no_tiles
+        prefixes = None if rows.common is None else self._prefixes(rows.common, num_rows)
+        arrays = StepArrays(
+            rows.slots, rows.block_tables, rows.context_lens, rows.query_starts, none, none, True, prefixes
         )
+        return TritonStep(self, arrays)
+
+    def common_size(self, rows_max: int) -> int:
+        return launch.PREFIX_GROUPS_MAX * self._members_max + _STARTS + rows_max
+
+    def common(self, batch: StepBatch, rows_max: int) -> Int32 | None:
+        if all(layer.window is not None for layer in self.heads.layers):
+            return None
+        found = find_groups(
+            batch.block_tables,
+            batch.context_lens,
+            np.ones(len(batch.context_lens), np.bool_),
+            block_size=self.pool.block_size,
+            num_kv_heads=self.pool.shape.num_kv_heads,
+            group=self._group,
+        )
+        if found is None:
+            return None
+        packed = np.full(self.common_size(rows_max), -1, np.int32)
+        for place, part in zip(
+            self._places(len(found.places)), (found.members, found.starts, found.places), strict=True
+        ):
+            packed[place] = part.ravel()
+        return packed
+
+    def _prefixes(self, packed: torch.Tensor, num_rows: int) -> Prefixes:
+        members, starts, places = (packed[place] for place in self._places(num_rows))
+        return Prefixes(members.view(launch.PREFIX_GROUPS_MAX, -1), starts, places)
+
+    def _places(self, num_rows: int) -> tuple[slice, slice, slice]:
+        """Of members, starts and places in what rows have in common."""
+        members = launch.PREFIX_GROUPS_MAX * self._members_max
+        starts = launch.PREFIX_GROUPS_MAX + 1
+        places = members + _STARTS
+        return slice(0, members), slice(members, members + starts), slice(places, places + num_rows)
 
     def choose_decodes(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         return choose_packed(logits, choices)
