@@ -10,7 +10,8 @@ import torch
 
 from coppice.errors import UsageError
 from coppice_worker.core.batch import StepLimits
-from coppice_worker.model.executor import DtypeName, TorchExecutor, suggest_num_blocks
+from coppice_worker.model.dtypes import DtypeName
+from coppice_worker.model.executor import TorchExecutor, suggest_num_blocks
 from coppice_worker.model.graphs import CudaGraphs
 from coppice_worker.model.memory import CudaMemory, FillDevice
 

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 import coppice
 from coppice_worker.kernels.choice import KernelChoice
-from coppice_worker.model.executor import DtypeName, TorchExecutor
+from coppice_worker.model.dtypes import DtypeName
+from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 

@@ -22,7 +22,8 @@ from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.model.config import read_config
-from coppice_worker.model.executor import DtypeName, TorchExecutor, shard_of, suggest_num_blocks
+from coppice_worker.model.dtypes import DtypeName
+from coppice_worker.model.executor import TorchExecutor, shard_of, suggest_num_blocks
 from coppice_worker.model.graphs import CudaGraphs, Graphs
 from coppice_worker.model.memory import CudaMemory, FillDevice
 from coppice_worker.model.ranks import RankGroup
@@ -91,6 +92,7 @@ def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
             folder,
             device=device,
             dtype=dtype,
+            kv_dtype=settings.kv_dtype,
             num_blocks=num_blocks,
             block_size=settings.block_size,
             kernels=settings.kernels,
@@ -132,7 +134,12 @@ def _default_blocks(
     memory_bytes = (settings.kv_memory_mib << 20) // shard.size
     try:
         return suggest_num_blocks(
-            folder, memory_bytes=memory_bytes, dtype=dtype, block_size=settings.block_size, shard=shard
+            folder,
+            memory_bytes=memory_bytes,
+            dtype=dtype,
+            kv_dtype=settings.kv_dtype,
+            block_size=settings.block_size,
+            shard=shard,
         )
     except ValueError as error:
         raise UsageError(f"--kv-memory-mib {settings.kv_memory_mib}: {error}") from error

@@ -26,7 +26,10 @@ class WorkerSettings(Settings):
     model: str = Field(description="Checkpoint folder (config.json and safetensors), or a hub id.")
     model_name: str | None = Field(None, description="Name in namespaces and listings; default: the folder's name.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of weights and KV; auto is float32 on a CPU and bfloat16 on a GPU."
+        "auto", description="Type of weights and computation; auto is float32 on a CPU and bfloat16 on a GPU."
+    )
+    kv_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="Type of KV in blocks; fp8 takes about half the room of 16 bits, and is less exact."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
     kernels: Literal["auto", "native", "torch", "triton"] = Field(

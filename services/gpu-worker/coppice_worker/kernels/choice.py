@@ -29,7 +29,7 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     """Raises ValueError for an unknown choice, KernelsUnavailable for kernels that cannot be had here."""
     if kernels not in ("auto", "native", "torch", "triton"):
         raise ValueError(f"kernels {kernels!r} is not known; known: auto, native, torch, triton")
-    device_type, dtype = pool.storage.device.type, pool.storage.dtype
+    device_type, dtype = pool.storage.device.type, pool.content_dtype
     if kernels == "torch":
         return TorchBackend(pool, heads)
     if kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype)):

@@ -6,7 +6,8 @@
 
 One allocation lets a whole block, all layers of K and V, be copied or zeroed by one kernel launch.
 
-Blocks of float8_e4m3fn come with a scale for each token of each head: what was written is `element * scale`.
+Blocks of float8_e4m3fn come with a scale for each token of each head: what was written is about `element * scale`,
+and the largest element of a head is stored as 448.
 
     scales  [layers, 2, num_blocks, HK, block] float32
 """
@@ -56,13 +57,22 @@ class KvPool:
     """Blocks of KV. Zeroed at start, as a masked-out NaN in unwritten memory would still poison a matmul."""
 
     def __init__(
-        self, shape: KvShape, *, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+        self,
+        shape: KvShape,
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        content_dtype: torch.dtype | None = None,
     ) -> None:
+        """`dtype` is that of blocks. Blocks of float8 take and give heads of another: `content_dtype`, or float32."""
         assert num_blocks > 0
         assert block_size > 0
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.content_dtype = (content_dtype or torch.float32) if has_scales(dtype) else dtype
         planes = (shape.num_layers, 2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim)
         if device.type == "cpu":
             self.storage = zeros_in_huge_pages(prod(planes) * dtype.itemsize).view(dtype).view(planes)

@@ -8,6 +8,7 @@ from torch.nn.functional import gelu, rms_norm, silu
 from coppice_worker.core.batch import SampleRows
 
 from .backend import Activation, Angles, HeadNorms
+from .pool import FLOAT8_MAX, SCALE_MIN
 from .torch_sampling import choose
 
 
@@ -44,6 +45,13 @@ def rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second).addcmul_(first, sin)
     return out
+
+
+def to_float8(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads [..., D] as float8_e4m3fn, and their scales [...] float32: each head's largest becomes the type's."""
+    wide = heads.float()
+    scales = (wide.abs().amax(dim=-1) / FLOAT8_MAX).clamp_(min=SCALE_MIN)
+    return (wide * scales.reciprocal().unsqueeze(-1)).to(torch.float8_e4m3fn), scales
 
 
 def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

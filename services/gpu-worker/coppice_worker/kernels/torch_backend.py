@@ -25,7 +25,7 @@ from coppice_worker.core.batch import Int32, Int64, StepBatch
 
 from .backend import Angles, Arithmetic, AttentionStep, Heads
 from .pool import KvPool
-from .torch_arithmetic import TorchArithmetic, norm_heads, rotate
+from .torch_arithmetic import TorchArithmetic, norm_heads, rotate, to_float8
 from .torch_attention import attention
 
 _QUERY_SLICE = 256  # queries per attention call of a prefill row; bounds the mask to this many rows
@@ -40,8 +40,8 @@ class TorchBackend:
         self._pool = pool
         self.heads = heads
         self.arithmetic: Arithmetic = TorchArithmetic()
-        self._buffers: list[torch.Tensor] = [pool.storage.new_empty(0), pool.storage.new_empty(0)]
-        self._causal = pool.storage.new_empty((_QUERY_SLICE, 0))
+        self._buffers: list[torch.Tensor] = [self.new_zeros((0,)), self.new_zeros((0,))]
+        self._causal = self.new_zeros((_QUERY_SLICE, 0))
         self._windowed: dict[int, torch.Tensor] = {}
 
     def plan(self, batch: StepBatch) -> AttentionStep:
@@ -78,18 +78,27 @@ class TorchBackend:
         `hidden` names token rows of the result that hold no token which is seen: they are zeroed, as an
         earlier occupant's NaN or infinity would get through a mask.
         """
-        pool = self._pool
+        pool, blocks = self._pool, self._pool.layer(layer)
         width = pool.block_size * pool.shape.head_dim
         wanted = rows.numel() * width
         results = []
-        for plane, blocks in enumerate((pool.keys(layer), pool.values(layer))):
+        for plane, (stored, scales) in enumerate(
+            ((blocks.keys, blocks.key_scales), (blocks.values, blocks.value_scales))
+        ):
             if self._buffers[plane].numel() < wanted:
-                self._buffers[plane] = blocks.new_empty(wanted + wanted // 2)
+                self._buffers[plane] = self.new_zeros((wanted + wanted // 2,))
             out = self._buffers[plane][:wanted].view(-1, width)
-            torch.index_select(blocks.view(-1, width), 0, rows, out=out)
+            if scales is None:
+                torch.index_select(stored.view(-1, width), 0, rows, out=out)
+            else:
+                _gather_float8(stored.view(-1, width), scales.view(-1, pool.block_size), rows, out)
             out.view(-1, pool.shape.head_dim).index_fill_(0, hidden, 0)
             results.append(out)
         return results[0], results[1]
+
+    def new_zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Of the type that attention is computed in."""
+        return torch.zeros(shape, dtype=self._pool.content_dtype, device=self._pool.storage.device)
 
     def causal_mask(self, num_queries: int, num_keys: int) -> torch.Tensor:
         """Additive [num_queries, num_keys]: the last query sees all keys, each one before it one key less."""
@@ -137,15 +146,27 @@ class TorchStep:
 
     def write(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
         pool, heads = self._backend.pool, self._backend.heads
-        head_dim, num_rotated = pool.shape.head_dim, heads.num_heads + pool.shape.num_kv_heads
+        num_rotated = heads.num_heads + pool.shape.num_kv_heads
         norms = heads.layers[layer].head_norms
         if norms is not None:
             norm_heads(qkv[:, :num_rotated], heads.num_heads, norms)
         rotated = rotate(qkv[:, :num_rotated], angles)
         key, value = rotated[:, heads.num_heads :], qkv[:, num_rotated:]
-        pool.keys(layer).view(-1, head_dim).index_copy_(0, self._token_rows, key.reshape(-1, head_dim))
-        pool.values(layer).view(-1, head_dim).index_copy_(0, self._token_rows, value.reshape(-1, head_dim))
+        blocks = pool.layer(layer)
+        self._store(blocks.keys, blocks.key_scales, key)
+        self._store(blocks.values, blocks.value_scales, value)
         return rotated[:, : heads.num_heads]
+
+    def _store(self, stored: torch.Tensor, scales: torch.Tensor | None, heads: torch.Tensor) -> None:
+        """Puts heads [T, HK, D] into their slots."""
+        head_dim = heads.shape[-1]
+        rows = heads.reshape(-1, head_dim)
+        if scales is not None:
+            narrow, row_scales = to_float8(rows)
+            scales.view(-1).index_copy_(0, self._token_rows, row_scales)
+            # Few operations know float8; moving bytes does.
+            rows, stored = narrow.view(torch.uint8), stored.view(torch.uint8)
+        stored.view(-1, head_dim).index_copy_(0, self._token_rows, rows)
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -180,7 +201,7 @@ class _Context:
         hidden = (positions >= lens[:, None]) | (positions < firsts[:, None])  # [B, tokens]
         every_head = np.broadcast_to(hidden[:, None, :], self._shape[:3])
         self._hidden = backend.to_device(np.flatnonzero(every_head))
-        self.mask = pool.storage.new_zeros((len(rows), 1, 1, num_tokens))
+        self.mask = backend.new_zeros((len(rows), 1, 1, num_tokens))
         self.mask.view(len(rows), -1).masked_fill_(torch.from_numpy(hidden).to(self.mask.device), float("-inf"))
         self._backend = backend
 
@@ -259,6 +280,15 @@ class PrefillRow:
         if window is None:
             return self._backend.causal_mask(num_queries, num_keys)[None, None]
         return self._backend.windowed_mask(num_queries, num_keys, window)[None, None]
+
+
+def _gather_float8(stored: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+    """Block rows [N] of stored [num_blocks * HK, block * D] float8, times scales [num_blocks * HK, block], into out."""
+    wide = stored.view(torch.uint8).index_select(0, rows).view(stored.dtype).float()
+    block_size = scales.shape[1]
+    factors = scales.index_select(0, rows).unsqueeze(-1)
+    torch.mul(wide.view(len(rows), block_size, -1), factors, out=wide.view(len(rows), block_size, -1))
+    out.copy_(wide)
 
 
 def _token_rows(slots: Int64, pool: KvPool) -> Int64:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from coppice_worker.kernels.pool import KvPool, KvShape
 from .config import ModelConfig, read_config
 from .decoder import Decoder
 from .device_state import DeviceState
+from .dtypes import NAMES, DtypeName, KvDtypeName, kv_dtype_of, torch_dtype_of
 from .graphs import DecodeGraphs, Graphs, graph_sizes, is_plain
 from .linear import Projections
 from .loader import Checkpoint, ProgressCallback, checkpoint_digest
@@ -34,15 +34,8 @@ from .rope_config import RopeConfig
 from .shard import WHOLE, Shard
 from .warm_up import largest_step, warm_up_steps
 
-DtypeName = Literal["float32", "bfloat16", "float16"]
-
 DEFAULT_LIMITS = StepLimits()
 _log = logging.getLogger("coppice.worker")
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +60,7 @@ class TorchExecutor:
         *,
         device: str = "cpu",
         dtype: DtypeName = "float32",
+        kv_dtype: KvDtypeName = "auto",
         num_blocks: int | FillDevice,
         block_size: int = 16,
         kernels: KernelChoice = "auto",
@@ -86,6 +80,7 @@ class TorchExecutor:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         self._device, self._dtype = torch.device(device), torch_dtype_of(dtype)
+        self._kv_dtype = kv_dtype_of(kv_dtype, dtype)
         self._config = read_config(checkpoint_dir)
         shard = shard_of(group)
         self._share = shard.share_of(self._config)
@@ -105,13 +100,20 @@ class TorchExecutor:
         weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
         self._outputs = Outputs(self._decoder, self._backend.arithmetic, self._device)
-        self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), dtype)
+        self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), NAMES[self._kv_dtype])
         if fill:
             self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size)
 
     def _use_pool(self, num_blocks: int, block_size: int) -> None:
         shape = kv_shape(self._share)
-        self._pool = KvPool(shape, num_blocks=num_blocks, block_size=block_size, device=self._device, dtype=self._dtype)
+        self._pool = KvPool(
+            shape,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            device=self._device,
+            dtype=self._kv_dtype,
+            content_dtype=self._dtype,
+        )
         self._backend = choose_backend(self._kernels, self._pool, self._heads)
 
     @torch.inference_mode()
@@ -153,8 +155,8 @@ class TorchExecutor:
         )
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes of one block, K and V of all layers."""
-        return self._pool.shape.bytes_per_block(self._pool.block_size, self._pool.storage.dtype)
+        """Bytes of one block, K and V of all layers, scales included."""
+        return self._pool.bytes_per_block
 
     def host_pool(self, num_blocks: int) -> HostPool:
         """Blocks on the host for those of this pool. Raises UnavailableError."""
@@ -237,13 +239,6 @@ class TorchExecutor:
         return torch.from_numpy(array).to(self._device)
 
 
-def torch_dtype_of(name: str) -> torch.dtype:
-    """Raises ValueError, naming the supported ones."""
-    if name not in DTYPES:
-        raise ValueError(f"dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
 def kv_shape(config: ModelConfig) -> KvShape:
     return KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
 
@@ -253,24 +248,30 @@ def shard_of(group: RankGroup | None) -> Shard:
 
 
 def suggest_num_blocks(
-    checkpoint_dir: Path, *, memory_bytes: int, dtype: DtypeName, block_size: int, shard: Shard = WHOLE
+    checkpoint_dir: Path,
+    *,
+    memory_bytes: int,
+    dtype: DtypeName,
+    kv_dtype: KvDtypeName = "auto",
+    block_size: int,
+    shard: Shard = WHOLE,
 ) -> int:
     """How many blocks of `shard` fit into `memory_bytes` of memory set aside for its KV (weights not counted).
 
     Raises ValueError if not even one block fits.
     """
     share = shard.share_of(read_config(checkpoint_dir))
-    per_block = kv_shape(share).bytes_per_block(block_size, torch_dtype_of(dtype))
+    per_block = kv_shape(share).bytes_per_block(block_size, kv_dtype_of(kv_dtype, dtype))
     if memory_bytes < per_block:
         raise ValueError(f"{memory_bytes} bytes do not hold one block of {per_block} bytes; give the pool more memory")
     return memory_bytes // per_block
 
 
-def _describe(config: ModelConfig, digest: str, dtype: str) -> ModelInfo:
+def _describe(config: ModelConfig, digest: str, kv_dtype: str) -> ModelInfo:
     return ModelInfo(
         family=config.family,
         checkpoint_digest=digest,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype,
         rope=config.rope,
         vocab_size=config.vocab_size,
         max_context=config.max_context,
