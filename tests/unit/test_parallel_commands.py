@@ -148,6 +148,7 @@ def test_all_ranks_do_the_same_in_the_same_order(pair: Pair) -> None:
     pair.end()
     np.testing.assert_equal(pair.second.done, pair.first.done)
     assert len(pair.second.done) == 6
+    assert pair.progress.num_done == pair.executor.num_told == 6
 
 
 def test_steps_run_ahead_on_every_rank() -> None:

@@ -15,6 +15,7 @@ from coppice_worker.parallel import memory_group
 from coppice_worker.parallel.errors import RankLost
 from coppice_worker.parallel.torch_group import TorchGroup
 from tests.fakes.ranks import WAIT_S, memory_groups, together
+from tests.fakes.waiting import wait_for
 
 
 def share_of(rank: int, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -59,6 +60,26 @@ def test_sums_of_narrow_numbers_are_rounded_once_and_alike() -> None:
         assert torch.equal(total, exact)
 
 
+def test_a_share_stays_until_all_have_read_it() -> None:
+    first, second = memory_groups(2)
+    is_ahead = threading.Event()
+
+    def hurry() -> None:
+        first.add_up(torch.ones(1, 1))
+        is_ahead.set()
+        first.add_up(torch.zeros(1, 1))
+
+    hurrying = threading.Thread(target=hurry)
+    hurrying.start()
+    shares = second._exchange(torch.ones(1))
+    assert is_ahead.wait(WAIT_S)
+    wait_for(lambda: first.waits_for == 1, "the other's next share")
+    assert shares.tolist() == [[1.0], [1.0]]
+    second.add_up(torch.zeros(1, 1))
+    hurrying.join(WAIT_S)
+    assert not hurrying.is_alive()
+
+
 def test_a_rank_that_leaves_is_named() -> None:
     groups = memory_groups(3)
     groups[2].close()
@@ -71,9 +92,7 @@ def test_one_can_ask_who_is_waited_for() -> None:
     waiting = threading.Thread(target=lambda: first.add_up(torch.ones(1, 1)))
     assert first.waits_for is None
     waiting.start()
-    while first.waits_for is None:
-        assert waiting.is_alive()
-    assert first.waits_for == 1
+    wait_for(lambda: first.waits_for == 1, "somebody to be waited for")
     second.add_up(torch.ones(1, 1))
     waiting.join(WAIT_S)
     assert first.waits_for is None

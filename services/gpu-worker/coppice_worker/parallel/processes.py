@@ -7,6 +7,7 @@ everything on the devices dies with the worker's epoch anyway.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import socket
@@ -23,6 +24,7 @@ from coppice_worker.edge.loading import Compute, Loaded
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
 
+from .errors import RankLost
 from .executor import TensorParallelExecutor
 from .invitation import Group, Invitation, MeetInMemory, MeetOnGpus
 from .memory_group import MemoryGroup, create_shared_memory
@@ -58,7 +60,11 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, RankLost):
+            process = self._processes[error.rank]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _log_end(error.rank, process, process.wait(STOP_WAIT_S))
         self.stop()
 
     def join(self) -> Group:
@@ -143,13 +149,15 @@ class Ranks:
         code = process.wait()
         if self._stopping.wait(0.0 if self._is_loaded else START_GRACE_S):
             return
-        _log.critical(
-            "rank %d (process %d) ended: %s; the worker cannot compute without it and ends",
-            *(rank, process.pid, describe_exit(code)),
-        )
+        _log_end(rank, process, code)
         self._end_all()
 
     def _end_all(self) -> None:
         for process in self._processes.values():
             process.kill()
         self._end()
+
+
+def _log_end(rank: int, process: subprocess.Popen[bytes], code: int) -> None:
+    text = "rank %d (process %d) ended: %s; the worker cannot compute without it and ends"
+    _log.critical(text, rank, process.pid, describe_exit(code))

@@ -23,17 +23,17 @@ class Progress:
     """How many commands a rank has carried out. Counted by one thread, awaited by another."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.num_done = 0
         self._changed = threading.Condition()
 
     def count(self) -> None:
         with self._changed:
-            self._count += 1
+            self.num_done += 1
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._count >= count)
+            self._changed.wait_for(lambda: self.num_done >= count)
 
 
 class SharedOutTiers:
