@@ -200,6 +200,21 @@ def test_another_fork_computes_the_prompt_of_a_leader_that_goes_before_its_first
     assert bench.text("r1") == [5]
 
 
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_what_a_fork_is_still_to_copy_is_not_published_when_it_goes(is_attached: bool) -> None:
+    """Nothing is in those blocks before the result of the step that copies: they would be found, and be wrong."""
+    bench = at_work()
+    bench.answer()
+    if is_attached:
+        bench.result({1: 8})
+        assert bench.plans[0].copy_src
+    bench.cancel("r1")
+    assert not bench.ops(Publish)
+    for token in (9, 10):
+        bench.result({1: token})
+        assert not bench.ops(Publish)
+
+
 def test_cancelled_alone_in_every_state() -> None:
     bench = Bench(settings(max_steps_in_flight=1))
     family(bench, size=4)

@@ -313,7 +313,7 @@ class Lifecycle:
 
     def publish_full(self, sequence: Sequence) -> None:
         """Its blocks that completed steps have filled are to be findable."""
-        if sequence.lease.state is LeaseState.LIVE:
+        if sequence.lease.state is LeaseState.LIVE and not sequence.is_copying:
             self.leases.filled(sequence.lease, sequence.request.tokens, sequence.num_computed)
 
     def removed(self, sequence: Sequence) -> None:

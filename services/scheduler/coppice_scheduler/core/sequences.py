@@ -236,6 +236,11 @@ class Sequence:
         return self.state is SequenceState.GRANTED or self.state is SequenceState.ATTACHED
 
     @property
+    def is_copying(self) -> bool:
+        """Its prompt counts as computed, but no result has said yet that the copy was made."""
+        return self.source is not None and self.num_computed < self.request.num_prompt_tokens
+
+    @property
     def blocked(self) -> bool:
         """Its next token has no block."""
         return self.num_planned >= self.lease.reserved_tokens
