@@ -62,9 +62,25 @@ inline int64_t offset_of(const Step& s, const Tile& tile, int64_t key) {
     return ((block * s.num_kv_heads + tile.kv_head) * s.block_size + key % s.block_size) * HEAD_DIM;
 }
 
-// Blocks lie anywhere, so no cache knows which keys come next.
-inline void ask_for(const Element* keys, int64_t count) {
-    for (int64_t at = 0; at < count * HEAD_DIM; at += 64 / (int64_t)sizeof(Element)) __builtin_prefetch(keys + at);
-}
+// Keys and values that come next: blocks lie anywhere, so no cache knows them. They are asked for a little at a time, as
+// a processor has room for few requests, and whoever finds none waits.
+struct Ahead {
+    const char* keys;
+    const char* values;
+    int64_t lines = 0;  // of each that are left to be asked for
+
+    void expect(const Layer& layer, int64_t from, int64_t count) {
+        keys = (const char*)(layer.keys + from);
+        values = (const char*)(layer.values + from);
+        lines = count * HEAD_DIM * (int64_t)sizeof(Element) / 64;
+    }
+
+    void ask(int64_t count) {
+        for (int64_t i = at_most(count, lines); i > 0; --i, --lines, keys += 64, values += 64) {
+            __builtin_prefetch(keys);
+            __builtin_prefetch(values);
+        }
+    }
+};
 
 }  // namespace

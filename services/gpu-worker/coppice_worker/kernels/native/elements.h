@@ -35,6 +35,8 @@ inline float load_one(const Element* at) {
     return value;
 }
 
+inline const float* as_floats(const Element*) { return nullptr; }
+
 inline void store_one(Element* at, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -54,6 +56,7 @@ inline Floats load(const Element* at) {
 }
 
 inline void store(Element* at, Floats values) { std::memcpy(at, &values, sizeof values); }
+inline const float* as_floats(const Element* at) { return at; }  // null: they are not
 inline float load_one(const Element* at) { return *at; }
 inline void store_one(Element* at, float value) { *at = value; }
 

@@ -46,6 +46,8 @@ struct Work {
     float values[KEYS][HEAD_DIM] __attribute__((aligned(64)));
     float most[TILE_ROWS];   // largest score so far
     float total[TILE_ROWS];  // sum of exp(score - most) so far
+    Ahead ahead;
+    int64_t lines_at_once;   // that are asked for with each key of each query row
 };
 
 inline Floats part_of(const float* head, int part) {
@@ -54,23 +56,29 @@ inline Floats part_of(const float* head, int part) {
     return values;
 }
 
-// Tokens [first, end) of 16 in a row, the others zero: they are never read, as they may hold anything.
-inline void widen(const Element* from, int64_t first, int64_t end, float (*to)[HEAD_DIM]) {
+// 16 tokens as float32, of which those in [first, end) count; the others are never read, as they may hold anything.
+inline const float* widen(const Element* from, int64_t first, int64_t end, float (*to)[HEAD_DIM]) {
+    bool is_whole = first == 0 && end == KEYS;
+    if (const float* as_it_is = is_whole ? as_floats(from) : nullptr) return as_it_is;
     for (int64_t token = 0; token < KEYS; ++token)
         for (int part = 0; part < VECTORS; ++part) {
-            bool is_there = token >= first && token < end;
-            Floats values = is_there ? load(from + token * HEAD_DIM + part * LANES) : Floats{};
+            bool counts = token >= first && token < end;
+            Floats values = counts ? load(from + token * HEAD_DIM + part * LANES) : Floats{};
             std::memcpy(&to[token][part * LANES], &values, sizeof values);
         }
+    return to[0];
 }
 
 // One query row against 16 keys, of which it sees those in [first, end).
-inline void take_keys(const Layer& layer, Work& work, int64_t row, int first, int end) {
+inline void take_keys(const Layer& layer, const float* keys, const float* values, int64_t row, int first, int end,
+                      Work& work) {
+    int64_t lines = work.lines_at_once;
     Floats dots[KEYS];
     for (int key = 0; key < KEYS; ++key) {
-        dots[key] = part_of(work.query[row], 0) * part_of(work.keys[key], 0);
+        work.ahead.ask(lines);
+        dots[key] = part_of(work.query[row], 0) * part_of(keys + key * HEAD_DIM, 0);
         for (int part = 1; part < VECTORS; ++part)
-            dots[key] += part_of(work.query[row], part) * part_of(work.keys[key], part);
+            dots[key] += part_of(work.query[row], part) * part_of(keys + key * HEAD_DIM, part);
     }
     Floats scores = sums(dots);
     if (layer.soft_cap != 0) scores = layer.soft_cap * tangent(scores * (1.0f / layer.soft_cap));
@@ -86,11 +94,12 @@ inline void take_keys(const Layer& layer, Work& work, int64_t row, int first, in
     Floats out[VECTORS];
     for (int part = 0; part < VECTORS; ++part) out[part] = part_of(work.out[row], part) * fade;
     for (int key = 0; key < KEYS; ++key)
-        for (int part = 0; part < VECTORS; ++part) out[part] += weights[key] * part_of(work.values[key], part);
+        for (int part = 0; part < VECTORS; ++part) out[part] += weights[key] * part_of(values + key * HEAD_DIM, part);
     std::memcpy(work.out[row], out, sizeof out);
 }
 
 void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t stride, Work& work) {
+    work.lines_at_once = (HEAD_DIM * (int64_t)sizeof(Element) / 64 + tile.num_rows - 1) / tile.num_rows;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
         const Element* head = query + tile.token(i) * stride + tile.head(i) * HEAD_DIM;
         for (int part = 0; part < VECTORS; ++part) {
@@ -109,17 +118,13 @@ void attend_tile(const Step& s, const Layer& layer, const Tile& tile, Work& work
     int64_t key = tile.first_key - tile.first_key % s.block_size % KEYS;
     while (key < tile.num_keys) {
         int64_t taken = at_most(at_most(KEYS, s.block_size - key % s.block_size), tile.num_keys - key);
-        if (key + taken < tile.num_keys) {
-            int64_t next = offset_of(s, tile, key + taken);
-            ask_for(layer.keys + next, KEYS);
-            ask_for(layer.values + next, KEYS);
-        }
+        if (key + taken < tile.num_keys) work.ahead.expect(layer, offset_of(s, tile, key + taken), KEYS);
         int64_t from = offset_of(s, tile, key), first = at_least(tile.first_key - key, 0);
-        widen(layer.keys + from, first, taken, work.keys);
-        widen(layer.values + from, first, taken, work.values);
+        const float* keys = widen(layer.keys + from, first, taken, work.keys);
+        const float* values = widen(layer.values + from, first, taken, work.values);
         for (int64_t i = 0; i < tile.num_rows; ++i) {
             int64_t seen = tile.seen(i) - key, start = at_least(seen - layer.window, 0), end = at_most(seen, taken);
-            if (start < end) take_keys(layer, work, i, (int)start, (int)end);
+            if (start < end) take_keys(layer, keys, values, i, (int)start, (int)end, work);
         }
         key += taken;
     }

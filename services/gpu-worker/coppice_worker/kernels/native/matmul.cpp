@@ -186,7 +186,7 @@ extern "C" void product(const Product* call, int64_t threads) {
     const Product& p = *call;
     int64_t panels = panels_of(p.columns, p.activation), blocks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t rows = ((p.rows + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
-    int64_t group = panels_at_once(panels, threads), groups = (panels + group - 1) / group;
+    int64_t group = panels_at_once(panels, blocks, threads), groups = (panels + group - 1) / group;
 #pragma omp parallel num_threads(threads) if (p.rows * p.columns * p.depth > SERIAL_WEIGHTS)
     {
         Work work;

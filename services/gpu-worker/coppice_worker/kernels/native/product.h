@@ -36,9 +36,10 @@ inline int64_t source_row(int64_t panel, int64_t at, int64_t columns, bool gated
 
 constexpr int64_t PANELS_MAX = 8;
 
-// Panels that a thread takes at a time: few enough to share out, many for one set of rows.
-inline int64_t panels_at_once(int64_t panels, int64_t threads) {
-    return at_most(PANELS_MAX, panels / (4 * threads) + 1);
+// Panels that a thread takes at a time, with one of `blocks` blocks of rows: few enough to share out, many for one set
+// of rows.
+inline int64_t panels_at_once(int64_t panels, int64_t blocks, int64_t threads) {
+    return at_most(PANELS_MAX, panels * blocks / (4 * threads) + 1);
 }
 
 }  // namespace

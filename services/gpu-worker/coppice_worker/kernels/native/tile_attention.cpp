@@ -32,6 +32,7 @@ constexpr int GROUPS = 4;                 // of 16 query rows, in a tile
 constexpr int STEPS = (HEAD_DIM + 31) / 32;  // of the tile unit, along a head
 constexpr int DEPTH = STEPS * 32;         // of a head, with the zeros that fill its last step
 constexpr int PARTS = DEPTH / LANES;      // of that, in tiles of the output
+constexpr int HALF_LINES = 16 * HEAD_DIM / 32;  // of the caches, in the keys of half a chunk
 
 static_assert(HEAD_DIM % 16 == 0, "heads are read in whole vectors");
 
@@ -45,6 +46,7 @@ struct Work {
     float out[GROUPS * ROWS][DEPTH];
     float total[GROUPS * ROWS][LANES];    // sums of exp(score - most), lane by lane
     float most[GROUPS * ROWS];            // largest score so far
+    Ahead ahead;
 } __attribute__((aligned(64)));
 
 // Rows of 16 words of 32 bits become columns.
@@ -79,9 +81,10 @@ inline __m512i load_step(const Element* head, int step) {
 }
 
 // 16 keys. Those that are not seen may hold anything: their scores are never looked at.
-inline void lay_out_keys(const Element* from, Element (*to)[ROWS][KEYS]) {
+inline void lay_out_keys(const Element* from, Element (*to)[ROWS][KEYS], Ahead& ahead) {
     for (int step = 0; step < STEPS; ++step) {
         __m512i rows[16];
+        ahead.ask(HALF_LINES / STEPS / 2);
         for (int key = 0; key < 16; ++key) rows[key] = load_step(from + key * HEAD_DIM, step);
         transpose(rows);
         for (int pair = 0; pair < 16; ++pair) _mm512_store_si512(to[step][pair], rows[pair]);
@@ -89,7 +92,8 @@ inline void lay_out_keys(const Element* from, Element (*to)[ROWS][KEYS]) {
 }
 
 // 16 values, of which those in [first, end) are seen and the others nothing, as nothing times NaN would be NaN.
-inline void lay_out_values(const Element* from, int64_t first, int64_t end, Element (*to)[ROWS][KEYS], int first_pair) {
+inline void lay_out_values(const Element* from, int64_t first, int64_t end, Element (*to)[ROWS][KEYS], int first_pair,
+                           Ahead& ahead) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,  //
                                          39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -97,12 +101,14 @@ inline void lay_out_values(const Element* from, int64_t first, int64_t end, Elem
         bool is_seen = token >= first && token < end;
         return is_seen ? load_step(from + token * HEAD_DIM, step) : _mm512_setzero_si512();
     };
-    for (int pair = 0; pair < 8; ++pair)
+    for (int pair = 0; pair < 8; ++pair) {
+        ahead.ask(HALF_LINES / 16 + 1);
         for (int step = 0; step < STEPS; ++step) {
             __m512i even = value(2 * pair, step), odd = value(2 * pair + 1, step);
             _mm512_store_si512(to[2 * step][first_pair + pair], _mm512_permutex2var_epi16(even, low, odd));
             _mm512_store_si512(to[2 * step + 1][first_pair + pair], _mm512_permutex2var_epi16(even, high, odd));
         }
+    }
 }
 
 inline Floats load_floats(const float* at) { return (Floats)_mm512_load_ps(at); }
@@ -190,21 +196,18 @@ void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t s
     std::memset(work.out, 0, sizeof work.out[0] * ((tile.num_rows + ROWS - 1) / ROWS * ROWS));
 }
 
-// Brings 32 keys into the unit's order, and asks for those after them.
-void lay_out(const Step& s, const Layer& layer, const Tile& tile, int64_t key, Work& work) {
-    for (int half = 0; half < 2; ++half) {
-        int64_t start = key + half * 16, first = at_least(tile.first_key - start, 0);
-        int64_t end = at_most(tile.num_keys - start, 16);
-        // A half that is not there: its scores are not looked at, its values are nothing.
-        int64_t from = offset_of(s, tile, end > 0 ? start : key);
-        if (start + KEYS < tile.num_keys) {
-            int64_t next = offset_of(s, tile, start + KEYS);
-            ask_for(layer.keys + next, 16);
-            ask_for(layer.values + next, 16);
-        }
-        lay_out_keys(layer.keys + from, work.keys[half]);
-        lay_out_values(layer.values + from, first, end, work.values, half * 8);
-    }
+// Brings half a chunk into the unit's order. A half that is not there: its scores are not looked at, its values are
+// nothing.
+void lay_out(const Step& s, const Layer& layer, const Tile& tile, int64_t key, int half, Work& work) {
+    int64_t start = key + half * 16, first = at_least(tile.first_key - start, 0);
+    int64_t end = at_most(tile.num_keys - start, 16), from = offset_of(s, tile, end > 0 ? start : key);
+    lay_out_keys(layer.keys + from, work.keys[half], work.ahead);
+    lay_out_values(layer.values + from, first, end, work.values, half * 8, work.ahead);
+}
+
+// The first half of the next chunk is asked for while this one is laid out, the second while its keys are weighed.
+void expect(const Step& s, const Layer& layer, const Tile& tile, int64_t key, Work& work) {
+    if (key < tile.num_keys) work.ahead.expect(layer, offset_of(s, tile, key), 16);
 }
 
 // A group of 16 query rows against the keys that were laid out.
@@ -212,9 +215,11 @@ void take_chunk(const Layer& layer, const Tile& tile, int64_t key, int64_t group
     int64_t top = group * ROWS, count = at_most(tile.num_rows - top, ROWS);
     bool is_seen = tile.seen(top + count - 1) > key && tile.seen(top) - layer.window < key + KEYS;
     if (!is_seen) return;
+    int64_t lines = (HALF_LINES + count - 1) / count;
     score(work, (int)group);
     for (int64_t i = 0; i < count; ++i) {
         int64_t seen = tile.seen(top + i) - key, first = at_least(seen - layer.window, 0), end = at_most(seen, KEYS);
+        work.ahead.ask(lines);
         if (first < end) {
             weigh(layer, work, top + i, i, (int)first, (int)end);
         } else {
@@ -255,7 +260,10 @@ extern "C" void attend(const Step* step, int64_t index, const Element* query, in
             begin(layer, tile, query, stride, work);
             // Where the first chunk begins does not depend on the tile, or a row's sums would.
             for (int64_t key = tile.first_key / KEYS * KEYS; key < tile.num_keys; key += KEYS) {
-                lay_out(s, layer, tile, key, work);
+                expect(s, layer, tile, key + KEYS, work);
+                lay_out(s, layer, tile, key, 0, work);
+                lay_out(s, layer, tile, key, 1, work);
+                expect(s, layer, tile, key + KEYS + 16, work);
                 for (int64_t group = 0; group * ROWS < tile.num_rows; ++group)
                     take_chunk(layer, tile, key, group, work);
             }
