@@ -304,6 +304,7 @@ def test_resolve_takes_folders_and_refuses_the_rest(llama: Path) -> None:
 
 def test_resolve_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
 
     def unreachable(repo: str, **_: object) -> str:
         raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
@@ -311,8 +312,19 @@ def test_resolve_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(UnavailableError, match="hub cannot be reached"):
         resolve_checkpoint("owner/name@main")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path / repo))
+    asked: dict[str, Any] = {}
+
+    def download(repo: str, **filters: Any) -> str:
+        asked.update(filters)
+        return str(tmp_path / repo)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_checkpoint("owner/name") == tmp_path / "owner/name"
+    names = ["model-00001-of-00002.safetensors", "config.json", "consolidated.safetensors", "original/params.json"]
+    assert (
+        list(filter_repo_objects(names, **{key: asked[key] for key in ("allow_patterns", "ignore_patterns")}))
+        == (names[:2])
+    )
 
 
 def test_resolve_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

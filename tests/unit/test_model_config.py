@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from coppice_scheduler.edge.service import _model_limits
 from coppice_worker.model.config import read_config
 from coppice_worker.model.errors import CheckpointError
 from coppice_worker.model.families import FAMILIES
@@ -135,13 +136,21 @@ def test_what_a_file_leaves_out_is_as_transformers_takes_it(pristine: dict[str, 
     assert windows_of(tmp_path / "mistral") == [None, None]
 
 
-def test_yarn_leads_further_than_the_model_was_trained(llama: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, 2048), ({"original_max_position_embeddings": 1024}, 4096), ({"factor": None}, 2048), ({"factor": 1.5}, 2048)],
+)
+def test_yarn_leads_further_than_the_model_was_trained(llama: Path, changes: dict[str, Any], expected: int) -> None:
+    """To the scheduler as well."""
+    edit_config(llama, rope_parameters={**YARN_ROPE, **changes})
+    assert read_config(llama).max_context == expected
+    assert _model_limits(llama).max_context == expected
+
+
+def test_stretched_positions_have_a_namespace_of_their_own(llama: Path) -> None:
     edit_config(llama, rope_parameters=YARN_ROPE)
-    assert read_config(llama).max_context == 2048
-    edit_config(llama, rope_parameters={**YARN_ROPE, "original_max_position_embeddings": 1024})
-    assert read_config(llama).max_context == 4096
     described = read_config(llama).rope.describe()
-    edit_config(llama, rope_parameters={**YARN_ROPE, "original_max_position_embeddings": 1024, "attention_factor": 2.0})
+    edit_config(llama, rope_parameters={**YARN_ROPE, "attention_factor": 2.0})
     assert read_config(llama).rope.describe() != described
 
 

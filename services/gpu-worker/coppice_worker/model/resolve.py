@@ -11,6 +11,7 @@ from .errors import CheckpointError
 
 # Everything that serving needs and nothing that could run code when it is opened.
 _WANTED_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+_UNWANTED_FILES = ["consolidated*", "original/*"]  # the same weights again, in the form of those who trained them
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
@@ -41,7 +42,9 @@ def _download(repo: str, revision: str | None) -> Path:
             hint="install it with pip install 'coppice[up]', or point at a checkpoint folder",
         ) from cause
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_WANTED_FILES))
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES)
+        )
     except LocalEntryNotFoundError as cause:
         raise UnavailableError(
             f"{repo}: no such folder here, and the hub cannot be reached",

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -168,13 +169,22 @@ def _model_limits(folder: Path) -> _Limits:
         raise UsageError(f"{folder} is no directory", hint="--model names a checkpoint folder")
     try:
         config = json.loads(path.read_text("utf-8"))
-        return _Limits(int(config["max_position_embeddings"]), int(config["vocab_size"]))
+        return _Limits(_max_context(config), int(config["vocab_size"]))
     except FileNotFoundError as error:
         raise UsageError(f"{path} is missing", hint="--model names a checkpoint folder") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not usable: {error!r}", hint="it needs max_position_embeddings and vocab_size"
         ) from error
+
+
+def _max_context(config: dict[str, Any]) -> int:
+    """As workers have it: positions that yarn stretches lead further than those that the model was trained on."""
+    trained = int(config["max_position_embeddings"])
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) != "yarn" or rope.get("factor") is None:
+        return trained
+    return max(trained, int(rope.get("original_max_position_embeddings", trained) * rope["factor"]))
 
 
 def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDirectory) -> SchedulerSettings:
