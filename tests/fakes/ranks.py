@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.ranks import RankGroup
@@ -18,6 +18,8 @@ from coppice_worker.parallel.follower import follow
 from coppice_worker.parallel.memory_group import MemoryGroup, create_shared_memory
 from coppice_worker.parallel.tiers import Progress
 from tests.fakes.waiting import wait_for
+
+E = TypeVar("E", bound=TorchExecutor)
 
 WAIT_S = 60.0
 
@@ -35,17 +37,17 @@ def memory_groups(size: int) -> list[MemoryGroup]:
 
 @contextmanager
 def shared_out(
-    checkpoint: Path, size: int, **options: Any
-) -> Iterator[tuple[TensorParallelExecutor, list[TorchExecutor]]]:
-    """The executor of `size` ranks, and the ranks' own; `options` are those of `TorchExecutor`."""
+    checkpoint: Path, size: int, kind: type[E] = TorchExecutor, **options: Any
+) -> Iterator[tuple[TensorParallelExecutor, list[E]]]:
+    """The executor of `size` ranks, and the ranks' own, which are made of these `options`."""
     groups = memory_groups(size)
     pairs = {rank: socket.socketpair() for rank in range(1, size)}
-    executors: dict[int, TorchExecutor] = {}
+    executors: dict[int, E] = {}
     failures: list[BaseException] = []
 
     def rank(number: int) -> None:
         try:
-            executors[number] = TorchExecutor(checkpoint, group=groups[number], **options)
+            executors[number] = kind(checkpoint, group=groups[number], **options)
             if number:
                 follow(executors[number], pairs[number][1], Progress())
         except BaseException as error:
@@ -96,5 +98,5 @@ def together(groups: list[MemoryGroup], work: Callable[[RankGroup], Any]) -> lis
     return [results[rank] for rank in range(len(groups))]
 
 
-def _in_order(executors: dict[int, TorchExecutor]) -> list[TorchExecutor]:
+def _in_order(executors: dict[int, E]) -> list[E]:
     return [executors[rank] for rank in sorted(executors)]

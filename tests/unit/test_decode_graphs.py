@@ -12,10 +12,11 @@ import torch
 
 from coppice.messages.step import SamplingParams, StepPlan, StepResult
 from coppice_worker.core import run
-from coppice_worker.core.batch import StepBatch, StepLimits
+from coppice_worker.core.batch import Executor, StepBatch, StepLimits
 from coppice_worker.model.device_state import DeviceState
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import GRAPH_ROWS_MAX, graph_sizes
+from coppice_worker.model.ranks import RankGroup
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.recorded import DecodingBackend, Recorded
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
@@ -47,7 +48,9 @@ class GraphExecutor(TorchExecutor):
 
     backend: DecodingBackend
 
-    def __init__(self, checkpoint: Path, num_blocks: int = NUM_BLOCKS, rows_max: int = 12) -> None:
+    def __init__(
+        self, checkpoint: Path, num_blocks: int = NUM_BLOCKS, rows_max: int = 12, group: RankGroup | None = None
+    ) -> None:
         self.recorded = Recorded()
         super().__init__(
             checkpoint,
@@ -56,6 +59,7 @@ class GraphExecutor(TorchExecutor):
             kernels="torch",
             limits=StepLimits(rows_max, 64),
             graphs=lambda: self.recorded,
+            group=group,
         )
         self.warm_up()
         assert self._pool.storage.abs().sum() == 0, "what is recorded writes nothing"
@@ -161,7 +165,7 @@ def test_a_step_of_more_rows_than_graphs_have_needs_none(checkpoint: Path) -> No
 class Planned:
     """A core and an executor; sequence n has blocks 8 n and those after it."""
 
-    def __init__(self, executor: TorchExecutor) -> None:
+    def __init__(self, executor: Executor) -> None:
         self.core = ready_core(settings(num_blocks=NUM_BLOCKS, max_step_tokens=64))
         self.executor = executor
         self._step = 0
@@ -202,8 +206,8 @@ OTHERS = {
 class Watched(GraphExecutor):
     """Counts what is launched while another step is pending."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        super().__init__(checkpoint)
+    def __init__(self, checkpoint: Path, group: RankGroup | None = None) -> None:
+        super().__init__(checkpoint, group=group)
         self.num_followed = 0
 
     def launch(self, batch: StepBatch):  # type: ignore[no-untyped-def]

@@ -18,6 +18,7 @@ from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.ranks import shared_out
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
+from tests.unit.test_decode_graphs import OTHERS, Planned, Watched, plain
 from tests.unit.test_model_exactness import assert_greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,6 +63,19 @@ def test_two_ranks(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("options", [{"kernels": "torch"}, {"block_size": 64}])
 def test_four_ranks_share_two_heads(tmp_path: Path, family: Family, options: dict[str, Any]) -> None:
     check(write_tiny_checkpoint(tmp_path, family, num_attention_heads=8, num_key_value_heads=2), 4, **options)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_every_rank_replays_graphs_and_runs_ahead(tmp_path: Path, other: str) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", eos_token_id=None)
+    with shared_out(checkpoint, 2, Watched) as (executor, of_ranks):
+        found = Planned(executor).generate(OTHERS["greedy"], OTHERS[other])
+    wanted = Planned(plain(checkpoint)).generate(OTHERS["greedy"], OTHERS[other])
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
+    first, second = of_ranks
+    assert first.recorded.num_replays == second.recorded.num_replays > 10
+    assert first.num_followed == second.num_followed
+    assert first.num_followed > 0 or other in ("penalised", "reported")
 
 
 def test_what_is_drawn_and_reported_is_as_of_one_rank(tmp_path: Path) -> None:

@@ -65,7 +65,11 @@ class Ranks:
             process = self._processes[error.rank]
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _log_end(error.rank, process, process.wait(STOP_WAIT_S))
-        self.stop()
+        if error is None:
+            self.stop()
+        else:
+            self._stopping.set()
+            self._kill_all()
 
     def join(self) -> Group:
         """Rank 0's place in the group; the others wait for it where they meet through NCCL."""
@@ -80,18 +84,16 @@ class Ranks:
         return Compute(executor, tiers, self._hung)
 
     def stop(self) -> None:
-        """Let the ranks finish what they were told, and end them."""
+        """Let the ranks finish what they were told, and end."""
         self._stopping.set()
         for channel in (*self._channels.values(), *self._copies.values()):
             channel.close()
+        if self._group is not None:
+            self._group.close()
         for process in self._processes.values():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_WAIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._kill_all()
 
     # ---- starting ----
 
@@ -153,9 +155,14 @@ class Ranks:
         self._end_all()
 
     def _end_all(self) -> None:
+        self._kill_all()
+        self._end()
+
+    def _kill_all(self) -> None:
         for process in self._processes.values():
             process.kill()
-        self._end()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _log_end(rank: int, process: subprocess.Popen[bytes], code: int) -> None:

@@ -41,6 +41,7 @@ def run(invitation: Invitation) -> int:
         try:
             group = invitation.meeting.join(invitation.rank, invitation.size)
             serve(invitation, load(invitation.settings, group), channel, copies)
+            group.close()
         except CoppiceError as error:
             # Rank 0 says what is wrong with the model, as it finds the same, and who was lost. If it cannot, we do.
             if ended_within(channel, END_WAIT_S):

@@ -64,3 +64,7 @@ class TorchGroup:
         least = torch.tensor([value], device=self._device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least)
+
+    def close(self) -> None:
+        """When all ranks end in order; it may wait for those that were lost."""
+        dist.destroy_process_group()
