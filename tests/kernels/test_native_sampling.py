@@ -11,6 +11,8 @@ import torch
 
 from coppice_worker.core.batch import SampleRows
 from coppice_worker.core.choices import uniform_noise
+from coppice_worker.kernels.native.arithmetic import NativeArithmetic
+from coppice_worker.kernels.native.library import load
 from coppice_worker.kernels.native.sampling import NativeSampler
 from coppice_worker.kernels.torch_sampling import choose
 
@@ -58,6 +60,17 @@ def test_the_same_tokens(seed: int) -> None:
     assert torch.equal(draw(logits, rows, np.arange(ROWS)), wanted)
     some = np.array([5, 0, 3])
     assert torch.equal(draw(logits, rows, some), wanted[some])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_greedy_rows_beside_drawn_ones(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(2)
+    logits, rows = torch.from_numpy(rng.normal(0, 3, (ROWS, 900))).to(dtype), mixed_rows(rng)
+    arithmetic = NativeArithmetic(load(dtype, 64))
+    for greedy in ([1, 4], [], list(range(ROWS))):
+        rows.temperature[:] = 0.8
+        rows.temperature[greedy] = 0.0
+        assert torch.equal(arithmetic.choose(logits, rows), choose(logits, rows))
 
 
 def test_threads_do_not_matter() -> None:

@@ -11,8 +11,6 @@ change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,21 +21,19 @@ from coppice_worker.core.choices import pack_choices
 _CHUNK = 512  # tokens summed together before the running sum; a full float64 running sum costs 4x the time
 _HEAD_MIN = 256  # largest logits looked at first for top_p; the whole row is sorted only if they do not suffice
 
-Argmax = Callable[[torch.Tensor], torch.Tensor]  # [R, vocab] -> [R], the first of the largest
 
-
-def choose(logits: torch.Tensor, rows: SampleRows, argmax: Argmax | None = None) -> torch.Tensor:
+def choose(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     """Tokens [R] int64 for logits [R, vocab] of any float dtype. Temperature 0 is an exact argmax."""
     if not rows.temperature.any():
-        return (argmax or first_argmax)(logits)
-    return choose_packed(logits, pack_choices(rows), argmax)
+        return first_argmax(logits)
+    return choose_packed(logits, pack_choices(rows))
 
 
-def choose_packed(logits: torch.Tensor, choices: npt.NDArray[np.float64], argmax: Argmax | None = None) -> torch.Tensor:
+def choose_packed(logits: torch.Tensor, choices: npt.NDArray[np.float64]) -> torch.Tensor:
     """Like `choose`, by choices [R, CHOICE_COLUMNS] as `pack_choices` makes them."""
     drawn = np.flatnonzero(choices[:, 0] > 0)
     if drawn.size < len(choices):
-        tokens = (argmax or first_argmax)(logits)
+        tokens = first_argmax(logits)
     else:
         tokens = torch.empty(drawn.size, dtype=torch.int64, device=logits.device)
     if drawn.size == 0:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.choices import uniform_noise
 from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.torch_sampling import choose, first_argmax
+from coppice_worker.kernels.torch_sampling import first_argmax
 
 from .library import ACTIVATIONS, Library
+from .sampling import NativeSampler
 
 
 class NativeArithmetic:
     """`Arithmetic` by the compiled kernels."""
 
     def __init__(self, library: Library) -> None:
+        """Raises BuildError."""
         self._library = library
+        self._sampler = NativeSampler()
 
     def add_norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -41,7 +46,16 @@ class NativeArithmetic:
         return out
 
     def choose(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        return choose(logits, rows, self.argmax)
+        drawn = np.flatnonzero(rows.temperature > 0)
+        if not drawn.size:
+            return self.argmax(logits)
+        noise = uniform_noise(rows.seed[drawn], rows.position[drawn])
+        found = self._sampler.draw(logits.contiguous(), rows, drawn, noise)
+        if drawn.size == len(rows.temperature):
+            return found
+        tokens = self.argmax(logits)
+        tokens[torch.from_numpy(drawn)] = found
+        return tokens
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         if logits.dtype != self._library.dtype or not logits.is_contiguous():
