@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
 from coppice_worker.core.batch import Executor, StepLimits
 from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.cores import default_threads
 from coppice_worker.edge.load_report import LoadReport
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
@@ -68,8 +68,8 @@ def settle(settings: WorkerSettings) -> WorkerSettings:
         raise UsageError(problem, hint="each rank needs one; see CUDA_VISIBLE_DEVICES")
     Shard(0, num_ranks).share_of(read_config(folder))
     threads = settings.threads
-    if num_ranks > 1 and device == "cpu":
-        threads = max(1, (threads or os.cpu_count() or 1) // num_ranks)
+    if device == "cpu":
+        threads = max(1, (threads or default_threads()) // num_ranks)
     name = settings.model_name or folder.resolve().name
     changes = {"model": str(folder), "model_name": name, "device": device, "threads": threads}
     return settings.model_copy(update=changes)

@@ -44,7 +44,7 @@ class WorkerSettings(Settings):
         0, ge=0, description="Memory of this machine for blocks that the device has no room for; 0 = none."
     )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
-    threads: int | None = Field(None, ge=1, description="CPU threads of torch; default: torch's own choice.")
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: as many as cores it may use.")
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Processes that share the model out: one GPU each, or some of the CPU's threads."
     )
