@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from coppice_worker.core.batch import StepLimits
+from coppice_worker.edge import loading
+from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.model.errors import PoolTooSmall
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.memory import FillDevice, MemoryUse, blocks_that_fit, measure
@@ -124,3 +127,14 @@ def test_an_executor_refuses_a_device_on_which_no_step_fits(
     assert filled(3 * per_block + 10).pool.num_blocks == 3
     with pytest.raises(PoolTooSmall, match="for a pool of 3 blocks"):
         filled(3 * per_block - 10)
+
+
+def test_a_model_that_does_not_fit_is_an_error_in_one_line(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(loading, "TorchExecutor", allocate)
+    settings = WorkerSettings(model=str(checkpoint), model_name="large", device="cpu", num_blocks=4)  # type: ignore[call-arg]
+    with pytest.raises(PoolTooSmall, match=r"no room for large and its largest step: .*20\.00 GiB") as refused:
+        loading.load(settings)
+    assert "--tensor-parallel" in refused.value.hint

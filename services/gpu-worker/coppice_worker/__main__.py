@@ -93,11 +93,14 @@ def serve(settings: WorkerSettings, loaded: Loaded, compute: Compute, stopping: 
     ports = listener.port, server.port, http.port
     _log.info("%s listens on %s:%d, gRPC on port %d, metrics on %d", settings.worker_id, settings.host, *ports)
     stopping.wait()
-    service.stop(GRACE_S)
-    http.close()
-    tracing()
-    if failures:
-        raise DeviceFailed(f"the device failed: {failures[0]}", hint="the process must be started again")
+    try:
+        service.stop(GRACE_S)
+        http.close()
+        tracing()
+    finally:
+        # Whatever else goes wrong now comes from the same.
+        if failures:
+            raise DeviceFailed(f"the device failed: {failures[0]}", hint="the process must be started again")
     return EXIT_OK
 
 

@@ -23,9 +23,10 @@ from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.model.config import read_config
 from coppice_worker.model.dtypes import DtypeName
+from coppice_worker.model.errors import PoolTooSmall
 from coppice_worker.model.executor import TorchExecutor, shard_of, suggest_num_blocks
 from coppice_worker.model.graphs import CudaGraphs, Graphs
-from coppice_worker.model.memory import CudaMemory, FillDevice
+from coppice_worker.model.memory import MORE_DEVICES, CudaMemory, FillDevice
 from coppice_worker.model.ranks import RankGroup
 from coppice_worker.model.resolve import resolve_checkpoint
 from coppice_worker.model.shard import Shard
@@ -102,9 +103,14 @@ def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
             graphs=_recorder(torch.device(device), settings),
             on_progress=LoadReport(sys.stderr) if group is None or group.rank == 0 else None,
         )
+        executor.warm_up()
     except KernelsUnavailable as error:
         raise UsageError(f"--kernels {settings.kernels}: {error}", hint="use --kernels auto") from error
-    executor.warm_up()
+    except torch.OutOfMemoryError as error:
+        raise PoolTooSmall(
+            f"the device has no room for {name} and its largest step: {error}",
+            hint=f"use a smaller --max-step-tokens, --num-blocks or model, or {MORE_DEVICES}",
+        ) from error
     return Loaded(executor, name, _host_pool(settings, executor))
 
 

@@ -35,6 +35,7 @@ from .shard import WHOLE, Shard
 from .warm_up import largest_step, warm_up_steps
 
 DEFAULT_LIMITS = StepLimits()
+_GRAPHS_PER_LINE = 6  # of the log
 _log = logging.getLogger("coppice.worker")
 
 
@@ -166,11 +167,13 @@ class TorchExecutor:
         """Computes a step of each kind and records graphs, so that no request waits for kernels to compile or memory to
         grow.
 
-        Uses and then zeroes block 0: call it before any block is handed out.
+        Uses and then zeroes the first blocks: call it before any block is handed out.
         """
         for step in warm_up_steps(self._pool.block_size, self._limits.max_step_tokens):
             self.execute(step)
-        self.zero_blocks(np.zeros(1, dtype=np.int32))
+        used = np.arange(min(2, self._pool.num_blocks), dtype=np.int32)
+        self.copy_blocks(used[:-1], used[1:])
+        self.zero_blocks(used)
         self.record_graphs()
 
     @torch.inference_mode()
@@ -180,8 +183,9 @@ class TorchExecutor:
         if graphs is None:
             return
         for num_done, size in enumerate(reversed(sizes)):
-            _log.info("capturing graphs %d/%d", num_done + 1, len(sizes))
             graphs.capture(size)
+            if num_done % _GRAPHS_PER_LINE == 0 or num_done + 1 == len(sizes):
+                _log.info("capturing graphs %d/%d", num_done + 1, len(sizes))
         self._graphs = graphs
 
     def _new_graphs(self) -> DecodeGraphs | None:

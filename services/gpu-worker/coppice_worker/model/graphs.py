@@ -50,7 +50,8 @@ class CudaGraphs:
             work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+        # Other threads, such as those that watch over ranks, may go on with what they do.
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
 

@@ -9,6 +9,7 @@ What others hold is counted once: it narrows the worker's share only where total
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,7 @@ import torch
 from .errors import PoolTooSmall
 
 _GIB = 1 << 30
+MORE_DEVICES = "more devices (--tensor-parallel)"
 
 
 class DeviceMemory(Protocol):
@@ -66,6 +68,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def release(self) -> None:
+        gc.collect()  # graphs and what they launch hold each other
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
@@ -120,7 +123,9 @@ def measure(
     total, free = memory.total_and_free()
     libraries = max(0, free_before - free - memory.reserved())
     memory.release()
-    return MemoryUse(total, free_before, weights, step, libraries, graphs())
+    use = MemoryUse(total, free_before, weights, step, libraries, graphs())
+    memory.release()
+    return use
 
 
 def graphs_bytes(memory: DeviceMemory, capture: Callable[[int], None], sizes: Sequence[int]) -> int:
@@ -143,7 +148,7 @@ def blocks_that_fit(use: MemoryUse, *, utilization: float, bytes_per_block: int,
             f"the device lacks {_gib(wanted - left)} for a pool of {num_blocks_min} blocks, the least that a largest "
             f"step needs: {use.describe(utilization)}",
             hint="use a smaller --max-step-tokens or --max-sequences, --kv-dtype fp8, a higher "
-            "--gpu-memory-utilization, or more devices (--tensor-parallel)",
+            f"--gpu-memory-utilization, or {MORE_DEVICES}",
         )
     return left // bytes_per_block
 
