@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +17,8 @@ from coppice_worker.core.batch import PromptTokens
 from coppice_worker.edge.loading import settle
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.model.executor import TorchExecutor
+from coppice_worker.parallel.follower import follow_copies
+from coppice_worker.parallel.tiers import Progress, SharedOutTiers
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.ranks import shared_out
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
@@ -118,6 +122,27 @@ def test_blocks_are_zeroed_and_copied_on_every_rank(tmp_path: Path) -> None:
         first, second = (of_rank._pool.storage[:, :, 0] for of_rank in of_ranks)
         assert first.shape == second.shape
         assert not torch.equal(first, second), "each rank holds heads of its own"
+
+
+def test_each_rank_has_its_part_of_a_block_on_the_host(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path)
+    tokens = [int(t) for t in np.random.default_rng(5).integers(0, 256, 33)]
+    blocks, elsewhere, on_host = (np.array(ids, np.int32) for ids in ([1, 6], [3, 0], [2, 0]))
+    with shared_out(checkpoint, 2, num_blocks=8) as (executor, of_ranks):
+        expected = executor.execute(build_batch([DrivenSequence(tokens, [*blocks, 5])], [33], 16)).tokens
+        first, second = (of_rank.host_pool(3) for of_rank in of_ranks)
+        ours, theirs = socket.socketpair()
+        copying = threading.Thread(target=follow_copies, args=(second, theirs, Progress()))
+        copying.start()
+        tiers = SharedOutTiers(first, {1: ours}, lambda: 0)
+        tiers.demote(blocks, on_host)
+        executor.zero_blocks(blocks)
+        executor.execute(build_batch([DrivenSequence(tokens[:1], [7])], [1], 16))  # then it is done on all ranks
+        tiers.promote(on_host, elsewhere)
+        ours.close()
+        copying.join()
+        again = DrivenSequence(tokens, [*elsewhere, 5], num_computed_tokens=32)
+        np.testing.assert_equal(executor.execute(build_batch([again], [1], 16)).tokens, expected)
 
 
 def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:

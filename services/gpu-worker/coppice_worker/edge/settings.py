@@ -46,7 +46,10 @@ class WorkerSettings(Settings):
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: as many as cores it may use.")
     tensor_parallel: int = Field(
-        1, ge=1, le=64, description="Processes that share the model out: one GPU each, or some of the CPU's threads."
+        1,
+        ge=1,
+        le=64,
+        description="Processes that share the model out: one GPU each; on a CPU they share --threads and its memory.",
     )
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")
     max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
