@@ -137,6 +137,7 @@ def test_a_graph_is_replayed_with_other_lengths() -> None:
         4,
         moves[0].heads,
         pool.shape,
+        pool.storage.dtype,
         num_sms=torch.cuda.get_device_properties(0).multi_processor_count,
         device=pool.storage.device,
     )

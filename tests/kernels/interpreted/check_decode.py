@@ -23,7 +23,9 @@ CPU = torch.device("cpu")
 
 def scratch_for(case: Case, rows_max: int = 8, num_sms: int = 1) -> DecodeScratch:
     """Full of what would be noticed."""
-    scratch = decode_scratch(rows_max, case.heads, case.pool.shape, num_sms=num_sms, device=CPU)
+    scratch = decode_scratch(
+        rows_max, case.heads, case.pool.shape, case.pool.storage.dtype, num_sms=num_sms, device=CPU
+    )
     for array in (scratch.own.out, scratch.own.lse, scratch.shared.out, scratch.shared.lse):
         array.fill_(float("nan"))
     return scratch

@@ -27,7 +27,7 @@ import torch
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
 from coppice_worker.kernels.backend import Heads
-from coppice_worker.kernels.pool import KvShape
+from coppice_worker.kernels.pool import KvShape, has_scales
 
 from . import launch
 from .cascade import find_groups
@@ -72,20 +72,22 @@ class DecodeScratch:
     rows_max: int
     programs: int  # each takes one span
     windows: tuple[int | None, ...]  # the different windows of the layers
-    starts: torch.Tensor  # [windows, rows_max + 1] int32, first tile of each row, counted over rows and KV heads
-    firsts: torch.Tensor  # [windows, rows_max] int32, first tile of each row's context to read
+    starts: torch.Tensor  # [windows, > rows_max] int32, first tile of each row, counted over rows and KV heads
+    firsts: torch.Tensor  # like `starts`, first tile of each row's context to read
     own: Partials  # programs + rows_max * HK pieces, columns = query heads of a KV head
     shared: Partials  # programs + PREFIX_GROUPS_MAX * HK pieces, columns = those of all members of a group
 
     def starts_of(self, window: int | None) -> torch.Tensor:
-        """[rows_max + 1] int32 of the layers with that window."""
+        """[> rows_max] int32 of the layers with that window."""
         return self.starts[self.windows.index(window)]
 
 
-def decode_scratch(rows_max: int, heads: Heads, shape: KvShape, *, num_sms: int, device: torch.device) -> DecodeScratch:
+def decode_scratch(
+    rows_max: int, heads: Heads, shape: KvShape, kv_dtype: torch.dtype, *, num_sms: int, device: torch.device
+) -> DecodeScratch:
     """For steps of at most `rows_max` rows on a device with that many multiprocessors."""
     group = heads.num_heads // shape.num_kv_heads
-    programs = launch.decode_programs(num_sms, shape.head_dim)
+    programs = num_sms * launch.decode_programs_per_sm(shape.head_dim, has_scales(kv_dtype))
     windows = tuple(dict.fromkeys(layer.window for layer in heads.layers))
 
     def partials(units: int, columns: int) -> Partials:
@@ -94,12 +96,14 @@ def decode_scratch(rows_max: int, heads: Heads, shape: KvShape, *, num_sms: int,
         lse = torch.empty((pieces, columns), dtype=torch.float32, device=device)
         return Partials(lse.new_empty((pieces, columns, shape.head_dim)), lse)
 
+    # Kernels are compiled for addresses that are multiples of 16 bytes.
+    per_row = torch.empty((len(windows), (rows_max // 4 + 1) * 4), dtype=torch.int32, device=device)
     return DecodeScratch(
         rows_max,
         programs,
         windows,
-        starts=torch.empty((len(windows), rows_max + 1), dtype=torch.int32, device=device),
-        firsts=torch.empty((len(windows), rows_max), dtype=torch.int32, device=device),
+        starts=per_row,
+        firsts=torch.empty_like(per_row),
         own=partials(rows_max, group),
         shared=partials(launch.PREFIX_GROUPS_MAX, launch.prefix_members(group) * group),
     )

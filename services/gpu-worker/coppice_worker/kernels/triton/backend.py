@@ -49,7 +49,10 @@ class TritonBackend:
         return self._scratches[-1]
 
     def _make_scratch(self, rows_max: int) -> DecodeScratch:
-        return decode_scratch(rows_max, self.heads, self.pool.shape, num_sms=self._num_sms, device=self.device)
+        pool = self.pool
+        return decode_scratch(
+            rows_max, self.heads, pool.shape, pool.storage.dtype, num_sms=self._num_sms, device=self.device
+        )
 
     def plan(self, batch: StepBatch) -> TritonStep:
         num_kv_heads = self.pool.shape.num_kv_heads

@@ -29,9 +29,18 @@ _COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16
 
 
 @triton.jit
-def _load_tile(pool_ptr, at, mask, compute: tl.constexpr):
-    tile = tl.load(pool_ptr + at, mask=mask, other=0.0)
-    return tile.to(compute)
+def _load_values(pool_ptr, token, seen, compute: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr):
+    """[D, TILE]"""
+    dim = tl.arange(0, HEAD_PADDED)
+    if pool_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        # Matrix units do not transpose bytes. Read this way they go through shared memory like all else, and are
+        # turned on their way to registers; a transposed tile would stay in registers from its load on.
+        at, mask = token[None, :] * HEAD_DIM + dim[:, None], seen[None, :] & (dim[:, None] < HEAD_DIM)
+        values = tl.load(pool_ptr + at, mask=mask, other=0.0).to(compute)
+    else:
+        at, mask = token[:, None] * HEAD_DIM + dim[None, :], seen[:, None] & (dim[None, :] < HEAD_DIM)
+        values = tl.trans(tl.load(pool_ptr + at, mask=mask, other=0.0))
+    return values
 
 
 @triton.jit
@@ -92,7 +101,7 @@ def _attend_tiles(
         token = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset).to(tl.int64)
         at = token[:, None] * HEAD_DIM + dim[None, :]
         mask = seen[:, None] & (dim[None, :] < HEAD_DIM)
-        key = _load_tile(key_pool_ptr, at, mask, query.dtype)
+        key = tl.load(key_pool_ptr + at, mask=mask, other=0.0).to(query.dtype)
         score = tl.dot(key, query, input_precision="ieee") * scale_log2  # [TILE, COLUMNS], in powers of two
         if key_scales_ptr is not None:
             score *= tl.load(key_scales_ptr + token, mask=seen, other=0.0)[:, None]
@@ -111,9 +120,9 @@ def _attend_tiles(
             weight *= (scales / larger)[:, None]
             shrink *= largest / larger
             largest = larger
-        value = _load_tile(value_pool_ptr, at, mask, query.dtype)
+        value = _load_values(value_pool_ptr, token, seen, query.dtype, HEAD_DIM, HEAD_PADDED)
         out = out * shrink[None, :]
-        out = tl.dot(tl.trans(value), weight.to(value.dtype), out, input_precision="ieee")
+        out = tl.dot(value, weight.to(value.dtype), out, input_precision="ieee")
         highest = higher
     if value_scales_ptr is not None:
         out *= largest
@@ -263,7 +272,7 @@ def _attend_spans(
         NUM_KV_HEADS=num_kv_heads, GROUP=group, MEMBERS=members, COLUMNS=launch.padded(members * group),
         HEAD_DIM=head_dim, HEAD_PADDED=launch.padded(head_dim), BLOCK_SIZE=block_size, WINDOW=layer.window or 0,
         CAPPED=cap is not None, TILE=launch.DECODE_TILE, COMPUTE=_COMPUTE[_compute(query, blocks)],
-        **launch.decode_options(head_dim, members * group, blocks.key_scales is not None),
+        **launch.decode_options(head_dim, members * group),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ GATE_TILE = 1024  # elements of a program's gates
 VOCAB_TILE = 2048  # tokens
 WRITE_TILE = 512  # elements of a program's half heads
 DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
-REDUCE_PIECES = 16  # pieces per iteration
+REDUCE_PIECES = 64  # pieces per iteration
 PLAN_ROWS = 1024  # rows per iteration
 
 PREFIX_COLUMNS = 32  # query heads of a group of rows, over one KV head
@@ -26,7 +26,7 @@ Int32 = npt.NDArray[np.int32]
 
 # Said explicitly, as Triton is about to change its default.
 COMMON_OPTIONS: dict[str, int | bool] = {"enable_fp_fusion": True}
-REDUCE_OPTIONS: dict[str, int | bool] = {**COMMON_OPTIONS, "num_warps": 1}
+REDUCE_OPTIONS: dict[str, int | bool] = {**COMMON_OPTIONS, "num_warps": 4}
 
 
 def copy_tiles(width: int) -> tuple[int, int, dict[str, int | bool]]:
@@ -60,24 +60,25 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def decode_options(head_dim: int, columns: int, has_float8: bool) -> dict[str, int | bool]:
+def decode_options(head_dim: int, columns: int) -> dict[str, int | bool]:
     """With 3 stages one tile of K and V is on its way while another is computed; three of them take 104 KiB at D = 128.
 
-    With 2, nothing is on its way meanwhile but what other programs asked for. That must do for float8, whose V does not
-    go through shared memory: a stage more takes hundreds of instructions to keep it in registers.
+    With 2, nothing is on its way meanwhile but what other programs asked for.
+
+    K and V come by copies of 16 bytes (8 of float8) a thread. A tensor copy of a whole tile would take a quarter of the
+    loop's 412 instructions away, but only for blocks of 64 tokens or more; and a multiprocessor has 1,800 cycles for
+    the loop until memory has delivered the next tile, so instructions are not what it waits for.
     """
-    is_large = padded(head_dim) * padded(columns) > 128 * 64
-    return {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 2 if has_float8 or is_large else 3}
+    is_large = padded(head_dim) * padded(columns) > 256 * 32
+    return {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 2 if is_large else 3}
 
 
-def decode_programs_per_sm(head_dim: int) -> int:
+def decode_programs_per_sm(head_dim: int, has_float8: bool) -> int:
     """As many as have room beside each other."""
-    return 4 if head_dim <= 64 else 2 if head_dim <= 128 else 1
-
-
-def decode_programs(num_sms: int, head_dim: int) -> int:
-    """How many are launched, whatever the step."""
-    return num_sms * decode_programs_per_sm(head_dim)
+    if head_dim <= 64:
+        return 4
+    fewest = 2 if head_dim <= 128 else 1
+    return fewest + 1 if has_float8 else fewest
 
 
 def prefix_members(group: int) -> int:

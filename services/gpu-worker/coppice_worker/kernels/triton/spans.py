@@ -163,7 +163,8 @@ def plan(arrays: StepArrays, scratch: DecodeScratch, num_kv_heads: int) -> None:
 
 def shared_prefixes(arrays: StepArrays, window: int | None) -> Prefixes | None:
     """A window may end within a prefix, and not for all rows in the same place: such layers read it row by row."""
-    return arrays.prefixes if window is None else None
+    prefixes = arrays.prefixes
+    return None if window is not None or prefixes is None or prefixes.members.numel() == 0 else prefixes
 
 
 def join(
