@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.choices import uniform_noise
+from coppice_worker.kernels import torch_sampling
 from coppice_worker.kernels.native.arithmetic import NativeArithmetic
 from coppice_worker.kernels.native.library import load
-from coppice_worker.kernels.native.sampling import NativeSampler
-from coppice_worker.kernels.torch_sampling import choose
 
 pytestmark = [
     pytest.mark.usefixtures("two_threads"),
@@ -47,43 +45,38 @@ def random_logits(rng: np.random.Generator, seed: int) -> torch.Tensor:
     return logits.bfloat16() if seed % 5 == 0 else logits
 
 
-def draw(logits: torch.Tensor, rows: SampleRows, drawn: np.ndarray) -> torch.Tensor:
-    noise = uniform_noise(rows.seed[drawn], rows.position[drawn])
-    return NativeSampler().draw(logits, rows, drawn, noise)
+def choose(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+    return NativeArithmetic(load(torch.float32, 16)).choose(logits, rows)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_same_tokens(seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits, rows = random_logits(rng, seed), mixed_rows(rng)
-    wanted = choose(logits.clone(), rows)
-    assert torch.equal(draw(logits, rows, np.arange(ROWS)), wanted)
-    some = np.array([5, 0, 3])
-    assert torch.equal(draw(logits, rows, some), wanted[some])
+    assert torch.equal(choose(logits, rows), torch_sampling.choose(logits.clone(), rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_greedy_rows_beside_drawn_ones(dtype: torch.dtype) -> None:
-    rng = np.random.default_rng(2)
-    logits, rows = torch.from_numpy(rng.normal(0, 3, (ROWS, 900))).to(dtype), mixed_rows(rng)
-    arithmetic = NativeArithmetic(load(dtype, 64))
-    for greedy in ([1, 4], [], list(range(ROWS))):
-        rows.temperature[:] = 0.8
-        rows.temperature[greedy] = 0.0
-        assert torch.equal(arithmetic.choose(logits, rows), choose(logits, rows))
+@pytest.mark.parametrize("greedy", [[0, 3], [], list(range(ROWS))])
+def test_greedy_rows_beside_drawn_ones(dtype: torch.dtype, greedy: list[int]) -> None:
+    rng = np.random.default_rng(3)
+    logits, rows = torch.from_numpy(rng.normal(0, 1, (ROWS, 600))).to(dtype), mixed_rows(rng)
+    rows.temperature[greedy] = 0.0
+    found = choose(logits, rows)
+    assert torch.equal(found, torch_sampling.choose(logits.clone(), rows))
+    assert torch.equal(found[greedy], torch_sampling.first_argmax(logits)[greedy])
 
 
 def test_threads_do_not_matter() -> None:
     rng = np.random.default_rng(0)
     logits, rows = torch.from_numpy(rng.normal(0, 3, (ROWS, 5000)).astype(np.float32)), mixed_rows(rng)
-    together = draw(logits, rows, np.arange(ROWS))
+    together = choose(logits, rows)
     torch.set_num_threads(1)
-    assert torch.equal(draw(logits, rows, np.arange(ROWS)), together)
+    assert torch.equal(choose(logits, rows), together)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_gives_some_token(value: float) -> None:
     """Whatever a broken model says, no memory is touched that is not the row's."""
-    rng = np.random.default_rng(1)
-    tokens = draw(torch.full((ROWS, 700), value), mixed_rows(rng), np.arange(ROWS))
+    tokens = choose(torch.full((ROWS, 700), value), mixed_rows(np.random.default_rng(1)))
     assert bool(((tokens >= 0) & (tokens < 700)).all())

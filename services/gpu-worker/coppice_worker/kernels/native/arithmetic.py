@@ -6,21 +6,18 @@ import numpy as np
 import torch
 
 from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.choices import uniform_noise
+from coppice_worker.core.choices import pack_choices
 from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.torch_sampling import first_argmax
+from coppice_worker.kernels.torch_sampling import choose, first_argmax
 
 from .library import ACTIVATIONS, Library
-from .sampling import NativeSampler
 
 
 class NativeArithmetic:
     """`Arithmetic` by the compiled kernels."""
 
     def __init__(self, library: Library) -> None:
-        """Raises BuildError."""
         self._library = library
-        self._sampler = NativeSampler()
 
     def add_norm(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -46,15 +43,16 @@ class NativeArithmetic:
         return out
 
     def choose(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        drawn = np.flatnonzero(rows.temperature > 0)
-        if not drawn.size:
-            return self.argmax(logits)
-        noise = uniform_noise(rows.seed[drawn], rows.position[drawn])
-        found = self._sampler.draw(logits.contiguous(), rows, drawn, noise)
-        if drawn.size == len(rows.temperature):
-            return found
-        tokens = self.argmax(logits)
-        tokens[torch.from_numpy(drawn)] = found
+        if not logits.is_contiguous() or logits.dtype not in (torch.float32, torch.bfloat16):
+            return choose(logits, rows)
+        is_drawn = rows.temperature > 0
+        tokens = torch.empty(len(logits), dtype=torch.int64) if is_drawn.all() else self.argmax(logits)
+        if is_drawn.any():
+            choices = np.ascontiguousarray(pack_choices(rows))
+            self._library.draw_tokens(
+                logits.data_ptr(), choices.ctypes.data, tokens.data_ptr(), *logits.shape,
+                logits.dtype == torch.bfloat16, torch.get_num_threads(),
+            )  # fmt: skip
         return tokens
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:

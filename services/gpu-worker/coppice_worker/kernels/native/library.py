@@ -53,6 +53,7 @@ class Library:
     add_norm: Callable[..., None]
     gate: Callable[..., None]
     argmax: Callable[..., None]
+    draw_tokens: Callable[..., None]  # of sampling.cpp
     dtype: torch.dtype
 
 
@@ -76,6 +77,7 @@ def load(dtype: torch.dtype, head_dim: int) -> Library:
         add_norm=function(library, "add_norm", *[pointers] * 4, *[sizes] * 2, c_float, c_int),
         gate=function(library, "gate", *[pointers] * 2, *[sizes] * 3, c_int),
         argmax=function(library, "argmax", *[pointers] * 2, *[sizes] * 2, c_int),
+        draw_tokens=function(open_library(build("sampling.cpp")), "draw_tokens", *[pointers] * 3, *[sizes] * 3, c_int),
         dtype=dtype,
     )
 

@@ -1,4 +1,4 @@
-// Draws tokens on a CPU, by the rule of model/sampler.py: cuts by value, then the running sum in token order. Nothing is
+// Draws tokens on a CPU, by the rules of torch_sampling.py: cuts by value, then the running sum in token order. Nothing is
 // sorted but the few logits around a cut. A nucleus that is wide, because the logits are flat, is found by a histogram:
 //
 //     mass of a bin               |      .:|#|:.        |      bins of equal width below the largest logit; the last
@@ -167,34 +167,28 @@ int64_t draw(Row& row, int64_t vocab, float cutoff, double noise) {
 
 }  // namespace
 
-struct Draws {
-    const void* logits;        // [R, vocab] float32, or bfloat16 if `narrow`
-    const int64_t* rows;       // [N] of R
-    const float* temperature;  // [N] > 0
-    const int32_t* top_k;      // [N] 0 = off
-    const float* top_p;        // [N] 1 = off
-    const float* min_p;        // [N] 0 = off
-    const double* noise;       // [N] in (0, 1)
-    int64_t* tokens;           // [N], the result
-    int64_t num_rows, vocab, narrow;
-};
-
-extern "C" void draw_tokens(const Draws* call, int threads) {
-    const Draws& d = *call;
-#pragma omp parallel num_threads(threads) if (d.num_rows > 1)
+// Rows that are drawn get their token; those of temperature 0 keep what stands there.
+//
+//     logits   [rows, vocab] float32, or bfloat16 if `narrow`
+//     choices  [rows, 5] temperature, logarithm of min_p, top_k, top_p, noise: core/choices.py
+//     tokens   [rows]
+extern "C" void draw_tokens(const void* logits, const double* choices, int64_t* tokens, int64_t rows, int64_t vocab,
+                            int64_t narrow, int threads) {
+#pragma omp parallel num_threads(threads) if (rows > 1)
     {
         Row row;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < d.num_rows; ++i) {
-            int64_t first = d.rows[i] * d.vocab;
-            if (d.narrow)
-                scale((const uint16_t*)d.logits + first, d.vocab, d.temperature[i], row);
+        for (int64_t i = 0; i < rows; ++i) {
+            const double* choice = choices + i * 5;
+            if (!(choice[0] > 0)) continue;
+            if (narrow)
+                scale((const uint16_t*)logits + i * vocab, vocab, (float)choice[0], row);
             else
-                scale((const float*)d.logits + first, d.vocab, d.temperature[i], row);
-            float cutoff = d.min_p[i] > 0 ? std::log(d.min_p[i]) : -INFINITY;
-            if (d.top_k[i] > 0 && d.top_k[i] < d.vocab) cutoff = std::max(cutoff, kth_largest(row, d.top_k[i]));
-            if (d.top_p[i] < 1) cutoff = nucleus(row, cutoff, d.top_p[i]);
-            d.tokens[i] = draw(row, d.vocab, cutoff, d.noise[i]);
+                scale((const float*)logits + i * vocab, vocab, (float)choice[0], row);
+            float cutoff = (float)choice[1];
+            if (choice[2] > 0 && choice[2] < vocab) cutoff = std::max(cutoff, kth_largest(row, (int64_t)choice[2]));
+            if (choice[3] < 1) cutoff = nucleus(row, cutoff, choice[3]);
+            tokens[i] = draw(row, vocab, cutoff, choice[4]);
         }
     }
 }
