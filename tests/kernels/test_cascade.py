@@ -8,8 +8,8 @@ import pytest
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.cascade import Int32, PrefixGroups, find_groups, no_groups
 
-HK, GROUP = 2, 4  # 16 rows fit a tile
-MEMBERS = 16
+HK, GROUP = 2, 4
+MEMBERS = launch.prefix_members(GROUP)
 
 
 def find(tables: Int32, lens: list[int], block_size: int = 16) -> PrefixGroups | None:
@@ -64,16 +64,17 @@ def test_of_several_depths_the_one_that_saves_most() -> None:
     groups = find(*tables_of(pairs))
     assert groups is not None
     assert as_sets(groups) == {frozenset({0, 1}): 8192, frozenset({2, 3}): 8192}
-    crowd = [[1, 2, 3, 4, 5, 6, 7, i // 2, 8] for i in range(10)]
+    crowd = [[1, 2, 3, 4, 5, 6, 7, i // 2, 8] for i in range(8)]
     groups = find(*tables_of(crowd))
     assert groups is not None
-    assert as_sets(groups) == {frozenset(range(10)): 3584}
+    assert as_sets(groups) == {frozenset(range(8)): 3584}
 
 
 def test_a_large_group_is_cut_into_even_parts() -> None:
-    groups = find(*tables_of([[1] * 4] * 17))
+    groups = find(*tables_of([[1] * 4] * (MEMBERS * 2 + 1)))
+    assert MEMBERS == 8
     assert groups is not None
-    assert sorted(map(len, as_sets(groups))) == [8, 9]
+    assert sorted(map(len, as_sets(groups))) == [5, 6, 6]
 
 
 def test_the_newest_token_is_not_shared() -> None:

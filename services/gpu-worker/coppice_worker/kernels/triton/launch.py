@@ -14,7 +14,7 @@ GATE_TILE = 1024  # elements of a program's gates
 VOCAB_TILE = 2048  # tokens
 WRITE_TILE = 512  # elements of a program's half heads
 DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
-REDUCE_PIECES = 64  # pieces per iteration
+REDUCE_PIECES = 32  # pieces per iteration
 PLAN_ROWS = 1024  # rows per iteration
 
 PREFIX_COLUMNS = 32  # query heads of a group of rows, over one KV head
