@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch import Int32, SampleRows, StepBatch
-from coppice_worker.kernels.backend import Angles, AttentionStep, Heads
+from coppice_worker.kernels.backend import Angles, AttentionStep, DecodeBackend, Heads
 from coppice_worker.kernels.choice import choose_backend, choose_packer
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.model.config import CONFIG_FILE, ModelConfig, read_config
 from coppice_worker.model.decoder import Decoder
+from coppice_worker.model.device_state import DeviceState
 from coppice_worker.model.executor import kv_shape
+from coppice_worker.model.graphs import CudaGraphs, DecodeGraphs, Graphs
 from coppice_worker.model.linear import Projections
 from coppice_worker.model.sampler import sample_and_report
 from coppice_worker.model.weights import DecoderWeights, assemble, attention_layers, tensor_layouts
@@ -105,6 +108,40 @@ class StepModel:
         tokens, _ = sample_and_report(self.logits(sequences), sequences.batch.sample, self._arithmetic)
         return tokens.cpu().numpy().astype(np.int32)
 
+    def launched(self, sequences: Sequences) -> Callable[[], Int32]:
+        """`step` as a worker launches it: decodes on a GPU are graphs."""
+        if self.device.type != "cuda" or len(sequences.batch.token_ids) > len(sequences.batch.context_lens):
+            return partial(self.step, sequences)
+        return self.recorded(sequences, CudaGraphs(self.device))
+
+    @torch.inference_mode()
+    def recorded(self, sequences: Sequences, graphs: Graphs) -> Callable[[], Int32]:
+        """`step` of decodes as a graph."""
+        backend, batch = sequences.backend, sequences.batch
+        if isinstance(backend, DecodeBackend) and not isinstance(sequences, Contiguous):
+            rows, width = batch.block_tables.shape
+            state = DeviceState(rows, width, backend.common_size(rows), self.device)
+            steps = DecodeGraphs(graphs, state, self._decoder, backend, self.dtype)
+            steps.capture(rows)
+            # As in a batch that goes on: no table is sent again.
+            goes_on = replace(batch, changed_tables=np.zeros(0, np.int32))
+            return torch.inference_mode()(lambda: steps.launch(goes_on).wait().tokens)
+        tokens, positions = (torch.from_numpy(array).to(self.device) for array in (batch.token_ids, batch.positions))
+        step, chosen = sequences.plan(), torch.zeros(len(tokens), dtype=torch.int64, device=self.device)
+
+        def work() -> None:
+            logits = self._decoder.logits(self._decoder.forward(tokens, positions, step))
+            chosen.copy_(self._arithmetic.choose(logits, batch.sample))
+
+        replay = graphs.capture(work)
+
+        @torch.inference_mode()
+        def launch() -> Int32:
+            replay()
+            return chosen.cpu().numpy().astype(np.int32)
+
+        return launch
+
 
 class Sequences:
     """Sequences whose blocks lie in no order, with content that means nothing."""
@@ -113,14 +150,14 @@ class Sequences:
         blocks = -(-shape.context // block_size)
         self.pool = model.pool(shape.batch * blocks, block_size)
         self.pool.storage.normal_(generator=torch.Generator(model.device).manual_seed(_SEED))
-        self._backend = choose_backend("auto", self.pool, model.heads)
+        self.backend = choose_backend("auto", self.pool, model.heads)
         self.batch = _batch(shape, self._tables(shape.batch, blocks), block_size)
 
     def _tables(self, batch: int, blocks: int) -> Int32:
         return np.random.default_rng(_SEED).permutation(batch * blocks).reshape(batch, blocks).astype(np.int32)
 
     def plan(self) -> AttentionStep:
-        return self._backend.plan(self.batch)
+        return self.backend.plan(self.batch)
 
 
 class Contiguous(Sequences):

@@ -13,6 +13,7 @@ from coppice.errors import EXIT_OK
 from coppice_bench.step_floor import DeviceRates, num_projected, step_bytes, step_flops
 from coppice_bench.step_model import Contiguous, Sequences, StepModel, StepShape, config_of
 from coppice_worker.model.linear import Projections
+from tests.fakes.recorded import DecodingBackend, Recorded
 
 CONFIG = config_of(
     hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -68,3 +69,20 @@ def test_the_report() -> None:
         assert row["tokens_per_s"] == pytest.approx(1000 * tokens / row["step_ms"], rel=0.02)
         assert row["rounds"] >= 5
     assert {"model", "device", "machine", "versions", "load_average"} <= report.keys()
+
+
+@pytest.mark.parametrize("kind", ["blocks", "contiguous", "rows on the device"])
+def test_a_recorded_step_chooses_what_a_launched_one_does(kind: str) -> None:
+    model = StepModel(CONFIG, CPU, torch.float32)
+    shape = StepShape(3, 1, 48)
+    sequences = Sequences(model, shape, 16)
+    wanted = model.step(sequences).tolist()
+    if kind == "contiguous":
+        sequences = Contiguous(model, shape, sequences)
+    elif kind == "rows on the device":
+        sequences.backend = DecodingBackend(sequences.pool, model.heads)
+    recorded = Recorded()
+    step = model.recorded(sequences, recorded)
+    assert [step().tolist() for _ in range(2)] == [wanted] * 2
+    assert recorded.num_replays == (4 if kind == "rows on the device" else 2)
+    assert model.launched(sequences)().tolist() == wanted
