@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from coppice_worker.kernels import reference
-from coppice_worker.kernels.backend import LayerAttention
+from coppice_worker.kernels.backend import DecodeRows, LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
 from coppice_worker.kernels.triton.arrays import DecodeScratch, Prefixes, StepArrays, decode_scratch, step_arrays
+from coppice_worker.kernels.triton.backend import TritonBackend
 from coppice_worker.kernels.triton.cascade import no_groups
 from coppice_worker.kernels.triton.decode import decode
 from coppice_worker.kernels.triton.spans import plan
@@ -201,3 +202,15 @@ def test_prefixes_of_a_replay_may_be_none(monkeypatch: pytest.MonkeyPatch) -> No
     prefixes = Prefixes(*map(torch.from_numpy, (groups.members, groups.starts, groups.places)))
     arrays = replace(arrays_of(case), prefixes=prefixes)
     assert_close(run(case, arrays, scratch_for(case)), wanted(case))
+
+
+def test_no_room_for_two_rows_in_a_tile() -> None:
+    """A graph for rows with something in common is made for any model, also where nothing can be."""
+    case = filled(make_case([1], [70], block_size=16, num_kv_heads=1, group=32, head_dim=16))
+    backend = TritonBackend(case.pool, case.heads)
+    arrays = arrays_of(case)
+    common = torch.full((backend.common_size(1),), -1, dtype=torch.int32)
+    step = backend.plan_decodes(
+        DecodeRows(arrays.slots, arrays.context_lens, arrays.tables, arrays.query_starts, common)
+    )
+    assert_close(step.attend(0, case.query).view(case.query.shape), wanted(case))

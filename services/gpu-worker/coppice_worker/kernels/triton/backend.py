@@ -98,7 +98,7 @@ class TritonBackend:
 
     def _prefixes(self, packed: torch.Tensor, num_rows: int) -> Prefixes:
         members, starts, places = (packed[place] for place in self._places(num_rows))
-        return Prefixes(members.view(launch.PREFIX_GROUPS_MAX, -1), starts, places)
+        return Prefixes(members.view(launch.PREFIX_GROUPS_MAX, self._members_max), starts, places)
 
     def _places(self, num_rows: int) -> tuple[slice, slice, slice]:
         """Of members, starts and places in what rows have in common."""
