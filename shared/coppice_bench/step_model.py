@@ -28,9 +28,9 @@ from coppice_worker.kernels.pool import KvPool
 from coppice_worker.model.config import CONFIG_FILE, ModelConfig, read_config
 from coppice_worker.model.decoder import Decoder
 from coppice_worker.model.device_state import DeviceState
-from coppice_worker.model.executor import kv_shape
 from coppice_worker.model.graphs import CudaGraphs, DecodeGraphs, Graphs
 from coppice_worker.model.linear import Projections
+from coppice_worker.model.pool_size import kv_shape
 from coppice_worker.model.sampler import sample_and_report
 from coppice_worker.model.weights import DecoderWeights, assemble, attention_layers, tensor_layouts
 

@@ -11,9 +11,10 @@ import torch
 from coppice.errors import UsageError
 from coppice_worker.core.batch import StepLimits
 from coppice_worker.model.dtypes import DtypeName
-from coppice_worker.model.executor import TorchExecutor, suggest_num_blocks
+from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import CudaGraphs
 from coppice_worker.model.memory import CudaMemory, FillDevice
+from coppice_worker.model.pool_size import suggest_num_blocks
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]

@@ -15,7 +15,8 @@ from coppice_worker.kernels.choice import KernelsUnavailable, choose_backend
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
 from coppice_worker.kernels.torch_arithmetic import to_float8
 from coppice_worker.kernels.torch_backend import TorchBackend
-from coppice_worker.model.executor import TorchExecutor, suggest_num_blocks
+from coppice_worker.model.executor import TorchExecutor
+from coppice_worker.model.pool_size import suggest_num_blocks
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.step_driver import DrivenSequence, build_batch
 from tests.kernels.cases import Case, attend, make_case, reference_of

@@ -17,9 +17,10 @@ from coppice.errors import CoppiceError, UnavailableError
 from coppice_worker.model import loader
 from coppice_worker.model.config import read_config
 from coppice_worker.model.errors import CheckpointError
-from coppice_worker.model.executor import TorchExecutor, suggest_num_blocks
+from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.linear import Linear, Projections
 from coppice_worker.model.loader import Checkpoint, LoadProgress, checkpoint_digest
+from coppice_worker.model.pool_size import suggest_num_blocks
 from coppice_worker.model.resolve import resolve_checkpoint
 from coppice_worker.model.shard import WHOLE, Shard
 from coppice_worker.model.weights import DecoderWeights, tensor_layouts

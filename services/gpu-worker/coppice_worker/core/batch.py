@@ -84,6 +84,19 @@ class StepBatch:
     changed_tables: Int32 | None = None  # rows whose tables are not those of the previous batch; None: perhaps all
     follows: bool = False  # the tokens are those that the previous batch's rows, the same, sampled; `token_ids` is void
 
+    def check(self) -> None:
+        """Shapes agree; whoever built the batch got something wrong if not."""
+        num_tokens, num_rows = self.token_ids.shape[0], self.context_lens.shape[0]
+        assert num_tokens > 0, "a step without tokens has nothing to compute"
+        assert self.positions.shape == self.slots.shape == (num_tokens,)
+        assert self.query_starts.shape == (num_rows + 1,)
+        assert self.query_starts[0] == 0
+        assert self.query_starts[-1] == num_tokens
+        new_tokens = np.diff(self.query_starts)
+        assert (new_tokens > 0).all(), "every row of a step has new tokens"
+        assert (self.context_lens >= new_tokens).all()
+        assert self.block_tables.shape[0] == num_rows
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:

@@ -24,9 +24,10 @@ from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.model.config import read_config
 from coppice_worker.model.dtypes import DtypeName
 from coppice_worker.model.errors import PoolTooSmall
-from coppice_worker.model.executor import TorchExecutor, shard_of, suggest_num_blocks
+from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import CudaGraphs, Graphs
 from coppice_worker.model.memory import MORE_DEVICES, CudaMemory, FillDevice
+from coppice_worker.model.pool_size import shard_of, suggest_num_blocks
 from coppice_worker.model.ranks import RankGroup
 from coppice_worker.model.resolve import resolve_checkpoint
 from coppice_worker.model.shard import Shard

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,38 +17,25 @@ from coppice_worker.core.batch import Int32, Int64, Pending, PoolSpec, StepBatch
 from coppice_worker.kernels.backend import DecodeBackend
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_packer
 from coppice_worker.kernels.host_pool import HostPool
-from coppice_worker.kernels.pool import KvPool, KvShape
+from coppice_worker.kernels.pool import KvPool
 
-from .config import ModelConfig, read_config
+from .config import read_config
 from .decoder import Decoder
 from .device_state import DeviceState
 from .dtypes import NAMES, DtypeName, KvDtypeName, kv_dtype_of, torch_dtype_of
 from .graphs import DecodeGraphs, Graphs, graph_sizes, is_plain
+from .info import ModelInfo, describe
 from .linear import Projections
 from .loader import Checkpoint, ProgressCallback, checkpoint_digest
 from .memory import DeviceMemory, FillDevice, blocks_that_fit, graphs_bytes, measure
 from .outputs import Outputs
+from .pool_size import kv_shape, shard_of
 from .ranks import RankGroup
-from .rope_config import RopeConfig
-from .shard import WHOLE, Shard
 from .warm_up import largest_step, warm_up_steps
 
 DEFAULT_LIMITS = StepLimits()
 _GRAPHS_PER_LINE = 6  # of the log
 _log = logging.getLogger("coppice.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What others need to know of the model: to validate requests and to build namespaces."""
-
-    family: str
-    checkpoint_digest: str
-    kv_dtype: str
-    rope: RopeConfig
-    vocab_size: int
-    max_context: int  # tokens
-    eos_token_ids: tuple[int, ...]
 
 
 class TorchExecutor:
@@ -101,7 +87,7 @@ class TorchExecutor:
         weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
         self._outputs = Outputs(self._decoder, self._backend.arithmetic, self._device)
-        self._info = _describe(self._config, checkpoint_digest(checkpoint_dir), NAMES[self._kv_dtype])
+        self._info = describe(self._config, checkpoint_digest(checkpoint_dir), NAMES[self._kv_dtype])
         if fill:
             self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size)
 
@@ -209,7 +195,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepOutput:
-        _assert_consistent(batch)
+        batch.check()
         graphs = self._graphs
         if graphs is None or not graphs.takes(batch):
             if graphs is not None:
@@ -231,7 +217,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Runs the step like `execute`, without graphs, but returns the sampled rows' logits [R, vocab]."""
-        _assert_consistent(batch)
+        batch.check()
         return self._outputs.logits(batch, self.forward(batch))
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
@@ -241,57 +227,3 @@ class TorchExecutor:
 
     def _to_device(self, array: Int64) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
-
-
-def kv_shape(config: ModelConfig) -> KvShape:
-    return KvShape(config.num_layers, config.num_kv_heads, config.head_dim)
-
-
-def shard_of(group: RankGroup | None) -> Shard:
-    return WHOLE if group is None else Shard(group.rank, group.size)
-
-
-def suggest_num_blocks(
-    checkpoint_dir: Path,
-    *,
-    memory_bytes: int,
-    dtype: DtypeName,
-    kv_dtype: KvDtypeName = "auto",
-    block_size: int,
-    shard: Shard = WHOLE,
-) -> int:
-    """How many blocks of `shard` fit into `memory_bytes` of memory set aside for its KV (weights not counted).
-
-    Raises ValueError if not even one block fits.
-    """
-    share = shard.share_of(read_config(checkpoint_dir))
-    per_block = kv_shape(share).bytes_per_block(block_size, kv_dtype_of(kv_dtype, dtype))
-    if memory_bytes < per_block:
-        raise ValueError(f"{memory_bytes} bytes do not hold one block of {per_block} bytes; give the pool more memory")
-    return memory_bytes // per_block
-
-
-def _describe(config: ModelConfig, digest: str, kv_dtype: str) -> ModelInfo:
-    return ModelInfo(
-        family=config.family,
-        checkpoint_digest=digest,
-        kv_dtype=kv_dtype,
-        rope=config.rope,
-        vocab_size=config.vocab_size,
-        max_context=config.max_context,
-        eos_token_ids=config.eos_token_ids,
-    )
-
-
-def _assert_consistent(batch: StepBatch) -> None:
-    """Shapes agree; whoever built the batch got something wrong if not."""
-    num_tokens, num_rows = batch.token_ids.shape[0], batch.context_lens.shape[0]
-    assert num_tokens > 0, "a step without tokens has nothing to compute"
-    assert batch.positions.shape == batch.slots.shape == (num_tokens,)
-    assert batch.query_starts.shape == (num_rows + 1,)
-    assert batch.query_starts[0] == 0
-    assert batch.query_starts[-1] == num_tokens
-    new_tokens = np.diff(batch.query_starts)
-    assert (new_tokens > 0).all(), "every row of a step has new tokens"
-    assert (batch.context_lens >= new_tokens).all()
-    assert batch.block_tables.shape[0] == num_rows
