@@ -129,11 +129,11 @@ def _attend(
 @triton.jit
 def _attend_ahead(
     query, highest, total, out, first_position, last_position, table, kv_head,
-    key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+    key_pool_ptr, value_pool_ptr, bend, log2_scale,
     CAPPED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The same for whole tiles that all rows see; scores are one tile ahead of the softmax."""
+    """The same for whole tiles that all rows see, without scales; scores are one tile ahead of the softmax."""
     inside = tl.full([TILE], True, tl.int1)
     if first_position < last_position:
         kv_row = _kv_rows(table, first_position, last_position, kv_head, False, NUM_KV_HEADS, BLOCK_SIZE, TILE)
@@ -142,15 +142,15 @@ def _attend_ahead(
             score = ahead
             next_row = _kv_rows(table, first, last_position, kv_head, False, NUM_KV_HEADS, BLOCK_SIZE, TILE)
             ahead = _products(query, _read(key_pool_ptr, next_row, inside, False, HEAD_DIM, HEAD_PADDED))
-            score = _bent(score, key_scales_ptr, kv_row, inside, bend, CAPPED)
+            score = _bent(score, None, kv_row, inside, bend, CAPPED)
             highest, total, out = _add_values(
-                score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+                score, highest, total, out, value_pool_ptr, None, kv_row, inside, log2_scale,
                 False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
             )  # fmt: skip
             kv_row = next_row
-        score = _bent(ahead, key_scales_ptr, kv_row, inside, bend, CAPPED)
+        score = _bent(ahead, None, kv_row, inside, bend, CAPPED)
         highest, total, out = _add_values(
-            score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+            score, highest, total, out, value_pool_ptr, None, kv_row, inside, log2_scale,
             False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
         )  # fmt: skip
     return highest, total, out
@@ -184,8 +184,8 @@ def _attend_to_all(
     if SCORES_AHEAD:
         highest, total, out = _attend_ahead(
             query, highest, total, out, whole, whole_end, table, kv_head,
-            key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
-            CAPPED, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+            key_pool_ptr, value_pool_ptr, bend, log2_scale, CAPPED,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
         )  # fmt: skip
     else:
         highest, total, out = _attend(
