@@ -14,18 +14,23 @@ import torch
 if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs the Triton compiler, not its interpreter", allow_module_level=True)
 
-from coppice_worker.kernels.triton import extend, launch
-from coppice_worker.kernels.triton.extend_launch import ExtendShape, extend_shape
+from coppice_worker.kernels.triton import extend, extend_pieces, launch
+from coppice_worker.kernels.triton.extend_launch import EXTEND_ROWS, JOIN_ROWS, ExtendShape, extend_shape
 from tests.kernels.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
 
 pytestmark = pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools")
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float8_e4m3fn: "*fp8e4nv"}
-WAYS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window and sinks": {"WINDOW": 1024, "sinks_ptr": "*fp32"},
-    "cap": {"CAPPED": True},
-    "all": {"WINDOW": 1024, "sinks_ptr": "*fp32", "CAPPED": True},
+ARRAYS = {"sinks_ptr": "*fp32", "pieces_ptr": "*i32", "results_ptr": "*fp32", "lse_ptr": "*fp32"}
+PIECES = {"pieces_ptr", "results_ptr", "lse_ptr"}
+# Which of these arrays there are, and constants.
+WAYS: dict[str, tuple[set[str], dict[str, Any]]] = {
+    "plain": (set(), {}),
+    "window and sinks": ({"sinks_ptr"}, {"WINDOW": 1024}),
+    "cap": (set(), {"CAPPED": True}),
+    "all": ({"sinks_ptr"}, {"WINDOW": 1024, "CAPPED": True}),
+    "pieces": (PIECES, {}),
+    "all in pieces": ({"sinks_ptr", *PIECES}, {"CAPPED": True}),
 }
 
 
@@ -41,17 +46,16 @@ def compile_extend(
     shape = extend_shape(launch.padded(head_dim), query, kept)
     types = dict.fromkeys(("query_ptr", "out_ptr"), POINTERS[query]) | {"bend": "fp32", "log2_scale": "fp32"}
     types |= dict.fromkeys(("key_pool_ptr", "value_pool_ptr"), POINTERS[kept])
-    constants: dict[str, Any] = {"CAPPED": False, "WINDOW": 0, "sinks_ptr": None} | WAYS[way] | {
-        "SCORES_AHEAD": shape.scores_ahead, "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim,
-        "HEAD_PADDED": launch.padded(head_dim), "BLOCK_SIZE": block_size, "ROWS": shape.rows, "TILE": shape.tile,
+    arrays, different = WAYS[way]
+    scales = dict.fromkeys(("key_scales_ptr", "value_scales_ptr"), "*fp32")
+    types |= {name: kind for name, kind in ARRAYS.items() if name in arrays}
+    types |= scales if kept.itemsize == 1 else {}
+    constants: dict[str, Any] = dict.fromkeys((ARRAYS | scales).keys() - types.keys())
+    constants |= {"CAPPED": False, "WINDOW": 0, "SCORES_AHEAD": shape.scores_ahead} | different
+    constants |= {
+        "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "HEAD_PADDED": launch.padded(head_dim),
+        "BLOCK_SIZE": block_size, "ROWS": shape.rows, "TILE": shape.tile,
     }  # fmt: skip
-    for name in ("key_scales_ptr", "value_scales_ptr"):
-        if kept.itemsize == 1:
-            types[name] = "*fp32"
-        else:
-            constants[name] = None
-    if constants["sinks_ptr"]:
-        types["sinks_ptr"] = constants.pop("sinks_ptr")
     return compile_kernel(extend.extend_kernel, constants, shape.options, folder, types), shape
 
 
@@ -94,6 +98,16 @@ def test_small_heads_run_two_programs_side_by_side(tmp_path: Path) -> None:
     compiled, _ = compile_extend(tmp_path, 64, 16)
     assert_no_spills(compiled)
     assert compiled.programs_per_sm() >= 2
+
+
+def test_join(tmp_path: Path) -> None:
+    constants = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "HEAD_PADDED": 128}
+    rows = {"TILE_ROWS": EXTEND_ROWS, "ROWS": JOIN_ROWS}
+    compiled = compile_kernel(
+        extend_pieces.join_kernel, constants | rows, launch.COMMON_OPTIONS, tmp_path, {"results_ptr": "*fp32"}
+    )
+    assert_no_spills(compiled)
+    assert compiled.programs_per_sm() >= 4
 
 
 @pytest.mark.long

@@ -45,7 +45,9 @@ def on_device(case: Case, dtype: torch.dtype, kept: torch.dtype) -> tuple[Case, 
     return replace(case, pool=there, qkv=rounded.qkv.to("cuda", dtype)), replace(rounded, pool=here)
 
 
-def assert_close(case: Case, dtype: torch.dtype, kept: torch.dtype | None = None) -> None:
+def assert_close(
+    case: Case, dtype: torch.dtype, kept: torch.dtype | None = None, *, num_sms: int = 1, in_pieces: bool = False
+) -> None:
     from coppice_worker.kernels.triton.arrays import step_arrays
     from coppice_worker.kernels.triton.extend import extend
 
@@ -57,7 +59,9 @@ def assert_close(case: Case, dtype: torch.dtype, kept: torch.dtype | None = None
         group=there.num_heads // heads,
         block_size=there.pool.block_size,
         device=torch.device("cuda"),
+        num_sms=num_sms,
     )
+    assert (arrays.extend_pieces is not None) == in_pieces
     layer = there.layer
     if layer.sinks is not None:
         layer = replace(layer, sinks=layer.sinks.cuda())
@@ -100,3 +104,13 @@ def test_a_chunk_after_a_long_context() -> None:
     """Many tiles in a row: what a copy behind the arithmetic would bring too late is seen here."""
     case = make_case([1000], [20_000], block_size=16, num_kv_heads=2, group=4, head_dim=128)
     assert_close(case, torch.bfloat16)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [(torch.bfloat16, None), (torch.float32, None), (torch.float16, torch.float8_e4m3fn)]
+)
+def test_few_chunks_in_pieces(head_dim: int, dtype: torch.dtype, kept: torch.dtype | None) -> None:
+    layer = LayerAttention(scale=0.2, sinks=torch.linspace(-2, 3, 8))
+    case = make_case([70, 3], [9000, 20], block_size=16, num_kv_heads=2, group=4, head_dim=head_dim, layer=layer)
+    assert_close(case, dtype, kept, num_sms=132, in_pieces=True)

@@ -25,11 +25,10 @@ def filled(case: Case) -> Case:
     return case
 
 
-def arrays_of(case: Case) -> StepArrays:
-    heads = case.pool.shape.num_kv_heads
-    return step_arrays(
-        case.batch, num_kv_heads=heads, group=case.num_heads // heads, block_size=case.pool.block_size, device=CPU
-    )
+def arrays_of(case: Case, num_sms: int = 1) -> StepArrays:
+    heads, block_size = case.pool.shape.num_kv_heads, case.pool.block_size
+    group = case.num_heads // heads
+    return step_arrays(case.batch, num_kv_heads=heads, group=group, block_size=block_size, device=CPU, num_sms=num_sms)
 
 
 def run(case: Case, arrays: StepArrays) -> torch.Tensor:
@@ -37,6 +36,20 @@ def run(case: Case, arrays: StepArrays) -> torch.Tensor:
     out = torch.full(case.query.shape, 7.0)
     extend(case.query, case.pool.layer(0), arrays, case.layer, out)
     return out
+
+
+def in_float8(case: Case) -> Case:
+    """With blocks of float8; the ones that it had are rounded to what these hold."""
+    plain = case.pool
+    block_size = plain.block_size
+    pool = KvPool(
+        plain.shape, num_blocks=plain.num_blocks, block_size=block_size, device=CPU, dtype=torch.float8_e4m3fn
+    )
+    assert pool.scales is not None
+    pool.scales.copy_(plain.storage.abs().amax(-1) / FLOAT8_MAX)
+    pool.storage.copy_(plain.storage / pool.scales[..., None])
+    plain.storage.copy_(pool.storage.float() * pool.scales[..., None])
+    return replace(case, pool=pool)
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
@@ -99,15 +112,11 @@ def test_shapes(group: int, num_kv_heads: int, head_dim: int, block_size: int) -
 def test_float8_blocks(head_dim: int) -> None:
     """Values of very different size, each with a scale of its own; NaN scales where no token is."""
     case = make_case([3, 40], [20, 140], block_size=16, num_kv_heads=2, group=2, head_dim=head_dim)
-    plain = filled(case).pool
-    sizes = 10.0 ** torch.randint(-4, 3, plain.storage.shape[:-1], generator=torch.Generator().manual_seed(3))
-    plain.storage[:, 1] *= sizes[:, 1, ..., None]
-    pool = KvPool(plain.shape, num_blocks=plain.num_blocks, block_size=16, device=CPU, dtype=torch.float8_e4m3fn)
-    assert pool.scales is not None
-    pool.scales.copy_(plain.storage.abs().amax(-1) / FLOAT8_MAX)
-    pool.storage.copy_(plain.storage / pool.scales[..., None])
-    plain.storage.copy_(pool.storage.float() * pool.scales[..., None])
-    assert_close(run(replace(case, pool=pool), arrays_of(case)), reference_of(case))
+    filled(case)
+    sizes = 10.0 ** torch.randint(-4, 3, case.pool.storage.shape[:-1], generator=torch.Generator().manual_seed(3))
+    case.pool.storage[:, 1] *= sizes[:, 1, ..., None]
+    kept = in_float8(case)
+    assert_close(run(kept, arrays_of(kept)), reference_of(case))
 
 
 def test_places_left_over_in_the_lists_do_nothing() -> None:
@@ -124,3 +133,34 @@ def test_places_left_over_in_the_lists_do_nothing() -> None:
     chunks = [*range(70), 71, 72, 73]
     assert_close(out[chunks], expected[chunks])
     assert (out[70] == 7).all()
+
+
+@pytest.mark.parametrize(("head_dim", "is_float8"), [(16, False), (80, False), (256, True)])
+def test_context_in_pieces(head_dim: int, is_float8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces without tokens for some rows, of which one begins among the new tokens, beside a tile that is not cut."""
+    monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_TOKENS_MIN", 64)
+    monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_COST", 1)
+    layer = LayerAttention(scale=0.3, sinks=torch.tensor([3.0, -1.0]), soft_cap=9.0)
+    new_tokens, before = [50, 3, 1, 140], [140, 20, 9, 0]
+    case = make_case(new_tokens, before, block_size=16, num_kv_heads=1, group=2, head_dim=head_dim, layer=layer)
+    filled(case)
+    kept = in_float8(case) if is_float8 else case
+    arrays = arrays_of(kept, num_sms=7)
+    assert arrays.extend_pieces is not None
+    counts = arrays.extend_pieces.joins[3].tolist()
+    assert max(counts) >= 3
+    assert -1 in arrays.extend_pieces.pieces[4]
+    out, expected = run(kept, arrays), reference_of(case)
+    chunks = [token for token in range(len(out)) if token != 53]
+    assert_close(out[chunks], expected[chunks])
+    assert (out[53] == 7).all()
+
+
+def test_layers_with_a_window_read_it_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_TOKENS_MIN", 64)
+    layer = LayerAttention(scale=0.3, window=90)
+    case = filled(make_case([5], [600], block_size=16, num_kv_heads=1, group=2, head_dim=16, layer=layer))
+    arrays = arrays_of(case, num_sms=8)
+    assert arrays.extend_pieces is not None
+    expected = reference_of(case)
+    assert_close(run(out_of_sight(case), arrays), expected)

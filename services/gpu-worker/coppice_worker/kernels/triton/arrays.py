@@ -31,7 +31,8 @@ from coppice_worker.kernels.pool import KvShape, has_scales
 
 from . import launch
 from .cascade import find_groups
-from .extend_launch import extend_tiles
+from .extend_launch import cut_tiles, extend_tiles, tile_contexts
+from .extend_pieces import ExtendPieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class StepArrays:
     tile_starts: torch.Tensor  # [tiles] int32, its first packed query row, counted from the row's first
     has_decodes: bool  # False: no row has just one new token, and nothing is launched for such rows
     prefixes: Prefixes | None  # None: nothing is launched for what rows have in common
+    extend_pieces: ExtendPieces | None = None  # in their place, for layers without a window, if there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,12 @@ def decode_scratch(
 
 
 def step_arrays(
-    batch: StepBatch, *, num_kv_heads: int, group: int, block_size: int, device: torch.device
+    batch: StepBatch, *, num_kv_heads: int, group: int, block_size: int, device: torch.device, num_sms: int = 1
 ) -> StepArrays:
-    """Of a step with new arrays; `group` query heads share a KV head."""
+    """Of a step with new arrays; `group` query heads share a KV head.
+
+    Chunks are cut such that they keep `num_sms` multiprocessors busy.
+    """
 
     def to_device(array: Int32 | Int64) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
@@ -124,6 +129,8 @@ def step_arrays(
         num_kv_heads=num_kv_heads, group=group, block_size=block_size,
     )  # fmt: skip
     tile_rows, tile_starts = extend_tiles(extends, new_tokens[extends] * group)
+    context_lens = tile_contexts(tile_rows, tile_starts, batch.context_lens, new_tokens, group)
+    cut = cut_tiles(tile_rows, tile_starts, context_lens, num_kv_heads, num_sms)
     return StepArrays(
         slots=to_device(batch.slots),
         tables=to_device(batch.block_tables),
@@ -133,4 +140,7 @@ def step_arrays(
         tile_starts=to_device(tile_starts),
         has_decodes=bool((new_tokens == 1).any()),
         prefixes=None if groups is None else Prefixes(*map(to_device, (groups.members, groups.starts, groups.places))),
+        extend_pieces=None
+        if cut is None
+        else ExtendPieces(to_device(cut.pieces), to_device(cut.joins), cut.num_results),
     )

@@ -62,6 +62,7 @@ class TritonBackend:
             group=self._group,
             block_size=self.pool.block_size,
             device=self.device,
+            num_sms=self._num_sms,
         )
         return TritonStep(self, arrays)
 

@@ -21,9 +21,10 @@ from coppice_worker.kernels.pool import LayerBlocks
 from . import launch
 from .arrays import StepArrays
 from .extend_launch import EXTEND_ROWS, extend_shape, score_factors
+from .extend_pieces import join
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
+# ruff: noqa: N803, N806  (compile-time constants are upper case, as everywhere in Triton)
 
 # float16 loses what is below 2^-24; with it, weights may be multiplied by scales of values from 2^-32 to 2^8.
 _SCALES_SHIFT = tl.constexpr(256.0)
@@ -158,22 +159,26 @@ def _attend_ahead(
 
 @triton.jit
 def _attend_to_all(
-    query, highest, total, out, first_query, end, query_position, table, kv_head,
+    query, highest, total, out, first_query, start, end, query_position, table, kv_head,
     key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
-    CAPPED: tl.constexpr, WINDOW: tl.constexpr, SCORES_AHEAD: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOW: tl.constexpr, IN_PIECES: tl.constexpr, SCORES_AHEAD: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """All that rows at positions [first_query, end) see."""
+    """What rows from position `first_query` on see of positions [start, end); `start` is the start of a tile."""
     # Masked tiles come first, and each row sees something in the first of them: the token at `whole_end`, unless its
-    # window is narrow. (With the masked loop behind the other, ptxas made all matrix instructions wait for each other.)
-    whole, whole_end = 0, first_query // TILE * TILE
+    # window is narrow or the piece small. (With the masked loop behind the other, ptxas made all matrix instructions
+    # wait for each other.)
+    whole, whole_end = start, first_query // TILE * TILE
+    if IN_PIECES:
+        whole_end = tl.maximum(tl.minimum(whole_end, end), start)
     if WINDOW > 0:
         whole = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE, end)
         whole_end = tl.maximum(whole, whole_end)
     highest, total, out = _attend(
         query, highest, total, out, whole_end, end, query_position, table, kv_head,
         key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
-        True, WINDOW > 0, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+        True, IN_PIECES or WINDOW > 0, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     if WINDOW > 0:
         highest, total, out = _attend(
@@ -196,6 +201,46 @@ def _attend_to_all(
     return highest, total, out
 
 
+@triton.jit
+def _my_piece(tile_rows_ptr, tile_starts_ptr, pieces_ptr):
+    """Sequence row and first packed query row; the context from, to, and where the result goes, as in `Cut.pieces`."""
+    tile = tl.program_id(0)
+    if pieces_ptr is None:
+        return tl.load(tile_rows_ptr + tile), tl.load(tile_starts_ptr + tile), 0, 2147483647, -1
+    else:  # noqa: RET505  the compiler would look at what is behind in either case
+        at, step = pieces_ptr + tile, tl.num_programs(0)
+        return tl.load(at), tl.load(at + step), tl.load(at + 2 * step), tl.load(at + 3 * step), tl.load(at + 4 * step)
+
+
+@triton.jit
+def _begin(sinks_ptr, head, start, IN_PIECES: tl.constexpr):
+    """The largest score so far of each row, in powers of two, and the sum of weights."""
+    ROWS: tl.constexpr = head.shape[0]
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        highest = tl.load(sinks_ptr + head) * 1.4426950408889634
+        total += 1.0
+        if IN_PIECES:  # the first one counts them, for all
+            highest = tl.where(start == 0, highest, float("-inf"))
+            total = tl.where(start == 0, total, 0.0)
+    return highest, total
+
+
+@triton.jit
+def _keep(result, first_row, highest, total, out, results_ptr, lse_ptr, HEAD_DIM: tl.constexpr):
+    """Leaves a piece's result to be joined, if it has a number. Sums of weights, 1 for rows that saw nothing of it."""
+    ROWS: tl.constexpr = out.shape[0]
+    at, column = first_row + tl.arange(0, ROWS), tl.arange(0, out.shape[1])
+    kept = result + tl.zeros([ROWS], tl.int32) >= 0
+    highest = tl.where(total > 0, highest, float("-inf"))
+    total = tl.where(total > 0, total, 1.0)
+    tl.store(lse_ptr + at, highest + tl.log2(total), mask=kept)
+    mask = kept[:, None] & (column[None, :] < HEAD_DIM)
+    tl.store(results_ptr + at[:, None] * HEAD_DIM + column[None, :], out / total[:, None], mask=mask)
+    return total
+
+
 # Values that change from step to step must not each compile a kernel of their own.
 @triton.jit(do_not_specialize=["table_stride"])
 def extend_kernel(
@@ -210,6 +255,9 @@ def extend_kernel(
     query_starts_ptr,  # [S + 1] int32
     tile_rows_ptr,  # [tiles] int32, sequence row of each query tile; -1: there is none
     tile_starts_ptr,  # [tiles] int32, its first packed query row, counted from the row's first new token
+    pieces_ptr,  # [5, tiles] int32, see `Cut.pieces`, in place of the two before it; None where nothing is cut
+    results_ptr,  # [results, HK, all rows of a tile, D] float32
+    lse_ptr,  # [results, HK, all rows of a tile] float32
     out_ptr,  # [T, H, D] contiguous
     query_stride,
     table_stride,
@@ -226,14 +274,13 @@ def extend_kernel(
     ROWS: tl.constexpr,  # packed query rows per program, of which a tile has one or several
     TILE: tl.constexpr,  # context tokens per iteration
 ):
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
-    row = tl.load(tile_rows_ptr + tile)
+    row, tile_start, start, piece_end, result = _my_piece(tile_rows_ptr, tile_starts_ptr, pieces_ptr)
     if row < 0:
         return
+    kv_head, tile_start = tl.program_id(1), tile_start + tl.program_id(2) * ROWS
     first_token = tl.load(query_starts_ptr + row)
     num_new = tl.load(query_starts_ptr + row + 1) - first_token
     num_before = tl.load(context_lens_ptr + row) - num_new
-    tile_start = tl.load(tile_starts_ptr + tile) + tl.program_id(2) * ROWS
     if tile_start >= num_new * GROUP:
         return
     packed = tile_start + tl.arange(0, ROWS)
@@ -249,22 +296,20 @@ def extend_kernel(
     if key_scales_ptr is not None and query.dtype == tl.bfloat16:
         query = query.to(tl.float16)  # to which blocks of float8 are converted in one instruction
     table = tables_ptr + row.to(tl.int64) * table_stride
-    first_query = num_before + tile_start // GROUP
-    last_query = num_before + tl.minimum((tile_start + ROWS - 1) // GROUP, num_new - 1)
-    end = last_query + 1
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    if sinks_ptr is not None:
-        highest = tl.load(sinks_ptr + head) * 1.4426950408889634
-        total = tl.full([ROWS], 1.0, tl.float32)
+    end = tl.minimum(num_before + tl.minimum((tile_start + ROWS - 1) // GROUP, num_new - 1) + 1, piece_end)
+    highest, total = _begin(sinks_ptr, head, start, pieces_ptr is not None)
     out = tl.zeros([ROWS, HEAD_PADDED], tl.float32)
     highest, total, out = _attend_to_all(
-        query, highest, total, out, first_query, end, query_position, table, kv_head,
+        query, highest, total, out, num_before + tile_start // GROUP, start, end, query_position, table, kv_head,
         key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
-        CAPPED, WINDOW, SCORES_AHEAD, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+        CAPPED, WINDOW, pieces_ptr is not None, SCORES_AHEAD, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     if value_scales_ptr is not None:
-        total = total * _SCALES_SHIFT
+        out = out * (1 / _SCALES_SHIFT)
+    if pieces_ptr is not None:
+        at = (result.to(tl.int64) * NUM_KV_HEADS + kv_head) * (tl.num_programs(2) * ROWS) + tl.program_id(2) * ROWS
+        total = _keep(result, at, highest, total, out, results_ptr, lse_ptr, HEAD_DIM)
+        mask = mask & (result + tl.zeros([ROWS], tl.int32) < 0)[:, None]
     out = out / total[:, None]
     out_at = token[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM) + head[:, None] * HEAD_DIM + column[None, :]
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=mask)
@@ -285,11 +330,21 @@ def extend(
     # The interpreter computes in float32, in the shapes that the matrix unit gets.
     shape = extend_shape(head_padded, query.dtype if query.is_cuda else torch.float16, keys.dtype)
     bend, log2_scale = score_factors(layer)
-    extend_kernel[(arrays.tile_rows.numel(), num_kv_heads, EXTEND_ROWS // shape.rows)](
+    # A window makes contexts short.
+    pieces = arrays.extend_pieces if layer.window is None else None
+    num_tiles, results, lse = arrays.tile_rows.numel(), None, None
+    if pieces is not None:
+        num_tiles = pieces.pieces.shape[1]
+        lse = torch.empty((pieces.num_results, num_kv_heads, EXTEND_ROWS), dtype=torch.float32, device=query.device)
+        results = lse.new_empty((*lse.shape, head_dim))
+    extend_kernel[(num_tiles, num_kv_heads, EXTEND_ROWS // shape.rows)](
         query, keys, blocks.values, blocks.key_scales, blocks.value_scales, layer.sinks, arrays.tables,
-        arrays.context_lens, arrays.query_starts, arrays.tile_rows, arrays.tile_starts, out,
+        arrays.context_lens, arrays.query_starts, arrays.tile_rows, arrays.tile_starts,
+        pieces and pieces.pieces, results, lse, out,
         query.stride(0), arrays.tables.stride(0), bend, log2_scale,
         CAPPED=layer.soft_cap is not None, WINDOW=layer.window or 0, SCORES_AHEAD=shape.scores_ahead,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, HEAD_PADDED=head_padded,
         BLOCK_SIZE=block_size, ROWS=shape.rows, TILE=shape.tile, **shape.options,
     )  # fmt: skip
+    if pieces is not None and results is not None and lse is not None:
+        join(results, lse, pieces, arrays.query_starts, out)

@@ -1,6 +1,7 @@
 """How rows with several new tokens are cut into programs, and with which sizes and options these are compiled.
 
     a row's packed queries    |---- tile ----|---- tile ----|-- tile --|     EXTEND_ROWS each: new tokens x query heads
+    a tile's context          |== piece ==|== piece ==|= piece =|            where tiles leave much of the device idle
 
 No tuning at run time: sizes were chosen from listings compiled for sm_90, which the offline compile test keeps true.
 """
@@ -19,8 +20,17 @@ from coppice_worker.kernels.backend import LayerAttention
 from .launch import COMMON_OPTIONS
 
 EXTEND_ROWS = 128  # packed query rows per tile: 64 for each of two warp groups
+JOIN_ROWS = 16  # packed query rows per program that joins pieces
+
+_PIECE_TOKENS_MIN = 512
+_PIECE_COUNTS = np.array([*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256], dtype=np.int64)
+_PIECE_TOKENS_STEP = 64  # a multiple of all sizes of tiles of context
+_PIECE_COST = 512  # of starting one and joining its result, in context tokens attended to meanwhile
+_PIECES_PER_SM_MAX = 4  # bounds the room for their results: 64 KiB each at D = 128
+_GAIN_MIN = 1.25  # for less it is not worth another launch
 
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +87,60 @@ def extend_tiles(rows: Int32, packed_lens: Int32) -> tuple[Int32, Int32]:
     within = np.arange(tile_rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
     tile_starts = (np.repeat(counts, counts) - 1 - within) * EXTEND_ROWS
     return tile_rows.astype(np.int32), tile_starts.astype(np.int32)
+
+
+def tile_contexts(tile_rows: Int32, tile_starts: Int32, context_lens: Int32, new_tokens: Int32, group: int) -> Int64:
+    """[tiles]: how many context tokens the last query of each tile sees, without a window."""
+    last = np.minimum((tile_starts + EXTEND_ROWS - 1) // group, new_tokens[tile_rows] - 1)
+    return (context_lens[tile_rows] - new_tokens[tile_rows] + last + 1).astype(np.int64)
+
+
+def piece_tokens(context_lens: Int64, num_kv_heads: int, num_sms: int) -> int:
+    """Context tokens per piece for tiles that see that many, [tiles]; not less than the longest: nothing is cut.
+
+    A few chunks after long contexts are few programs with much to do each. One length for all pieces keeps them equal.
+    Chosen is the one with which the last program ends first: either all multiprocessors are busy to the end, or pieces
+    of full length run in so many rounds.
+    """
+    longest = int(context_lens.max(initial=0))
+    if num_kv_heads * context_lens.size >= num_sms * 2 * _PIECES_PER_SM_MAX or longest < 2 * _PIECE_TOKENS_MIN:
+        return longest
+    step = _PIECE_TOKENS_STEP
+    lens = np.maximum(-(-longest // _PIECE_COUNTS), _PIECE_TOKENS_MIN)
+    lens = np.unique(-(-lens // step) * step)
+    counts = -(-context_lens[:, None] // lens)
+    fits = num_kv_heads * np.where(counts > 1, counts, 0).sum(axis=0) <= num_sms * _PIECES_PER_SM_MAX
+    busy = num_kv_heads * (context_lens.sum() + _PIECE_COST * counts.sum(axis=0)) / num_sms
+    full = num_kv_heads * np.maximum((context_lens[:, None] // lens).sum(axis=0), 1)
+    rounds = -(-full // num_sms) * (np.minimum(lens, longest) + _PIECE_COST)
+    time = np.where(fits, np.maximum(busy, rounds), np.inf)
+    best = int(np.argmin(time))
+    return int(lens[best]) if time[best] * _GAIN_MIN < time[-1] else longest
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Tiles whose context is cut into pieces, and those which are not and count as one piece."""
+
+    pieces: Int32  # [5, P]: sequence row, first packed query row, context from, to; result, or -1: it is the output
+    joins: Int32  # [4, J]: sequence row, first packed query row; first result, number of results
+    num_results: int
+
+
+def cut_tiles(tile_rows: Int32, tile_starts: Int32, context_lens: Int64, num_kv_heads: int, num_sms: int) -> Cut | None:
+    """For tiles that see that many context tokens, [tiles]; None if nothing is cut."""
+    length = piece_tokens(context_lens, num_kv_heads, num_sms)
+    counts = -(-context_lens // max(length, 1))
+    if counts.max(initial=0) <= 1:
+        return None
+    tile = np.repeat(np.arange(counts.size), counts)
+    first_piece = np.cumsum(counts) - counts
+    start = (np.arange(tile.size) - first_piece[tile]) * length
+    end = np.minimum(start + length, context_lens[tile])
+    cut = counts > 1
+    first_result = np.cumsum(np.where(cut, counts, 0)) - np.where(cut, counts, 0)
+    result = np.where(cut[tile], first_result[tile] + start // length, -1)
+    pieces = np.stack([tile_rows[tile], tile_starts[tile], start, end, result]).astype(np.int32)
+    longest_first = np.argsort(start - end, kind="stable")
+    joins = np.stack([tile_rows[cut], tile_starts[cut], first_result[cut], counts[cut]]).astype(np.int32)
+    return Cut(pieces[:, longest_first], joins, int(counts[cut].sum()))
