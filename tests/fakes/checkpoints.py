@@ -87,6 +87,8 @@ def write_tiny_checkpoint(
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
         _randomise_vectors(model)
     model.save_pretrained(path, max_shard_size="100KB" if sharded else "5GB")
+    if "layer_types" not in config_changes:
+        edit_config(path, layer_types=None)  # most files leave it out, and mean the family's own rule
     write_byte_tokenizer(path, MAX_CONTEXT)
     return path
 

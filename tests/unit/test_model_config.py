@@ -124,6 +124,17 @@ def test_windows_are_where_the_file_says(pristine: dict[str, Path], tmp_path: Pa
         assert windows_of(copies[family]) == [None, 4096]
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
+def test_which_layers_have_windows_is_as_transformers_takes_it(tmp_path: Path, family: Family) -> None:
+    checkpoint = write_tiny_checkpoint(
+        tmp_path, family, num_hidden_layers=5, use_sliding_window=True, sliding_window=9, max_window_layers=2
+    )
+    slides = [kind == "sliding_attention" for kind in AutoConfig.from_pretrained(checkpoint).layer_types]
+    assert 0 < sum(slides) < 5
+    traits = read_config(checkpoint).traits
+    assert [traits.window(layer) for layer in range(5)] == [9 if there else None for there in slides]
+
+
 def test_what_a_file_leaves_out_is_as_transformers_takes_it(pristine: dict[str, Path], tmp_path: Path) -> None:
     """An absent key and null are not the same."""
     for family in ("mistral", "gemma2"):
