@@ -2,15 +2,15 @@
 
 The kernels read blocks where they lie. A tile is some tokens of one row and all query heads of one KV head, so each
 key is brought into the kernel's order once for all of them. There are two: one for any CPU, which leaves long chunks to
-torch, and one for bfloat16 on a CPU with matrix tiles. Milliseconds for 4 rows, 8 layers of 8/2 heads of 64, two cores:
+torch, and one for bfloat16 on a CPU with matrix tiles. Milliseconds for a layer of 8/2 heads of 64 on one core:
 
-    new tokens of a row     8    16    32    64   256 (2 rows)
-    float32, torch        9.6  14.5  21.4  27.2  37.2
-    float32, here         3.6   6.8  12.3  19.9  22.3
-    bfloat16, torch       5.5   7.3   7.8   8.7   8.6
-    bfloat16, here        2.4   6.4   9.5  13.4  16.7
-    bfloat16, tiles       1.1   2.1   3.0   5.9   8.9
-    (context 300; 256 for the last two. With 448 tokens before them, 64 are as quick in float32 by torch as here.)
+    new tokens of a row     16     32     64     64    256    256    512   2048
+    context                300    300    300    512    256   1024    512   2048
+    float32, torch        0.47   0.69   1.15   1.60   2.97    9.6    8.0     77
+    float32, here         0.26   0.50   0.91   1.53   1.89   10.7    6.6     93
+    bfloat16, torch       0.21   0.27   0.34   0.51   1.04    4.6    2.8     26
+    bfloat16, here        0.13   0.25   0.48   0.83   1.07    7.2    4.1     56
+    bfloat16, tiles       0.11   0.17   0.36   0.61   0.84    3.0    2.3     32
 
 Torch's attention knows no soft cap and no sinks, and reads what is outside a window: layers with any of these are left
 to the kernels whatever the length.
@@ -34,7 +34,9 @@ from .arithmetic import NativeArithmetic
 from .library import TILE_ROWS, LayerRecord, Library, StepRecord
 
 _NO_WINDOW = 1 << 62  # keys
-_KERNEL_TOKENS_MAX = {torch.float32: 64, torch.bfloat16: 16}  # new tokens of a row, for the kernel without tiles
+# The kernel without tiles takes rows with so many new tokens, and those whose context is so short.
+_KERNEL_TOKENS_MAX = {torch.float32: 64, torch.bfloat16: 32}
+_KERNEL_CONTEXT_MAX = {torch.float32: 768, torch.bfloat16: 0}
 
 
 class NativeBackend(TorchBackend):
@@ -49,6 +51,7 @@ class NativeBackend(TorchBackend):
         self.attend = tile_attend or library.attend
         takes_all = tile_attend is not None or not all(map(_is_plain, heads.layers))
         self.kernel_tokens_max = sys.maxsize if takes_all else _KERNEL_TOKENS_MAX[pool.storage.dtype]
+        self.kernel_context_max = _KERNEL_CONTEXT_MAX[pool.storage.dtype]
         self.arithmetic = NativeArithmetic(library)
         self.layers = (LayerRecord * len(heads.layers))(
             *(_record(pool, index, layer) for index, layer in enumerate(heads.layers))
@@ -88,7 +91,7 @@ class NativeStep:
         shape, num_heads = backend.pool.shape, backend.heads.num_heads
         group = num_heads // shape.num_kv_heads
         new_tokens = np.diff(batch.query_starts)
-        is_long = new_tokens > backend.kernel_tokens_max
+        is_long = (new_tokens > backend.kernel_tokens_max) & (batch.context_lens > backend.kernel_context_max)
         if group > TILE_ROWS:
             is_long[:] = True
         self._prefills = [PrefillRow(backend, batch, int(row)) for row in np.flatnonzero(is_long)]

@@ -18,24 +18,31 @@ namespace {
 constexpr int VECTORS = HEAD_DIM / LANES;  // of one head
 constexpr int TILE_ROWS = 64;              // query rows of a tile, at most
 constexpr int KEYS = 16;                   // keys that are looked at together: one vector of scores
+constexpr int64_t SET = 4;                 // query rows that are multiplied together
 constexpr int64_t SERIAL_ELEMENTS = 32768; // waking a thread costs more than passing over so few
 
 static_assert(HEAD_DIM % LANES == 0, "heads are read in whole vectors");
 
-// Sums of 16 vectors, as one vector: halves the number of vectors four times.
-inline Floats sums(Floats* v) {
-    constexpr Ints even8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    constexpr Ints odd8 = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
-    constexpr Ints even4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
-    constexpr Ints odd4 = {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
-    constexpr Ints even2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
-    constexpr Ints odd2 = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
-    constexpr Ints even1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
-    constexpr Ints odd1 = {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
-    for (int i = 0; i < 8; ++i) v[i] = __builtin_shuffle(v[i], v[i + 8], even8) + __builtin_shuffle(v[i], v[i + 8], odd8);
-    for (int i = 0; i < 4; ++i) v[i] = __builtin_shuffle(v[i], v[i + 4], even4) + __builtin_shuffle(v[i], v[i + 4], odd4);
-    for (int i = 0; i < 2; ++i) v[i] = __builtin_shuffle(v[i], v[i + 2], even2) + __builtin_shuffle(v[i], v[i + 2], odd2);
-    return __builtin_shuffle(v[0], v[1], even1) + __builtin_shuffle(v[0], v[1], odd1);
+// Sixteen vectors as a square, rows for columns: halves of pairs change places, then quarters, and so on.
+template <int APART>
+inline void swap_halves(Floats* v, Ints low, Ints high) {
+    for (int i = 0; i < LANES; ++i)
+        if (!(i & APART)) {
+            Floats upper = v[i], lower = v[i + APART];
+            v[i] = __builtin_shuffle(upper, lower, low);
+            v[i + APART] = __builtin_shuffle(upper, lower, high);
+        }
+}
+
+inline void transpose(Floats* v) {
+    constexpr Ints low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    constexpr Ints low4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
+    constexpr Ints low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    constexpr Ints low1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
+    swap_halves<8>(v, low8, low8 + 8);
+    swap_halves<4>(v, low4, low4 + 4);
+    swap_halves<2>(v, low2, low2 + 2);
+    swap_halves<1>(v, low1, low1 + 1);
 }
 
 // What a thread needs for one tile.
@@ -43,17 +50,22 @@ struct Work {
     float query[TILE_ROWS][HEAD_DIM] __attribute__((aligned(64)));
     float out[TILE_ROWS][HEAD_DIM] __attribute__((aligned(64)));
     float keys[KEYS][HEAD_DIM] __attribute__((aligned(64)));
+    float columns[HEAD_DIM][KEYS] __attribute__((aligned(64)));  // the keys, side by side
     float values[KEYS][HEAD_DIM] __attribute__((aligned(64)));
-    float most[TILE_ROWS];   // largest score so far
-    float total[TILE_ROWS];  // sum of exp(score - most) so far
+    float total[TILE_ROWS][LANES] __attribute__((aligned(64)));  // sums of exp(score - most) so far, lane by lane
+    float most[TILE_ROWS];  // largest score so far
     Ahead ahead;
-    int64_t lines_at_once;   // that are asked for with each key of each query row
+    int64_t lines_at_once;  // that are asked for with each step of a set of rows
 };
 
 inline Floats part_of(const float* head, int part) {
     Floats values;
     std::memcpy(&values, head + part * LANES, sizeof values);
     return values;
+}
+
+inline void store_floats(float* to, int part, Floats values) {
+    std::memcpy(to + part * LANES, &values, sizeof values);
 }
 
 // 16 tokens as float32, of which those in [first, end) count; the others are never read, as they may hold anything.
@@ -69,37 +81,83 @@ inline const float* widen(const Element* from, int64_t first, int64_t end, float
     return to[0];
 }
 
-// One query row against 16 keys, of which it sees those in [first, end).
-inline void take_keys(const Layer& layer, const float* keys, const float* values, int64_t row, int first, int end,
-                      Work& work) {
-    int64_t lines = work.lines_at_once;
-    Floats dots[KEYS];
-    for (int key = 0; key < KEYS; ++key) {
-        work.ahead.ask(lines);
-        dots[key] = part_of(work.query[row], 0) * part_of(keys + key * HEAD_DIM, 0);
-        for (int part = 1; part < VECTORS; ++part)
-            dots[key] += part_of(work.query[row], part) * part_of(keys + key * HEAD_DIM, part);
+inline void turn_keys(const float* keys, float (*to)[KEYS]) {
+    for (int part = 0; part < VECTORS; ++part) {
+        Floats square[KEYS];
+        for (int key = 0; key < KEYS; ++key) square[key] = part_of(keys + key * HEAD_DIM, part);
+        transpose(square);
+        std::memcpy(to[part * LANES], square, sizeof square);
     }
-    Floats scores = sums(dots);
+}
+
+// One row of scores becomes weights; the row sees keys [first, end) of the 16.
+inline void weigh(const Layer& layer, Floats scores, int64_t row, int64_t first, int64_t end, Work& work,
+                  float* weights) {
+    if (first >= end) {
+        std::memset(weights, 0, sizeof(float) * KEYS);
+        return;
+    }
     if (layer.soft_cap != 0) scores = layer.soft_cap * tangent(scores * (1.0f / layer.soft_cap));
     constexpr Ints index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    scores = (index >= first) & (index < end) ? scores : spread(-INFINITY);
-    float most = largest(scores);
-    most = most > work.most[row] ? most : work.most[row];
-    Floats weights = exponential(scores - most);
-    // At least one key is seen, so `most` is finite; what was nothing before stays nothing.
-    float fade = exponential(spread(work.most[row] - most))[0];
-    work.most[row] = most;
-    work.total[row] = work.total[row] * fade + sum(weights);
-    Floats out[VECTORS];
-    for (int part = 0; part < VECTORS; ++part) out[part] = part_of(work.out[row], part) * fade;
-    for (int key = 0; key < KEYS; ++key)
-        for (int part = 0; part < VECTORS; ++part) out[part] += weights[key] * part_of(values + key * HEAD_DIM, part);
-    std::memcpy(work.out[row], out, sizeof out);
+    scores = (index >= (int)first) & (index < (int)end) ? scores : spread(-INFINITY);
+    float most = largest(scores), before = work.most[row];
+    Floats total = part_of(work.total[row], 0);
+    if (most > before) {
+        work.most[row] = most;
+        Floats fade = exponential(spread(before - most));  // what was nothing before stays nothing
+        for (int part = 0; part < VECTORS; ++part) store_floats(work.out[row], part, part_of(work.out[row], part) * fade);
+        total *= fade;
+    } else {
+        most = before;
+    }
+    Floats found = exponential(scores - most);
+    store_floats(work.total[row], 0, total + found);
+    store_floats(weights, 0, found);
+}
+
+template <int COUNT>
+inline void add_values(const float (*weights)[KEYS], const float* values, int64_t row, Work& work) {
+    constexpr int AT_ONCE = VECTORS <= 4 ? 4 : VECTORS <= 8 ? 2 : 1;  // rows whose sums stay in registers
+    constexpr int TAKEN = COUNT < AT_ONCE ? COUNT : AT_ONCE;
+    Floats out[TAKEN][VECTORS];
+    for (int i = 0; i < TAKEN; ++i)
+        for (int part = 0; part < VECTORS; ++part) out[i][part] = part_of(work.out[row + i], part);
+    for (int key = 0; key < KEYS; ++key) {
+        work.ahead.ask(2 * work.lines_at_once);
+        for (int part = 0; part < VECTORS; ++part) {
+            Floats value = part_of(values + key * HEAD_DIM, part);
+            for (int i = 0; i < TAKEN; ++i) out[i][part] += weights[i][key] * value;
+        }
+    }
+    for (int i = 0; i < TAKEN; ++i) std::memcpy(work.out[row + i], out[i], sizeof out[i]);
+    if constexpr (COUNT > TAKEN) add_values<COUNT - TAKEN>(weights + TAKEN, values, row + TAKEN, work);
+}
+
+// COUNT query rows against the 16 keys from `key` on that lie in work.columns, of which `taken` are there.
+template <int COUNT>
+inline void take_keys(const Layer& layer, const Tile& tile, int64_t key, int64_t taken, const float* values, int64_t row,
+                      Work& work) {
+    if (tile.seen(row + COUNT - 1) <= key || tile.seen(row) - layer.window >= key + taken) return;
+    Floats even[COUNT] = {}, odd[COUNT] = {};
+    for (int at = 0; at < HEAD_DIM; at += 2) {
+        work.ahead.ask(work.lines_at_once);
+        Floats left = part_of(work.columns[at], 0), right = part_of(work.columns[at + 1], 0);
+        for (int i = 0; i < COUNT; ++i) {
+            even[i] += work.query[row + i][at] * left;
+            odd[i] += work.query[row + i][at + 1] * right;
+        }
+    }
+    float weights[COUNT][KEYS] __attribute__((aligned(64)));
+    for (int i = 0; i < COUNT; ++i) {
+        int64_t seen = tile.seen(row + i) - key, first = at_least(seen - layer.window, 0), end = at_most(seen, taken);
+        weigh(layer, even[i] + odd[i], row + i, first, end, work, weights[i]);
+    }
+    add_values<COUNT>(weights, values, row, work);
 }
 
 void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t stride, Work& work) {
-    work.lines_at_once = (HEAD_DIM * (int64_t)sizeof(Element) / 64 + tile.num_rows - 1) / tile.num_rows;
+    int64_t steps = (tile.num_rows + SET - 1) / SET * (HEAD_DIM / 2 + 2 * KEYS);
+    work.lines_at_once = (KEYS * HEAD_DIM * (int64_t)sizeof(Element) / 64 + steps - 1) / steps;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
         const Element* head = query + tile.token(i) * stride + tile.head(i) * HEAD_DIM;
         for (int part = 0; part < VECTORS; ++part) {
@@ -108,7 +166,8 @@ void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t s
         }
         // A sink is a key without a value that was seen before all others.
         work.most[i] = layer.sinks ? layer.sinks[tile.head(i)] : -INFINITY;
-        work.total[i] = layer.sinks ? 1 : 0;
+        std::memset(work.total[i], 0, sizeof work.total[i]);
+        if (layer.sinks) work.total[i][0] = 1;
         std::memset(work.out[i], 0, sizeof work.out[i]);
     }
 }
@@ -122,9 +181,14 @@ void attend_tile(const Step& s, const Layer& layer, const Tile& tile, Work& work
         int64_t from = offset_of(s, tile, key), first = at_least(tile.first_key - key, 0);
         const float* keys = widen(layer.keys + from, first, taken, work.keys);
         const float* values = widen(layer.values + from, first, taken, work.values);
-        for (int64_t i = 0; i < tile.num_rows; ++i) {
-            int64_t seen = tile.seen(i) - key, start = at_least(seen - layer.window, 0), end = at_most(seen, taken);
-            if (start < end) take_keys(layer, keys, values, i, (int)start, (int)end, work);
+        turn_keys(keys, work.columns);
+        for (int64_t row = 0; row < tile.num_rows; row += SET) {
+            switch (at_most(SET, tile.num_rows - row)) {
+                case 1: take_keys<1>(layer, tile, key, taken, values, row, work); break;
+                case 2: take_keys<2>(layer, tile, key, taken, values, row, work); break;
+                case 3: take_keys<3>(layer, tile, key, taken, values, row, work); break;
+                default: take_keys<SET>(layer, tile, key, taken, values, row, work);
+            }
         }
         key += taken;
     }
@@ -133,8 +197,8 @@ void attend_tile(const Step& s, const Layer& layer, const Tile& tile, Work& work
 void finish(const Step& s, const Tile& tile, const Work& work, Element* out) {
     for (int64_t i = 0; i < tile.num_rows; ++i) {
         Element* to = out + (tile.token(i) * s.num_heads + tile.head(i)) * HEAD_DIM;
-        for (int part = 0; part < VECTORS; ++part)
-            store(to + part * LANES, part_of(work.out[i], part) * (1.0f / work.total[i]));
+        float scale = 1.0f / sum(part_of(work.total[i], 0));
+        for (int part = 0; part < VECTORS; ++part) store(to + part * LANES, part_of(work.out[i], part) * scale);
     }
 }
 
