@@ -7,11 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from coppice_worker.core.batch import SampleRows
 from coppice_worker.kernels import torch_sampling
-from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton import launch, sampling
 from coppice_worker.kernels.triton.sampling import argmax, choose
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 Rng = np.random.Generator
 
@@ -105,6 +109,7 @@ def test_first_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     logits[0] = -3.0
     logits[1] = float("-inf")
     logits[2, 300] = logits[2, 650] = float("nan")
+    logits.view(torch.int32)[7, 400] = -0x400000  # a NaN with a sign
     logits[3, 699] = float("inf")
     logits[4] = float("-inf")
     logits[4, 500] = -3e38
@@ -112,6 +117,33 @@ def test_first_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     logits[5, 200], logits[5, 600] = -0.0, 0.0
     logits[6, 130] = logits[6, 2 + 128 * 3] = 50.0
     assert torch.equal(argmax(logits), torch_sampling.first_argmax(logits))
+
+
+@triton.jit
+def search_kernel(keys_ptr, cuts_ptr, vocab, cut, wanted, BY_MASS: tl.constexpr, TILE: tl.constexpr):  # noqa: N803
+    tl.store(cuts_ptr, sampling._search(keys_ptr, vocab, cut, wanted, BY_MASS, TILE))
+
+
+def worths(keys: torch.Tensor, by_mass: bool) -> torch.Tensor:
+    return torch.exp(-keys.view(torch.float32).double()) if by_mass else torch.ones(len(keys))
+
+
+@pytest.mark.parametrize("by_mass", [False, True])
+def test_a_search_ends_at_the_smallest_key(by_mass: bool) -> None:
+    """From one key too far, where the first look finds it, and from far off; among many keys and few."""
+    rng = np.random.default_rng(0)
+    for values in (rng.uniform(0, 9, 50), rng.integers(0, 5, 50), np.array([0.0, 2.0, 2.1, 7.0])):
+        keys = torch.from_numpy(np.append(values, 0.0).astype(np.float32)).view(torch.int32)
+        ordered = keys.sort().values
+        worth = worths(ordered, by_mass)
+        for index in (1, len(keys) // 2, len(keys) - 2):
+            # Of a mass, one that ends in the middle of a key's own, as it is rounded on its way.
+            wanted = float(worth[: index + 1].sum() - worth[index] / 2) if by_mass else index + 1
+            found, next_key = int(ordered[index]), int(ordered[index:].unique()[:2][-1])
+            for cut in (next_key, 0x7F800000):
+                cuts = torch.zeros(1, dtype=torch.int32)
+                search_kernel[(1,)](keys, cuts, len(keys), cut, wanted, BY_MASS=by_mass, TILE=32)
+                assert int(cuts) == found
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
