@@ -65,8 +65,7 @@ class MemoryGroup:
         length = SLOT_BYTES // share.element_size()
         for start in range(0, flat.shape[0], length):
             part = flat[start : start + length]
-            # Every rank adds in the order of ranks, so all have the same bits.
-            torch.sum(self._exchange(part), dim=0, out=part)
+            _add(self._exchange(part), part)
         return total
 
     def join_columns(self, share: torch.Tensor) -> torch.Tensor:
@@ -111,3 +110,15 @@ class MemoryGroup:
             if not came:
                 raise RankLost(rank, "has ended")
         self.waits_for = None
+
+
+def _add(shares: torch.Tensor, out: torch.Tensor) -> None:
+    """The sum of shares [size, N], rounded once, in the order of ranks: so all of them have the same bits. For narrow
+    numbers torch's own sum takes 9 times as long as its addition."""
+    if len(shares) == 2:
+        torch.add(shares[0], shares[1], out=out)
+        return
+    total = shares[0].float() + shares[1]
+    for share in shares[2:]:
+        total += share
+    out.copy_(total)
