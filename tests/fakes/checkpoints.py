@@ -88,7 +88,7 @@ def write_tiny_checkpoint(
         _randomise_vectors(model)
     model.save_pretrained(path, max_shard_size="100KB" if sharded else "5GB")
     if "layer_types" not in config_changes:
-        edit_config(path, layer_types=None)  # most files leave it out, and mean the family's own rule
+        _leave_out(path, "layer_types")  # as most files do, and mean the family's own rule
     write_byte_tokenizer(path, MAX_CONTEXT)
     return path
 
@@ -97,6 +97,13 @@ def edit_config(checkpoint: Path, **changes: Any) -> None:
     """Changes keys of its config.json."""
     file = checkpoint / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def _leave_out(checkpoint: Path, key: str) -> None:
+    file = checkpoint / "config.json"
+    values = json.loads(file.read_text())
+    values.pop(key, None)
+    file.write_text(json.dumps(values))
 
 
 def _randomise_vectors(model: torch.nn.Module) -> None:
