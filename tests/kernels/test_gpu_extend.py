@@ -50,6 +50,7 @@ def assert_close(
 ) -> None:
     from coppice_worker.kernels.triton.arrays import step_arrays
     from coppice_worker.kernels.triton.extend import extend
+    from coppice_worker.kernels.upload import Upload
 
     there, here = on_device(case, dtype, kept or dtype)
     heads = there.pool.shape.num_kv_heads
@@ -58,7 +59,7 @@ def assert_close(
         num_kv_heads=heads,
         group=there.num_heads // heads,
         block_size=there.pool.block_size,
-        device=torch.device("cuda"),
+        upload=Upload(torch.device("cuda")),
         num_sms=num_sms,
     )
     assert (arrays.extend_pieces is not None) == in_pieces

@@ -17,6 +17,7 @@ from coppice_worker.kernels.triton.backend import TritonBackend
 from coppice_worker.kernels.triton.cascade import no_groups
 from coppice_worker.kernels.triton.decode import decode
 from coppice_worker.kernels.triton.spans import plan
+from coppice_worker.kernels.upload import Upload
 from tests.kernels.cases import Case, make_case
 
 CPU = torch.device("cpu")
@@ -57,7 +58,11 @@ def run(case: Case, arrays: StepArrays, scratch: DecodeScratch) -> torch.Tensor:
 def arrays_of(case: Case) -> StepArrays:
     heads = case.pool.shape.num_kv_heads
     return step_arrays(
-        case.batch, num_kv_heads=heads, group=case.num_heads // heads, block_size=case.pool.block_size, device=CPU
+        case.batch,
+        num_kv_heads=heads,
+        group=case.num_heads // heads,
+        block_size=case.pool.block_size,
+        upload=Upload(CPU),
     )
 
 

@@ -12,6 +12,7 @@ from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
 from coppice_worker.kernels.triton.arrays import StepArrays, step_arrays
 from coppice_worker.kernels.triton.extend import extend
+from coppice_worker.kernels.upload import Upload
 from tests.kernels.cases import Case, make_case, reference_of
 
 CPU = torch.device("cpu")
@@ -28,7 +29,9 @@ def filled(case: Case) -> Case:
 def arrays_of(case: Case, num_sms: int = 1) -> StepArrays:
     heads, block_size = case.pool.shape.num_kv_heads, case.pool.block_size
     group = case.num_heads // heads
-    return step_arrays(case.batch, num_kv_heads=heads, group=group, block_size=block_size, device=CPU, num_sms=num_sms)
+    return step_arrays(
+        case.batch, num_kv_heads=heads, group=group, block_size=block_size, upload=Upload(CPU), num_sms=num_sms
+    )
 
 
 def run(case: Case, arrays: StepArrays) -> torch.Tensor:

@@ -21,8 +21,8 @@ import torch
 from coppice_worker.core.batch import Int32, StepBatch, StepOutput
 from coppice_worker.core.choices import CHOICE_COLUMNS, pack_choices
 from coppice_worker.kernels.backend import DecodeRows
+from coppice_worker.kernels.upload import HostBuffer, aligned, new_event
 
-_ALIGNED = 16  # bytes; kernels are compiled for addresses that are multiples of it
 _ROW_ID_BYTES, _BLOCK_ID_BYTES = 8, 4
 _FIELDS = {
     "token_ids": torch.int64,
@@ -41,10 +41,10 @@ class DeviceState:
     def __init__(self, rows_max: int, table_width: int, common_size: int, device: torch.device) -> None:
         self.rows_max, self.table_width, self.device = rows_max, table_width, device
         places, self._tables_at = _places(rows_max, common_size)
-        num_bytes = self._tables_at + _aligned(rows_max * _ROW_ID_BYTES) + rows_max * table_width * _BLOCK_ID_BYTES
+        num_bytes = self._tables_at + aligned(rows_max * _ROW_ID_BYTES) + rows_max * table_width * _BLOCK_ID_BYTES
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._fields = {name: self._bytes[place].view(_FIELDS[name]) for name, place in places.items()}
-        self._hosts = [_HostBuffer(num_bytes, places, device) for _ in range(2)]
+        self._hosts = [_Host(num_bytes, places, device) for _ in range(2)]
         self._tables = torch.zeros((rows_max, table_width), dtype=torch.int32, device=device)
         self._query_starts = torch.arange(rows_max + 1, dtype=torch.int32, device=device)
         self._holds_tables = False
@@ -100,11 +100,11 @@ class DeviceState:
 
     def _table_places(self, count: int, width: int) -> tuple[slice, slice]:
         """Where the ids of that many rows are, and their tables."""
-        start = self._tables_at + _aligned(count * _ROW_ID_BYTES)
+        start = self._tables_at + aligned(count * _ROW_ID_BYTES)
         ids = slice(self._tables_at, self._tables_at + count * _ROW_ID_BYTES)
         return ids, slice(start, start + count * width * _BLOCK_ID_BYTES)
 
-    def _fill_tables(self, host: _HostBuffer, tables: Int32, ids: npt.NDArray[Any]) -> int:
+    def _fill_tables(self, host: _Host, tables: Int32, ids: npt.NDArray[Any]) -> int:
         """Bytes used in all."""
         if not len(ids):
             return self._tables_at
@@ -121,24 +121,12 @@ class DeviceState:
         self._tables[:, :width].index_copy_(0, self._bytes[id_place].view(torch.int64), tables)
 
 
-class _HostBuffer:
-    """Memory that a device copies from by itself, where there is such a device."""
+class _Host(HostBuffer):
+    """With the fields in it."""
 
     def __init__(self, num_bytes: int, places: dict[str, slice], device: torch.device) -> None:
-        on_cuda = device.type == "cuda"
-        self._memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
-        self._sent = _event(device)
-        self.array = self._memory.numpy()
-        self.fields = {name: self._memory[place].view(_FIELDS[name]).numpy() for name, place in places.items()}
-
-    def wait_until_sent(self) -> None:
-        if self._sent is not None:
-            self._sent.synchronize()
-
-    def send(self, num_bytes: int, to: torch.Tensor) -> None:
-        to[:num_bytes].copy_(self._memory[:num_bytes], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
+        super().__init__(num_bytes, device)
+        self.fields = {name: self.memory[place].view(_FIELDS[name]).numpy() for name, place in places.items()}
 
 
 class TokensBack:
@@ -147,7 +135,7 @@ class TokensBack:
     def __init__(self, rows_max: int, device: torch.device) -> None:
         on_cuda = device.type == "cuda"
         self._hosts = [torch.zeros(rows_max, dtype=torch.int64, pin_memory=on_cuda) for _ in range(2)]
-        self._events = [_event(device) for _ in range(2)]
+        self._events = [new_event(device) for _ in range(2)]
 
     def fetch(self, tokens: torch.Tensor, rows: Int32) -> Arriving:
         """Begins to copy tokens [S], of which those of `rows` are wanted."""
@@ -174,10 +162,6 @@ class Arriving:
         return StepOutput(self.host.numpy()[self.rows].astype(np.int32))
 
 
-def _event(device: torch.device) -> torch.cuda.Event | None:
-    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
 def _places(rows_max: int, common_size: int) -> tuple[dict[str, slice], int]:
     """Where each field's bytes are, and where the fields end."""
     places, start = {}, 0
@@ -185,12 +169,8 @@ def _places(rows_max: int, common_size: int) -> tuple[dict[str, slice], int]:
         count = common_size if name == "common" else rows_max * _COLUMNS.get(name, 1)
         end = start + count * dtype.itemsize
         places[name] = slice(start, end)
-        start = _aligned(end)
+        start = aligned(end)
     return places, start
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNED) * _ALIGNED
 
 
 def _fill_fields(fields: dict[str, npt.NDArray[Any]], batch: StepBatch) -> None:

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import Int32, Int64, StepBatch
+from coppice_worker.core.batch import StepBatch
 from coppice_worker.kernels.backend import Heads
 from coppice_worker.kernels.pool import KvShape, has_scales
+from coppice_worker.kernels.upload import Upload
 
 from . import launch
 from .cascade import find_groups
@@ -112,16 +113,12 @@ def decode_scratch(
 
 
 def step_arrays(
-    batch: StepBatch, *, num_kv_heads: int, group: int, block_size: int, device: torch.device, num_sms: int = 1
+    batch: StepBatch, *, num_kv_heads: int, group: int, block_size: int, upload: Upload, num_sms: int = 1
 ) -> StepArrays:
     """Of a step with new arrays; `group` query heads share a KV head.
 
     Chunks are cut such that they keep `num_sms` multiprocessors busy.
     """
-
-    def to_device(array: Int32 | Int64) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-
     new_tokens = np.diff(batch.query_starts)
     extends = np.flatnonzero(new_tokens > 1).astype(np.int32)
     groups = find_groups(
@@ -131,16 +128,21 @@ def step_arrays(
     tile_rows, tile_starts = extend_tiles(extends, new_tokens[extends] * group)
     context_lens = tile_contexts(tile_rows, tile_starts, batch.context_lens, new_tokens, group)
     cut = cut_tiles(tile_rows, tile_starts, context_lens, num_kv_heads, num_sms)
+    slots, tables, lens, starts, rows_of_tiles, starts_of_tiles, *more = upload.send(
+        (
+            *(batch.slots, batch.block_tables, batch.context_lens, batch.query_starts, tile_rows, tile_starts),
+            *(() if groups is None else (groups.members, groups.starts, groups.places)),
+            *(() if cut is None else (cut.pieces, cut.joins)),
+        )
+    )
     return StepArrays(
-        slots=to_device(batch.slots),
-        tables=to_device(batch.block_tables),
-        context_lens=to_device(batch.context_lens),
-        query_starts=to_device(batch.query_starts),
-        tile_rows=to_device(tile_rows),
-        tile_starts=to_device(tile_starts),
+        slots=slots,
+        tables=tables,
+        context_lens=lens,
+        query_starts=starts,
+        tile_rows=rows_of_tiles,
+        tile_starts=starts_of_tiles,
         has_decodes=bool((new_tokens == 1).any()),
-        prefixes=None if groups is None else Prefixes(*map(to_device, (groups.members, groups.starts, groups.places))),
-        extend_pieces=None
-        if cut is None
-        else ExtendPieces(to_device(cut.pieces), to_device(cut.joins), cut.num_results),
+        prefixes=None if groups is None else Prefixes(*more[:3]),
+        extend_pieces=None if cut is None else ExtendPieces(more[-2], more[-1], cut.num_results),
     )

@@ -9,6 +9,7 @@ from coppice_worker.core.batch import Int32, StepBatch
 from coppice_worker.kernels.backend import Angles, Arithmetic, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import refuse_overlap
+from coppice_worker.kernels.upload import Upload
 
 from . import launch
 from .arithmetic import TritonArithmetic
@@ -37,6 +38,7 @@ class TritonBackend:
         self._num_sms = properties.multi_processor_count if properties else _CPU_SMS
         self._group = heads.num_heads // pool.shape.num_kv_heads
         self._members_max = launch.prefix_members(self._group)
+        self._upload = Upload(self.device)
         # Those that were outgrown stay, as graphs hold their addresses.
         self._scratches = [self._make_scratch(1)]
         self._no_tiles = torch.zeros(0, dtype=torch.int32, device=self.device)
@@ -61,7 +63,7 @@ class TritonBackend:
             num_kv_heads=num_kv_heads,
             group=self._group,
             block_size=self.pool.block_size,
-            device=self.device,
+            upload=self._upload,
             num_sms=self._num_sms,
         )
         return TritonStep(self, arrays)
