@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
+from coppice_bench.kernels.ceilings import Ceilings, measure_ceilings
+from coppice_bench.kernels.clocks import clock_for
 from coppice_bench.report import describe_run, note
-from coppice_bench.step_floor import DeviceRates, Products, measure_rates, num_projected
+from coppice_bench.step_floor import Products, floor_ms, num_projected
 from coppice_bench.step_model import Contiguous, Sequences, StepModel, StepShape, config_of
 from coppice_bench.timing import Operation, time_in_turns, time_one
 from coppice_worker.model.config import ModelConfig
@@ -30,6 +32,7 @@ _US_PER_MS = 1_000
 _MS_PER_S = 1_000
 _ROUNDS = range(5, 101)
 _TURN = 4
+_CEILING_ROUNDS = 20
 _SPARE_BYTES = 4 << 30  # of a GPU, for activations
 
 
@@ -51,12 +54,15 @@ def run_step(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = _quick() if quick else _for_gpu() if device.type == "cuda" else _for_cpu()
-    rates = measure_rates(device) if device.type == "cuda" else None
+    ceilings = None
+    if device.type == "cuda":
+        dtypes = [getattr(torch, name) for name in plan.dtypes]
+        ceilings = measure_ceilings(device, dtypes, clock_for(device, _CEILING_ROUNDS), quick=quick)
     decode: list[dict[str, Any]] = []
     prefill: list[dict[str, Any]] = []
     for name in plan.dtypes:
         model = StepModel(plan.config, device, getattr(torch, name))
-        bench = _Bench(model, plan, rates)
+        bench = _Bench(model, plan, ceilings)
         for batch in plan.batches:
             decode.append({"dtype": name, "batch": batch, **bench.row(StepShape(batch, 1, plan.context))})
         for tokens in plan.prefills:
@@ -68,7 +74,7 @@ def run_step(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
         "decode_context": plan.context,
         "block_size": plan.block_size,
         "model": _describe_model(plan.config),
-        "device": _describe_device(device, rates),
+        "device": _describe_device(device, ceilings),
         **describe_run(),
     }
 
@@ -76,11 +82,11 @@ def run_step(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
 class _Bench:
     """Rows of one model in one dtype."""
 
-    def __init__(self, model: StepModel, plan: _Plan, rates: DeviceRates | None) -> None:
-        self._model, self._plan, self._rates = model, plan, rates
+    def __init__(self, model: StepModel, plan: _Plan, ceilings: Ceilings | None) -> None:
+        self._model, self._plan, self._ceilings = model, plan, ceilings
         # The bare product is what counts for the floor.
         bare = Projections(lambda both, activation: both.chunk(2, dim=-1)[0])
-        self._by_torch = model.random_weights(bare) if rates is None else None
+        self._by_torch = model.random_weights(bare) if ceilings is None else None
 
     def row(self, shape: StepShape) -> dict[str, Any]:
         if not self._fits(shape):
@@ -101,7 +107,7 @@ class _Bench:
         taken_us = time_in_turns(contenders, rounds, _TURN)
         taken = {name: taken / _US_PER_MS for name, taken in taken_us.items()}
         floors = [taken[name] for name in ("torch_matmul", "matmul") if name in taken]
-        floor = min(floors) if self._rates is None else self._rates.floor_ms(model, shape)
+        floor = min(floors) if self._ceilings is None else floor_ms(self._ceilings, model, shape)
         return _as_row(shape, taken, floor, rounds)
 
     def _products(self, shape: StepShape) -> Mapping[str, Operation]:
@@ -172,11 +178,11 @@ def _describe_model(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _describe_device(device: torch.device, rates: DeviceRates | None) -> dict[str, Any]:
-    if rates is None:
+def _describe_device(device: torch.device, ceilings: Ceilings | None) -> dict[str, Any]:
+    if ceilings is None:
         return {"kind": "cpu", "threads": torch.get_num_threads()}
     return {
         "kind": torch.cuda.get_device_name(device),
-        "copy_tb_per_s": rates.copy_bytes_per_s / 1e12,
-        "matmul_tflops": rates.matmul_flops_per_s / 1e12,
+        "copy_tb_per_s": ceilings.copy_bytes_per_s / 1e12,
+        "matmul_tflops": {str(dtype): rate / 1e12 for dtype, rate in ceilings.flops_per_s.items()},
     }

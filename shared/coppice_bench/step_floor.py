@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
-from statistics import median
-from time import perf_counter
 
 import torch
 
+from coppice_bench.kernels.ceilings import Ceilings
 from coppice_bench.step_model import StepModel, StepShape
 from coppice_worker.model.config import ModelConfig
 from coppice_worker.model.weights import EMBEDDING, DecoderWeights, tensor_layouts
-
-_COPY_BYTES = 1 << 30
-_MATMUL_SIZE = 8192
-_RATE_ROUNDS = 20
 
 
 class Products:
@@ -44,38 +37,10 @@ class Products:
         self._weights.head(self._sampled)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRates:
-    """What a GPU reaches in this run."""
-
-    copy_bytes_per_s: float  # read and written
-    matmul_flops_per_s: float
-
-    def floor_ms(self, model: StepModel, shape: StepShape) -> float:
-        """The longer of moving the step's bytes and of multiplying."""
-        moved, multiplied = step_bytes(model, shape), step_flops(model.config, shape)
-        return 1e3 * max(moved / self.copy_bytes_per_s, multiplied / self.matmul_flops_per_s)
-
-
-def measure_rates(device: torch.device) -> DeviceRates:
-    source = torch.randn(_COPY_BYTES // 4, device=device)
-    target = torch.empty_like(source)
-    copied_s = _time(device, lambda: target.copy_(source))
-    matrix = torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, device=device).bfloat16()
-    multiplied_s = _time(device, lambda: matrix @ matrix)
-    return DeviceRates(2 * _COPY_BYTES / copied_s, 2 * _MATMUL_SIZE**3 / multiplied_s)
-
-
-def _time(device: torch.device, operation: Callable[[], object]) -> float:
-    """Median seconds."""
-    taken = []
-    for _ in range(_RATE_ROUNDS):
-        torch.cuda.synchronize(device)
-        began = perf_counter()
-        operation()
-        torch.cuda.synchronize(device)
-        taken.append(perf_counter() - began)
-    return median(taken)
+def floor_ms(ceilings: Ceilings, model: StepModel, shape: StepShape) -> float:
+    """The longer of moving the step's bytes and of multiplying."""
+    moved, multiplied = step_bytes(model, shape), step_flops(model.config, shape)
+    return 1e3 * max(moved / ceilings.copy_bytes_per_s, multiplied / ceilings.flops_per_s[model.dtype])
 
 
 def num_projected(config: ModelConfig) -> int:

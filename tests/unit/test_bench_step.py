@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from coppice.cli.app import app
 from coppice.errors import EXIT_OK
-from coppice_bench.step_floor import DeviceRates, num_projected, step_bytes, step_flops
+from coppice_bench.kernels.ceilings import Ceilings
+from coppice_bench.step_floor import floor_ms, num_projected, step_bytes, step_flops
 from coppice_bench.step_model import Contiguous, Sequences, StepModel, StepShape, config_of
 from coppice_worker.model.linear import Projections
 from tests.fakes.recorded import DecodingBackend, Recorded
@@ -50,8 +51,12 @@ def test_bytes_and_flops_of_a_step() -> None:
     assert step_flops(CONFIG, decode) == 2 * 5 * (3 * layer + 96 * 32) + 4 * 3 * 64 * 5 * 20
     chunk = StepShape(batch=1, new_tokens=3, context=7)  # its tokens see 5, 6 and 7 keys
     assert step_flops(CONFIG, chunk) == 2 * (3 * 3 * layer + 96 * 32) + 4 * 3 * 64 * (5 + 6 + 7)
-    assert DeviceRates(1e6, 1e30).floor_ms(model, decode) == pytest.approx(step_bytes(model, decode) / 1e3)
-    assert DeviceRates(1e30, 1e6).floor_ms(model, decode) == pytest.approx(step_flops(CONFIG, decode) / 1e3)
+    assert floor_ms(Ceilings(1e6, {torch.bfloat16: 1e30}), model, decode) == pytest.approx(
+        step_bytes(model, decode) / 1e3
+    )
+    assert floor_ms(Ceilings(1e30, {torch.bfloat16: 1e6}), model, decode) == pytest.approx(
+        step_flops(CONFIG, decode) / 1e3
+    )
 
 
 def test_the_report() -> None:
