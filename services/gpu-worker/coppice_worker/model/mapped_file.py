@@ -63,10 +63,7 @@ class MappedFile:
         """Copies that part of the tensor into `out`, which has its shape and may have any dtype and device."""
         entry = self.entries[name]
         source = torch.frombuffer(self._map, dtype=torch.uint8, offset=entry.begin, count=entry.end - entry.begin)
-        dtype = FLOAT_DTYPES[entry.dtype]
-        if entry.begin % dtype.itemsize:
-            source = source.clone()
-        out.copy_(source.view(dtype).view(entry.shape)[part])
+        out.copy_(source.view(FLOAT_DTYPES[entry.dtype]).view(entry.shape)[part])
         # What was read needs no memory any more; the system keeps it cached as long as nobody else needs the room.
         start = entry.begin - entry.begin % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
