@@ -17,6 +17,8 @@ from typing import Protocol
 
 import torch
 
+from coppice.handles import BLOCKS_MAX
+
 from .errors import PoolTooSmall
 
 _GIB = 1 << 30
@@ -109,7 +111,7 @@ class FillDevice:
 
     memory: DeviceMemory
     utilization: float = 0.9  # share of the device's memory that the worker may take in all
-    num_blocks_max: int = 1 << 24  # as many as handles can name
+    num_blocks_max: int = BLOCKS_MAX
 
 
 def measure(
