@@ -70,17 +70,17 @@ def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("num_sms", [1, 2, 7])
+@pytest.mark.parametrize("num_sms", [1, 7])
 def test_spans_end_anywhere(num_sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs with several rows and heads, heads with more programs than are joined at a time, idle programs."""
     monkeypatch.setattr("coppice_worker.kernels.triton.launch.REDUCE_PIECES", 2)
-    case = filled(make_case([1] * 4, [0, 127, 128, 300], block_size=16, num_kv_heads=2, group=2, head_dim=16))
+    case = filled(make_case([1] * 4, [0, 127, 128, 200], block_size=16, num_kv_heads=2, group=2, head_dim=16))
     assert_close(run(case, arrays_of(case), scratch_for(case, num_sms=num_sms)), wanted(case))
 
 
 def test_a_replay_depends_on_nothing_but_its_arrays() -> None:
     """One set of arrays and scratch, filled for a large step and then for a small one with padding rows."""
-    large = filled(make_case([1] * 5, [200, 64, 90, 5, 130], block_size=16, num_kv_heads=2, group=2, head_dim=16))
+    large = filled(make_case([1] * 5, [130, 64, 5, 5, 70], block_size=16, num_kv_heads=2, group=2, head_dim=16))
     small = filled(make_case([1] * 3, [70, 1, 130], block_size=16, num_kv_heads=2, group=2, head_dim=16, seed=1))
     scratch, arrays = scratch_for(large), arrays_of(large)
     assert_close(run(large, arrays, scratch), wanted(large))
@@ -124,11 +124,11 @@ def out_of_sight(case: Case) -> Case:
     return case
 
 
-@pytest.mark.parametrize("window", [1, 64, 70, 500])
+@pytest.mark.parametrize("window", [1, 70, 500])
 def test_window(window: int) -> None:
     layer = LayerAttention(scale=0.3, window=window)
-    before = [0, 63, 69, 70, 133, 198]
-    case = filled(make_case([1] * 6, before, block_size=32, num_kv_heads=2, group=2, head_dim=16, layer=layer))
+    before = [0, 63, 69, 70, 133]
+    case = filled(make_case([1] * 5, before, block_size=32, num_kv_heads=2, group=2, head_dim=16, layer=layer))
     expected, case = wanted(case), out_of_sight(case)
     assert_close(run(case, arrays_of(case), scratch_for(case, num_sms=2)), expected)
 
@@ -142,7 +142,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_ways_of_attending(layer: LayerAttention) -> None:
-    case = make_case([1] * 4, [0, 50, 64, 200], block_size=16, num_kv_heads=2, group=3, head_dim=16, layer=layer)
+    case = make_case([1] * 3, [0, 64, 150], block_size=16, num_kv_heads=2, group=3, head_dim=16, layer=layer)
     filled(case)
     case.query.mul_(4)  # far into the cap
     assert_close(run(case, arrays_of(case), scratch_for(case)), wanted(case))
@@ -160,7 +160,7 @@ def test_shapes(group: int, num_kv_heads: int, head_dim: int, block_size: int) -
 
 def test_float8_blocks() -> None:
     """Values of very different size, each with a scale of its own; NaN scales where no token is."""
-    case = make_case([1] * 3, [20, 64, 200], block_size=16, num_kv_heads=2, group=2, head_dim=24)
+    case = make_case([1] * 2, [20, 130], block_size=16, num_kv_heads=2, group=2, head_dim=24)
     plain = filled(case).pool
     sizes = 10.0 ** torch.randint(-4, 3, plain.storage.shape[:-1], generator=torch.Generator().manual_seed(3))
     plain.storage[:, 1] *= sizes[:, 1, ..., None]
@@ -187,6 +187,7 @@ def sharing(case: Case, shared_blocks: Sequence[int]) -> Case:
 @pytest.mark.parametrize("layer", [LAYERS["sinks"], LAYERS["all"]], ids=["whole", "window"])
 def test_common_prefixes(layer: LayerAttention, num_sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some rows share, with others between them that do not, or that are padding or no decodes."""
+    monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_COLUMNS", 9)  # those of three rows
     monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_TOKENS_MIN", 64)
     monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_SAVED_MIN", 64)
     new_tokens, before = [1, 1, 1, 2, 1], [200, 129, 40, 190, 220]
