@@ -132,11 +132,15 @@ def worths(keys: torch.Tensor, by_mass: bool) -> torch.Tensor:
 def test_a_search_ends_at_the_smallest_key(by_mass: bool) -> None:
     """From one key too far, where the first look finds it, and from far off; among many keys and few."""
     rng = np.random.default_rng(0)
-    for values in (rng.uniform(0, 9, 50), rng.integers(0, 5, 50), np.array([0.0, 2.0, 2.1, 7.0])):
-        keys = torch.from_numpy(np.append(values, 0.0).astype(np.float32)).view(torch.int32)
+    # The last two have neighbours: one behind the second place that is looked at, one between the two.
+    behind, between = (
+        np.float32([0, value, np.nextafter(value, np.float32(9)), 7]) for value in np.float32([2, 1e-20])
+    )
+    for values in (rng.uniform(0, 9, 50), rng.integers(0, 5, 50), behind, between):
+        keys = torch.from_numpy(values.astype(np.float32)).view(torch.int32)
         ordered = keys.sort().values
         worth = worths(ordered, by_mass)
-        for index in (1, len(keys) // 2, len(keys) - 2):
+        for index in (1, len(keys) // 2):
             # Of a mass, one that ends in the middle of a key's own, as it is rounded on its way.
             wanted = float(worth[: index + 1].sum() - worth[index] / 2) if by_mass else index + 1
             found, next_key = int(ordered[index]), int(ordered[index:].unique()[:2][-1])
