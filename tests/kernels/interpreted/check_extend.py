@@ -144,7 +144,8 @@ def test_context_in_pieces(head_dim: int, is_float8: bool, monkeypatch: pytest.M
     monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_TOKENS_MIN", 64)
     monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_COST", 1)
     layer = LayerAttention(scale=0.3, sinks=torch.tensor([3.0, -1.0]), soft_cap=9.0)
-    new_tokens, before = [50, 3, 1, 140], [140, 20, 9, 0]
+    # Pieces of 64 tokens: the first row's third one begins at its 29th new token.
+    new_tokens, before = [50, 3, 1, 70], [100, 20, 9, 0]
     case = make_case(new_tokens, before, block_size=16, num_kv_heads=1, group=2, head_dim=head_dim, layer=layer)
     filled(case)
     kept = in_float8(case) if is_float8 else case

@@ -223,7 +223,6 @@ def _begin(sinks_ptr, head, start, IN_PIECES: tl.constexpr):
         total += 1.0
         if IN_PIECES:  # the first one counts them, for all
             highest = tl.where(start == 0, highest, float("-inf"))
-            total = tl.where(start == 0, total, 0.0)
     return highest, total
 
 
@@ -233,8 +232,7 @@ def _keep(result, first_row, highest, total, out, results_ptr, lse_ptr, HEAD_DIM
     ROWS: tl.constexpr = out.shape[0]
     at, column = first_row + tl.arange(0, ROWS), tl.arange(0, out.shape[1])
     kept = result + tl.zeros([ROWS], tl.int32) >= 0
-    highest = tl.where(total > 0, highest, float("-inf"))
-    total = tl.where(total > 0, total, 1.0)
+    total = tl.where(total > 0, total, 1.0)  # else `highest` is -inf, and so is the result's
     tl.store(lse_ptr + at, highest + tl.log2(total), mask=kept)
     mask = kept[:, None] & (column[None, :] < HEAD_DIM)
     tl.store(results_ptr + at[:, None] * HEAD_DIM + column[None, :], out / total[:, None], mask=mask)
