@@ -61,7 +61,7 @@ FEATURES = {
     "window-of-everything": {"window": 5000},
     "cap": {"soft_cap": 1.5},
     "sinks": {"sinks": torch.linspace(-3, 3, 8)},
-    "all": {"window": 37, "soft_cap": 2.0, "sinks": torch.linspace(-3, 3, 8)},
+    "all": {"window": 36, "soft_cap": 2.0, "sinks": torch.linspace(-3, 3, 8)},
 }
 
 
