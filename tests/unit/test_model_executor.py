@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from coppice_worker.core.batch import Executor, PoolSpec
+from coppice_worker.core.batch import Executor, PoolSpec, SampleRows
 from coppice_worker.kernels.choice import prefers_triton
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import LLAMA3_ROPE, write_tiny_checkpoint
@@ -109,6 +109,20 @@ def test_zeroed_blocks_hold_nothing(executor: TorchExecutor) -> None:
     assert storage[:, :, 5].abs().sum() > 0
     executor.zero_blocks(blocks())
     executor.copy_blocks(blocks(), blocks())
+
+
+def test_warm_up_meets_every_kind_of_logits(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled for the type of what they read, and changed logits are float32."""
+    executor = TorchExecutor(checkpoint, dtype="bfloat16", num_blocks=1, kernels="torch")
+    met = set()
+
+    def choose(logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        met.add((logits.dtype, bool(rows.temperature.any())))
+        return torch.zeros(len(logits), dtype=torch.int64)
+
+    monkeypatch.setattr(executor._backend.arithmetic, "choose", choose)
+    executor.warm_up()
+    assert met == {(dtype, drawn) for dtype in (torch.bfloat16, torch.float32) for drawn in (False, True)}
 
 
 def test_warm_up_leaves_no_trace(executor: TorchExecutor) -> None:

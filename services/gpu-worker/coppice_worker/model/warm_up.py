@@ -7,10 +7,23 @@ zeroed afterwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from coppice_worker.core.batch import SampleRows, StepBatch
+from coppice_worker.core.batch import LogitChanges, SampleRows, StepBatch
+
+_CHANGES = LogitChanges(
+    repetition=np.ones(1, np.float32),
+    frequency=np.zeros(1, np.float32),
+    presence=np.zeros(1, np.float32),
+    token_rows=np.zeros(1, np.int64),
+    token_ids=np.zeros(1, np.int64),
+    is_output=np.ones(1, np.bool_),
+    bias_rows=np.zeros(1, np.int64),
+    bias_ids=np.zeros(1, np.int64),
+    bias=np.zeros(1, np.float32),
+)
 
 
 def idle_step(new_tokens: Sequence[int], context_lens: Sequence[int], block_size: int, temperature: float) -> StepBatch:
@@ -41,14 +54,17 @@ def largest_step(max_sequences: int, max_step_tokens: int, max_context: int, blo
 
 
 def warm_up_steps(block_size: int, max_step_tokens: int) -> list[StepBatch]:
-    """One of each kind: chunks, decodes, and both beside each other; greedy and drawn."""
+    """One of each kind: chunks, decodes, and both beside each other; greedy and drawn; a decode of changed logits."""
     kinds = (([2], [2]), ([1], [3]), ([1, 1], [3, 3]), ([2, 1], [4, 3]))
-    return [
+    steps = [
         idle_step(new, lens, block_size, temperature)
         for new, lens in kinds
         for temperature in (0.0, 1.0)
         if sum(new) <= max_step_tokens
     ]
+    decodes = [idle_step([1], [3], block_size, temperature) for temperature in (0.0, 1.0)]
+    # Logits that are changed are float32, for which there are kernels of their own.
+    return steps + [replace(step, sample=replace(step.sample, changes=_CHANGES)) for step in decodes]
 
 
 def _sample_all(context_lens: np.ndarray[tuple[int], np.dtype[np.int64]], temperature: float) -> SampleRows:
