@@ -123,9 +123,14 @@ class KvHonest:
         self.hashes[slots] = 0
 
     def copy_blocks(self, src: Int32, dst: Int32) -> None:
-        source, target = self.slots_of(src), self.slots_of(dst)
-        for array in (self.salts, self.positions, self.hashes):
-            array[target] = array[source]
+        self.copy_from(self, src, dst)
+
+    def copy_from(self, other: KvHonest, src: Int32, dst: Int32) -> None:
+        """Blocks src [N] of another pool, or of this one, to blocks dst [N] of this one."""
+        source, target = other.slots_of(src), self.slots_of(dst)
+        self.salts[target] = other.salts[source]
+        self.positions[target] = other.positions[source]
+        self.hashes[target] = other.hashes[source]
 
     def slots_of(self, block_ids: npt.NDArray[np.integer]) -> Int64:
         """Slots of whole blocks, in order, shape [N * block_size]."""

@@ -39,13 +39,7 @@ from coppice_cache.core.workers import Phase, Worker
 from coppice_scheduler.core import engine
 from coppice_scheduler.core.leases import LeaseTable
 from coppice_scheduler.core.lifecycle import Lifecycle
-from coppice_sim.fork_mutants import (
-    copy_after_the_rows,
-    copy_of_what_is_gone,
-    copy_omitted,
-    fork_of_another_domain,
-    source_released_early,
-)
+from coppice_sim import copy_mutants, fork_mutants
 from coppice_sim.nemesis import FaultProfile
 from coppice_worker.core.pool import BlockPool, BlockRefusal
 from coppice_worker.core.worker import WorkerCore
@@ -360,14 +354,11 @@ MUTANTS = (
     Mutant("early release", "rule 2: released before the sequence was removed", _early_release),
     Mutant("early publication", "I8: published when planned", _early_publication),
     Mutant("forgets to release", "I18", _forgets_to_release),
-    Mutant("copy omitted", "I12: a fork reads what its block had before", copy_omitted),
-    Mutant("copy after the rows", "I12: the fork computes before it has the prompt", copy_after_the_rows),
-    Mutant(
-        "source released early",
-        "rule 2: the step that copies from it has no result",
-        source_released_early,
-    ),
-    Mutant("fork of another domain", "I3: the prompt is the same, the domain is not", fork_of_another_domain),
+    Mutant("copy omitted", "I12: a fork reads what its block had before", fork_mutants.copy_omitted),
+    Mutant("copy after the rows", "I12: the fork computes before it has the prompt", fork_mutants.copy_after_the_rows),
+    Mutant("source released early", "rule 2: its copy has no result yet", fork_mutants.source_released_early),
+    Mutant("fork of another domain", "I3: same prompt, other domain", fork_mutants.fork_of_another_domain),
+    Mutant("copies answered early", "I8: found before it is there", copy_mutants.answered_early),
     Mutant("step order unchecked", "rule 1: a doubled plan is applied again", _step_order_unchecked),
     Mutant("fence without effect", "I9: acknowledged and not done", _fence_without_effect, _ABSENCES),
     Mutant("reclaim from guarantees", "I14: who holds only its own is asked", _reclaim_from_guarantees),
@@ -377,7 +368,10 @@ MUTANTS = (
 
 # Another protection covers the loss of each of these in whole runs; unit tests ask for it directly.
 MASKED = (
-    Mutant("copy of what is gone", "I9: covered by plans that follow each other closely", copy_of_what_is_gone),
+    Mutant("copy of what is gone", "I9: covered by plans close to each other", fork_mutants.copy_of_what_is_gone),
+    Mutant("answers of another cache service", "I8: few numbers meet", copy_mutants.answers_of_another_cache_service),
+    Mutant("fence beside copies", "I9: covered by the worker's own check", copy_mutants.fence_beside_copies),
+    Mutant("takeover ends holds", "I9: covered by the leases of both ends", copy_mutants.takeover_ends_holds),
     Mutant("no generation check", "I5: covered by a ledger that is right", _no_generation_check),
     Mutant("no seal check", "I12: covered by generations", _no_seal_check),
     Mutant("no drain pins", "rule 7: covered by takeovers, which drop all readers", _no_drain_pins),

@@ -31,9 +31,11 @@ from coppice_cache.core.flights import Flight
 from coppice_cache.core.index import Effect, IndexCore, ToClientEffect
 from coppice_cache.core.ledger import BlockState
 from coppice_cache.core.radix import Node
+from coppice_cache.core.store import BlockStore
 from coppice_cache.core.workers import Worker as IndexWorker
 from coppice_scheduler.core.sequences import RequestState
-from coppice_sim.kv_honest import prefix_hashes
+from coppice_sim.kv_honest import KvHonest, prefix_hashes
+from coppice_worker.core.pool import BlockPool
 from coppice_worker.core.worker import Applied
 
 if TYPE_CHECKING:
@@ -83,25 +85,33 @@ class Oracle:
                 self._check_worker(ledger_side, host)
 
     def _check_worker(self, index: IndexWorker, host: WorkerHost) -> None:
-        state = index.ledger.states
-        granted = index.ledger.generations
-        opened = host.core.pool.generation
-        used = host.core.pool.has_user()
-        self._none(used & (state == BlockState.FREE), "I9", host, "free in the ledger and used on the worker")
-        self._none(used & (granted != opened), "I9", host, "granted again and still used on the worker")
-        self._none(opened > granted, "I4", host, "opened under a generation that was not granted")
-        self._none((state == BlockState.CACHED) & (opened != granted), "I8", host, "findable and never opened")
-        written = np.zeros(len(state), bool)
+        self._check_pool(index, host.core.pool, host.name)
+        written = np.zeros(index.num_blocks, bool)
         if host.outstanding is not None and host.outstanding.batch is not None:
             written[host.outstanding.batch.slots // index.block_size] = True
-        self._none(written & (state == BlockState.FREE), "I9", host, "free in the ledger and being written")
-        self._none(written & (state == BlockState.CACHED), "I7", host, "findable and being written")
+        state = index.ledger.states
+        self._none(written & (state == BlockState.FREE), "I9", host.name, "free in the ledger and being written")
+        self._none(written & (state == BlockState.CACHED), "I7", host.name, "findable and being written")
+        if index.host is not None:
+            self._check_pool(index.host.store, host.core.host_pool, f"{host.name}'s host")
         if self._events % CONTENT_EVERY == 0:
-            self.check_content(index, host)
+            self.check_content(index, host.executor, host.name)
+            if index.host is not None:
+                self.check_content(index.host.store, host.host_tier.memory, f"{host.name}'s host")
+                self._check_residue(host)
 
-    def check_content(self, index: IndexWorker, host: WorkerHost) -> None:
+    def _check_pool(self, store: BlockStore, pool: BlockPool, name: str) -> None:
+        """What the ledger believes of a tier and what the worker has there."""
+        state, granted = store.ledger.states, store.ledger.generations
+        opened, used = pool.generation, pool.has_user()
+        self._none(used & (state == BlockState.FREE), "I9", name, "free in the ledger and used on the worker")
+        self._none(used & (granted != opened), "I9", name, "granted again and still used on the worker")
+        self._none(opened > granted, "I4", name, "opened under a generation that was not granted")
+        self._none((state == BlockState.CACHED) & (opened != granted), "I8", name, "findable and never opened")
+
+    def check_content(self, store: BlockStore, memory: KvHonest, name: str) -> None:
         """I8, I12, I3: every findable block holds exactly the KV of its chain, in its domain's tree."""
-        for tree in index.trees.values():
+        for tree in store.trees.values():
             salt = self._world.salt_of_domain(tree.domain)
             waiting: list[tuple[Node, bytes, bytes]] = [(child, b"", b"") for child in tree.children.values()]
             while waiting:
@@ -109,29 +119,34 @@ class Oracle:
                 tokens, handles = tokens + node.tokens, handles + node.handles
                 waiting.extend((child, tokens, handles) for child in node.children.values())
                 if not node.children:
-                    self._check_chain(host, salt, tokens, handles, tree.domain)
+                    self._check_chain(memory, name, salt, tokens, handles, tree.domain)
                 key = self._world.settings.index.seal_key
-                chain = chain_seals(key, root_seal(key, tree.domain, tree.namespace), tokens, index.block_bytes)
-                seals = index.ledger.seals_of(node.handles)
+                chain = chain_seals(key, root_seal(key, tree.domain, tree.namespace), tokens, store.block_bytes)
+                seals = store.ledger.seals_of(node.handles)
                 if chain[len(chain) - len(seals) :] != seals:
                     self._world.fail("I12", f"a seal in the tree of {tree.domain} is not that of its tokens")
 
-    def _check_chain(self, host: WorkerHost, salt: int, tokens: bytes, handles: bytes, domain: str) -> None:
-        slots = host.executor.slots_of(block_ids(handles))
-        executor, expected = host.executor, prefix_hashes(np.frombuffer(tokens, "<u4"))
+    def _check_residue(self, host: WorkerHost) -> None:
+        """I15: nothing of a domain that must leave no trace is ever on the host, where nobody zeroes."""
+        for config in self._world.settings.index.domains:
+            if config.wipes and (host.host_tier.memory.salts == self._world.salt_of_domain(config.domain)).any():
+                self._world.fail("I15", f"something of {config.domain} is on the host of {host.name}")
+
+    def _check_chain(self, memory: KvHonest, name: str, salt: int, tokens: bytes, handles: bytes, domain: str) -> None:
+        slots, expected = memory.slots_of(block_ids(handles)), prefix_hashes(np.frombuffer(tokens, "<u4"))
         good = (
-            (executor.hashes[slots] == expected)
-            & (executor.positions[slots] == np.arange(len(slots)))
-            & (executor.salts[slots] == np.uint64(salt))
+            (memory.hashes[slots] == expected)
+            & (memory.positions[slots] == np.arange(len(slots)))
+            & (memory.salts[slots] == np.uint64(salt))
         )
         if not good.all():
             at = int(np.flatnonzero(~good)[0])
-            block = int(slots[at]) // executor.pool.block_size
-            self._world.fail("I8", f"block {block} of {host.name} is findable by {domain} at position {at}, but wrong")
+            block = int(slots[at]) // memory.pool.block_size
+            self._world.fail("I8", f"block {block} of {name} is findable by {domain} at position {at}, but wrong")
 
-    def _none(self, bad: Bool, name: str, host: WorkerHost, what: str) -> None:
+    def _none(self, bad: Bool, rule: str, name: str, what: str) -> None:
         if bad.any():
-            self._world.fail(name, f"blocks {np.flatnonzero(bad).tolist()} of {host.name} are {what}")
+            self._world.fail(rule, f"blocks {np.flatnonzero(bad).tolist()} of {name} are {what}")
 
     # -- what passes between the cores
 

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coppice.ids import SchedulerEpoch
-from coppice.messages.registration import Fence, Registered
+from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Registered
 from coppice.messages.step import StepPlan
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
+from coppice_sim.host_tier import HostTier
 from coppice_sim.kv_honest import KvHonest
 from coppice_sim.links import ClientEnd, ServerEnd
 from coppice_sim.process import Process
 from coppice_sim.timeline import MS
-from coppice_worker.core.batch import NO_OUTPUT, UInt64
+from coppice_worker.core.batch import NO_OUTPUT, PoolSpec, UInt64
 from coppice_worker.core.worker import (
     Applied,
     MalformedPlanError,
@@ -37,9 +38,11 @@ class WorkerHost(Process):
         self.world = world
         self.core = WorkerCore(settings)
         self.executor = KvHonest(settings.pool)
+        self.host_tier = HostTier(self, PoolSpec(settings.num_host_blocks, settings.pool.block_size))
         self.outstanding: Applied | None = None
         self._began_ns = 0  # when the device began the outstanding plan
         self._attachment = 0  # what was meant for an earlier one is not sent
+        self.reported = 0  # the attachment under which the core was last reported
         self._queue: deque[Callable[[], None]] = deque()
         self._links: dict[int, ServerLink[Any]] = {}
         self.schedulers = ServerEnd(self, _Schedulers(self))
@@ -61,15 +64,33 @@ class WorkerHost(Process):
 
     def _register(self, attachment: int) -> None:
         if attachment == self._attachment:
+            self.reported = attachment
             self._cache.post(self.core.registration())
 
     def link_body(self, body: Any) -> None:
+        attachment = self._attachment
         if isinstance(body, Registered):
             self.enqueue(lambda: self._registered(body))
+        elif isinstance(body, CopyOrders):
+            self._order(body, attachment)
         else:
             assert isinstance(body, Fence)
-            attachment = self._attachment
             self.enqueue(lambda: self._fence(body, attachment))
+
+    def _order(self, message: CopyOrders, attachment: int) -> None:
+        """Beside the queue: no step is waited for."""
+        self.host_tier.order(message, attachment)
+        if self.rng.random() < self.world.faults.doubled_bodies:
+            delay_ns = int(self.rng.expovariate(1.0) * 10 * MS)
+            self.after(delay_ns, lambda: self._order_again(message, attachment))
+
+    def _order_again(self, message: CopyOrders, attachment: int) -> None:
+        if attachment == self._attachment:
+            self.host_tier.order(message, attachment)
+
+    def answer_cache(self, message: CopiesDone | FenceAck, attachment: int) -> None:
+        if attachment == self._attachment:
+            self._cache.post(message)
 
     def link_lost(self) -> None:
         pass
@@ -78,6 +99,8 @@ class WorkerHost(Process):
         """The link goes on trying."""
 
     def _registered(self, message: Registered) -> None:
+        if message.worker_epoch != self.core.worker_epoch:
+            self.host_tier.quiesce()
         if self.core.registered(message):
             self.executor.zero_blocks(np.arange(self.core.settings.pool.num_blocks, dtype=np.int32))
             self._links.clear()
@@ -88,8 +111,8 @@ class WorkerHost(Process):
         self.world.sometimes["fenced"] += 1
         acknowledgement = self.core.fence(fence)
         self.drop_others()
-        if attachment == self._attachment:
-            self._cache.post(acknowledgement)
+        if acknowledgement is not None:
+            self.answer_cache(acknowledgement, attachment)
 
     # -- the queue: one thing at a time, in order of arrival
 

@@ -9,6 +9,7 @@ from random import Random
 
 from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, WorkerId
 from coppice_cache.core.index import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.settings import TierCosts
 from coppice_scheduler.core.settings import Guarantee, SchedulerSettings
 from coppice_sim.cache_host import CacheHost
 from coppice_sim.nemesis import FaultProfile, Nemesis
@@ -45,6 +46,8 @@ class WorldSettings:
     domains: tuple[str, ...]
     num_workers: int
     num_blocks: int
+    num_host_blocks: int
+    copy_ms: float
     max_schedulers: int
     max_context: int
     step_ms: float
@@ -53,6 +56,7 @@ class WorldSettings:
 
     @staticmethod
     def random(rng: Random) -> WorldSettings:
+        """Two of three runs have a host tier, with costs that make its use likely."""
         configs = (
             DomainConfig(DomainId("amber"), Mode.PRIVATE, maximum_share=rng.choice((1.0, 0.7))),
             DomainConfig(DomainId("birch"), Mode.PRIVATE, guarantee_share=rng.choice((0.0, 0.3, 0.5))),
@@ -66,14 +70,18 @@ class WorldSettings:
                 session_ttl_ms=TTL_MS,
                 worker_ttl_ms=TTL_MS,
                 heartbeat_ms=100,
-                flight_tokens_min=rng.choice((1, 8)),
+                flight_tokens_min=rng.choice((1, 4, 8)),
                 flight_wait_ms=rng.choice((50, 500)),
                 reclaim_grace_ms=rng.choice((40, 200)),
                 record_events=True,
+                tiers=TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0),
+                demote_below_share=rng.choice((0.3, 0.6, 0.9)),
             ),
             domains=tuple(config.domain for config in configs),
             num_workers=rng.choice((1, 1, 2)),
             num_blocks=rng.choice((14, 20, 32, 60)),
+            num_host_blocks=rng.choice((0, 12, 40)),
+            copy_ms=rng.choice((0.5, 5.0, 40.0)),
             max_schedulers=2,
             max_context=48,
             step_ms=rng.choice((0.5, 2.0, 8.0)),
@@ -135,6 +143,7 @@ class World:
             max_sequences=32,
             max_context=self.settings.max_context,
             max_step_tokens=self.settings.max_step_tokens,
+            num_host_blocks=self.settings.num_host_blocks,
         )
         self.workers[name] = WorkerHost(self, settings)
 
@@ -244,12 +253,14 @@ class World:
             left.append(f"{stats.leases} leases, {stats.leased_blocks} leased, {stats.draining_blocks} draining blocks")
         left += [f"{w.worker_id} is closed or fenced" for w in stats.workers if not w.open or w.fences]
         for index in self.cache.core.state.workers.values():
+            if index.host is not None and index.host.jobs:
+                left.append(f"{len(index.host.jobs)} copies are under way")
             if index.needs.waiting or index.flights.num_waiting:
                 left.append(f"{len(index.needs.waiting)} needs, {index.flights.num_waiting} wait for flights")
         for name, host in self.workers.items():
             known = self.cache.core.state.workers.get(WorkerId(name))
             if not host.is_alive or known is None or known.epoch != host.core.worker_epoch:
                 left.append(f"{name} is not registered")
-            if host.is_alive and host.core.pool.has_user().any():
+            if host.is_alive and (host.core.pool.has_user().any() or host.core.host_pool.has_user().any()):
                 left.append(f"{name} uses blocks")
         return left

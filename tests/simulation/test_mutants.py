@@ -19,6 +19,7 @@ from tests.unit import (
     test_scheduler_core_forks,
     test_scheduler_core_outages,
     test_worker_core_blocks,
+    test_worker_core_copies,
     test_worker_core_epochs,
 )
 from tests.unit.cache_world import World, tokens
@@ -65,6 +66,11 @@ DIRECT: dict[str, Callable[[], None]] = {
     "copy of what is gone": (
         test_scheduler_core_forks.test_a_source_that_is_lost_while_its_fork_waits_for_its_first_plan_is_not_copied
     ),
+    "answers of another cache service": (
+        test_worker_core_copies.test_a_new_cache_epoch_hears_nothing_of_the_orders_of_the_old_one
+    ),
+    "fence beside copies": test_worker_core_copies.test_a_fence_is_acknowledged_when_the_copies_before_it_are_over,
+    "takeover ends holds": test_worker_core_copies.test_a_takeover_leaves_copies_their_blocks,
     "no generation check": test_worker_core_blocks.test_only_an_owned_handle_opens_an_occupancy,
     "no seal check": test_worker_core_blocks.test_unsealed_block_is_not_read_even_with_a_seal_of_zeros,
     "no drain pins": lambda: test_cache_distrust.test_a_drain_pin_keeps_the_blocks_until_the_fence(_cached_blocks()),

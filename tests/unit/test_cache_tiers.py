@@ -159,6 +159,14 @@ def test_a_promotion_that_fails_is_computed_instead_in_the_end() -> None:
     assert grant.num_cached_tokens == 0
 
 
+def test_so_few_tokens_that_nobody_would_wait_for_them_are_not_promoted() -> None:
+    here = demoted()
+    object.__setattr__(here.core.state.settings, "flight_tokens_min", 17)
+    grant = ask(here, 10)
+    assert isinstance(grant, Grant), "all that the host has are 16 tokens"
+    assert orders(here)[-1].direction is Direction.DEMOTE
+
+
 def test_who_may_not_wait_computes() -> None:
     here = demoted()
     grant = here.granted(10, PROMPT + tokens(1, 99))

@@ -44,7 +44,10 @@ def weigh_waiting(state: State, op: Acquire, offer: Offer) -> Offer:
     stop = matchable_bytes(op.tokens, worker.block_bytes)
     found = host_match(worker, op.domain, op.namespace, op.tokens, stop)
     count = 0 if found is None else found.num_blocks - offer.spot.num_blocks
-    if count <= 0 or not state.settings.tiers.is_worth_promoting(count, size):
+    # As few tokens as nobody waits for would be ordered again by the next who asks, as it would not find the flight.
+    if count * size < max(1, state.settings.flight_tokens_min):
+        return offer
+    if not state.settings.tiers.is_worth_promoting(count, size):
         return offer
     return offer._replace(num_host_blocks=count, cost=offer.cost - state.settings.tiers.tokens_saved(count, size))
 
