@@ -93,6 +93,11 @@ class WorkerStats:
     trees: int
     nodes: int
     domains: tuple[DomainStats, ...]
+    num_host_blocks: int = 0  # of the host tier; none of the counts above is of it
+    host_free_blocks: int = 0
+    host_leased_blocks: int = 0  # that copies write
+    host_cached_blocks: int = 0
+    copies: int = 0  # under way, in both directions
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ def gather_stats(state: State) -> IndexStats:
 
 def _worker_stats(worker: Worker) -> WorkerStats:
     counts = worker.ledger.counts
+    host_counts = [0] * len(BlockState) if worker.host is None else worker.host.store.ledger.counts
     return WorkerStats(
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
@@ -46,6 +47,11 @@ def _worker_stats(worker: Worker) -> WorkerStats:
         trees=len(worker.trees),
         nodes=worker.num_nodes,
         domains=tuple(_domain_stats(worker, use) for use in worker.quotas.uses.values()),
+        num_host_blocks=sum(host_counts),
+        host_free_blocks=host_counts[BlockState.FREE],
+        host_leased_blocks=host_counts[BlockState.LEASED],
+        host_cached_blocks=host_counts[BlockState.CACHED],
+        copies=0 if worker.host is None else len(worker.host.jobs),
     )
 
 

@@ -1,7 +1,9 @@
 """Metrics of the cache service, gathered from the core when they are asked for.
 
     coppice_cache_blocks{worker,state}                 blocks: free, leased, cached, draining
-    coppice_cache_domain_blocks{worker,domain,state}   the same per domain, without free
+    coppice_cache_host_blocks{worker,state}            blocks of the host tier: free, leased, cached
+    coppice_cache_copies{worker}                       copies between device and host that are under way
+    coppice_cache_domain_blocks{worker,domain,state}   the device's per domain, without free
     coppice_cache_leases{worker}                       live and draining leases
     coppice_cache_fences_pending{worker}               fences that the worker has not acknowledged
     coppice_cache_tree_nodes{worker}                   nodes of all radix trees
@@ -79,12 +81,17 @@ class CacheMetrics(Collector):
         domains = GaugeMetricFamily(
             "coppice_cache_domain_blocks", "Blocks by domain and state.", labels=["worker", "domain", "state"]
         )
+        host = GaugeMetricFamily("coppice_cache_host_blocks", "Of the host tier.", labels=["worker", "state"])
+        copies = GaugeMetricFamily("coppice_cache_copies", "Copies between tiers under way.", labels=["worker"])
         for worker in stats.workers:
+            copies.add_metric([worker.worker_id], worker.copies)
+            for state in ("free", "leased", "cached"):
+                host.add_metric([worker.worker_id, state], getattr(worker, f"host_{state}_blocks"))
             for state in ("free", "leased", "cached", "draining"):
                 blocks.add_metric([worker.worker_id, state], getattr(worker, f"{state}_blocks"))
             for (label, state), count in sorted(self._by_label(worker).items()):
                 domains.add_metric([worker.worker_id, label, state], count)
-        return [blocks, domains]
+        return [blocks, domains, host, copies]
 
     def _by_label(self, worker: WorkerStats) -> Tally[tuple[str, str]]:
         tally: Tally[tuple[str, str]] = Tally()

@@ -59,13 +59,14 @@ def _legend() -> str:
 
 
 def _worker(worker: WorkerStats) -> str:
+    host = f" · {worker.host_cached_blocks} of {worker.num_host_blocks} on the host" if worker.num_host_blocks else ""
     ledger = "" if worker.open else " · <span class=bad>recovering: it grants nothing yet</span>"
     head = (
         f"<h2>{escape(worker.worker_id)} <span class=dim>epoch {worker.worker_epoch}</span>{ledger}</h2>"
         f"{_bar(worker, worker.num_blocks, None)}"
         f"<p class=dim>{worker.num_blocks} blocks · {worker.free_blocks} free · {worker.leased_blocks} leased · "
         f"{worker.cached_blocks} cached · {worker.draining_blocks} draining · {worker.leases} leases · "
-        f"{worker.fences} fences pending · {worker.trees} trees · {worker.nodes} nodes</p>"
+        f"{worker.fences} fences pending · {worker.trees} trees · {worker.nodes} nodes{host}</p>"
     )
     if not worker.domains:
         return head

@@ -12,7 +12,7 @@ from coppice.ids import DomainId
 from coppice.settings import EnvOnly, Settings
 from coppice.tenants import DomainShares, TenantDirectory
 from coppice_cache.core.errors import SettingsRefused
-from coppice_cache.core.settings import CoreSettings, DomainConfig, Eviction, Mode
+from coppice_cache.core.settings import CoreSettings, DomainConfig, Eviction, Mode, TierCosts
 
 SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64
@@ -39,6 +39,13 @@ class CacheSettings(Settings):
     )
     eviction_policy: Literal["adaptive", "lru"] = Field(
         "adaptive", description="What is forgotten first: adaptive learns from each domain what is used again."
+    )
+    prefill_us_per_token: float = Field(
+        20.0, gt=0, description="What a token costs a worker to compute: a copy from its host tier has to cost less."
+    )
+    copy_us_per_block: float = Field(40.0, gt=0, description="What a block costs to copy between device and host.")
+    demote_below_share: float = Field(
+        0.1, ge=0, le=1, description="Share of free blocks below which those next to go are copied to the host tier."
     )
     heartbeat_ms: int = Field(1_000, ge=20, description="How often sessions hear a digest of their leases.")
     audit_interval_s: float = Field(
@@ -132,6 +139,8 @@ def core_settings(settings: CacheSettings) -> CoreSettings:
             heartbeat_ms=settings.heartbeat_ms,
             reclaim_grace_ms=settings.reclaim_grace_ms,
             eviction=Eviction(settings.eviction_policy),
+            tiers=TierCosts(settings.prefill_us_per_token, settings.copy_us_per_block),
+            demote_below_share=settings.demote_below_share,
             record_events=True,
         )
     except SettingsRefused as refused:
