@@ -39,6 +39,7 @@ def flag(argv: tuple[str, ...], name: str) -> str:
         (UpOptions(block_size=0), "--block-size 0"),
         (UpOptions(num_blocks=-1), "--num-blocks -1"),
         (UpOptions(threads=-3), "--threads -3"),
+        (UpOptions(host_memory_mib=-1), "--host-memory-mib -1"),
         (UpOptions(port=70000), "--port 70000"),
         (UpOptions(grpc_port=-1), "--grpc-port -1"),
         (UpOptions(port=9000, grpc_port=9000), "are both 9000"),
@@ -59,7 +60,9 @@ def test_loopback_needs_no_tenants(host: str) -> None:
 
 
 def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
-    stack = plan(tmp_path, UpOptions(port=0, workers=2, num_blocks=64, otlp_endpoint="http://c:4317"))
+    stack = plan(
+        tmp_path, UpOptions(port=0, workers=2, num_blocks=64, host_memory_mib=7, otlp_endpoint="http://c:4317")
+    )
     names = [[spec.name for spec in stage] for stage in stack.stages]
     assert names == [["valkey"], ["cache"], ["worker-0", "worker-1", "scheduler"]]
     (valkey,), (cache,), (first, second, scheduler) = stack.stages
@@ -67,6 +70,7 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     assert {flag(child.argv, "--cache") for child in (first, second, scheduler)} == {address}
     assert flag(cache.argv, "--redis-url") == f"redis://127.0.0.1:{flag(valkey.argv, '--port')}/0"
     assert flag(first.argv, "--num-blocks") == "64"
+    assert flag(first.argv, "--host-memory-mib") == "7"
     assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"
     assert {flag(c.argv, "--otlp-endpoint") for c in (cache, first, second, scheduler)} == {"http://c:4317"}
     ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--session-port", "--http-port")]

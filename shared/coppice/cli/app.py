@@ -54,6 +54,9 @@ def up(
     device: Device = _DEFAULTS.device,
     num_blocks: NumBlocks = _DEFAULTS.num_blocks,
     block_size: BlockSize = _DEFAULTS.block_size,
+    host_memory_mib: Annotated[
+        int, typer.Option(help="Memory per worker for blocks that the device has no room for; 0 = none.")
+    ] = _DEFAULTS.host_memory_mib,
     workers: Workers = _DEFAULTS.workers,
     tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
     threads: Threads = _DEFAULTS.threads,
@@ -75,6 +78,7 @@ def up(
         device=device,
         num_blocks=num_blocks,
         block_size=block_size,
+        host_memory_mib=host_memory_mib,
         workers=workers,
         tensor_parallel=tensor_parallel,
         threads=threads,

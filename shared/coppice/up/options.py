@@ -27,6 +27,7 @@ class UpOptions:
     device: str = "auto"
     num_blocks: int = 0
     block_size: int = 16
+    host_memory_mib: int = 0
     workers: int = 1
     tensor_parallel: int = 1
     threads: int = 0
@@ -50,6 +51,8 @@ class UpOptions:
             raise UsageError(f"--block-size {self.block_size} is out of range", hint="16 is usual")
         if self.num_blocks < 0:
             raise UsageError(f"--num-blocks {self.num_blocks} is out of range", hint="leave it out for a default")
+        if self.host_memory_mib < 0:
+            raise UsageError(f"--host-memory-mib {self.host_memory_mib} is out of range", hint="0 for no host tier")
         if self.threads < 0:
             raise UsageError(f"--threads {self.threads} is out of range", hint="leave it out to share the machine out")
         for flag, port in (("--port", self.port), ("--grpc-port", self.grpc_port)):

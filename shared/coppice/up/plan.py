@@ -158,6 +158,8 @@ def _worker_child(
         argv += ["--num-blocks", str(options.num_blocks)]
     if options.tensor_parallel > 1:
         argv += ["--tensor-parallel", str(options.tensor_parallel)]
+    if options.host_memory_mib:
+        argv += ["--host-memory-mib", str(options.host_memory_mib)]
     threads = options.threads or (max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0)
     if threads:
         argv += ["--threads", str(threads)]
