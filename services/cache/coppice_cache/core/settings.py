@@ -96,7 +96,7 @@ class TierCosts:
 
     prefill_us_per_token: float = 20.0
     copy_us_per_block: float = 40.0  # one way
-    order_us: float = 1_000.0  # until an order has reached the worker and its end is known
+    order_us: float = 2_000.0  # until an order has reached the worker, its end is known and the prompt has asked again
     reuse_probability: float = 0.25  # of a prefix that nothing is known of
 
     def is_worth_promoting(self, num_blocks: int, block_size: int) -> bool:
