@@ -56,6 +56,7 @@ class Mutant:
     breaks: str
     patches: Callable[[], Patches]
     faults: FaultProfile | None = None
+    tiers: bool = False  # whether workers may have a host tier; without one it shows sooner
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -358,7 +359,7 @@ MUTANTS = (
     Mutant("copy after the rows", "I12: the fork computes before it has the prompt", fork_mutants.copy_after_the_rows),
     Mutant("source released early", "rule 2: its copy has no result yet", fork_mutants.source_released_early),
     Mutant("fork of another domain", "I3: same prompt, other domain", fork_mutants.fork_of_another_domain),
-    Mutant("copies answered early", "I8: found before it is there", copy_mutants.answered_early),
+    Mutant("copies answered early", "I8: found before it is there", copy_mutants.answered_early, tiers=True),
     Mutant("step order unchecked", "rule 1: a doubled plan is applied again", _step_order_unchecked),
     Mutant("fence without effect", "I9: acknowledged and not done", _fence_without_effect, _ABSENCES),
     Mutant("reclaim from guarantees", "I14: who holds only its own is asked", _reclaim_from_guarantees),

@@ -38,10 +38,15 @@ class Report:
 
 
 def run(
-    seed: int, *, steps: int = DEFAULT_STEPS, faults: FaultProfile | None = None, check_cores: bool = True
+    seed: int,
+    *,
+    steps: int = DEFAULT_STEPS,
+    faults: FaultProfile | None = None,
+    check_cores: bool = True,
+    tiers: bool = True,
 ) -> Report:
     """`steps` events with faults (drawn from the seed unless given), then heal and wait for rest."""
-    world = World(seed, faults, check_cores=check_cores)
+    world = World(seed, faults, check_cores=check_cores, tiers=tiers)
     broken, history = "", ()
     try:
         for _ in range(steps):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 
@@ -46,17 +46,16 @@ class WorldSettings:
     domains: tuple[str, ...]
     num_workers: int
     num_blocks: int
-    num_host_blocks: int
-    copy_ms: float
     max_schedulers: int
     max_context: int
     step_ms: float
     max_step_tokens: int
     arrival_ms: float
+    num_host_blocks: int = 0
+    copy_ms: float = 0.0
 
     @staticmethod
     def random(rng: Random) -> WorldSettings:
-        """Two of three runs have a host tier, with costs that make its use likely."""
         configs = (
             DomainConfig(DomainId("amber"), Mode.PRIVATE, maximum_share=rng.choice((1.0, 0.7))),
             DomainConfig(DomainId("birch"), Mode.PRIVATE, guarantee_share=rng.choice((0.0, 0.3, 0.5))),
@@ -70,24 +69,32 @@ class WorldSettings:
                 session_ttl_ms=TTL_MS,
                 worker_ttl_ms=TTL_MS,
                 heartbeat_ms=100,
-                flight_tokens_min=rng.choice((1, 4, 8)),
+                flight_tokens_min=rng.choice((1, 8)),
                 flight_wait_ms=rng.choice((50, 500)),
                 reclaim_grace_ms=rng.choice((40, 200)),
                 record_events=True,
-                tiers=TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0),
-                demote_below_share=rng.choice((0.3, 0.6, 0.9)),
             ),
             domains=tuple(config.domain for config in configs),
             num_workers=rng.choice((1, 1, 2)),
             num_blocks=rng.choice((14, 20, 32, 60)),
-            num_host_blocks=rng.choice((0, 12, 40)),
-            copy_ms=rng.choice((0.5, 5.0, 40.0)),
             max_schedulers=2,
             max_context=48,
             step_ms=rng.choice((0.5, 2.0, 8.0)),
             max_step_tokens=rng.choice((8, 16, 64)),
             arrival_ms=rng.choice((10.0, 25.0, 60.0)),
         )
+
+    def add_host_tier(self, rng: Random) -> None:
+        """For two of three runs, with costs that make its use likely."""
+        self.num_host_blocks = rng.choice((0, 12, 40))
+        self.copy_ms = rng.choice((0.5, 5.0, 40.0))
+        if self.num_host_blocks:
+            self.index = replace(
+                self.index,
+                flight_tokens_min=rng.choice((1, 4, 8)),
+                tiers=TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0),
+                demote_below_share=rng.choice((0.3, 0.6, 0.9)),
+            )
 
 
 @dataclass(slots=True)
@@ -98,11 +105,15 @@ class Totals:
 
 
 class World:
-    def __init__(self, seed: int, faults: FaultProfile | None = None, *, check_cores: bool = True) -> None:
+    def __init__(
+        self, seed: int, faults: FaultProfile | None = None, *, check_cores: bool = True, tiers: bool = True
+    ) -> None:
         self.seed = seed
         self.check_cores = check_cores  # False: only what clients and workers see can tell that something is wrong
         self.rng = Random(seed)
         self.settings = WorldSettings.random(self.rng)
+        if tiers:
+            self.settings.add_host_tier(Random(f"tiers of {seed}"))  # so that runs without one are what they were
         self.faults = faults if faults is not None else FaultProfile.random(self.rng)
         self.timeline = Timeline()
         self.network = Network(self.timeline, self.rng)

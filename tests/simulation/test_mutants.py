@@ -32,7 +32,7 @@ def killed_by(mutant: Mutant, *, check_cores: bool = True, evidence: str = "") -
     """What the first seed that notices (this evidence) says; empty when none does."""
     with mutant.applied():
         for seed in SEEDS:
-            report = run(seed, steps=STEPS, faults=mutant.faults, check_cores=check_cores)
+            report = run(seed, steps=STEPS, faults=mutant.faults, check_cores=check_cores, tiers=mutant.tiers)
             if report.broken and evidence in report.broken:
                 return report.broken
     return ""
@@ -103,7 +103,7 @@ def test_a_scheduler_that_gives_nothing_back_holds_nobody_up() -> None:
     forced = 0
     with RECLAIM_IGNORED.applied():
         for seed in SEEDS:
-            report = run(seed, steps=STEPS)
+            report = run(seed, steps=STEPS, tiers=False)
             assert not report.broken, report.line
             forced += report.sometimes["reclaim forced through a fence"]
     assert forced > 0
