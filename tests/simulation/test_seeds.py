@@ -104,7 +104,7 @@ def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
     sometimes: Counter[str] = Counter()
     seed = first_seed
     while sometimes["crash of c"] < crashes:
-        sometimes += held(run(seed, steps=STEPS, faults=FaultProfile.cache_restarts())).sometimes
+        sometimes += held(run(seed, steps=STEPS, faults=FaultProfile.cache_restarts(), tiers=False)).sometimes
         seed += 1
     return sometimes
 
