@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import test_host_tier as host_tier
 from tests.e2e.stack import Stack, wait_until
 from tests.fakes.oracle import Oracle
 
@@ -56,3 +57,15 @@ def test_a_rank_that_hangs_ends_its_worker_and_the_next_one_serves(stack: Stack,
     waiting.join(60)
     stack.wait_ready()
     check_exact(stack, oracle, 2)
+
+
+@pytest.mark.long
+def test_what_the_device_forgot_comes_back_to_every_rank(checkpoint: Path, tmp_path: Path, oracle: Oracle) -> None:
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text(host_tier.TENANTS)
+    worker = ["--host-memory-mib=64", "--tensor-parallel=2"]
+    num_blocks, cache = host_tier.NUM_BLOCKS, host_tier.CACHE
+    with Stack(
+        checkpoint, tmp_path, num_blocks=num_blocks, tenants=tenants, cache_args=cache, worker_args=worker
+    ) as stack:
+        host_tier.go_round(stack, oracle)
