@@ -33,7 +33,9 @@ def flag(argv: tuple[str, ...], name: str) -> str:
     ("options", "words"),
     [
         (UpOptions(dtype="int8"), "--dtype int8"),
+        (UpOptions(kv_dtype="int4"), "--kv-dtype int4"),
         (UpOptions(device="tpu"), "--device tpu"),
+        (UpOptions(gpu_memory_utilization=1.5), "--gpu-memory-utilization 1.5"),
         (UpOptions(workers=0), "--workers 0"),
         (UpOptions(workers=99), "--workers 99"),
         (UpOptions(block_size=0), "--block-size 0"),
@@ -61,7 +63,8 @@ def test_loopback_needs_no_tenants(host: str) -> None:
 
 def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     stack = plan(
-        tmp_path, UpOptions(port=0, workers=2, num_blocks=64, host_memory_mib=7, otlp_endpoint="http://c:4317")
+        tmp_path,
+        UpOptions(port=0, workers=2, num_blocks=64, host_memory_mib=7, kv_dtype="fp8", otlp_endpoint="http://c:4317"),
     )
     names = [[spec.name for spec in stage] for stage in stack.stages]
     assert names == [["valkey"], ["cache"], ["worker-0", "worker-1", "scheduler"]]
@@ -71,6 +74,7 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     assert flag(cache.argv, "--redis-url") == f"redis://127.0.0.1:{flag(valkey.argv, '--port')}/0"
     assert flag(first.argv, "--num-blocks") == "64"
     assert flag(first.argv, "--host-memory-mib") == "7"
+    assert flag(first.argv, "--kv-dtype") == "fp8"
     assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"
     assert {flag(c.argv, "--otlp-endpoint") for c in (cache, first, second, scheduler)} == {"http://c:4317"}
     ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--session-port", "--http-port")]

@@ -10,7 +10,7 @@ import typer
 from coppice.cli import bench_commands, cache_commands, index_commands
 from coppice.cli.variables import refuse_unknown_variables_of
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
-from coppice.up.options import DEVICES, DTYPES, UpOptions
+from coppice.up.options import DEVICES, DTYPES, KV_DTYPES, UpOptions
 
 app = typer.Typer(
     help="Multi-tenant LLM serving on paged, shared KV.",
@@ -32,7 +32,7 @@ index_commands.add_to(index)
 _DEFAULTS = UpOptions()
 
 Model = Annotated[str, typer.Option(help="Checkpoint folder or hub id (owner/name). Default: the demo model.")]
-Dtype = Annotated[str, typer.Option(help=f"Type of weights and KV: {', '.join(DTYPES)}.")]
+Dtype = Annotated[str, typer.Option(help=f"Type of weights and computation: {', '.join(DTYPES)}.")]
 Device = Annotated[str, typer.Option(help=f"Where workers compute: {', '.join(DEVICES)}.")]
 NumBlocks = Annotated[int, typer.Option(help="KV blocks per worker; 0 leaves it to the worker.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.")]
@@ -51,7 +51,13 @@ def up(
     ),
     grpc_port: Annotated[int, typer.Option(help="Port of the gRPC API; 0 takes a free one.")] = _DEFAULTS.grpc_port,
     dtype: Dtype = _DEFAULTS.dtype,
+    kv_dtype: Annotated[
+        str, typer.Option(help=f"Type of KV in blocks: {', '.join(KV_DTYPES)}. fp8 is less exact.")
+    ] = _DEFAULTS.kv_dtype,
     device: Device = _DEFAULTS.device,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of a GPU's memory that a worker takes in all.")
+    ] = _DEFAULTS.gpu_memory_utilization,
     num_blocks: NumBlocks = _DEFAULTS.num_blocks,
     block_size: BlockSize = _DEFAULTS.block_size,
     host_memory_mib: Annotated[
@@ -75,7 +81,9 @@ def up(
         port=port,
         grpc_port=grpc_port,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
         num_blocks=num_blocks,
         block_size=block_size,
         host_memory_mib=host_memory_mib,

@@ -10,6 +10,7 @@ from coppice.tenants import load_tenants
 from coppice.up.ports import LOOPBACK, is_loopback
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 WORKERS_MAX = 16
 RANKS_MAX = 64
@@ -24,7 +25,9 @@ class UpOptions:
     port: int = 8000
     grpc_port: int = 0
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     device: str = "auto"
+    gpu_memory_utilization: float = 0.9
     num_blocks: int = 0
     block_size: int = 16
     host_memory_mib: int = 0
@@ -41,6 +44,8 @@ class UpOptions:
         """Raise UsageError for what can never work."""
         if self.dtype not in DTYPES:
             raise UsageError(f"--dtype {self.dtype} is not known", hint=f"one of {', '.join(DTYPES)}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise UsageError(f"--kv-dtype {self.kv_dtype} is not known", hint=f"one of {', '.join(KV_DTYPES)}")
         if self.device not in DEVICES:
             raise UsageError(f"--device {self.device} is not known", hint=f"one of {', '.join(DEVICES)}")
         if not 1 <= self.workers <= WORKERS_MAX:
@@ -51,6 +56,10 @@ class UpOptions:
             raise UsageError(f"--block-size {self.block_size} is out of range", hint="16 is usual")
         if self.num_blocks < 0:
             raise UsageError(f"--num-blocks {self.num_blocks} is out of range", hint="leave it out for a default")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UsageError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization} is out of range", hint="above 0, at most 1"
+            )
         if self.host_memory_mib < 0:
             raise UsageError(f"--host-memory-mib {self.host_memory_mib} is out of range", hint="0 for no host tier")
         if self.threads < 0:

@@ -152,7 +152,8 @@ def _worker_child(
         *("--host", grpc.host, "--session-port", str(sessions.port)),
         *("--grpc-port", str(grpc.port), "--http-port", str(http.port)),
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
-        *("--dtype", options.dtype, "--device", options.device, "--block-size", str(options.block_size)),
+        *("--dtype", options.dtype, "--kv-dtype", options.kv_dtype, "--device", options.device),
+        *("--block-size", str(options.block_size), "--gpu-memory-utilization", str(options.gpu_memory_utilization)),
     ]
     if options.num_blocks:
         argv += ["--num-blocks", str(options.num_blocks)]
