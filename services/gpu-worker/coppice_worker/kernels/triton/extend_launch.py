@@ -63,7 +63,7 @@ def extend_shape(head_padded: int, query: torch.dtype, blocks: torch.dtype) -> E
     if head_padded <= 128:
         return ExtendShape(EXTEND_ROWS, 64, not is_float8, options)
     if is_float8:
-        return ExtendShape(64, 32, False, {**options, "num_stages": 3})
+        return ExtendShape(64, 32, False, options)
     return ExtendShape(EXTEND_ROWS, 32, False, options)
 
 
