@@ -155,7 +155,7 @@ class TorchExecutor:
 
         Uses and then zeroes the first blocks: call it before any block is handed out.
         """
-        for step in warm_up_steps(self._pool.block_size, self._limits.max_step_tokens):
+        for step in warm_up_steps(self._pool.block_size, self._limits, self._config.max_context):
             self.execute(step)
         used = np.arange(min(2, self._pool.num_blocks), dtype=np.int32)
         self.copy_blocks(used[:-1], used[1:])

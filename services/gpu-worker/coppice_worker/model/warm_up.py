@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from coppice_worker.core.batch import LogitChanges, SampleRows, StepBatch
+from coppice_worker.core.batch import LogitChanges, SampleRows, StepBatch, StepLimits
 
+_LONG_CONTEXT = 4096  # tokens
+_ROWS_IN_COMMON = 8
 _CHANGES = LogitChanges(
     repetition=np.ones(1, np.float32),
     frequency=np.zeros(1, np.float32),
@@ -53,18 +55,28 @@ def largest_step(max_sequences: int, max_step_tokens: int, max_context: int, blo
     return idle_step(new.tolist(), new.tolist(), block_size, temperature=1.0)
 
 
-def warm_up_steps(block_size: int, max_step_tokens: int) -> list[StepBatch]:
-    """One of each kind: chunks, decodes, and both beside each other; greedy and drawn; a decode of changed logits."""
+def warm_up_steps(block_size: int, limits: StepLimits, max_context: int) -> list[StepBatch]:
+    """One of each kind: chunks, decodes, and both beside each other; greedy and drawn; a decode of changed logits. On a
+    GPU long contexts have kernels of their own: few chunks are cut along them, and rows have their beginning in common.
+    """
     kinds = (([2], [2]), ([1], [3]), ([1, 1], [3, 3]), ([2, 1], [4, 3]))
     steps = [
         idle_step(new, lens, block_size, temperature)
         for new, lens in kinds
         for temperature in (0.0, 1.0)
-        if sum(new) <= max_step_tokens
+        if _fits(new, lens, limits, max_context)
     ]
+    long = min(max_context, _LONG_CONTEXT)
+    for new in ([2], [1] * _ROWS_IN_COMMON):
+        if _fits(new, [long], limits, max_context):
+            steps.append(idle_step(new, [long] * len(new), block_size, temperature=0.0))
     decodes = [idle_step([1], [3], block_size, temperature) for temperature in (0.0, 1.0)]
     # Logits that are changed are float32, for which there are kernels of their own.
     return steps + [replace(step, sample=replace(step.sample, changes=_CHANGES)) for step in decodes]
+
+
+def _fits(new: Sequence[int], lens: Sequence[int], limits: StepLimits, max_context: int) -> bool:
+    return len(new) <= limits.max_sequences and sum(new) <= limits.max_step_tokens and max(lens) <= max_context
 
 
 def _sample_all(context_lens: np.ndarray[tuple[int], np.dtype[np.int64]], temperature: float) -> SampleRows:
