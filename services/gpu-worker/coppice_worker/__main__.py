@@ -46,9 +46,9 @@ def main() -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with `code`. After an error of the device an orderly end of the interpreter may abort in the
-    device's libraries, whose context is broken, and say something else."""
-    if code == EXIT_OK or not torch.cuda.is_available():
+    """End the process with `code`. With a device, an orderly end of the interpreter may abort in the device's
+    libraries, whose context may be broken, or wait for another rank."""
+    if not torch.cuda.is_available():
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -66,7 +66,9 @@ def run(settings: WorkerSettings) -> int:
         return serve(settings, loaded, Compute(loaded.executor, loaded.host), stopping)
     with Ranks(settings) as ranks:
         loaded = load(settings, ranks.join())
-        return serve(settings, loaded, ranks.lead(loaded), stopping)
+        code = serve(settings, loaded, ranks.lead(loaded), stopping)
+        loaded.executor.close()
+        return code
 
 
 def serve(settings: WorkerSettings, loaded: Loaded, compute: Compute, stopping: threading.Event) -> int:

@@ -40,14 +40,14 @@ class Upload:
     """Sends the arrays of a step in one copy. Two buffers take turns and grow as needed."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._hosts = [HostBuffer(0, device), HostBuffer(0, device)]
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
         """Tensors of the same shapes and types, in memory of their own."""
         starts = np.cumsum([0, *(aligned(array.nbytes) for array in arrays)]).tolist()
         host = self._next(starts[-1])
-        sent = torch.empty(starts[-1], dtype=torch.uint8, device=self._device)
+        sent = torch.empty(starts[-1], dtype=torch.uint8, device=self.device)
         found = []
         for array, start in zip(arrays, starts, strict=False):
             place = slice(start, start + array.nbytes)
@@ -57,11 +57,15 @@ class Upload:
         host.send(starts[-1], sent)
         return found
 
+    def lend(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
+        """Like `send`, but on a CPU they are the arrays' own memory, which then must stay as it is."""
+        return [torch.from_numpy(array) for array in arrays] if self.device.type == "cpu" else self.send(arrays)
+
     def _next(self, num_bytes: int) -> HostBuffer:
         self._hosts.reverse()
         if len(self._hosts[0].array) < num_bytes:
             self._hosts[0].wait_until_sent()
-            self._hosts[0] = HostBuffer(2 * num_bytes, self._device)
+            self._hosts[0] = HostBuffer(2 * num_bytes, self.device)
         self._hosts[0].wait_until_sent()
         return self._hosts[0]
 

@@ -5,6 +5,7 @@ TorchExecutor(checkpoint, device="cpu", dtype="float32", num_blocks=suggest_num_
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ import numpy as np
 import torch
 
 from coppice.namespaces import NamespaceFields
-from coppice_worker.core.batch import Int32, Int64, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
+from coppice_worker.core.batch import Int32, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
 from coppice_worker.kernels.backend import DecodeBackend
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_packer
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.kernels.pool import KvPool
+from coppice_worker.kernels.upload import Upload
 
 from .config import read_config
 from .decoder import Decoder
@@ -86,7 +88,8 @@ class TorchExecutor:
         )
         weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
-        self._outputs = Outputs(self._decoder, self._backend.arithmetic, self._device)
+        self._upload = Upload(self._device)
+        self._outputs = Outputs(self._decoder, self._backend.arithmetic, self._upload)
         self._info = describe(self._config, checkpoint_digest(checkpoint_dir), NAMES[self._kv_dtype])
         if fill:
             self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size)
@@ -119,8 +122,12 @@ class TorchExecutor:
         return num_blocks
 
     def _graphs_bytes(self, memory: DeviceMemory) -> int:
+        free_before = memory.total_and_free()[1]
         graphs = self._new_graphs()
-        return graphs_bytes(memory, graphs.capture, graph_sizes(self._limits.max_sequences)) if graphs else 0
+        if graphs is None:
+            return 0
+        state = max(0, free_before - memory.total_and_free()[1])  # what rows keep on the device
+        return state + graphs_bytes(memory, graphs.capture, graph_sizes(self._limits.max_sequences))
 
     @property
     def pool(self) -> PoolSpec:
@@ -223,7 +230,10 @@ class TorchExecutor:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Writes the step's KV; hidden states [T, hidden] before the final norm."""
         step = self._backend.plan(batch)
-        return self._decoder.forward(self._to_device(batch.token_ids), self._to_device(batch.positions), step)
+        token_ids, positions = self._upload.lend([batch.token_ids, batch.positions])
+        return self._decoder.forward(token_ids, positions, step)
 
-    def _to_device(self, array: Int64) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def close(self) -> None:
+        """Gives the graphs back: ranks cannot part from each other while one holds a sum of theirs."""
+        self._graphs = None
+        gc.collect()

@@ -9,6 +9,7 @@ import torch
 
 from coppice_worker.core.batch import NO_OUTPUT, Int64, Logprobs, PromptTokens, StepBatch, StepOutput
 from coppice_worker.kernels.backend import Arithmetic
+from coppice_worker.kernels.upload import Upload
 
 from .decoder import Decoder
 from .logits import join_logprobs, token_logprobs
@@ -20,13 +21,14 @@ _PROMPT_LOGITS_MAX = 1 << 23  # logits of prompt tokens in memory at a time
 class Outputs:
     """Samples, and reports log-probabilities, whatever a batch asks for."""
 
-    def __init__(self, decoder: Decoder, arithmetic: Arithmetic, device: torch.device) -> None:
-        self._decoder, self._arithmetic, self._device = decoder, arithmetic, device
+    def __init__(self, decoder: Decoder, arithmetic: Arithmetic, upload: Upload) -> None:
+        self._decoder, self._arithmetic, self._upload = decoder, arithmetic, upload
 
     def of(self, batch: StepBatch, hidden: torch.Tensor) -> StepOutput:
         """Hidden states [T, hidden] before the final norm."""
         prompt = None if batch.prompt is None else self._prompt_logprobs(hidden, batch.prompt)
         if batch.sample.rows.size == 0:
+            self._wait()
             return NO_OUTPUT if prompt is None else replace(NO_OUTPUT, prompt_logprobs=prompt)
         logits = self.logits(batch, hidden)
         tokens, logprobs = sample_and_report(logits, batch.sample, self._arithmetic)
@@ -47,4 +49,9 @@ class Outputs:
         )
 
     def _to_device(self, array: Int64) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return self._upload.lend([array])[0]
+
+    def _wait(self) -> None:
+        """Nothing is fetched that the host would wait for: the step is over when the device has computed it."""
+        if self._upload.device.type == "cuda":
+            torch.cuda.current_stream(self._upload.device).synchronize()

@@ -89,7 +89,10 @@ class Ranks:
         for channel in (*self._channels.values(), *self._copies.values()):
             channel.close()
         if self._group is not None:
-            self._group.close()
+            # To part means to wait for each other, and there is no way to stop that.
+            parting = threading.Thread(target=self._group.close, name="parting", daemon=True)
+            parting.start()
+            parting.join(STOP_WAIT_S)
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_WAIT_S)

@@ -40,7 +40,9 @@ def run(invitation: Invitation) -> int:
     with socket.socket(fileno=invitation.channel) as channel, socket.socket(fileno=invitation.copies) as copies:
         try:
             group = invitation.meeting.join(invitation.rank, invitation.size)
-            serve(invitation, load(invitation.settings, group), channel, copies)
+            loaded = load(invitation.settings, group)
+            serve(invitation, loaded, channel, copies)
+            loaded.executor.close()
             group.close()
         except CoppiceError as error:
             # Rank 0 says what is wrong with the model, as it finds the same, and who was lost. If it cannot, we do.

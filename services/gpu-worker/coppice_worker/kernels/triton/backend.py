@@ -30,6 +30,8 @@ class TritonBackend:
     """Paged attention on CUDA (or in Triton's interpreter)."""
 
     def __init__(self, pool: KvPool, heads: Heads) -> None:
+        rows = pool.num_blocks * pool.shape.num_kv_heads * pool.block_size
+        assert rows < 1 << 31, f"{rows} rows of K in a layer: decode counts them in 32 bits"
         self.pool = pool
         self.heads = heads
         self.arithmetic: Arithmetic = TritonArithmetic()

@@ -26,9 +26,6 @@ from .extend_pieces import join
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803, N806  (compile-time constants are upper case, as everywhere in Triton)
 
-# float16 loses what is below 2^-24; with it, weights may be multiplied by scales of values from 2^-32 to 2^8.
-_SCALES_SHIFT = tl.constexpr(256.0)
-
 
 @triton.jit
 def _kv_rows(
@@ -79,11 +76,12 @@ def _bent(score, key_scales_ptr, kv_row, inside, bend, CAPPED: tl.constexpr):
 
 @triton.jit
 def _add_values(
-    score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+    score, highest, total, out, largest, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
     MASKED: tl.constexpr, MAY_BE_EMPTY: tl.constexpr, COMPUTE: tl.constexpr,
     HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax."""
+    """One step of the online softmax. `largest` is that of the values' scales, and `out` is in units of it: whatever
+    the scales, no product leaves the range of half precision."""
     higher = tl.maximum(highest, tl.max(score, axis=1) * log2_scale)
     base = higher
     if MAY_BE_EMPTY:  # a row that has seen nothing yet must not subtract infinity from itself
@@ -92,17 +90,20 @@ def _add_values(
     shrink = tl.exp2(highest - base)
     total = total * shrink + tl.sum(weight, axis=1)
     if value_scales_ptr is not None:
-        value_scale = tl.load(value_scales_ptr + kv_row, mask=inside, other=0.0) * _SCALES_SHIFT
-        weight = weight * value_scale[None, :]
+        scales = tl.load(value_scales_ptr + kv_row, mask=inside, other=0.0)
+        larger = tl.maximum(largest, tl.max(scales, axis=0))
+        weight = weight * (scales / larger)[None, :]
+        shrink = shrink * (largest / larger)
+        largest = larger
     value = _read(value_pool_ptr, kv_row, inside, MASKED, HEAD_DIM, HEAD_PADDED).to(COMPUTE)
     out = out * shrink[:, None]
     out = tl.dot(weight.to(COMPUTE), value, out, input_precision="ieee")
-    return higher, total, out
+    return higher, total, out, largest
 
 
 @triton.jit
 def _attend(
-    query, highest, total, out, first_position, last_position, query_position, table, kv_head,
+    query, highest, total, out, largest, first_position, last_position, query_position, table, kv_head,
     key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
     MASKED: tl.constexpr, MAY_BE_EMPTY: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -120,16 +121,16 @@ def _attend(
             if WINDOW > 0:
                 seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
             score = tl.where(seen & inside[None, :], score, float("-inf"))
-        highest, total, out = _add_values(
-            score, highest, total, out, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
+        highest, total, out, largest = _add_values(
+            score, highest, total, out, largest, value_pool_ptr, value_scales_ptr, kv_row, inside, log2_scale,
             MASKED, MAY_BE_EMPTY, query.dtype, HEAD_DIM, HEAD_PADDED,
         )  # fmt: skip
-    return highest, total, out
+    return highest, total, out, largest
 
 
 @triton.jit
 def _attend_ahead(
-    query, highest, total, out, first_position, last_position, table, kv_head,
+    query, highest, total, out, largest, first_position, last_position, table, kv_head,
     key_pool_ptr, value_pool_ptr, bend, log2_scale,
     CAPPED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
@@ -144,22 +145,22 @@ def _attend_ahead(
             next_row = _kv_rows(table, first, last_position, kv_head, False, NUM_KV_HEADS, BLOCK_SIZE, TILE)
             ahead = _products(query, _read(key_pool_ptr, next_row, inside, False, HEAD_DIM, HEAD_PADDED))
             score = _bent(score, None, kv_row, inside, bend, CAPPED)
-            highest, total, out = _add_values(
-                score, highest, total, out, value_pool_ptr, None, kv_row, inside, log2_scale,
+            highest, total, out, largest = _add_values(
+                score, highest, total, out, largest, value_pool_ptr, None, kv_row, inside, log2_scale,
                 False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
             )  # fmt: skip
             kv_row = next_row
         score = _bent(ahead, None, kv_row, inside, bend, CAPPED)
-        highest, total, out = _add_values(
-            score, highest, total, out, value_pool_ptr, None, kv_row, inside, log2_scale,
+        highest, total, out, largest = _add_values(
+            score, highest, total, out, largest, value_pool_ptr, None, kv_row, inside, log2_scale,
             False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
         )  # fmt: skip
-    return highest, total, out
+    return highest, total, out, largest
 
 
 @triton.jit
 def _attend_to_all(
-    query, highest, total, out, first_query, start, end, query_position, table, kv_head,
+    query, highest, total, out, largest, first_query, start, end, query_position, table, kv_head,
     key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
     CAPPED: tl.constexpr, WINDOW: tl.constexpr, IN_PIECES: tl.constexpr, SCORES_AHEAD: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -175,30 +176,31 @@ def _attend_to_all(
     if WINDOW > 0:
         whole = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE, end)
         whole_end = tl.maximum(whole, whole_end)
-    highest, total, out = _attend(
-        query, highest, total, out, whole_end, end, query_position, table, kv_head,
+    highest, total, out, largest = _attend(
+        query, highest, total, out, largest, whole_end, end, query_position, table, kv_head,
         key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
         True, IN_PIECES or WINDOW > 0, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     if WINDOW > 0:
-        highest, total, out = _attend(
-            query, highest, total, out, tl.maximum(first_query - WINDOW + 1, 0), whole, query_position, table, kv_head,
+        highest, total, out, largest = _attend(
+            query, highest, total, out, largest, tl.maximum(first_query - WINDOW + 1, 0), whole, query_position,
+            table, kv_head,
             key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
             True, True, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
         )  # fmt: skip
     if SCORES_AHEAD:
-        highest, total, out = _attend_ahead(
-            query, highest, total, out, whole, whole_end, table, kv_head,
+        highest, total, out, largest = _attend_ahead(
+            query, highest, total, out, largest, whole, whole_end, table, kv_head,
             key_pool_ptr, value_pool_ptr, bend, log2_scale, CAPPED,
             NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
         )  # fmt: skip
     else:
-        highest, total, out = _attend(
-            query, highest, total, out, whole, whole_end, query_position, table, kv_head,
+        highest, total, out, largest = _attend(
+            query, highest, total, out, largest, whole, whole_end, query_position, table, kv_head,
             key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
             False, False, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
         )  # fmt: skip
-    return highest, total, out
+    return highest, total, out, largest
 
 
 @triton.jit
@@ -214,7 +216,7 @@ def _my_piece(tile_rows_ptr, tile_starts_ptr, pieces_ptr):
 
 @triton.jit
 def _begin(sinks_ptr, head, start, IN_PIECES: tl.constexpr):
-    """The largest score so far of each row, in powers of two, and the sum of weights."""
+    """The largest score so far of each row, in powers of two, the sum of weights, and the largest scale of values."""
     ROWS: tl.constexpr = head.shape[0]
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -223,7 +225,7 @@ def _begin(sinks_ptr, head, start, IN_PIECES: tl.constexpr):
         total += 1.0
         if IN_PIECES:  # the first one counts them, for all
             highest = tl.where(start == 0, highest, float("-inf"))
-    return highest, total
+    return highest, total, tl.full([], 1e-30, tl.float32)
 
 
 @triton.jit
@@ -295,15 +297,15 @@ def extend_kernel(
         query = query.to(tl.float16)  # to which blocks of float8 are converted in one instruction
     table = tables_ptr + row.to(tl.int64) * table_stride
     end = tl.minimum(num_before + tl.minimum((tile_start + ROWS - 1) // GROUP, num_new - 1) + 1, piece_end)
-    highest, total = _begin(sinks_ptr, head, start, pieces_ptr is not None)
+    highest, total, largest = _begin(sinks_ptr, head, start, pieces_ptr is not None)
     out = tl.zeros([ROWS, HEAD_PADDED], tl.float32)
-    highest, total, out = _attend_to_all(
-        query, highest, total, out, num_before + tile_start // GROUP, start, end, query_position, table, kv_head,
-        key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+    highest, total, out, largest = _attend_to_all(
+        query, highest, total, out, largest, num_before + tile_start // GROUP, start, end, query_position,
+        table, kv_head, key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
         CAPPED, WINDOW, pieces_ptr is not None, SCORES_AHEAD, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     if value_scales_ptr is not None:
-        out = out * (1 / _SCALES_SHIFT)
+        out = out * largest
     if pieces_ptr is not None:
         at = (result.to(tl.int64) * NUM_KV_HEADS + kv_head) * (tl.num_programs(2) * ROWS) + tl.program_id(2) * ROWS
         total = _keep(result, at, highest, total, out, results_ptr, lse_ptr, HEAD_DIM)
