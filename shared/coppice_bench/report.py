@@ -19,6 +19,13 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def warn_if_busy() -> None:
+    """Threads that wait for each other make times meaningless where others use the cores, too."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        note(f"load average {load:.1f} on {cores} cores: times of several threads will mean little")
+
+
 def describe_run() -> dict[str, Any]:
     """When and on what, and how busy the machine was when the run ended."""
     loads = [round(load, 2) for load in os.getloadavg()]

@@ -23,7 +23,7 @@ import torch
 
 from coppice_bench.kernels.ceilings import Ceilings, measure_ceilings
 from coppice_bench.kernels.clocks import clock_for
-from coppice_bench.report import describe_run, note
+from coppice_bench.report import describe_run, note, warn_if_busy
 from coppice_bench.step_floor import Products, floor_ms, num_projected
 from coppice_bench.step_model import Contiguous, Sequences, StepModel, StepShape, config_of
 from coppice_bench.timing import Operation, time_in_turns, time_one
@@ -52,6 +52,7 @@ class _Plan:
 
 
 def run_step(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
+    warn_if_busy()
     if threads is not None:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

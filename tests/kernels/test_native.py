@@ -353,6 +353,11 @@ def test_what_the_kernels_do_not_know_is_left_to_torch(
         choose_backend("native", pool, ONE_HEAD)
 
 
+def test_triton_without_a_gpu_is_refused() -> None:
+    with pytest.raises(KernelsUnavailable, match="for GPUs"):
+        choose_backend("triton", small_pool(), ONE_HEAD)
+
+
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "coppice.worker")
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -339,3 +339,9 @@ def test_resolve_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", no_hub)
     with pytest.raises(CoppiceError, match="needs the package huggingface_hub"):
         resolve_checkpoint("owner/name")
+
+
+def test_a_context_that_no_worker_could_remember(llama: Path) -> None:
+    edit_config(llama, max_position_embeddings=10**12)
+    with pytest.raises(CheckpointError, match="max_position_embeddings"):
+        read_config(llama)

@@ -56,7 +56,7 @@ def up(
     ] = _DEFAULTS.kv_dtype,
     device: Device = _DEFAULTS.device,
     gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of a GPU's memory that a worker takes in all.")
+        float, typer.Option(help="Share of a GPU's memory that a worker takes in all, when --num-blocks is not given.")
     ] = _DEFAULTS.gpu_memory_utilization,
     num_blocks: NumBlocks = _DEFAULTS.num_blocks,
     block_size: BlockSize = _DEFAULTS.block_size,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from coppice_bench.report import describe_run, note
+from coppice_bench.report import describe_run, note, warn_if_busy
 
 from .attention import attention_cases
 from .cases import CaseMaker, KernelCase, largest_error
@@ -22,6 +22,7 @@ _QUICK_ROUNDS = 4
 def run_kernels(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
     """On the first CUDA device, or else on the CPU with `threads` threads."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    warn_if_busy()
     if threads is not None:
         torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Literal
 
@@ -33,6 +34,8 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     if kernels == "torch":
         return TorchBackend(pool, heads)
     if kernels == "triton" or (kernels == "auto" and prefers_triton(device_type, dtype)):
+        if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise KernelsUnavailable("Triton's kernels are for GPUs, and this is for a CPU")
         # Imported here, as a machine without a GPU need not have Triton.
         from .triton.backend import TritonBackend
 
@@ -41,7 +44,7 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     if isinstance(found, NativeBackend):
         return found
     if kernels == "native":
-        raise KernelsUnavailable(f"there can be no compiled kernels here: {found}")
+        raise KernelsUnavailable(f"there can be no compiled kernels for this model and its KV: {found}")
     if device_type == "cpu":
         _log.info("attention by torch instead of compiled kernels: %s", found)
     return TorchBackend(pool, heads)

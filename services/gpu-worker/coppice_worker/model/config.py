@@ -16,6 +16,7 @@ from .rope_config import RopeConfig, read_rope
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
+CONTEXT_MAX = 1 << 24  # tokens; what a worker remembers of a sequence grows with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def read_config(checkpoint_dir: Path) -> ModelConfig:
     rope = read_rope(keys, max_context)
     if rope.kind == "yarn":  # files say how far the model was trained, and how much further this leads
         max_context = max(max_context, int(rope.original_max_context * rope.factor))
+    if max_context > CONTEXT_MAX:
+        raise keys.error("max_position_embeddings", f"leads to {max_context}", f"at most {CONTEXT_MAX} are served")
     return ModelConfig(
         family=family.name,
         vocab_size=keys.positive_int("vocab_size"),
