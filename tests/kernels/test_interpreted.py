@@ -1,26 +1,10 @@
-"""Runs the interpreted kernel checks in a process of their own, whatever this process has imported before."""
+"""The kernels around attention, and whole executors, in Triton's interpreter. In a file of its own, to run beside
+`test_interpreted_attention.py`."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-CHECKS = Path(__file__).parent / "interpreted"
-ROOT = Path(__file__).parents[2]
+from tests.kernels.interpreter import ATTENTION, CHECKS, run_checks
 
 
 def test_kernels_in_the_interpreter() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed on this platform")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "python_files=check_*.py", str(CHECKS)]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
-    assert " passed" in result.stdout
+    run_checks({path.name for path in CHECKS.glob("check_*.py")} - ATTENTION)
