@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from coppice_worker.model.logits import token_logprobs
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.worker_plans import compute, h, handles, lease, ready_core, settings, u32
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = {1: list(range(7, 18)), 2: [3, 250, 3, 9, 14, 60], 3: [1, 2]}
 PLAIN = SamplingParams(temperature=0.0)
 
@@ -142,11 +142,3 @@ def test_only_the_prompt_is_reported_after_a_preemption(checkpoint: Path) -> Non
 def test_more_than_the_vocabulary_has(checkpoint: Path) -> None:
     found = token_logprobs(torch.zeros(2, 5), torch.tensor([1, 4]), 20)
     assert found.top_ids.shape == (2, 5)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from coppice_worker.core.batch import AheadExecutor, Executor, Int32, Pending, PoolSpec, StepBatch, StepOutput
 
+from .channels import send_all
 from .commands import Command, CopyBlocks, ZeroBlocks, encode
-from .errors import RankLost
 
 
 class TensorParallelExecutor:
@@ -54,10 +54,5 @@ class TensorParallelExecutor:
         self._tell(batch if changed is None else replace(batch, block_tables=batch.block_tables[changed]))
 
     def _tell(self, command: Command) -> None:
-        frame = encode(command)
         self.num_told += 1
-        for rank, channel in self._channels.items():
-            try:
-                channel.sendall(frame)
-            except OSError as error:
-                raise RankLost(rank, "has ended") from error
+        send_all(self._channels, encode(command))

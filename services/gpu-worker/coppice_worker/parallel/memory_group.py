@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from .errors import RankLost
+from .channels import await_byte, send_all
 
 SLOT_BYTES = 4 << 20
 
@@ -96,19 +96,10 @@ class MemoryGroup:
         return slots
 
     def _meet(self) -> None:
-        for rank, peer in self._peers.items():
-            try:
-                peer.send(b"\0")
-            except OSError as error:
-                raise RankLost(rank, "has ended") from error
+        send_all(self._peers, b"\0")
         for rank, peer in self._peers.items():
             self.waits_for = rank
-            try:
-                came = peer.recv(1)
-            except OSError as error:
-                raise RankLost(rank, "has ended") from error
-            if not came:
-                raise RankLost(rank, "has ended")
+            await_byte(rank, peer)
         self.waits_for = None
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from coppice_worker.core.batch import Int32
 from coppice_worker.edge.copies import TierCopier
 
+from .channels import await_byte, send_all
 from .commands import Demote, Promote, encode
-from .errors import RankLost
 
 DONE = b"\1"  # what a rank answers to a copy
 
@@ -47,28 +47,15 @@ class SharedOutTiers:
         self.bytes_per_block = local.bytes_per_block * (len(channels) + 1)
 
     def demote(self, src: Int32, dst: Int32) -> None:
-        self._tell(Demote(self._num_told(), src, dst))
+        send_all(self._channels, encode(Demote(self._num_told(), src, dst)))
         self._local.demote(src, dst)
         self._wait()
 
     def promote(self, src: Int32, dst: Int32) -> None:
-        self._tell(Promote(self._num_told(), src, dst))
+        send_all(self._channels, encode(Promote(self._num_told(), src, dst)))
         self._local.promote(src, dst)
         self._wait()
 
-    def _tell(self, command: Demote | Promote) -> None:
-        frame = encode(command)
-        for rank, channel in self._channels.items():
-            try:
-                channel.sendall(frame)
-            except OSError as error:
-                raise RankLost(rank, "has ended") from error
-
     def _wait(self) -> None:
         for rank, channel in self._channels.items():
-            try:
-                done = channel.recv(1)
-            except OSError as error:
-                raise RankLost(rank, "has ended") from error
-            if not done:
-                raise RankLost(rank, "has ended")
+            await_byte(rank, channel)
