@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from coppice_worker.core.batch import Int32, SampleRows, StepBatch
+from coppice_worker.core.batch import Int32, StepBatch
+from coppice_worker.core.plain_batch import packed_batch, rows_alike
 from coppice_worker.kernels.backend import Angles, AttentionStep, DecodeBackend, Heads
 from coppice_worker.kernels.choice import choose_backend, choose_packer
 from coppice_worker.kernels.pool import KvPool
@@ -202,28 +203,6 @@ class _ContiguousStep:
 
 
 def _batch(shape: StepShape, tables: Int32, block_size: int) -> StepBatch:
-    first, total = shape.context - shape.new_tokens, shape.batch * shape.new_tokens
-    positions = np.tile(np.arange(first, shape.context, dtype=np.int64), shape.batch)
-    rows = np.repeat(np.arange(shape.batch), shape.new_tokens)
-    return StepBatch(
-        token_ids=np.arange(total, dtype=np.int64) % 500,
-        positions=positions,
-        slots=tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
-        query_starts=np.arange(0, total + 1, shape.new_tokens, dtype=np.int32),
-        context_lens=np.full(shape.batch, shape.context, np.int32),
-        block_tables=tables,
-        sample=_greedy(shape),
-    )
-
-
-def _greedy(shape: StepShape) -> SampleRows:
-    zeros = np.zeros(shape.batch, np.float32)
-    return SampleRows(
-        rows=np.arange(shape.batch, dtype=np.int32),
-        temperature=zeros,
-        top_k=np.zeros(shape.batch, np.int32),
-        top_p=zeros + 1,
-        min_p=zeros,
-        seed=np.zeros(shape.batch, np.uint64),
-        position=np.full(shape.batch, shape.context, np.int64),
-    )
+    lens = np.full(shape.batch, shape.context)
+    batch = packed_batch(np.full(shape.batch, shape.new_tokens), lens, tables, block_size, rows_alike(lens))
+    return replace(batch, token_ids=np.arange(len(batch.token_ids), dtype=np.int64) % 500)

@@ -9,7 +9,8 @@ from itertools import count
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import Int32, Int64, SampleRows, StepBatch
+from coppice_worker.core.batch import StepBatch
+from coppice_worker.core.plain_batch import packed_batch, rows_alike
 from coppice_worker.kernels.backend import Heads, LayerAttention
 from coppice_worker.kernels.choice import choose_backend
 from coppice_worker.kernels.pool import KvPool, KvShape
@@ -155,31 +156,8 @@ def batch_of(load: Load, block_size: int) -> tuple[StepBatch, int]:
     for row, need in enumerate(needs):
         tables[row, num_shared:need] = order[used : used + need - num_shared]
         used += int(need) - num_shared
-    starts = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
-    row_of = np.repeat(np.arange(len(lens)), new)
-    positions: Int64 = (np.arange(starts[-1]) - starts[row_of] + (lens - new)[row_of]).astype(np.int64)
-    slots = tables[row_of, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    none: Int32 = np.zeros(0, np.int32)
-    return (
-        StepBatch(
-            token_ids=np.zeros(len(positions), np.int64),
-            positions=positions,
-            slots=slots,
-            query_starts=starts,
-            context_lens=lens.astype(np.int32),
-            block_tables=tables,
-            sample=SampleRows(
-                rows=none,
-                temperature=np.zeros(0, np.float32),
-                top_k=none,
-                top_p=np.zeros(0, np.float32),
-                min_p=np.zeros(0, np.float32),
-                seed=np.zeros(0, np.uint64),
-                position=np.zeros(0, np.int64),
-            ),
-        ),
-        num_blocks,
-    )
+    nobody = rows_alike(np.zeros(0, np.int64))
+    return packed_batch(new, lens, tables, block_size, nobody), num_blocks
 
 
 def _contiguous(pool: KvPool, layer: int, batch: StepBatch, query: torch.Tensor) -> Contiguous:

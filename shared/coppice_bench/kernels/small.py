@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -10,6 +11,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.plain_batch import rows_alike
 from coppice_worker.kernels.backend import Backend, Heads, LayerAttention
 from coppice_worker.kernels.choice import choose_backend
 from coppice_worker.kernels.pool import KvPool, KvShape
@@ -132,15 +134,8 @@ def _logits(device: torch.device, dtype: torch.dtype, tokens: int) -> torch.Tens
 
 def _rows(count_rows: int, temperature: float) -> SampleRows:
     """Top-k 50, top-p 0.9."""
-    return SampleRows(
-        rows=np.arange(count_rows, dtype=np.int32),
-        temperature=np.full(count_rows, temperature, np.float32),
-        top_k=np.full(count_rows, 50, np.int32),
-        top_p=np.full(count_rows, 0.9, np.float32),
-        min_p=np.zeros(count_rows, np.float32),
-        seed=np.arange(count_rows, dtype=np.uint64),
-        position=np.zeros(count_rows, np.int64),
-    )
+    rows = rows_alike(np.zeros(count_rows, np.int64), temperature=temperature, top_k=50, top_p=0.9)
+    return replace(rows, seed=np.arange(count_rows, dtype=np.uint64))
 
 
 def _sample_greedy(device: torch.device, dtype: torch.dtype, tokens: int) -> KernelCase:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from coppice_worker.core.batch import LogitChanges, SampleRows, StepBatch, StepLimits
+from coppice_worker.core.batch import LogitChanges, StepBatch, StepLimits
+from coppice_worker.core.plain_batch import packed_batch, rows_alike
 
 _LONG_CONTEXT = 4096  # tokens
 _ROWS_IN_COMMON = 8
@@ -31,19 +32,8 @@ _CHANGES = LogitChanges(
 def idle_step(new_tokens: Sequence[int], context_lens: Sequence[int], block_size: int, temperature: float) -> StepBatch:
     """A step of rows [S] that all sample, each with that many new tokens at the end of its context."""
     new, lens = np.array(new_tokens, np.int64), np.array(context_lens, np.int64)
-    starts = np.zeros(len(new) + 1, np.int32)
-    np.cumsum(new, out=starts[1:])
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], new) + np.repeat(lens - new, new)
-    width = -(-int(lens.max()) // block_size)
-    return StepBatch(
-        token_ids=np.zeros(len(positions), np.int64),
-        positions=positions,
-        slots=positions % block_size,
-        query_starts=starts,
-        context_lens=lens.astype(np.int32),
-        block_tables=np.zeros((len(new), width), np.int32),
-        sample=_sample_all(lens, temperature),
-    )
+    tables = np.zeros((len(new), -(-int(lens.max()) // block_size)), np.int32)
+    return packed_batch(new, lens, tables, block_size, rows_alike(lens, temperature=temperature, top_p=0.9))
 
 
 def largest_step(max_sequences: int, max_step_tokens: int, max_context: int, block_size: int) -> StepBatch:
@@ -77,16 +67,3 @@ def warm_up_steps(block_size: int, limits: StepLimits, max_context: int) -> list
 
 def _fits(new: Sequence[int], lens: Sequence[int], limits: StepLimits, max_context: int) -> bool:
     return len(new) <= limits.max_sequences and sum(new) <= limits.max_step_tokens and max(lens) <= max_context
-
-
-def _sample_all(context_lens: np.ndarray[tuple[int], np.dtype[np.int64]], temperature: float) -> SampleRows:
-    count = len(context_lens)
-    return SampleRows(
-        rows=np.arange(count, dtype=np.int32),
-        temperature=np.full(count, temperature, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.full(count, 0.9, np.float32),
-        min_p=np.zeros(count, np.float32),
-        seed=np.zeros(count, np.uint64),
-        position=context_lens,
-    )
