@@ -49,7 +49,7 @@ class Model:
         self.content: dict[tuple[Place, int], Key] = {}  # by handle; of what was written and said to be full
         self.found: dict[Place, set[Key]] = {}
         self.newest: dict[tuple[Place, int], int] = {}  # highest handle of each block
-        self.waiting: dict[LeaseKey, tuple[int, Acquire]] = {}  # since when
+        self.waiting: dict[LeaseKey, tuple[int, Acquire, Pending]] = {}  # since when
         self.jobs: dict[int, Job] = {}
         self.fences: list[tuple[WorkerId, Fence]] = []
         self.unanswered: set[tuple[WorkerId, WorkerEpoch, int]] = set()
@@ -171,7 +171,8 @@ class Model:
                 self.happened["pending"] += 1
                 assert op.may_wait > op.skip_match
                 assert key not in self.live
-                self.waiting.setdefault(key, (now_ns, op))
+                since_ns, *_ = self.waiting.get(key, (now_ns, op, answer))
+                self.waiting[key] = (since_ns, op, answer)
                 return
             self.waiting.pop(key, None)
             if isinstance(answer, Grant):

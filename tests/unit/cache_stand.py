@@ -149,10 +149,12 @@ class CacheStand:
         if self.core.state.domains.config(op.domain).mode is not Mode.DISABLED and not op.skip_match:
             for place in self.model.found:
                 matches[place[0], place[1]] = self.model.longest(place, op.domain, op.namespace, op.tokens)
-        leaders = list(self.model.live.values())
+        leaders, before = list(self.model.live.values()), self.model.waiting.get((session, op.lease_id))
         answer = self.do(op, session)
         if isinstance(answer, Grant) and not known:
             assert answer.num_cached_tokens == BLOCK * matches.get((answer.worker_id, Tier.DEVICE), 0)
+        elif isinstance(answer, Pending) and before is not None and before[1:] == (op, answer):
+            self.model.happened["pending again"] += 1  # for what it was told before, some of which may be there by now
         elif isinstance(answer, Pending):
             prompts = [(x.grant.worker_id, x.op.domain, x.op.namespace, x.op.tokens) for x in leaders if not x.gone]
             jobs = [job for job in self.model.jobs.values() if job.target[1] is Tier.DEVICE and job.source_keys]
@@ -177,7 +179,7 @@ class CacheStand:
             self.model.happened["session expired"] += 1
         self.settle()
         bound_ns = self.world.now_ns - CONFIG.flight_wait_ms * MS
-        late = [key for key, (since_ns, _) in self.model.waiting.items() if since_ns <= bound_ns]
+        late = [key for key, (since_ns, *_) in self.model.waiting.items() if since_ns <= bound_ns]
         assert not late, f"never woken: {late}"
 
     def teardown(self) -> None:

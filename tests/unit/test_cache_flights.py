@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.ids import DomainId, LeaseId, SchedulerEpoch
+from coppice.ids import DomainId, LeaseId, SchedulerEpoch, WorkerId
 from coppice.messages.index import Abandon, Acquire, Answer, Candidate, Grant, OpBatch, Pending, Release, Wake
 from coppice_cache.core.index import DomainConfig, Mode
 from tests.unit.cache_world import ALICE, NAMESPACE, W, World, lease_id, registration, settings, tokens
@@ -231,3 +231,30 @@ def test_woken_and_waiting_again_within_one_batch_is_a_wait_of_its_own() -> None
     assert woken(here) == []
     here.publish(4, 0, PROMPT[:112])
     assert sorted(woken(here)) == [lease_id(2), lease_id(3)]
+
+
+def test_asked_again_while_it_waits_it_gets_the_same_answer() -> None:
+    """Whatever else was published or began meanwhile; the op is idempotent (I10)."""
+    here = world()
+    assert isinstance(ask(here, 1, PROMPT[:80]), Grant)
+    first = ask(here, 2)
+    assert isinstance(first, Pending)
+    assert first.num_tokens == 20
+    assert isinstance(ask(here, 3, may_wait=False), Grant)  # would bring more
+    assert ask(here, 2) == first
+    here.publish(1, 0, PROMPT[:32])
+    assert ask(here, 2) == first
+    here.publish(1, 2, PROMPT[32:80])
+    assert woken(here) == [lease_id(2)]
+    assert isinstance(ask(here, 2), Grant)
+
+
+def test_the_answer_of_before_is_not_given_to_another_prompt_or_to_who_will_not_wait() -> None:
+    here = world()
+    ask(here, 1)
+    assert isinstance(ask(here, 2), Pending)
+    assert isinstance(ask(here, 2, tokens(32, 5_000)), Grant)
+    assert isinstance(ask(here, 3), Pending)
+    assert isinstance(ask(here, 3, may_wait=False), Grant)
+    assert isinstance(ask(here, 4), Pending)
+    assert not isinstance(ask(here, 4, candidates=(Candidate(WorkerId("elsewhere"), 0),)), Pending)

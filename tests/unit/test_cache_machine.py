@@ -80,7 +80,7 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
     @precondition(lambda self: self.model.waiting)
     @rule(which=WHICH)
     def ask_again(self, which: int) -> None:
-        (session, _), (_, op) = one_of(list(self.model.waiting.items()), which)
+        (session, _), (_, op, _) = one_of(list(self.model.waiting.items()), which)
         self.acquired(op if which % 3 else replace(op, may_wait=False), session)
 
     @precondition(lambda self: self.model.live)
@@ -163,7 +163,7 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
                     lease_id(self.count), LENDS, SPACES[0], data, len(data) // 4 + 1, cands, may_wait=turn != which % 3
                 )
             )
-        ops += [op for (epoch, _), (_, op) in self.model.waiting.items() if epoch == session]
+        ops += [op for (epoch, _), (_, op, _) in self.model.waiting.items() if epoch == session]
         self.world.now_ns += MS
         self.core.receive_client(session, OpBatch(tuple(ops)), self.world.now_ns)
         for effect in self.core.take_effects():
@@ -318,7 +318,16 @@ def test_all_that_matters_happens() -> None:
     for seed in range(100, 120):
         happened += play(CacheMachine, seed, steps=150)
     wanted = {"shared", "pending", "woken", "evicted", "copy source", "distrusted", "fenced", "publication refused"}
-    wanted |= {"pool_full", "domain_maximum", "never_fits", "demote", "promote", "session expired", "no match wanted"}
+    wanted |= {
+        "pending again",
+        "pool_full",
+        "domain_maximum",
+        "never_fits",
+        "demote",
+        "promote",
+        "session expired",
+        "no match wanted",
+    }
     assert not wanted - set(happened), f"no test of these: {wanted - set(happened)}"
 
 

@@ -16,6 +16,7 @@ is over and nobody came.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch
@@ -24,8 +25,13 @@ from coppice_cache.core.radix import Node, Spot, Tree, common_run
 
 # Where the leader's pin is, and the block that comes next. A root stands by its name: an empty tree is forgotten with
 # its last lease, while those who waited for that lease go on waiting.
-FlightKey = tuple[Node | tuple[DomainId, Namespace], bytes]
+TreeName = tuple[DomainId, Namespace]
+FlightKey = tuple[Node | TreeName, bytes]
 WaiterKey = tuple[SchedulerEpoch, LeaseId]
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +41,7 @@ class Waiter:
     epoch: SchedulerEpoch
     lease_id: LeaseId
     num_blocks: int  # from the root, that it will share with the leader
+    num_tokens: int  # that it was told to expect beyond its match
     flight: Flight | None
     key: FlightKey
     wake_ns: int  # woken by then at the latest
@@ -46,11 +53,15 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One leader. `tokens` are the whole blocks of its prompt, from the root."""
+    """One leader. `tokens` are the whole blocks of its prompt, from the root.
+
+    `delivers` is asked before anybody waits: what a copy brings is dropped where its source was invalidated meanwhile.
+    """
 
     lease: Lease
     tokens: bytes
     key: FlightKey
+    delivers: Callable[[], bool]
     waiters: dict[WaiterKey, Waiter] = field(default_factory=dict)
 
 
@@ -82,13 +93,13 @@ class Flights:
 
     # ---- leaders
 
-    def start(self, lease: Lease, tokens: bytes) -> None:
+    def start(self, lease: Lease, tokens: bytes, delivers: Callable[[], bool] = _always) -> None:
         """The lease was granted and will publish the whole blocks of `tokens` that follow its match."""
         whole = tokens[: len(tokens) // self._block_bytes * self._block_bytes]
         key = self._key(lease, whole)
         if key is None:
             return
-        flight = Flight(lease, whole, key)
+        flight = Flight(lease, whole, key, delivers)
         self._by_lease[lease.number] = flight
         self._by_key.setdefault(key, []).append(flight)
         for waiter in self._strays.pop(key, {}).values():
@@ -144,25 +155,34 @@ class Flights:
         for flight in self._by_key.get((_place(spot.node), tokens[start : start + self._block_bytes]), ()):
             if flight.lease.node is not spot.node:
                 continue  # in a tree of that name which was invalidated
+            if not flight.delivers():
+                continue
             further = common_run(tokens, start, len(tokens), flight.tokens[start:], self._block_bytes, least=1)
             shared = spot.num_blocks + further
             if best is None or shared > best.num_blocks:
                 best = Coming(flight, shared)
         return best
 
-    def wait(self, epoch: SchedulerEpoch, lease_id: LeaseId, coming: Coming, wake_ns: int) -> None:
-        """Remember who waits. Asked again while it waits for the same leader, it keeps its place and its bound."""
+    def still_waits(self, epoch: SchedulerEpoch, lease_id: LeaseId, name: TreeName, tokens: bytes) -> Waiter | None:
+        """Who asked for a prompt that goes on as this one does, and whose leader lives."""
+        waiter = self._waiters.get((epoch, lease_id))
+        if waiter is None or waiter.flight is None or not waiter.flight.delivers():
+            return None
+        flight = waiter.flight
+        same = name == (flight.lease.use.config.domain, flight.lease.namespace)
+        shared = flight.tokens[: waiter.num_blocks * self._block_bytes]
+        return waiter if same and tokens.startswith(shared) else None
+
+    def wait(self, epoch: SchedulerEpoch, lease_id: LeaseId, coming: Coming, num_tokens: int, wake_ns: int) -> None:
+        """Remember who waits. Who waited before keeps its bound."""
         known = self._waiters.get((epoch, lease_id))
         if known is not None:
             wake_ns = min(wake_ns, known.wake_ns)
-            if known.flight is coming.flight:
-                known.num_blocks = coming.num_blocks
-                return
             self._detach(known)
         for woken in [woken for woken in self._woken if woken.name == (epoch, lease_id)]:
             self._woken.remove(woken)  # earlier in this call, and not told: it waits on, until its bound
             wake_ns = min(wake_ns, woken.wake_ns)
-        waiter = Waiter(epoch, lease_id, coming.num_blocks, coming.flight, coming.flight.key, wake_ns)
+        waiter = Waiter(epoch, lease_id, coming.num_blocks, num_tokens, coming.flight, coming.flight.key, wake_ns)
         self._waiters[waiter.name] = waiter
         coming.flight.waiters[waiter.name] = waiter
 
@@ -238,5 +258,5 @@ class Flights:
         return tuple(self._waiters)
 
 
-def _place(node: Node) -> Node | tuple[DomainId, Namespace]:
+def _place(node: Node) -> Node | TreeName:
     return (node.domain, node.namespace) if isinstance(node, Tree) else node

@@ -27,7 +27,7 @@ from coppice_cache.core.reclaim import owe, retry_ms, settle
 from coppice_cache.core.sessions import Session
 from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
 from coppice_cache.core.state import NS_PER_MS, State
-from coppice_cache.core.waits import Offer, matchable_bytes, wait_for, weigh_waiting
+from coppice_cache.core.waits import Offer, matchable_bytes, still_waiting, wait_for, weigh_waiting
 from coppice_cache.core.workers import Worker
 
 _RETRY_MIN_MS = 5
@@ -44,6 +44,8 @@ def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
     if op.lease_id in session.draining:
         return Gone(op.lease_id)
     _check(state.settings, session, op)
+    if (pending := still_waiting(state, session, op)) is not None:
+        return pending
     config = state.domains.config(op.domain)
     offers = _offers(state, op, config)
     if len(offers) > 1:

@@ -73,6 +73,7 @@ class Node(Link):
 
     __slots__ = (
         "children",
+        "copied_use_ns",
         "guards",
         "handles",
         "is_orphan",
@@ -91,6 +92,7 @@ class Node(Link):
         self.tokens = tokens
         self.handles = handles
         self.last_use_ns = last_use_ns
+        self.copied_use_ns = -1  # the use since which it was ordered to the other tier; see `tiers`
         self.children: Mapping[bytes, Node] = _NO_CHILDREN  # read only from outside; see `list_child`
         self.pins: set[int] | frozenset[int] = _NO_PINS
         self.guards = 0

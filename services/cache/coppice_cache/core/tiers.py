@@ -13,6 +13,8 @@ A promotion is a flight: whoever asks for that prefix is told to wait for it, li
 
 from __future__ import annotations
 
+from functools import partial
+
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Grant
@@ -65,7 +67,7 @@ def promote(
     host_use = host.quotas.uses[tree.domain]
     source = _hold(state, host, host_use, root_of(found.node), host.settle(host_use, found), found.num_blocks)
     _order(state, worker, Direction.PROMOTE, host, source, target, tokens[:end])
-    worker.flights.start(target, tokens[:end])
+    worker.flights.start(target, tokens[:end], partial(_is_findable, host, source))
     return True
 
 
@@ -113,9 +115,15 @@ def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tup
 
 
 def _demote(state: State, worker: Worker, use: DomainUse, node: Node) -> None:
-    """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room."""
+    """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room.
+
+    Once for each use: where the host holds less than the victims, it has dropped some again, and copying those would
+    drop others, for ever.
+    """
     assert worker.host is not None
     host, tree, nodes = worker.host.store, root_of(node), path(node)
+    if node.copied_use_ns == node.last_use_ns:
+        return
     if is_cut_off(node) or not _may_enter(state, host, use):
         return  # invalidated, and not taken apart yet; or the accounts of the host tier are full
     tokens = b"".join(part.tokens for part in nodes)
@@ -137,6 +145,7 @@ def _demote(state: State, worker: Worker, use: DomainUse, node: Node) -> None:
     target = _claim(state, host, host_use, there, spot, plan, count)
     source = _hold(state, worker, use, tree, node, len(tokens) // worker.block_bytes)
     _order(state, worker, Direction.DEMOTE, worker, source, target, tokens)
+    node.copied_use_ns = node.last_use_ns
 
 
 def _may_enter(state: State, host: BlockStore, use: DomainUse) -> bool:

@@ -52,6 +52,18 @@ def weigh_waiting(state: State, op: Acquire, offer: Offer) -> Offer:
     return offer._replace(num_host_blocks=count, cost=offer.cost - state.settings.tiers.tokens_saved(count, size))
 
 
+def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None:
+    """The answer of before to who asks again while it waits: the op is idempotent, whatever else became findable.
+
+    None for who does not wait, or wants to no longer, or somewhere else, or has lost its leader: that asks anew.
+    """
+    worker = session.waiting.get(op.lease_id)
+    if worker is None or not op.may_wait or all(one.worker_id != worker.worker_id for one in op.candidates):
+        return None
+    waiter = worker.flights.still_waits(session.epoch, op.lease_id, (op.domain, op.namespace), op.tokens)
+    return None if waiter is None else Pending(op.lease_id, waiter.num_tokens, state.settings.flight_wait_ms)
+
+
 def wait_for(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int) -> Pending | None:
     """Wait for what the cheapest offer counts on; None when there is nothing to wait for."""
     coming = offer.coming
@@ -66,8 +78,9 @@ def wait_for(state: State, session: Session, op: Acquire, offer: Offer, now_ns: 
         wake_ns = min(wake_ns, before.flights.bound_ns(session.epoch, op.lease_id) or wake_ns)
         session.stop_waiting(op.lease_id)
     session.waiting[op.lease_id] = worker
-    worker.flights.wait(session.epoch, op.lease_id, coming, wake_ns)
-    return Pending(op.lease_id, (coming.num_blocks - offer.spot.num_blocks) * worker.block_size, wait_ms)
+    num_tokens = (coming.num_blocks - offer.spot.num_blocks) * worker.block_size
+    worker.flights.wait(session.epoch, op.lease_id, coming, num_tokens, wake_ns)
+    return Pending(op.lease_id, num_tokens, wait_ms)
 
 
 def _find_coming(state: State, op: Acquire, worker: Worker, spot: Spot) -> Coming | None:

@@ -126,7 +126,7 @@ class Worker(BlockStore):
         others are guaranteed, and no wait helps."""
         draining = self.ledger.counts[BlockState.DRAINING]
         protected = any(use.protected for use in self.quotas.uses.values())
-        return bool(self.leases or draining or protected or self.needs.waiting)
+        return bool(self.leases or self.copying or draining or protected or self.needs.waiting)
 
     def use_of(self, config: DomainConfig, domains_max: int) -> DomainUse:
         """The domain's account. Raises OpRefused when there are too many domains that hold something."""
