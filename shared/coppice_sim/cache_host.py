@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
@@ -10,6 +11,7 @@ from coppice.messages.registration import Registered
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLink, ServerLinks
 from coppice_cache.core.index import (
+    FIRST_EPOCHS,
     IndexCore,
     MessageRefused,
     Regrown,
@@ -45,7 +47,9 @@ class CacheHost(Process):
 
     def _start_core(self, epoch: CacheEpoch) -> IndexCore:
         self.world.cache_epochs.append(epoch)
-        return IndexCore(self.world.settings.index, epoch, self.now_ns)
+        # From a generator of its own: what else happens in a run does not depend on it.
+        rng = Random(f"epochs of {self.world.seed}, {len(self.world.cache_epochs)}")
+        return IndexCore(self.world.settings.index, epoch, self.now_ns, rng.randrange(FIRST_EPOCHS))
 
     def _open_ports(self) -> None:
         incarnation = (self.core.cache_epoch << 32) | self.world.next_incarnation()

@@ -68,7 +68,7 @@ QUERY = st.builds(index.MatchQuery, TEXT, RAW, RAW)
 HINT = st.builds(index.MatchHint, many(TEXT), many(U64))
 FROM_CLIENT: dict[type, st.SearchStrategy[Any]] = {
     index.OpBatch: st.builds(index.OpBatch, many(st.one_of(*OPS.values()))),
-    index.Reattach: st.builds(index.Reattach, many(CLAIM)),
+    index.Reattach: st.builds(index.Reattach, many(CLAIM), many(st.builds(index.DeadWorker, TEXT, U64))),
     index.LeaseSet: st.builds(index.LeaseSet, many(LEASE)),
     index.MatchQueries: st.builds(index.MatchQueries, many(QUERY)),
 }

@@ -7,6 +7,7 @@ from coppice.messages.index import (
     Abandon,
     Acquire,
     AnswerBatch,
+    DeadWorker,
     Extend,
     Gone,
     Invalid,
@@ -18,9 +19,11 @@ from coppice.messages.index import (
     Reattach,
     Reattached,
     Release,
+    Workers,
     lease_hash,
 )
 from coppice_scheduler.core.request import OutputErrorCode, SchedulerSettings
+from coppice_scheduler.core.workers import Worker
 from tests.fakes.scheduler_bench import BLOCK, Bench, W
 from tests.fakes.scheduler_worker import u32
 
@@ -341,3 +344,34 @@ def test_a_grant_of_a_dead_epoch_is_given_back() -> None:
     assert [(type(op), op.lease_id) for op in bench.batches[0]] == [(Release, lease(1)), (Acquire, lease(2))]
     assert not bench.plans
     assert bench.core.stats().total_retries == 0, "nothing had begun"
+
+
+def test_a_restarted_cache_hears_which_worker_epochs_are_over() -> None:
+    """They were given up, and nothing there is claimed; the worker may live and know nothing of it."""
+    bench = two_running()
+    bench.core.index_message(Workers(CacheEpoch(1), ()), bench.now_ns)
+    bench.advance()
+    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(2), True, bench.now_ns)
+    bench.advance()
+    (reattach,) = bench.other_messages
+    assert isinstance(reattach, Reattach)
+    assert reattach.claims == ()
+    assert reattach.dead_workers == (DeadWorker(W, WorkerEpoch(1)),)
+
+
+def test_under_another_scheduler_epoch_no_worker_epoch_is_over() -> None:
+    """Nothing of the old one can run there any more: a worker whose epoch lives on is used again."""
+    bench = two_running()
+    bench.core.index_message(Workers(CacheEpoch(1), ()), bench.now_ns)
+    bench.advance()
+    assert bench.core._life.workers[W].dead_epochs
+    bench.core.index_attached(SchedulerEpoch(2), CacheEpoch(2), True, bench.now_ns)
+    assert not bench.core._life.workers[W].dead_epochs
+
+
+def test_the_latest_dead_epochs_are_remembered() -> None:
+    worker = Worker(W)
+    for epoch in range(1, 20):
+        worker.bury(WorkerEpoch(epoch))
+    worker.bury(WorkerEpoch(15))
+    assert list(worker.dead_epochs) == [12, 13, 14, 16, 17, 18, 19, 15]

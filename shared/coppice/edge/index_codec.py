@@ -87,7 +87,10 @@ def _reattach_to_wire(message: m.Reattach) -> pb.Reattach:
                 owned=claim.owned,
             )
             for claim in message.claims
-        ]
+        ],
+        dead_workers=[
+            pb.DeadWorker(worker_id=dead.worker_id, worker_epoch=dead.worker_epoch) for dead in message.dead_workers
+        ],
     )
 
 
@@ -105,7 +108,8 @@ def _reattach_from_wire(wire: pb.Reattach) -> m.Reattach:
         )
         for claim in wire.claims
     )
-    return m.Reattach(claims)
+    dead = tuple(m.DeadWorker(WorkerId(one.worker_id), WorkerEpoch(one.worker_epoch)) for one in wire.dead_workers)
+    return m.Reattach(claims, dead)
 
 
 def _reattached_to_wire(message: m.Reattached) -> pb.Reattached:

@@ -283,11 +283,23 @@ class LeaseClaim:
     owned: bytes
 
 
+DEAD_EPOCHS_MAX = 8  # that a session remembers of each worker, the latest; a worker that lives is at one of these
+
+
+@dataclass(frozen=True, slots=True)
+class DeadWorker:
+    """A worker epoch of which the session was told that it is over. It gave up what it had there, and claims none."""
+
+    worker_id: WorkerId
+    worker_epoch: WorkerEpoch
+
+
 @dataclass(frozen=True, slots=True)
 class Reattach:
     """All live leases of the session, sent once per fresh attachment under an old scheduler epoch."""
 
     claims: tuple[LeaseClaim, ...]
+    dead_workers: tuple[DeadWorker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

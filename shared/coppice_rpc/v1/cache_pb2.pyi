@@ -821,20 +821,48 @@ class Reattach(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLAIMS_FIELD_NUMBER: _builtins.int
+    DEAD_WORKERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseClaim]: ...
+    @_builtins.property
+    def dead_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadWorker]: ...
     def __init__(
         self,
         *,
         claims: _abc.Iterable[Global___LeaseClaim] | None = ...,
+        dead_workers: _abc.Iterable[Global___DeadWorker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "dead_workers", b"dead_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reattach: _TypeAlias = Reattach  # noqa: Y015
+
+@_typing.final
+class DeadWorker(_message.Message):
+    """An earlier incarnation of the cache service said that this worker epoch is over, and the session acted on it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    WORKER_EPOCH_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    worker_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        worker_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadWorker: _TypeAlias = DeadWorker  # noqa: Y015
 
 @_typing.final
 class Reattached(_message.Message):

@@ -59,7 +59,7 @@ from coppice_cache.core.results import (
     WorkerEnded,
     WorkerStats,
 )
-from coppice_cache.core.sessions import Session
+from coppice_cache.core.sessions import FIRST_EPOCHS, Session
 from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
 from coppice_cache.core.snapshots import Cursor, next_slice
 from coppice_cache.core.state import State
@@ -69,6 +69,7 @@ from coppice_cache.core.views import gather_stats
 from coppice_cache.core.waits import matchable_bytes
 
 __all__ = [
+    "FIRST_EPOCHS",
     "CoreError",
     "CoreSettings",
     "DomainConfig",
@@ -98,11 +99,18 @@ _NO_MATCH = Match(0, 0)
 
 
 class IndexCore:
-    """One incarnation. `MessageRefused` from any receive method means: nothing was applied, end that connection."""
+    """One incarnation. `MessageRefused` from any receive method means: nothing was applied, end that connection.
 
-    def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int) -> None:
+    `first_epoch`, below `FIRST_EPOCHS`, is where the scheduler and worker epochs that it mints begin. A service draws
+    it at random: two incarnations that took the same cache epoch, since its counter was lost, mint different ones all
+    the same. An epoch that names two schedulers would be spared at a worker for one of them, and cover what the other
+    left there.
+    """
+
+    def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int, first_epoch: int = 0) -> None:
+        assert 0 <= first_epoch < FIRST_EPOCHS
         self.cache_epoch = cache_epoch
-        self.state = State(settings, cache_epoch, now_ns)
+        self.state = State(settings, cache_epoch, now_ns, first_epoch)
         self._clock = Clock(now_ns)
         self._listings = Listings()
 

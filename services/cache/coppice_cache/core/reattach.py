@@ -13,18 +13,18 @@ import numpy as np
 
 from coppice.handles import HANDLE_BYTES, block_of, epoch_of, generation_of
 from coppice.ids import LEASE_ID_BYTES, LeaseId, SchedulerEpoch, WorkerId
-from coppice.messages.index import Grant, LeaseClaim, Reattach, Reattached
+from coppice.messages.index import DEAD_EPOCHS_MAX, DeadWorker, Grant, LeaseClaim, Reattach, Reattached
 from coppice.messages.registration import Fence, FenceAck
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.errors import MessageRefused, OpRefused
 from coppice_cache.core.leases import Lease
-from coppice_cache.core.lifetimes import end_session, finish_fenced
+from coppice_cache.core.lifetimes import end_session, end_worker, finish_fenced
 from coppice_cache.core.ops import drop_claim
 from coppice_cache.core.packed import unpack_handles
 from coppice_cache.core.quotas import DomainUse
 from coppice_cache.core.radix import Node
 from coppice_cache.core.regrowth import open_worker
-from coppice_cache.core.sessions import EPOCH_SHIFT, Session
+from coppice_cache.core.sessions import EPOCH_SHIFT, Session, minted_by
 from coppice_cache.core.state import NS_PER_MS, State
 from coppice_cache.core.workers import Phase, Worker
 
@@ -33,7 +33,11 @@ def reattach(state: State, session: Session, message: Reattach, now_ns: int) -> 
     """All claims of a session. Those on workers that are not here yet are held until they register."""
     if len(message.claims) > state.settings.leases_per_session_max:
         raise MessageRefused(f"{len(message.claims)} claims; at most {state.settings.leases_per_session_max}")
+    dead_max = DEAD_EPOCHS_MAX * state.settings.workers_max
+    if len(message.dead_workers) > dead_max:
+        raise MessageRefused(f"{len(message.dead_workers)} dead worker epochs; at most {dead_max}")
     session.reattached = True
+    _bury(state, session, message.dead_workers)
     by_worker: dict[WorkerId, list[LeaseClaim]] = {}
     for claim in message.claims:
         by_worker.setdefault(claim.worker_id, []).append(claim)
@@ -46,6 +50,19 @@ def reattach(state: State, session: Session, message: Reattach, now_ns: int) -> 
         else:
             _judge_all(state, session, worker, claims, now_ns)
     close_windows(state, now_ns)
+
+
+def _bury(state: State, session: Session, dead_workers: tuple[DeadWorker, ...]) -> None:
+    """What an earlier incarnation declared dead stays dead, although the worker lives and we know nothing of it.
+
+    The session acted on that word: it claims nothing there, while what it ran may run on. Since it is spared by the
+    fence of the window, only another worker epoch keeps the two apart. Our own word on an epoch that we minted stands.
+    """
+    session.dead_workers = frozenset(dead for dead in dead_workers if minted_by(dead.worker_epoch) < state.cache_epoch)
+    for dead in dead_workers:
+        worker = state.workers.get(dead.worker_id)
+        if worker is not None and dead in session.dead_workers and worker.epoch == dead.worker_epoch:
+            end_worker(state, dead.worker_id)
 
 
 def judge_held_claims(state: State, worker: Worker, now_ns: int) -> None:

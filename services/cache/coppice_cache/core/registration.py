@@ -3,7 +3,7 @@
 worker_epoch 0                       a new pool: a new epoch, open at once
 the epoch that is live here          a reconnect: kept when every difference can be explained
 unknown here, of an earlier epoch    we restarted: closed ledger, window (rule 3)
-anything else                        that epoch is dead: a new one
+anything else                        that epoch is dead, here or as some session was told: a new one
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from coppice.handles import CACHE_EPOCH_MAX, COUNTER_BITS
 from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import DeadWorker
 from coppice.messages.registration import Direction, Draining, FenceAck, Register, Registered
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.changes import Changes
@@ -52,7 +53,7 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
         end_worker(state, worker_id)
     elif len(state.workers) >= state.settings.workers_max:
         raise MessageRefused(f"{len(state.workers)} workers are registered, the maximum")
-    survived = message.worker_epoch != 0 and worker_id not in state.last_epochs
+    survived = message.worker_epoch != 0 and worker_id not in state.last_epochs and not _is_buried(state, message)
     epoch = message.worker_epoch if survived else state.mint_worker_epoch()
     worker = _new_worker(state, message, epoch, now_ns, survived=survived)
     state.workers[worker_id] = worker
@@ -63,6 +64,12 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
         state.drop_replay(worker_id)
     judge_held_claims(state, worker, now_ns)
     close_windows(state, now_ns)
+
+
+def _is_buried(state: State, message: Register) -> bool:
+    """Some session was told by an earlier incarnation that this worker epoch is over."""
+    dead = DeadWorker(message.worker_id, message.worker_epoch)
+    return any(dead in session.dead_workers for session in state.sessions.values())
 
 
 def acknowledge(state: State, worker_id: WorkerId, ack: FenceAck, now_ns: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerId
-from coppice.messages.index import LeaseDigest, lease_hash
+from coppice.messages.index import DeadWorker, LeaseDigest, lease_hash
 from coppice_cache.core.leases import Lease
 from coppice_cache.core.workers import Worker
 
 EPOCH_SHIFT = 32  # scheduler and worker epochs: the cache epoch that minted them, then a counter
+FIRST_EPOCHS = 1 << 31  # the counter begins anywhere below, and has as many left
 
 
 def minted_by(epoch: int) -> CacheEpoch:
@@ -20,6 +21,7 @@ class Session:
 
     __slots__ = (
         "claims",
+        "dead_workers",
         "digest",
         "draining",
         "epoch",
@@ -36,6 +38,7 @@ class Session:
         self.last_heard_ns = now_ns
         self.plans = plans  # False: a client that is no scheduler and never asks a worker for anything
         self.reattached = reattached  # False: kept from an earlier cache epoch, its Reattach has not come yet
+        self.dead_workers: frozenset[DeadWorker] = frozenset()  # it has given up what it had there
         self.leases: dict[LeaseId, Lease] = {}
         self.workers: dict[LeaseId, Worker] = {}
         self.claims: dict[LeaseId, WorkerId] = {}

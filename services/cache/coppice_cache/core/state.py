@@ -24,7 +24,7 @@ NS_PER_MS = 1_000_000
 class State:
     """Plain data with a few helpers; the rules live in the modules around it."""
 
-    def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int) -> None:
+    def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int, first_epoch: int) -> None:
         self.settings = settings
         self.domains = Domains(settings)
         self.cache_epoch = cache_epoch
@@ -49,8 +49,8 @@ class State:
         self.woken: list[Waiter] = []  # by flights of any worker; told at the end of the call
         self._copying: dict[WorkerEpoch, tuple[Worker, list[CopyOrder]]] = {}
         self._fencing: dict[WorkerEpoch, Worker] = {}  # with leases that `flush` has to fence
-        self._session_count = 0
-        self._worker_count = 0
+        self._session_count = first_epoch
+        self._worker_count = first_epoch
         self._lease_count = 0
         self._fence_count = 0
         self._order_count = 0

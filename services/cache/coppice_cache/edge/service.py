@@ -26,7 +26,7 @@ from coppice.messages.index import Answer, MatchHints, MatchQueries, Op, OpBatch
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLinks
 from coppice_cache.core.errors import MessageRefused
-from coppice_cache.core.index import IndexCore
+from coppice_cache.core.index import FIRST_EPOCHS, IndexCore
 from coppice_cache.core.results import (
     Effect,
     IndexStats,
@@ -102,7 +102,7 @@ class IndexService:
         self.now_ns = now_ns
         self._lock = threading.Lock()
         self._entered = _Entered(self)
-        self._core = IndexCore(settings, cache_epoch, now_ns())
+        self._core = self._new_core(cache_epoch)
         self.hub = EventHub(_new_stream())
         self.clients = ClientSessions(self)
         self.workers = WorkerSessions(self)
@@ -241,13 +241,16 @@ class IndexService:
         """A worker knows a higher cache epoch than ours: nothing of this incarnation may grant again (rule 9)."""
         _log.warning("another incarnation had this cache epoch or a later one; starting over as epoch %d", cache_epoch)
         self._remember(cache_epoch)
-        before, self._core = self._core, IndexCore(self.settings, cache_epoch, self.now_ns())
+        before, self._core = self._core, self._new_core(cache_epoch)
         self._core.dismantle(before)
         self.hub.restart(_new_stream())
         self.clients.forget_all()
         self.workers.forget_all()
         self.client_server.replace(_links(cache_epoch))
         self.worker_server.replace(_links(cache_epoch))
+
+    def _new_core(self, cache_epoch: CacheEpoch) -> IndexCore:
+        return IndexCore(self.settings, cache_epoch, self.now_ns(), secrets.randbelow(FIRST_EPOCHS))
 
     def outlived(self, hello: Hello) -> Reject | None:
         """Was the peer attached to another incarnation with our epoch or a later one? Then we start over above it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
-from coppice.messages.index import Reattached, Workers
+from coppice.messages.index import DeadWorker, Reattached, Workers
 from coppice_scheduler.core.answers import lease_lost
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.request import OutputError, OutputErrorCode
@@ -22,7 +22,9 @@ def index_attached(life: Lifecycle, epoch: SchedulerEpoch, cache_epoch: CacheEpo
     if known and known != epoch:
         _session_lost(life, now_ns)
     elif known and fresh:
-        leases.reattach()
+        leases.reattach(
+            tuple(DeadWorker(worker.worker_id, dead) for worker in life.workers.values() for dead in worker.dead_epochs)
+        )
         life.wake_all()
         for worker in life.workers.values():
             for stall in worker.stalled.values():
@@ -45,6 +47,7 @@ def _session_lost(life: Lifecycle, now_ns: int) -> None:
     )
     for worker in life.workers.values():
         worker.returning.clear()
+        worker.dead_epochs.clear()  # nothing of ours can run there any more, whatever becomes of them
     for request in list(life.requests.values()):
         if request.status is RequestStatus.ASKING:
             life.unask(request)
@@ -82,7 +85,7 @@ def workers_listed(life: Lifecycle, message: Workers, now_ns: int) -> None:
 
 
 def _epoch_over(life: Lifecycle, worker: Worker, now_ns: int) -> None:
-    worker.dead_epochs.add(worker.epoch)
+    worker.bury(worker.epoch)
     worker.attached = False
     worker.sealed.clear()
     worker.seals.clear()

@@ -24,6 +24,7 @@ from coppice.messages.index import (
     Acquire,
     Answer,
     AnswerBatch,
+    DeadWorker,
     Distrust,
     Distrusted,
     Extend,
@@ -262,8 +263,8 @@ class LeaseTable:
         self._settling.clear()
         self._abandoned.clear()
 
-    def reattach(self) -> None:
-        """The link started over: claim what lives, ask again what has no answer.
+    def reattach(self, dead_workers: tuple[DeadWorker, ...]) -> None:
+        """The link started over: claim what lives, say what is given up, ask again what has no answer.
 
         An Extend or a Publish is asked again out of the lease's state, once its claim was accepted: before that the
         cache service may not know the lease.
@@ -285,7 +286,7 @@ class LeaseTable:
         self.to_retain |= {
             op.lease_id: self.leases[op.lease_id] for op in ops if isinstance(op, Retain) and op.lease_id in self.leases
         }
-        self._first.append(Reattach((*claims, *self._abandoned.values())))
+        self._first.append(Reattach((*claims, *self._abandoned.values()), dead_workers))
         again = [op for op in ops if isinstance(op, Acquire | Release | Abandon | Distrust)] + self._settling
         said = {op.lease_id for op in again if isinstance(op, Abandon)}
         self._settling = again + [Abandon(lease_id) for lease_id in self._abandoned if lease_id not in said]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, SequenceId, WorkerEpoch, WorkerId
-from coppice.messages.index import NoCapacityReason, WorkerInfo
+from coppice.messages.index import DEAD_EPOCHS_MAX, NoCapacityReason, WorkerInfo
 from coppice.messages.step import StepPlan
 from coppice_scheduler.core.estimates import ServiceRate
 from coppice_scheduler.core.leases import Lease
@@ -78,7 +78,7 @@ class Worker:
     max_step_tokens: int | None = None  # that one step of it may compute
     rate: ServiceRate = field(default_factory=ServiceRate)
     listed_by: CacheEpoch = CacheEpoch(0)  # incarnation of the cache service that listed it last
-    dead_epochs: set[WorkerEpoch] = field(default_factory=set)
+    dead_epochs: dict[WorkerEpoch, None] = field(default_factory=dict)  # the latest, as far as anybody may ask
     next_step: int = 1
     in_flight: deque[InFlight] = field(default_factory=deque)
     table: SlotTable = field(default_factory=SlotTable)  # of those running
@@ -97,6 +97,13 @@ class Worker:
     chunk_token_us: float = 0.0  # the same, of a token in a step with chunks
     result_ns: int = 0  # when its latest result came
     last_decode_rows: bytes = b""  # rows of the last plan if it was pure decode, else empty
+
+    def bury(self, epoch: WorkerEpoch) -> None:
+        """This epoch is over, for ever: what ran there is given up."""
+        self.dead_epochs.pop(epoch, None)
+        self.dead_epochs[epoch] = None
+        if len(self.dead_epochs) > DEAD_EPOCHS_MAX:
+            del self.dead_epochs[next(iter(self.dead_epochs))]
 
     @property
     def usable(self) -> bool:
