@@ -171,8 +171,7 @@ class Model:
                 self.happened["pending"] += 1
                 assert op.may_wait > op.skip_match
                 assert key not in self.live
-                since_ns, *_ = self.waiting.get(key, (now_ns, op, answer))
-                self.waiting[key] = (since_ns, op, answer)
+                self.waiting[key] = (self.waiting[key][0] if key in self.waiting else now_ns, op, answer)
                 return
             self.waiting.pop(key, None)
             if isinstance(answer, Grant):
