@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from coppice_sim.world import World
 
 
+RATES = (
+    *("doubled_bodies", "crashes", "pauses", "partitions", "resets", "takeovers", "cancels", "cache_crashes"),
+    "forgets_epoch",
+)
+WEATHER = ("loss", "duplication", "spike", "reset")
+
+
 @dataclass(frozen=True, slots=True)
 class FaultProfile:
     """Frequencies are per second of virtual time."""
@@ -28,6 +35,17 @@ class FaultProfile:
     cancels: float = 2.0
     cache_crashes: float = 0.0  # beside `crashes`, which may hit anybody
     forgets_epoch: float = 0.0  # probability that a restarted cache service has lost its epoch counter
+
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds of trouble that it has."""
+        own = [name for name in RATES if getattr(self, name)]
+        return (*own, *(name for name in WEATHER if getattr(self.weather, name)))
+
+    def without(self, kind: str) -> FaultProfile:
+        """The same with one kind of trouble taken away."""
+        if kind in RATES:
+            return replace(self, **{kind: 0.0})  # type: ignore[arg-type]
+        return replace(self, weather=replace(self.weather, **{kind: 0.0}))  # type: ignore[arg-type]
 
     @staticmethod
     def none() -> FaultProfile:
@@ -74,6 +92,15 @@ class FaultProfile:
             cancels=some(10.0),
             forgets_epoch=some(0.5),
         )
+
+
+PROFILES: dict[str, Callable[[], FaultProfile | None]] = {
+    "random": lambda: None,  # drawn from the seed
+    "none": FaultProfile.none,
+    "restarts": FaultProfile.restarts,
+    "cache-restarts": FaultProfile.cache_restarts,
+    "absences": FaultProfile.absences,
+}
 
 
 class Nemesis:

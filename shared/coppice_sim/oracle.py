@@ -94,7 +94,7 @@ class Oracle:
         self._none(written & (state == BlockState.CACHED), "I7", host.name, "findable and being written")
         if index.host is not None:
             self._check_pool(index.host.store, host.core.host_pool, f"{host.name}'s host")
-        if self._events % CONTENT_EVERY == 0:
+        if self._events % max(1, CONTENT_EVERY // self._world.scope.check_every) == 0:
             self.check_content(index, host.executor, host.name)
             if index.host is not None:
                 self.check_content(index.host.store, host.host_tier.memory, f"{host.name}'s host")

@@ -1,18 +1,15 @@
-"""Run the simulation: `run` for one seed, `main` for a command line."""
+"""Run the simulation of one seed."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice_cache.core.errors import InvariantBroken
 from coppice_sim.nemesis import FaultProfile
 from coppice_sim.timeline import MS
-from coppice_sim.world import BrokenInvariantError, World
+from coppice_sim.world import WHOLE, BrokenInvariantError, Scope, World
 
 DEFAULT_STEPS = 3_000
 
@@ -27,6 +24,7 @@ class Report:
     outcomes: Counter[str]
     sometimes: Counter[str]
     internal_errors: tuple[str, ...]
+    faults: FaultProfile
     broken: str = ""
     history: tuple[str, ...] = ()
 
@@ -42,11 +40,10 @@ def run(
     *,
     steps: int = DEFAULT_STEPS,
     faults: FaultProfile | None = None,
-    check_cores: bool = True,
-    tiers: bool = True,
+    scope: Scope = WHOLE,
 ) -> Report:
     """`steps` events with faults (drawn from the seed unless given), then heal and wait for rest."""
-    world = World(seed, faults, check_cores=check_cores, tiers=tiers)
+    world = World(seed, faults, scope)
     broken, history = "", ()
     try:
         for _ in range(steps):
@@ -67,35 +64,7 @@ def run(
         outcomes=Counter(ask.outcome or "open" for ask in world.workload.asks.values()),
         sometimes=+world.sometimes,
         internal_errors=tuple(world.internal_errors),
+        faults=world.faults,
         broken=broken,
         history=tuple(world.history) if broken else history,
     )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """One line per seed; what broke, with the last events, and exit code 1."""
-    parser = argparse.ArgumentParser(
-        prog="coppice sim",
-        description="Run the three cores under faults, from seeds.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--seed", type=int, default=1, help="first seed")
-    parser.add_argument("--runs", type=int, default=1, help="how many seeds, counted up from the first")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="events with faults, per seed")
-    chosen = parser.parse_args(argv)
-    sometimes: Counter[str] = Counter()
-    failed = False
-    for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        report = run(seed, steps=chosen.steps)
-        sometimes += report.sometimes
-        print(report.line)
-        if report.broken:
-            failed = True
-            print("\n".join(f"    {event}" for event in report.history))
-            print(f"    replay: coppice sim --seed {seed} --runs 1 --steps {chosen.steps}")
-    print("sometimes: " + ", ".join(f"{name} {count}" for name, count in sorted(sometimes.items())))
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,14 +8,15 @@ the reference (all of it when it completed).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coppice.ids import DomainId
-from coppice.messages.step import SamplingParams
+from coppice.messages.step import SamplingParams, TokenLogprobs
 from coppice_scheduler.core.request import Finish, Output, OutputErrorCode, Request, TokenBatch
-from coppice_sim.kv_honest import VOCABULARY, reference
+from coppice_sim.kv_honest import VOCABULARY, logprobs_of, reference
 from coppice_sim.timeline import MS
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class Ask:
     request: Request
     host: SchedulerHost
     expected: list[int]
+    told: list[int]  # prompt and expected tokens, and the stop token if one ends it
     tokens: list[int] = field(default_factory=list)
+    num_logprobs: int = 0  # of `told`, those before this one were reported
     outcome: str = ""
 
 
@@ -53,7 +56,7 @@ class Workload:
         """One request from a random tenant, or several continuations of its prompt."""
         rng = self._world.rng
         domain = rng.choice(self._world.settings.domains)
-        tokens = self._prompt()
+        tokens = self.a_prompt(rng)
         num_forks = rng.choice((0, 0, 0, 1, 1, 3))
         leader = self._submit_one(host, domain, tokens, None, wanted=rng.choice((8, 24)) if num_forks else 0)
         for _ in range(num_forks):
@@ -90,9 +93,14 @@ class Workload:
             deadline_ns=host.now_ns + rng.randrange(20, 3_000) * MS if rng.random() < 0.1 else None,
             fork_of=fork_of,
         )
+        if world.demands is not None:
+            request = world.demands.wanted(request)
+        told = tokens + expected
         if stops:
-            expected = expected[: next(i for i, token in enumerate(expected) if token in stops)]
-        ask = Ask(request, host, expected)
+            end = next(i for i, token in enumerate(expected) if token in stops)
+            expected, told = expected[:end], told[: len(tokens) + end + 1]
+        ask = Ask(request, host, expected, told)
+        ask.num_logprobs = 1 if request.sampling.prompt_logprobs else len(tokens)
         self.asks[request.request_id] = ask
         self._by_number.append(ask)
         self.num_open += 1
@@ -101,8 +109,8 @@ class Workload:
             self._close(ask, "refused")
         return request.request_id
 
-    def _prompt(self) -> list[int]:
-        rng = self._world.rng
+    def a_prompt(self, rng: Random) -> list[int]:
+        """Of runs that others share."""
         tokens = list(self._runs[rng.randrange(NUM_RUNS)])
         if rng.random() < 0.5:
             tokens += self._runs[rng.randrange(NUM_RUNS)]
@@ -134,9 +142,24 @@ class Workload:
         if ask.tokens != ask.expected[: len(ask.tokens)]:
             self._world.fail("I12", f"{name} of {ask.request.domain}: got {ask.tokens}, expected {ask.expected}")
 
+    def _take_logprobs(self, ask: Ask, reported: TokenLogprobs) -> None:
+        """Each position once, in order, and what is said there is about the token that is there."""
+        name, first, count = ask.request.request_id, reported.first_position, len(reported.chosen) // 4
+        if first != ask.num_logprobs or first + count > len(ask.told):
+            self._world.fail(
+                "O3", f"{name}: log-probabilities of {count} tokens from {first}, after {ask.num_logprobs}"
+            )
+        wanted = logprobs_of(np.array(ask.told[first : first + count], np.int64), reported.num_top)
+        if (reported.chosen, reported.top) != (wanted.chosen.tobytes(), wanted.top.tobytes()):
+            self._world.fail("I12", f"{name}: log-probabilities at {first} are those of other tokens")
+        ask.num_logprobs += count
+        self._world.sometimes["log-probabilities"] += 1
+
     def output(self, host: SchedulerHost, output: Output) -> None:
         ask = self.asks[output.request_id]
         self._take(ask, np.frombuffer(output.tokens, "<u4").tolist())
+        for reported in output.logprobs:
+            self._take_logprobs(ask, reported)
         if output.finish is not None:
             self._finished(ask, output)
 
@@ -145,6 +168,9 @@ class Workload:
         complete = ask.tokens == ask.expected
         if finish in (Finish.STOP, Finish.LENGTH) and not complete:
             self._world.fail("O3", f"{ask.request.request_id} ended with {finish} after {ask.tokens}: {ask.expected}")
+        wants = ask.request.sampling.num_logprobs is not None
+        if finish in (Finish.STOP, Finish.LENGTH) and wants and ask.num_logprobs != len(ask.told):
+            self._world.fail("O3", f"{ask.request.request_id}: log-probabilities end at {ask.num_logprobs}")
         self._world.sometimes["cancel wins"] += finish is Finish.CANCELLED
         if output.error is not None:
             self._world.sometimes[f"error: {output.error.code.value}"] += 1

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 
-from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, WorkerId
+from coppice.ids import CacheEpoch, DomainId, LeaseId, WorkerId
 from coppice_cache.core.index import CoreSettings, DomainConfig, Mode
 from coppice_cache.core.settings import TierCosts
 from coppice_scheduler.core.settings import Guarantee, SchedulerSettings
 from coppice_sim.cache_host import CacheHost
+from coppice_sim.demands import Demands
+from coppice_sim.names import NAMESPACE
 from coppice_sim.nemesis import FaultProfile, Nemesis
 from coppice_sim.network import Network
 from coppice_sim.oracle import Oracle
@@ -27,7 +29,6 @@ from coppice_worker.core.worker import WorkerCoreSettings
 BLOCK_SIZE = 4
 TTL_MS = 1_000
 HEAL_MS = 60_000
-_NAMESPACE = Namespace(b"honest model")
 
 
 class BrokenInvariantError(Exception):
@@ -97,6 +98,22 @@ class WorldSettings:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a run has, and how closely it is looked at.
+
+    `check_every`: the cores check themselves, and are compared, after so many events that touched one of them; 0:
+    never, so that only what clients and workers see can tell that something is wrong.
+    """
+
+    tiers: bool = True  # workers may have a host tier
+    demands: bool = True  # see `Demands`
+    check_every: int = 1
+
+
+WHOLE = Scope()
+
+
 @dataclass(slots=True)
 class Totals:
     crashes: int = 0
@@ -105,15 +122,17 @@ class Totals:
 
 
 class World:
-    def __init__(
-        self, seed: int, faults: FaultProfile | None = None, *, check_cores: bool = True, tiers: bool = True
-    ) -> None:
+    def __init__(self, seed: int, faults: FaultProfile | None = None, scope: Scope = WHOLE) -> None:
         self.seed = seed
-        self.check_cores = check_cores  # False: only what clients and workers see can tell that something is wrong
+        self.scope = scope
         self.rng = Random(seed)
         self.settings = WorldSettings.random(self.rng)
-        if tiers:
+        if scope.tiers:
             self.settings.add_host_tier(Random(f"tiers of {seed}"))  # so that runs without one are what they were
+        self.demands = Demands(seed) if scope.demands else None
+        if self.demands is not None:
+            domains = self.demands.configured(self.settings.index.domains)
+            self.settings.index = replace(self.settings.index, domains=domains)
         self.faults = faults if faults is not None else FaultProfile.random(self.rng)
         self.timeline = Timeline()
         self.network = Network(self.timeline, self.rng)
@@ -135,6 +154,9 @@ class World:
         self.start_scheduler("s0")
         self.nemesis = Nemesis(self)
         self._is_healing = False
+        self._num_events = 0
+        if self.demands is not None:
+            self.demands.begin(self)
         self._arrive()
 
     # -- processes
@@ -149,7 +171,7 @@ class World:
             worker_id=WorkerId(name),
             address=name,
             pool=PoolSpec(self.settings.num_blocks, BLOCK_SIZE),
-            namespace=_NAMESPACE,
+            namespace=NAMESPACE,
             model="honest",
             max_sequences=32,
             max_context=self.settings.max_context,
@@ -162,7 +184,7 @@ class World:
         self.schedulers[name] = SchedulerHost(self, name)
 
     def scheduler_settings(self) -> SchedulerSettings:
-        configs = self.settings.index.domains
+        configs, demands = self.settings.index.domains, self.demands
         return SchedulerSettings(
             instance=self.rng.randbytes(8),
             max_step_tokens=self.settings.max_step_tokens,
@@ -175,6 +197,8 @@ class World:
             single_flight_wait_ms=800,
             fixed_domains=frozenset(config.domain for config in configs if config.mode is Mode.STRICT),
             guarantees={c.domain: Guarantee(c.guarantee_share) for c in configs if c.guarantee_share},
+            maximums=demands.maximums(configs) if demands is not None else {},
+            tenants=demands.limits(self.settings.domains) if demands is not None else {},
         )
 
     def crash(self, name: str, down_ms: int) -> None:
@@ -234,8 +258,9 @@ class World:
         """One event and everything that must hold after it."""
         self.timeline.step()
         if self._touched:
-            touched, self._touched = self._touched, set()
-            if self.check_cores:
+            self._num_events += 1
+            if self.scope.check_every and self._num_events % self.scope.check_every == 0:
+                touched, self._touched = self._touched, set()
                 self.oracle.check(touched)
 
     def heal(self) -> None:
@@ -243,6 +268,8 @@ class World:
         self._is_healing = True
         self.trace("heal")
         self.nemesis.heal()
+        if self.demands is not None:
+            self.demands.end(self)
         deadline_ns = self.timeline.now_ns + HEAL_MS * MS
         while not self.is_at_rest():
             if self.timeline.now_ns > deadline_ns:

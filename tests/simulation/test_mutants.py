@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from coppice_sim.command import main
 from coppice_sim.mutants import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
-from coppice_sim.run import main, run
+from coppice_sim.run import run
+from coppice_sim.shrink import Case, name_of, shrink
+from coppice_sim.world import Scope
 from tests.unit import (
     test_cache_claims,
     test_cache_distrust,
@@ -28,11 +31,12 @@ SEEDS = range(1, 16)
 STEPS = 2_500
 
 
-def killed_by(mutant: Mutant, *, check_cores: bool = True, evidence: str = "") -> str:
+def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> str:
     """What the first seed that notices (this evidence) says; empty when none does."""
     with mutant.applied():
         for seed in SEEDS:
-            report = run(seed, steps=STEPS, faults=mutant.faults, check_cores=check_cores, tiers=mutant.tiers)
+            scope = Scope(tiers=mutant.tiers, demands=False, check_every=check_every)
+            report = run(seed, steps=STEPS, faults=mutant.faults, scope=scope)
             if report.broken and evidence in report.broken:
                 return report.broken
     return ""
@@ -52,7 +56,7 @@ def test_a_run_notices(mutant: Mutant) -> None:
     [("shared root", "I12"), ("no zeroing", "I15"), ("forgets to release", "O4"), ("step order unchecked", "I12")],
 )
 def test_clients_and_workers_notice_without_the_checks_of_the_cores(name: str, evidence: str) -> None:
-    assert killed_by(named(name), check_cores=False, evidence=evidence)
+    assert killed_by(named(name), check_every=0, evidence=evidence)
 
 
 def _cached_blocks() -> World:
@@ -103,10 +107,22 @@ def test_a_scheduler_that_gives_nothing_back_holds_nobody_up() -> None:
     forced = 0
     with RECLAIM_IGNORED.applied():
         for seed in SEEDS:
-            report = run(seed, steps=STEPS, tiers=False)
+            report = run(seed, steps=STEPS, scope=Scope(tiers=False, demands=False))
             assert not report.broken, report.line
             forced += report.sometimes["reclaim forced through a fence"]
     assert forced > 0
+
+
+def test_a_broken_run_is_made_smaller_and_breaks_the_same() -> None:
+    case, said = Case(3, 2_000), []
+    with named("shared root").applied():
+        broken = case.run().broken
+        smallest = shrink(case, broken, said=said.append)
+        assert name_of(smallest.run().broken) == name_of(broken)
+    assert smallest.steps < 500
+    assert {"tiers", "demands"} <= set(smallest.without)
+    assert said[-1].endswith(smallest.command)
+    assert not smallest.run().broken
 
 
 def test_a_broken_run_names_the_seed_and_what_broke(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,4 +130,4 @@ def test_a_broken_run_names_the_seed_and_what_broke(capsys: pytest.CaptureFixtur
         assert main(["--seed", "3", "--runs", "1", "--steps", "400"]) == 1
     out = capsys.readouterr().out
     assert "BROKEN I3" in out
-    assert "replay: coppice sim --seed 3 --runs 1 --steps 400" in out
+    assert "replay: coppice sim --seed 3 --steps 400" in out

@@ -6,7 +6,7 @@ import pytest
 
 from coppice_sim.nemesis import FaultProfile
 from coppice_sim.timeline import MS
-from coppice_sim.world import World
+from coppice_sim.world import Scope, World
 
 LASTS_MS = 5_000
 IDLE_MS_MAX = 200  # several steps, and every pause before something is asked again
@@ -16,7 +16,7 @@ OPENS_MS = 1_100  # until the first worker's window closes
 # 701: a block that two published counts twice for who runs alone; 704, 706: guarantees leave four blocks to the others.
 @pytest.mark.parametrize("seed", [701, 704, 706, 709])
 def test_no_worker_stands_idle_while_requests_wait(seed: int) -> None:
-    world = World(seed, FaultProfile.none(), check_cores=False, tiers=False)
+    world = World(seed, FaultProfile.none(), Scope(tiers=False, demands=False, check_every=0))
     steps, worked_ns = 0, OPENS_MS * MS
     while (now_ns := world.timeline.now_ns) < LASTS_MS * MS:
         world.step()

@@ -9,11 +9,15 @@ from collections import Counter
 
 import pytest
 
+from coppice_sim.command import main
 from coppice_sim.nemesis import FaultProfile
-from coppice_sim.run import Report, main, run
+from coppice_sim.run import Report, run
+from coppice_sim.shrink import Case
+from coppice_sim.world import Scope
 
 STEPS = 2_000
-CI_SEEDS = (*range(1, 21), 40, 82)  # the last ones show what is rare
+FEW_SEEDS = (*range(1, 21), 40, 82)  # the last ones show what is rare
+BARE = Scope(tiers=False, demands=False)
 
 # Each must happen in some run, or the runs show nothing about it.
 SOMETIMES = (
@@ -37,22 +41,26 @@ SOMETIMES = (
     "fenced",
     "fork by copy",
     "fork by fallback",
+    "invalidated",
     "late retry",
     "leader died",
     "log lost",
     "log made up",
     "log: leases_pinned",
     "log: refused_seal",
+    "log-probabilities",
     "log: replayed",
     "log: unclaimed",
     "no room",
     "ops doubled",
     "paused",
     "pending leader aborted with followers waiting",
+    "pinned",
     "plan replayed",
     "preempted in decode",
     "preempted in prefill",
     "prefix found",
+    "prefix invalidated",
     "promoted",
     "published after a restart",
     "quota refusal",
@@ -90,13 +98,13 @@ def test_nothing_fails_where_nothing_breaks() -> None:
 def test_every_invariant_holds_under_faults_and_every_kind_of_trouble_occurs() -> None:
     sometimes: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    for seed in CI_SEEDS:
+    for seed in FEW_SEEDS:
         report = held(run(seed, steps=STEPS))
         sometimes += report.sometimes
         outcomes += report.outcomes
     assert [name for name in SOMETIMES if not sometimes[name]] == []
     assert outcomes["open"] == 0
-    assert outcomes["length"] + outcomes["stop"] > 10 * len(CI_SEEDS)
+    assert outcomes["length"] + outcomes["stop"] > 10 * len(FEW_SEEDS)
 
 
 def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
@@ -104,7 +112,7 @@ def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
     sometimes: Counter[str] = Counter()
     seed = first_seed
     while sometimes["crash of c"] < crashes:
-        sometimes += held(run(seed, steps=STEPS, faults=FaultProfile.cache_restarts(), tiers=False)).sometimes
+        sometimes += held(run(seed, steps=STEPS, faults=FaultProfile.cache_restarts(), scope=BARE)).sometimes
         seed += 1
     return sometimes
 
@@ -125,7 +133,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     lines = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "coppice_sim.run", "--seed", "2", "--runs", "2", "--steps", "1500"]
+        command = [sys.executable, "-m", "coppice_sim.command", "--seed", "2", "--runs", "2", "--steps", "1500"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
         lines.append(done.stdout)
     assert lines[0] == lines[1]
@@ -147,9 +155,9 @@ def test_ten_thousand_crashes_of_the_cache(first: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("first", range(1_000, 1_400, 50))
+@pytest.mark.parametrize("first", range(1_000, 3_000, 100))
 def test_many_seeds(first: int) -> None:
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 100):
         held(run(seed, steps=4_000))
 
 
@@ -159,3 +167,31 @@ def test_many_seeds(first: int) -> None:
 def test_many_seeds_of_one_kind_of_trouble(faults: FaultProfile) -> None:
     for seed in range(2_000, 2_080):
         held(run(seed, steps=4_000, faults=faults))
+
+
+def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong, said in (
+        (["--without", "rain"], "'rain' is none of tiers, demands"),
+        (["--runs", "0"], "0 is below 1"),
+        (["--steps", "-1"], "-1 is negative"),
+        (["--profile", "wild"], "invalid choice: 'wild'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(wrong)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_brief_runs_in_several_processes_end_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--seed", "3", "--runs", "4", "--steps", "150", "--jobs", "2", "--brief", "--check-every", "4"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("seeds 3 to 6: ")
+    assert lines[-1].endswith("broken: none")
+
+
+def test_a_case_names_the_command_that_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case(5, 120, "restarts", ("tiers", "crashes"))
+    assert case.command == "coppice sim --seed 5 --steps 120 --profile restarts --without tiers,crashes"
+    assert main(case.command.split()[2:]) == 0
+    assert capsys.readouterr().out.startswith(case.run().line)

@@ -9,7 +9,7 @@ import pytest
 from coppice_sim.nemesis import FaultProfile
 from coppice_sim.scheduler_host import SchedulerHost
 from coppice_sim.timeline import MS
-from coppice_sim.world import World
+from coppice_sim.world import Scope, World
 
 WITHIN_MS = 20_000  # of virtual time
 
@@ -31,7 +31,7 @@ def num_ended_well(world: World) -> int:
 
 @pytest.mark.parametrize("seed", range(700, 704))
 def test_the_first_serves_again_when_the_second_is_gone_and_not_before(seed: int) -> None:
-    world = World(seed, FaultProfile.none(), check_cores=False)
+    world = World(seed, FaultProfile.none(), Scope(demands=False, check_every=0))
     first = world.schedulers["s0"]
     run_until(world, lambda: bool(first.epoch) and plans_everywhere(world, first))
     epoch = first.epoch

@@ -140,7 +140,7 @@ def smoke(
 def sim(context: typer.Context) -> None:
     """Run the deterministic simulation: coppice sim --seed N (see coppice sim --help)."""
     try:
-        from coppice_sim.run import main
+        from coppice_sim.command import main
     except ModuleNotFoundError as error:
         raise CoppiceError(
             f"the simulation is not installed ({error.name} is missing)", hint="install from a checkout: make venv"

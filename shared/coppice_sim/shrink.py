@@ -1,0 +1,85 @@
+"""Make a broken run smaller: fewer kinds of trouble, fewer events, and still the same invariant breaks.
+
+A kind of trouble that is taken away changes all that is drawn after it, so each attempt is a run of its own and may be
+lucky or not. The events before the faults end are the same for every number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from coppice_sim.nemesis import PROFILES, FaultProfile
+from coppice_sim.run import Report, run
+from coppice_sim.world import WHOLE, Scope
+
+SCOPES = ("tiers", "demands")  # may be taken away like kinds of trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run by the words of the command line."""
+
+    seed: int
+    steps: int
+    profile: str = "random"
+    without: tuple[str, ...] = ()
+    check_every: int = 1
+
+    def run(self) -> Report:
+        scope, faults = self._scope(), PROFILES[self.profile]()
+        trouble = [kind for kind in self.without if kind not in SCOPES]
+        if trouble:
+            faults = faults or faults_of(self.seed)
+            for kind in trouble:
+                faults = faults.without(kind)
+        return run(self.seed, steps=self.steps, faults=faults, scope=scope)
+
+    @property
+    def command(self) -> str:
+        words = [f"coppice sim --seed {self.seed} --steps {self.steps}"]
+        if self.profile != "random":
+            words.append(f"--profile {self.profile}")
+        if self.without:
+            words.append(f"--without {','.join(self.without)}")
+        return " ".join(words)
+
+    def _scope(self) -> Scope:
+        scope = replace(WHOLE, check_every=self.check_every)
+        for kind in self.without:
+            if kind in SCOPES:
+                scope = replace(scope, **{kind: False})
+        return scope
+
+
+def faults_of(seed: int) -> FaultProfile:
+    """What a run of this seed draws."""
+    return run(seed, steps=0, scope=Scope(tiers=False, demands=False, check_every=0)).faults
+
+
+def shrink(case: Case, broken: str, *, attempts_max: int = 60, said: Callable[[str], None] = print) -> Case:
+    """The smallest case that was found in so many runs. `broken` is what the case breaks; its first word counts."""
+    name = name_of(broken)
+    for _ in range(attempts_max):
+        smaller = next((one for one in _smaller(case) if name_of((found := one.run()).broken) == name), None)
+        if smaller is None:
+            return case
+        case = replace(smaller, steps=min(smaller.steps, found.events))
+        said(f"    smaller: {case.command}")
+    return case
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """What to try, the most promising first."""
+    for share in (4, 2):
+        yield replace(case, steps=case.steps // share)
+    kinds = case.run().faults.kinds()
+    for kind in (*SCOPES, *kinds):
+        if kind not in case.without:
+            yield replace(case, without=(*case.without, kind))
+    yield replace(case, steps=case.steps * 9 // 10)
+
+
+def name_of(broken: str) -> str:
+    """The invariant, or the kind of error."""
+    return broken.partition(":")[0]
