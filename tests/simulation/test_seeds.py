@@ -16,7 +16,7 @@ from coppice_sim.shrink import Case
 from coppice_sim.world import Scope
 
 STEPS = 2_000
-FEW_SEEDS = (*range(1, 21), 40, 82)  # the last ones show what is rare
+FEW_SEEDS = (1, 23, 24, 30, 32, 33, 47)  # together they show every kind of trouble
 BARE = Scope(tiers=False, demands=False)
 
 # Each must happen in some run, or the runs show nothing about it.
