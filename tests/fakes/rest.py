@@ -39,6 +39,7 @@ class Served:
     engine: FakeEngine
     checkpoint: CheckpointText
     registry: CollectorRegistry
+    http: httpx.Client
 
     def client(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
@@ -51,7 +52,7 @@ class Served:
 
     def post(self, body: Any, path: str = "/v1/completions", **options: Any) -> httpx.Response:
         content = body if isinstance(body, (bytes, str)) else json.dumps(body)
-        return httpx.post(f"{self.url}{path}", content=content, timeout=WAIT_S, **options)
+        return self.http.post(path, content=content, **options)
 
     def complete(self, **fields: Any) -> httpx.Response:
         return self.post({"model": MODEL, "prompt": "one", **fields})
@@ -71,11 +72,14 @@ def serving(tenants: TenantDirectory | None = None, **options: Any) -> Iterator[
     )
     app = create_app(frontdoor, registry, body_timeout_s=options.pop("body_timeout_s", 30.0))
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
     server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, HttpLimits(**options)))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, checkpoint, registry)
+        with httpx.Client(base_url=url, timeout=WAIT_S) as http:
+            yield Served(url, engine, checkpoint, registry, http)
     finally:
         server.should_exit = server.force_exit = True
         thread.join()
