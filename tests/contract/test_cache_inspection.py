@@ -100,7 +100,8 @@ def test_an_explanation(cache: Cache, client: UnaryClient) -> None:
         ({"domain": A, "tokens": []}, 400, "tokens"),
         ({"domain": A, "tokens": [-1]}, 400, "greater"),
         ({"domain": A, "tokens": [1 << 32]}, 400, "less"),
-        ({"domain": A, "tokens": ["x"]}, 400, "integer"),
+        ({"domain": A, "tokens": ["1"]}, 400, "integer"),
+        ({"domain": A, "tokens": [True]}, 400, "integer"),
         ({"domain": A, "tokens": [1], "namespace": "xyz"}, 400, "namespace"),
         ({"domain": A, "tokens": [1], "tokenz": 1}, 400, "tokenz"),
         ({"tokens": [1]}, 400, "domain"),
@@ -131,12 +132,11 @@ def test_invalidation_by_domain_prefix_and_everything(cache: Cache, client: Unar
     cache.audit()
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [({}, 400), ({"everything": True, "domain": A}, 400), ({"domain": A, "tokens": [1]}, 400), ({"domain": "no"}, 404)],
-)
-def test_invalidations_that_make_no_sense(cache: Cache, client: UnaryClient, body: dict[str, Any], status: int) -> None:
-    assert send(cache, "POST", "/v1/invalidate", body)[0] == status
+def test_invalidations_that_make_no_sense(cache: Cache, client: UnaryClient) -> None:
+    all_and_one = {"everything": True, "domain": A}
+    for body in ({}, all_and_one, {"everything": "yes"}, {"everything": 1}, {"domain": A, "tokens": [1]}):
+        assert send(cache, "POST", "/v1/invalidate", body)[0] == 400, body
+    assert send(cache, "POST", "/v1/invalidate", {"domain": "no"})[0] == 404
 
 
 def test_pins(cache: Cache, client: UnaryClient) -> None:

@@ -109,6 +109,9 @@ def test_tokens_and_back() -> None:
         for wrong in (pb.TokenizeRequest(model=MODEL), pb.TokenizeRequest(model=MODEL, text="")):
             with pytest.raises(grpc.aio.AioRpcError, match="prompt"):
                 await served.stub.Tokenize(wrong, timeout=WAIT_S)
+        added = pb.TokenizeRequest(model=MODEL, chat=chat, add_special_tokens=True)
+        with pytest.raises(grpc.aio.AioRpcError, match="special tokens of its template"):
+            await served.stub.Tokenize(added, timeout=WAIT_S)
         with pytest.raises(grpc.aio.AioRpcError, match="2097152"):
             await served.stub.Tokenize(pb.TokenizeRequest(model=MODEL, text="a" * (2 << 20)), timeout=WAIT_S)
         for tokens in (b"123", pack([10**6]), pack([1] * (1 << 19))):

@@ -200,6 +200,7 @@ WRONG_BODIES: dict[str, tuple[Any, int, str]] = {
     "tokens that are text": (b'{"tokens": "1"}', 400, "tokens: must be of type list"),
     "a token below zero": (b'{"tokens": [-1]}', 400, "unsigned 32-bit"),
     "a token that is text": (b'{"tokens": ["a"]}', 400, "unsigned 32-bit"),
+    "a token that is true": (b'{"tokens": [true]}', 400, "unsigned 32-bit"),
     "a field that is none": (b'{"tokens": [], "lora": "X"}', 400, "lora: unknown; known are tokens"),
     "a source that is none": (b'{"tokens": [], "sources": ["y"]}', 400, "'y' is unknown"),
     "a source of another type": (b'{"tokens": [], "sources": [[]]}', 400, "is unknown"),

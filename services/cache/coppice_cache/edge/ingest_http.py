@@ -103,6 +103,8 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 
 def _answer(ingest: Ingest, fields: dict[str, Any]) -> dict[str, Any]:
+    if bool in set(map(type, fields["tokens"])):
+        raise MatchRefused("tokens: must be unsigned 32-bit integers: a boolean is none")
     try:
         tokens = array("I", fields["tokens"]).tobytes()
     except (TypeError, OverflowError) as error:

@@ -32,7 +32,8 @@ Hex = Annotated[str, Field(pattern="^([0-9a-fA-F]{2})*$", max_length=8_192)]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    # Strict: else `everything: "yes"` and `tokens: [true]` would be taken.
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ExplainBody(_Body):

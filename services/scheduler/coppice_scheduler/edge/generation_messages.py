@@ -66,6 +66,8 @@ def tokenize_prompt(request: pb.TokenizeRequest) -> Prompt:
     if kind == "text":
         return TextPrompt(request.text)
     if kind == "chat":
+        if request.add_special_tokens:
+            raise invalid("A chat has the special tokens of its template.", param="add_special_tokens")
         return _chat(request.chat)
     raise invalid("prompt is required: text or chat.", param="prompt", code="missing")
 

@@ -1,12 +1,13 @@
 """A JSON request body to Python values, with bounds, and typed reads of its fields.
 
-Every read names the field in its error. `null` is the same as a field that is not there, as OpenAI has it.
+Every read names the field in its error. `null` is the same as a field that is not there, as OpenAI has it. Of a body
+that has several forms, all fields are read in each: one that is not would be taken with anything in it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic_core import from_json
@@ -39,16 +40,23 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
         self._values = values
         self._prefix = prefix
+        self._read: set[str] = set()
+
+    def assert_read(self, names: Iterable[str]) -> None:
+        """That each of them was read, whether it is there or not. The last thing that is done with a body."""
+        unread = set(names) - self._read
+        assert not unread, f"taken without being read: {', '.join(sorted(unread))}"
 
     def wrong(self, name: str, expected: str) -> ApiError:
         found = _kind(self._values.get(name))
         return invalid(f"{self._prefix}{name} must be {expected}, not {found}.", param=f"{self._prefix}{name}")
 
     def get(self, name: str) -> Any:
+        self._read.add(name)
         return self._values.get(name)
 
     def text(self, name: str) -> str | None:
-        value = self._values.get(name)
+        value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise self.wrong(name, "a string")
         return value
@@ -59,20 +67,20 @@ class Fields:
             raise invalid(f"{self._prefix}{name} is required.", param=f"{self._prefix}{name}", code="missing")
         return value
 
-    def flag(self, name: str) -> bool:
-        value = self._values.get(name)
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.wrong(name, "true or false")
-        return bool(value)
+        return default if value is None else value
 
     def integer(self, name: str) -> int | None:
-        value = self._values.get(name)
+        value = self.get(name)
         if value is not None and type(value) is not int:
             raise self.wrong(name, "an integer")
         return value
 
     def number(self, name: str) -> float | None:
-        value = self._values.get(name)
+        value = self.get(name)
         if value is not None and type(value) not in (int, float):
             raise self.wrong(name, "a number")
         try:
@@ -82,7 +90,7 @@ class Fields:
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A string or a list of strings."""
-        value = self._values.get(name)
+        value = self.get(name)
         if value is None:
             return ()
         if isinstance(value, str):
@@ -92,7 +100,7 @@ class Fields:
         return tuple(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        value = self._values.get(name)
+        value = self.get(name)
         if value is None:
             return ()
         if not isinstance(value, list) or set(map(type, value)) - {int}:
@@ -101,7 +109,7 @@ class Fields:
 
     def numbers_by_id(self, name: str) -> dict[int, float]:
         """An object of numbers whose keys are whole numbers, as JSON writes a map by token id."""
-        value = self._values.get(name)
+        value = self.get(name)
         if value is None:
             return {}
         if not isinstance(value, dict) or not all(type(number) in (int, float) for number in value.values()):

@@ -35,12 +35,14 @@ def _message(place: int, message: Any) -> ChatMessage:
         raise invalid(
             f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
         )
-    return ChatMessage(role=role, content=_content(fields, message, where), name=fields.text("name"))
+    found = ChatMessage(role=role, content=_content(fields, where), name=fields.text("name"))
+    fields.assert_read(_MESSAGE_FIELDS)
+    return found
 
 
-def _content(fields: Fields, message: Mapping[str, Any], where: str) -> str:
+def _content(fields: Fields, where: str) -> str:
     """Text, or parts of type text; parts are joined by newlines, as vLLM does for templates that want a string."""
-    value = message.get("content")
+    value = fields.get("content")
     if isinstance(value, str):
         return value
     if value is None:
@@ -66,9 +68,9 @@ def _content(fields: Fields, message: Mapping[str, Any], where: str) -> str:
 def _check_part(part: Mapping[str, Any], at: str) -> None:
     """A breakpoint says that what is before it should be cached, as everything is here; it has no time of its own."""
     for name, value in part.items():
-        if value is None or name in ("type", "text"):
+        if name in ("type", "text"):
             continue
-        if name != "prompt_cache_breakpoint" or value != {"mode": "explicit"}:
+        if name != "prompt_cache_breakpoint" or value not in (None, {"mode": "explicit"}):
             raise invalid(
                 f"{at}.{name[:100]} is not supported.", param=f"{at}.{name[:100]}", code="unsupported_parameter"
             )

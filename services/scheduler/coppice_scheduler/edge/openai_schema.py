@@ -18,11 +18,11 @@ from coppice_scheduler.edge.generation_spec import (
 )
 from coppice_scheduler.edge.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai_cache import retain_ms_of
-from coppice_scheduler.edge.openai_fields import CHAT_ONLY, COMPLETION_ONLY, check_fields
+from coppice_scheduler.edge.openai_fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, check_fields
 from coppice_scheduler.edge.openai_messages import messages_of
 from coppice_scheduler.edge.tokenizer import TOKEN_DTYPE
 
-_STREAM_OPTIONS = frozenset({"include_usage", "include_obfuscation", "continuous_usage_stats"})
+_STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known, and only taken as false
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,18 @@ def parse_chat(raw: bytes) -> ParsedRequest:
     body = parse_object(raw)
     check_fields(body, CHAT_ONLY)
     fields = Fields(body)
-    return _parse(fields, (ChatPrompt(messages_of(fields)),), _chat_logprobs(fields))
+    parsed = _parse(fields, (ChatPrompt(messages_of(fields)),), _chat_logprobs(fields))
+    fields.assert_read(SUPPORTED | CHAT_ONLY)
+    return parsed
 
 
 def parse_completion(raw: bytes) -> ParsedRequest:
     body = parse_object(raw)
     check_fields(body, COMPLETION_ONLY)
     fields = Fields(body)
-    return _parse(fields, prompts_of(fields), fields.integer("logprobs"))
+    parsed = _parse(fields, prompts_of(fields), fields.integer("logprobs"))
+    fields.assert_read(SUPPORTED | COMPLETION_ONLY)
+    return parsed
 
 
 def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None) -> ParsedRequest:
@@ -79,7 +83,7 @@ def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None
             stop_token_ids=fields.integers("stop_token_ids"),
             ignore_eos=fields.flag("ignore_eos"),
             include_stop=fields.flag("include_stop_str_in_output"),
-            skip_special_tokens=fields.get("skip_special_tokens") is None or fields.flag("skip_special_tokens"),
+            skip_special_tokens=fields.flag("skip_special_tokens", default=True),
             num_logprobs=num_logprobs,
             echo=fields.flag("echo"),
             priority=fields.integer("priority") or 0,
@@ -129,24 +133,31 @@ def _max_tokens(fields: Fields) -> int | None:
 
 def _presentation(fields: Fields) -> Presentation:
     stream = fields.flag("stream")
-    options = fields.get("stream_options")
-    include_usage = False
-    if options is not None:
-        if not isinstance(options, dict):
-            raise fields.wrong("stream_options", "an object")
-        for name, value in options.items():
-            if name not in _STREAM_OPTIONS or (name != "include_usage" and value):
-                raise invalid(
-                    f"stream_options.{name[:100]} is not supported; known: include_usage.",
-                    param="stream_options",
-                    code="unsupported_parameter",
-                )
-        if not stream:
-            raise invalid("stream_options is only for stream: true.", param="stream_options")
-        include_usage = Fields(options, "stream_options.").flag("include_usage")
     return Presentation(
-        stream, include_usage, fields.flag("return_token_ids"), fields.flag("return_tokens_as_token_ids")
+        stream,
+        _include_usage(fields, stream),
+        fields.flag("return_token_ids"),
+        fields.flag("return_tokens_as_token_ids"),
     )
+
+
+def _include_usage(fields: Fields, stream: bool) -> bool:
+    options = fields.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise fields.wrong("stream_options", "an object")
+    inner = Fields(options, "stream_options.")
+    for name in options:
+        if name != "include_usage" and (name not in _STREAM_OPTIONS_OFF or inner.flag(name)):
+            raise invalid(
+                f"stream_options.{name[:100]} is not supported; known: include_usage.",
+                param="stream_options",
+                code="unsupported_parameter",
+            )
+    if not stream:
+        raise invalid("stream_options is only for stream: true.", param="stream_options")
+    return inner.flag("include_usage")
 
 
 # --- prompts ------------------------------------------------------------------------------------------------------

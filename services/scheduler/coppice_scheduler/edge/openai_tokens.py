@@ -29,10 +29,11 @@ class TokensApi:
     async def tokenize(self, request: Request) -> Response:
         fields = await self._fields(request, _TOKENIZE)
         prompt, name = _prompt(fields)
-        adds = fields.flag("add_special_tokens") if fields.get("add_special_tokens") is not None else True
+        adds, shows_names = fields.flag("add_special_tokens", default=True), fields.flag("return_token_strs")
+        fields.assert_read(_TOKENIZE)
         tokens = await self._frontdoor.tokenize(prompt, name, add_special_tokens=adds)
         names = None
-        if fields.flag("return_token_strs"):
+        if shows_names:
             names = await asyncio.to_thread(lambda: list(map(self._frontdoor.token_texts.name_of, tokens)))
         body: dict[str, Any] = {
             "count": len(tokens),
@@ -47,6 +48,7 @@ class TokensApi:
         tokens = fields.get("tokens")
         if not isinstance(tokens, list):
             raise fields.wrong("tokens", "a list of token ids")
+        fields.assert_read(_DETOKENIZE)
         return JSONResponse({"prompt": await self._frontdoor.detokenize(packed_ids(tokens, "tokens"), "tokens")})
 
     async def _fields(self, request: Request, known: tuple[str, ...]) -> Fields:
@@ -69,17 +71,18 @@ class TokensApi:
 def _prompt(fields: Fields) -> tuple[Prompt, str]:
     """What to tokenise, and the field that it came in."""
     text, has_messages = fields.text("prompt"), fields.get("messages") is not None
+    is_open, adds_tokens = fields.flag("add_generation_prompt", default=True), fields.flag("add_special_tokens")
     if (text is not None) == has_messages:
         raise invalid("Send either prompt or messages.", param="prompt", code="missing" if text is None else None)
     if text is not None:
         return TextPrompt(text), "prompt"
-    if fields.get("add_generation_prompt") is not None and not fields.flag("add_generation_prompt"):
+    if not is_open:
         raise invalid(
             "add_generation_prompt: false is not supported; leave it out.",
             param="add_generation_prompt",
             code="unsupported_parameter",
         )
-    if fields.flag("add_special_tokens"):
+    if adds_tokens:
         raise invalid(
             "A chat has the special tokens of its template; leave add_special_tokens out.",
             param="add_special_tokens",
