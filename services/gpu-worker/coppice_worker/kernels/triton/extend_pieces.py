@@ -54,25 +54,24 @@ def join_kernel(
     first_token = tl.load(query_starts_ptr + row)
     num_new = tl.load(query_starts_ptr + row + 1) - first_token
     in_tile, column = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, HEAD_PADDED)
+    packed = tile_start + in_tile
+    real = packed // GROUP < num_new  # nobody wrote results of the rows behind the last one
+    mask = real[:, None] & (column[None, :] < HEAD_DIM)
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, HEAD_PADDED], tl.float32)
     for result in range(first, first + count):
         at = (tl.cast(result, tl.int64) * NUM_KV_HEADS + kv_head) * TILE_ROWS + in_tile
-        lse = tl.load(lse_ptr + at)
+        lse = tl.load(lse_ptr + at, mask=real, other=0.0)
         # All rows see something of the first piece, so `higher` is finite from then on.
         higher = tl.maximum(highest, lse)
         shrink, weight = tl.exp2(highest - higher), tl.exp2(lse - higher)
-        part = tl.load(
-            results_ptr + at[:, None] * HEAD_DIM + column[None, :], mask=column[None, :] < HEAD_DIM, other=0.0
-        )
+        part = tl.load(results_ptr + at[:, None] * HEAD_DIM + column[None, :], mask=mask, other=0.0)
         out = out * shrink[:, None] + part * weight[:, None]
         total = total * shrink + weight
         highest = higher
-    packed = tile_start + in_tile
     token, head = (first_token + packed // GROUP).to(tl.int64), kv_head * GROUP + packed % GROUP
     out_at = (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
-    mask = (packed // GROUP < num_new)[:, None] & (column[None, :] < HEAD_DIM)
     tl.store(out_ptr + out_at, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 
 
