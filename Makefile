@@ -1,6 +1,8 @@
 # make up          set up and start the stack            make up ARGS="--port 9000 --workers 2"
 # make test        set up and run the tests              make test ARGS="tests/unit -k radix"
+# make test-wide   more cases of the same, too
 # make test-long   the slow ones too
+# make flaky N=10  the tests again and again, each time in another order, beside a busy neighbour
 # make check       format, lint, types, import contracts, generated code, tidiness
 # make proto       generate shared/coppice_rpc from shared/protos
 # make demo-model  train the demo model again (about half an hour)
@@ -14,12 +16,15 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 # Where the usual index offers torch with CUDA only, and there is no GPU: TORCH_PIP_ARGS="--index-url URL_OF_CPU_WHEELS"
 TORCH_PIP_ARGS ?=
 # Two test processes suit two cores; torch with one thread each keeps them from fighting.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Rounds of `make flaky`.
+N ?= 10
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) --grpc_python_out=$(1) \
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-long check proto proto-drift demo-model venv
+.PHONY: up test test-wide test-long flaky check proto proto-drift demo-model venv
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -42,10 +47,16 @@ up: $(STAMP)
 	@exec $(BIN)/coppice up $(ARGS)
 
 test: $(STAMP)
-	$(PYTEST) $(ARGS)
+	$(TEST_ENV) $(PYTEST) $(ARGS)
+
+test-wide: $(STAMP)
+	$(TEST_ENV) $(PYTEST) -m 'not long' $(ARGS)
 
 test-long: $(STAMP)
-	$(PYTEST) -m 'long or not long' $(ARGS)
+	$(TEST_ENV) $(PYTEST) -m 'long or not long' $(ARGS)
+
+flaky: $(STAMP)
+	@$(TEST_ENV) $(BIN)/python -m tests.flaky $(N) $(PYTEST) $(ARGS)
 
 check: $(STAMP) proto-drift
 	$(BIN)/ruff format --check .

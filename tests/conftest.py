@@ -1,17 +1,61 @@
-"""What all tests stand on."""
+"""What all tests stand on: Ctrl-C, and an order that nobody can rely on."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import random
 import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No time is asserted: a neighbour may keep the machine busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+# The seed of the order. Test processes, and checks that a test runs in a process of their own, inherit it.
+ORDER_SEED = "ORDER_SEED"
+# Files that take longest begin first: else a process may be left with one while the other has nothing to do.
+LONG_FILES = frozenset(
+    {
+        "tests/e2e/test_exactness.py",
+        "tests/e2e/test_faults.py",
+        "tests/e2e/test_front_doors.py",
+        "tests/kernels/test_interpreted.py",
+        "tests/kernels/test_interpreted_attention.py",
+        "tests/simulation/test_mutants.py",
+        "tests/simulation/test_seeds.py",
+    }
+)
 
 
 def pytest_configure() -> None:
     """Whoever starts the tests in the background has Ctrl-C ignored, here and in every process that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault(ORDER_SEED, str(random.SystemRandom().randrange(10**6)))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:  # test processes of xdist have none
+        terminal.write_line(f"in random order, again with {ORDER_SEED}={os.environ[ORDER_SEED]}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in random order, and the tests of each. Two tests come in the same order, whatever else is selected."""
+
+    def random_place(name: str) -> bytes:
+        return hashlib.blake2b(f"{os.environ[ORDER_SEED]} {name}".encode(), digest_size=8).digest()
+
+    def place(item: pytest.Item) -> tuple[bool, bytes, bytes]:
+        file = item.nodeid.partition("::")[0]
+        return file not in LONG_FILES, random_place(file), random_place(item.nodeid)
+
+    items.sort(key=place)
 
 
 @pytest.fixture
