@@ -103,10 +103,11 @@ def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> Non
     assert noticed, f"{mutant.breaks}: the unit test did not notice"
 
 
-def test_a_scheduler_that_gives_nothing_back_holds_nobody_up() -> None:
+@pytest.mark.parametrize("seeds", [SEEDS[:5], pytest.param(SEEDS[5:], marks=pytest.mark.wide)])
+def test_a_scheduler_that_gives_nothing_back_holds_nobody_up(seeds: range) -> None:
     forced = 0
     with RECLAIM_IGNORED.applied():
-        for seed in SEEDS:
+        for seed in seeds:
             report = run(seed, steps=STEPS, scope=Scope(tiers=False, demands=False))
             assert not report.broken, report.line
             forced += report.sometimes["reclaim forced through a fence"]
