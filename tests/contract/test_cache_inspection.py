@@ -55,7 +55,7 @@ def send(cache: Cache, method: str, path: str, body: Any = None, headers: dict[s
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{cache.http_port}{path}", data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -254,22 +254,22 @@ def stub(cache: Cache, client: UnaryClient, keep: Keep) -> Any:
 
 
 def test_the_same_over_grpc(stub: Any) -> None:
-    dump = stub.DumpTree(pb.DumpTreeRequest(domain=A, limit=1), timeout=20)
+    dump = stub.DumpTree(pb.DumpTreeRequest(domain=A, limit=1), timeout=60)
     assert (len(dump.nodes), dump.nodes[0].namespace, bool(dump.next_page_token)) == (1, NAMESPACE, True)
-    rest = stub.DumpTree(pb.DumpTreeRequest(domain=A, page_token=dump.next_page_token), timeout=20)
+    rest = stub.DumpTree(pb.DumpTreeRequest(domain=A, page_token=dump.next_page_token), timeout=60)
     assert [(node.num_blocks, node.num_pins, node.depth) for node in rest.nodes] == [(2, 1, 1)]
-    (found,) = stub.Explain(pb.ExplainRequest(domain=A, tokens=prompt(9)), timeout=20).workers
+    (found,) = stub.Explain(pb.ExplainRequest(domain=A, tokens=prompt(9)), timeout=60).workers
     assert (found.num_cached_tokens, found.stopped_by, list(found.lease_ids)) == (8, "end_of_prompt", [lease(7)])
     assert list(found.path) == [rest.nodes[0].node]
-    audit = stub.Audit(pb.AuditRequest(), timeout=20)
+    audit = stub.Audit(pb.AuditRequest(), timeout=60)
     assert (audit.holds, audit.blocks, audit.nodes, audit.leases) == (True, 16, 1, 2)
-    pinned = stub.Pin(pb.PinRequest(domain=A, namespace=NAMESPACE, tokens=prompt(8), name="p"), timeout=20)
+    pinned = stub.Pin(pb.PinRequest(domain=A, namespace=NAMESPACE, tokens=prompt(8), name="p"), timeout=60)
     assert (pinned.num_tokens, pinned.num_workers) == (8, 1)
-    (listed,) = stub.ListPins(pb.ListPinsRequest(), timeout=20).pins
+    (listed,) = stub.ListPins(pb.ListPinsRequest(), timeout=60).pins
     assert (listed.name, listed.worker_id, listed.num_tokens) == ("p", "w", 8)
-    assert stub.Unpin(pb.UnpinRequest(name="p"), timeout=20).was_pinned
-    assert not stub.Unpin(pb.UnpinRequest(name="p"), timeout=20).was_pinned
-    assert stub.Invalidate(pb.InvalidateRequest(domain=A), timeout=20).num_trees == 1
+    assert stub.Unpin(pb.UnpinRequest(name="p"), timeout=60).was_pinned
+    assert not stub.Unpin(pb.UnpinRequest(name="p"), timeout=60).was_pinned
+    assert stub.Invalidate(pb.InvalidateRequest(domain=A), timeout=60).num_trees == 1
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_the_same_over_grpc(stub: Any) -> None:
 )
 def test_wrong_calls_over_grpc(stub: Any, method: str, request_: Any, code: grpc.StatusCode) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        getattr(stub, method)(request_, timeout=20)
+        getattr(stub, method)(request_, timeout=60)
     assert caught.value.code() is code
 
 

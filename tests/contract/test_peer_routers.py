@@ -26,7 +26,7 @@ from tests.fakes.waiting import wait_for
 
 Keep = Callable[[Any], Any]
 SITE = os.environ.get("COPPICE_PEERS_SITE", "")
-CALL_S = 10
+CALL_S = 60
 
 
 class DynamoIndexer:

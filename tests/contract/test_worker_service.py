@@ -31,7 +31,7 @@ from coppice_worker.edge.runner import StepObserver
 from coppice_worker.edge.service import WorkerService
 from tests.fakes.registrar import Registrar
 
-WAIT_S = 20
+WAIT_S = 60
 GREEDY = SamplingParams(temperature=0.0)
 
 

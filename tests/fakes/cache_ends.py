@@ -42,7 +42,7 @@ from tests.fakes.waiting import wait_for
 BLOCK = 4  # tokens
 NAMESPACE = Namespace(b"model-a")
 SEAL_KEY = "5e" * 32
-CALL_S = 20.0
+CALL_S = 60.0
 
 
 def tokens(*numbers: int) -> bytes:

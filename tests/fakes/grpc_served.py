@@ -27,7 +27,7 @@ from tests.fakes.engine import FakeEngine, Script
 
 DEMO = Path(coppice.__file__).parent / "demo_model"
 MODEL = "org/demo"
-WAIT_S = 20
+WAIT_S = 60
 MAX_CONNECTIONS = 8
 
 

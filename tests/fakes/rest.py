@@ -30,7 +30,7 @@ from tests.fakes.engine import FakeEngine, Script
 DEMO = Path(coppice.__file__).parent / "demo_model"
 MODEL = "org/demo"
 CONTEXT = 512
-WAIT_S = 20
+WAIT_S = 60
 
 
 @dataclass

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-WAIT_S = 20.0  # generous: a loaded machine is slow, and only a failing test waits this long
+WAIT_S = 60.0  # generous: a loaded machine is slow, and only a failing test waits this long
 POLL_S = 0.01
 
 T = TypeVar("T")

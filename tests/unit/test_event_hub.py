@@ -17,7 +17,7 @@ from coppice_cache.edge.event_hub import READ_MAX, Batch, EventHub, HubClosed, O
 from coppice_cache.edge.following import Began, Changes, Ended, Part, Still, follow
 from tests.fakes.index_trees import FakeTrees, PlainConsumer
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def event(number: int, size: int = 0) -> IndexEvent:

@@ -25,7 +25,7 @@ from coppice_scheduler.edge.engine import RequestRefused
 from coppice_scheduler.edge.streams import Stream, Streams, pieces
 from tests.fakes.engine import pack, unpack
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 def request(name: str) -> Request:

@@ -28,7 +28,7 @@ class CollectingExporter(SpanExporter):
         self.gate.set()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.gate.wait(30)
+        self.gate.wait(60)
         self.names += [span.name for span in spans]
         return SpanExportResult.SUCCESS
 
@@ -129,7 +129,7 @@ def test_an_endpoint_of_the_wrong_kind_is_refused() -> None:
 
 
 def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path)
         response = connection.getresponse()
