@@ -3,77 +3,96 @@
 # make test-wide   more cases of the same, too
 # make test-long   the slow ones too
 # make flaky N=10  the tests again and again, each time in another order, beside a busy neighbour
+# make seeds       300 seeds of the simulator, others each day   make seeds RUNS=1000 SEED=50000
 # make check       format, lint, types, import contracts, generated code, tidiness
 # make proto       generate shared/coppice_rpc from shared/protos
 # make demo-model  train the demo model again (about half an hour)
 # make venv        only set up
+# make lock        lock all dependencies again         make lock ARGS="--upgrade" or ARGS="--upgrade-package fastapi"
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell \
-	command -v $(name) >/dev/null 2>&1 && $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
-# Where the usual index offers torch with CUDA only, and there is no GPU: TORCH_PIP_ARGS="--index-url URL_OF_CPU_WHEELS"
+# PYTHON=... makes .venv with that one; otherwise the first of these that is new enough does.
+PYTHON ?=
+FOUND_PYTHON = $(or $(PYTHON),$(shell for name in python3.11 python3.12 python3.13 python3; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done))
+# Arguments of pip for torch alone. Where pip finds torch with CUDA only, and there is no GPU:
+# TORCH_PIP_ARGS="--index-url URL_OF_CPU_WHEELS"
 TORCH_PIP_ARGS ?=
 # Two test processes suit two cores; torch with one thread each keeps them from fighting.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Rounds of `make flaky`.
 N ?= 10
+# Seeds of `make seeds`.
+RUNS ?= 300
+SEED ?= $(shell date +%Y%m%d)000
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) --grpc_python_out=$(1) \
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long flaky check proto proto-drift demo-model venv
+.PHONY: up test test-wide test-long flaky seeds check proto proto-drift demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-venv: $(STAMP)
+# What constraints.txt locks is installed; scripts/set_up.py does nothing if it is there already.
+SET_UP = @python=$(FOUND_PYTHON); $${python:-false} -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "make: Python 3.11 or newer is needed (Debian, Ubuntu: apt-get install python3 python3-venv); if it has" \
+	"another name: PYTHON=/path/to/python" >&2; exit 1; }; \
+	exec $$python -m scripts.set_up $(1) $(if $(PYTHON),--python-is-given) --torch-arguments="$(TORCH_PIP_ARGS)"
 
-# torch goes first and alone, so that the pinned build is chosen before anything else asks for one. The GPU build
-# brings the triton that it needs, which the constraint for CPU machines must not overrule.
-$(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	if command -v nvidia-smi >/dev/null 2>&1; then grep -v '^triton' constraints.txt; else cat constraints.txt; fi > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP_ARGS) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
-	touch $(STAMP)
+venv-up:
+	$(call SET_UP,up)
 
-up: $(STAMP)
+venv:
+	$(call SET_UP,dev)
+
+up: venv-up
 	@exec $(BIN)/coppice up $(ARGS)
 
-test: $(STAMP)
+test: venv
 	$(TEST_ENV) $(PYTEST) $(ARGS)
 
-test-wide: $(STAMP)
+test-wide: venv
 	$(TEST_ENV) $(PYTEST) -m 'not long' $(ARGS)
 
-test-long: $(STAMP)
+test-long: venv
 	$(TEST_ENV) $(PYTEST) -m 'long or not long' $(ARGS)
 
-flaky: $(STAMP)
+flaky: venv
 	@$(TEST_ENV) $(BIN)/python -m tests.flaky $(N) $(PYTEST) $(ARGS)
 
-check: $(STAMP) proto-drift
+# The day is the first seed, so that each day runs others; RUNS=... SEED=... replay those of another.
+seeds: venv
+	$(BIN)/coppice sim --seed $(SEED) --runs $(RUNS) --steps 4000 --jobs 2 --brief --shrink $(ARGS)
+
+check: venv proto-drift
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -p no:xdist tests/test_tidy.py
 
-proto: $(STAMP)
+proto: venv
 	$(call PROTOC,shared)
 
 # What is committed must be what protoc makes of the contract; generated next to it, so that checking changes nothing.
-proto-drift: $(STAMP)
+proto-drift: venv
 	rm -rf build/proto && mkdir -p build/proto
 	$(call PROTOC,build/proto)
 	for file in build/proto/coppice_rpc/v1/*; do cmp "$$file" "shared/coppice_rpc/v1/$$(basename "$$file")" || \
 		{ echo "generated code differs from the protos: run make proto" >&2; exit 1; }; done
 
-demo-model: $(STAMP)
+demo-model: venv
 	$(BIN)/python -m demo.train $(ARGS)
+
+# One lock for every Python and platform. torch pins its CUDA packages itself, each build others: they are left out.
+# uv looks in the public index alone; what a machine's pip finds besides must not end in the lock.
+lock: venv
+	$(BIN)/python -m pip install --quiet "$$(grep -o 'uv==[0-9.]*' pyproject.toml)"
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
+		--custom-compile-command "make lock" --output-file constraints.txt $(ARGS) pyproject.toml
+	sed -i.old -E '/^(cuda|nvidia)-/d' constraints.txt && rm constraints.txt.old
