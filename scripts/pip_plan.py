@@ -17,8 +17,8 @@ from scripts.pip_runs import Failed, Meter, pip, run, size_text
 HEAD_TIMEOUT_S = 10.0
 HEADS_AT_ONCE = 16
 CUDA_NAMES = ("nvidia-", "cuda-", "triton", "torch")
-# Wheels are compressed: unpacked they take about this much more. A full disk is told of before, not after.
-UNPACKED_PER_BYTE = 2.0
+# Wheels are compressed. With CUDA they take 1.7 times as much when they are unpacked, without it more.
+UNPACKED_PER_BYTE = 1.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,6 @@ def check_room(wanted: Plan, free_bytes: int) -> None:
     needed = int(wanted.num_bytes * UNPACKED_PER_BYTE)
     if free_bytes < needed:
         raise Failed(
-            f"About {size_text(needed)} are needed in this folder, {size_text(free_bytes)} are free: make room"
+            f"At least {size_text(needed)} are needed in this folder, {size_text(free_bytes)} are free: make room"
             + (", or name an index with CPU builds of PyTorch (TORCH_PIP_ARGS)." if wanted.has_cuda else ".")
         )
