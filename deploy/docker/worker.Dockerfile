@@ -1,22 +1,30 @@
-# The gpu-worker: model, block pool, kernels. The same file makes the GPU and the CPU image.
-FROM python:3.11-slim
-
-# Triton compiles a small launcher in C for each kernel when it first runs.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/coppice coppice
-WORKDIR /opt/coppice
-COPY pyproject.toml README.md constraints.txt ./
-# For the CPU image, where the usual index offers torch with CUDA only: --build-arg TORCH_PIP_ARGS="--index-url ..."
+# The gpu-worker: model, block pool, kernels. The CPU image is the default and carries neither CUDA nor Triton; the GPU
+# image is made with --build-arg TORCH=cuda.
+FROM docker.io/library/python:3.11-slim AS built
+ARG TORCH=cpu
 ARG TORCH_PIP_ARGS=""
-RUN pip install --no-cache-dir ${TORCH_PIP_ARGS} "$(grep '^torch==' constraints.txt)"
+WORKDIR /src
+RUN python -m venv --without-pip /opt/coppice
+# What others made first: it changes less often than the code.
+COPY pyproject.toml README.md constraints.txt ./
+COPY deploy/docker/install-torch ./
+RUN sh install-torch
 COPY shared shared
-COPY services services
-# torch chose the triton that it needs; the constraint that pins one for CPU machines must not overrule it.
-RUN grep -v '^triton' constraints.txt > constraints.image.txt \
-    && pip install --no-cache-dir -c constraints.image.txt '.[worker]'
+COPY services/gpu-worker services/gpu-worker
+RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
+    && find /opt/coppice -depth -type d -name tests -exec rm -r {} +
 
+FROM docker.io/library/python:3.11-slim
+# g++ compiles the native kernels for the CPU that is there, when they are first used; Triton compiles a small launcher
+# in C for each kernel of the GPU. Compiling needs no link-time optimisation and no sanitizers.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libc6-dev \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/lib/gcc/*/*/lto1 /usr/bin/*lto-dump* \
+    && find /usr/lib -name 'lib*san.*' -delete
+RUN useradd --uid 10001 --create-home --home-dir /var/lib/coppice --skel /nonexistent coppice
+COPY --from=built /opt/coppice /opt/coppice
 USER coppice
-ENV TRITON_CACHE_DIR=/var/lib/coppice/triton
+WORKDIR /var/lib/coppice
+ENV PATH=/opt/coppice/bin:$PATH TRITON_CACHE_DIR=/var/lib/coppice/triton
 # 7072: gRPC (Worker). 7082: sessions. 8072: /metrics, /healthz, /readyz.
 EXPOSE 7072 7082 8072
 HEALTHCHECK --interval=5s --timeout=3s --start-period=120s --retries=12 CMD ["coppice", "health", "127.0.0.1:7072"]

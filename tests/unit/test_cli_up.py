@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coppice.addresses import Address, parse_address
+from coppice.cli import main
 from coppice.cli.up import welcome
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
@@ -190,6 +191,21 @@ def test_wrong_usage_ends_with_2_and_says_why(argv: list[str], environ: dict[str
     assert ended.returncode == 2, ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_package_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image holds one service, and no benchmarks."""
+    for module in ("coppice_bench.plan", "coppice_bench.report"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(sys, "argv", ["coppice", "bench", "plan"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "coppice: coppice_bench is not installed here (install from a checkout: make venv)\n"
+    )
 
 
 def test_version_and_help() -> None:

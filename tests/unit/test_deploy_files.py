@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -93,14 +93,49 @@ def test_nothing_is_published_beyond_loopback_by_default(compose: dict[str, Any]
             assert with_defaults(port).startswith("127.0.0.1:"), f"{name} publishes {port}"
 
 
+def reaches_builds(source: str) -> bool:
+    """Whether a file or folder passes .dockerignore, whose last line that fits decides."""
+    passes = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        above = [source, *map(str, PurePosixPath(source).parents)]
+        if line and not line.startswith("#") and any(PurePosixPath(path).match(pattern) for path in above):
+            passes = line.startswith("!")
+    return passes
+
+
 def test_images_get_what_they_copy() -> None:
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for dockerfile in (ROOT / "deploy" / "docker").glob("*.Dockerfile"):
-        for line in dockerfile.read_text().splitlines():
-            if line.startswith("COPY "):
-                for source in line.split()[1:-1]:
-                    assert (ROOT / source).exists(), f"{dockerfile.name} copies {source}"
-                    assert source in kept, f".dockerignore hides {source} from {dockerfile.name}"
+        copied = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.MULTILINE)
+        assert copied
+        for source in " ".join(copied).split():
+            assert (ROOT / source).exists(), f"{dockerfile.name} copies {source}"
+            assert reaches_builds(source), f".dockerignore hides {source} from {dockerfile.name}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["shared/coppice_bench", "shared/coppice_sim/run.py", "tests", "demo", "benchmarks", ".git", ".venv", ".env"],
+)
+def test_what_no_image_needs_reaches_no_build(path: str) -> None:
+    assert not reaches_builds(path)
+    assert reaches_builds("shared/coppice/demo_model/config.json")
+
+
+def test_each_profile_builds_the_worker_for_its_device(compose: dict[str, Any]) -> None:
+    for name, torch in (("worker-cpu", "cpu"), ("worker-gpu", "cuda")):
+        service = compose["services"][name]
+        assert service["build"]["args"]["TORCH"] == torch
+        assert service["environment"]["COPPICE_WORKER_DEVICE"] == torch
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_services_write_to_their_state_and_nowhere_else(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][name]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert [volume.split(":")[1] for volume in writable] == ([] if name == "scheduler" else ["/var/lib/coppice"])
 
 
 def test_the_example_tenants_load() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 
-from coppice.errors import EXIT_OK, run_main
+from coppice.errors import EXIT_OK, UnavailableError, run_main
 
 
 def main() -> None:
@@ -28,7 +28,14 @@ def main() -> None:
 def _run() -> int:
     from coppice.cli.app import app  # here, so that Ctrl-C while modules load ends as quietly as later
 
-    return int(app(prog_name="coppice") or EXIT_OK)
+    try:
+        return int(app(prog_name="coppice") or EXIT_OK)
+    except ModuleNotFoundError as error:
+        # An image holds one service, and no benchmarks.
+        package = (error.name or "").partition(".")[0]
+        if not package.startswith("coppice_"):
+            raise
+        raise UnavailableError(f"{package} is not installed here", hint="install from a checkout: make venv") from error
 
 
 if __name__ == "__main__":
