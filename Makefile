@@ -4,6 +4,7 @@
 # make test-long   the slow ones too
 # make flaky N=10  the tests again and again, each time in another order, beside a busy neighbour
 # make seeds       300 seeds of the simulator, others each day   make seeds RUNS=1000 SEED=50000
+# make test-containers  build the images, run the stack in containers and break it (Docker, or podman)
 # make check       format, lint, types, import contracts, generated code, tidiness
 # make proto       generate shared/coppice_rpc from shared/protos
 # make demo-model  train the demo model again (about half an hour)
@@ -31,7 +32,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long flaky seeds check proto proto-drift demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-containers flaky seeds check proto proto-drift demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -56,11 +57,11 @@ up: venv-up
 test: venv
 	$(TEST_ENV) $(PYTEST) $(ARGS)
 
-test-wide: venv
-	$(TEST_ENV) $(PYTEST) -m 'not long' $(ARGS)
+test-wide:
+	@$(MAKE) --no-print-directory test ARGS="-m 'not long and not containers' $(ARGS)"
 
 test-long: venv
-	$(TEST_ENV) $(PYTEST) -m 'long or not long' $(ARGS)
+	$(TEST_ENV) $(PYTEST) -m 'not containers' $(ARGS)
 
 flaky: venv
 	@$(TEST_ENV) $(BIN)/python -m tests.flaky $(N) $(PYTEST) $(ARGS)
@@ -68,6 +69,10 @@ flaky: venv
 # The day is the first seed, so that each day runs others; RUNS=... SEED=... replay those of another.
 seeds: venv
 	$(BIN)/coppice sim --seed $(SEED) --runs $(RUNS) --steps 4000 --jobs 2 --brief --shrink $(ARGS)
+
+test-containers: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt podman-compose==1.6.0
+	$(BIN)/python -m pytest -p no:xdist -m containers tests/containers $(ARGS)
 
 check: venv proto-drift
 	$(BIN)/ruff format --check .

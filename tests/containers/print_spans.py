@@ -1,0 +1,21 @@
+"""Runs in a container where the OpenTelemetry Collector would: prints each span that it is sent as a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+
+from collector import Collector  # tests/fakes/collector.py, mounted beside this file
+
+stopping = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+collector = Collector("0.0.0.0:4317")
+printed = 0
+while not stopping.wait(0.1):
+    for span in collector.spans[printed:]:
+        print(json.dumps({"trace_id": span.trace_id, "service": span.service, "name": span.name}), flush=True)
+        printed += 1
+collector.close()
+sys.exit(0)

@@ -1,0 +1,176 @@
+"""The images, and the stack of the compose file in containers: built, served, watched, killed, ended.
+
+The tests run in the order of this file; the last ones end the stack.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.containers.stack import OURS, Stack, wait_for
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+SPANS = {
+    ("coppice-scheduler", "chat coppice-demo"),
+    ("coppice-scheduler", "prefill"),
+    ("coppice-cache", "cache.acquire"),
+    ("coppice-worker", "worker.prefill_chunk"),
+    ("coppice-worker", "worker.decode"),
+}
+LONG = "What does sorted do? It takes a list and gives a new list. " * 4  # fills several blocks
+SITE = "import pathlib, coppice; print(*sorted(p.name for p in pathlib.Path(coppice.__file__).parents[1].iterdir()))"
+NO_CUDA = "import torch, ctypes.util; assert torch.version.cuda is None; print(torch.__version__)"
+
+
+# ---- the images ----
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_an_image_holds_its_service_and_nothing_beside_it(stack: Stack, service: str) -> None:
+    packages = set(stack.in_container(service, "python", "-c", SITE).stdout.split())
+    own = {"cache": "coppice_cache", "scheduler": "coppice_scheduler", "worker-cpu": "coppice_worker"}[service]
+    assert {name for name in packages if name.startswith("coppice")} >= {"coppice", "coppice_rpc", own}
+    ours = {"coppice_cache", "coppice_scheduler", "coppice_worker", "coppice_bench", "coppice_sim", "coppice_offline"}
+    assert not packages & (ours - {own} | {"pip", "pytest", "tests", "demo", "benchmarks"})
+    if service != "worker-cpu":
+        assert "torch" not in packages
+    found = stack.in_container(service, "sh", "-c", "find / -xdev -type d -path '*site-packages*' -name tests")
+    assert found.stdout == ""
+
+
+def test_the_cpu_worker_has_no_cuda_and_a_compiler(stack: Stack) -> None:
+    assert stack.in_container("worker-cpu", "python", "-c", NO_CUDA).stdout.startswith("2.")
+    packages = stack.in_container("worker-cpu", "python", "-c", SITE).stdout.split()
+    assert not [name for name in packages if name.startswith(("nvidia", "triton", "cuda"))]
+    log = stack.logs("worker-cpu")
+    assert "instead of compiled kernels" not in log
+    compiled = stack.in_container("worker-cpu", "sh", "-c", "ls ~/.cache/coppice/kernels/*.so")
+    assert compiled.returncode == 0, "the native kernels were not compiled"
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_a_service_has_no_privileges_and_writes_nothing_but_its_state(stack: Stack, service: str) -> None:
+    assert stack.in_container(service, "id", "-u").stdout.strip() == "10001"
+    assert stack.in_container(service, "sh", "-c", "rm $(mktemp)").returncode == 0
+    for folder in ("/opt/coppice", "/", "/etc"):
+        assert stack.in_container(service, "sh", "-c", f"echo > {folder}/x").returncode != 0, folder
+    capabilities = stack.in_container(service, "sh", "-c", "grep CapEff /proc/self/status").stdout.split()
+    assert capabilities == ["CapEff:", "0" * 16]
+
+
+def test_a_command_that_an_image_has_not_is_refused_in_a_line(stack: Stack) -> None:
+    ended = stack.in_container("cache", "coppice", "bench", "index")
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "coppice_bench is not installed" in ended.stderr
+
+
+# ---- the stack ----
+
+
+def test_keys_of_the_example_tenants_decide(stack: Stack) -> None:
+    status, answer = stack.chat("What does sorted do?")
+    assert status == 200, answer
+    assert answer["choices"][0]["message"]["content"]
+    for key in ("example-key-nobody", None):
+        status, answer = stack.chat("What does sorted do?", key)
+        assert status == 401, answer
+        assert "error" in answer
+
+
+def test_a_repeated_beginning_comes_from_the_cache(stack: Stack) -> None:
+    stack.cached_tokens(LONG)
+    assert stack.cached_tokens(LONG) >= 48
+
+
+def test_the_spans_of_a_chat_arrive(stack: Stack) -> None:
+    status, answer = stack.chat("What is a dictionary?", traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
+    assert status == 200, answer
+    wait_for(lambda: stack.spans(TRACE_ID) >= SPANS, "spans of all three services", 60)
+
+
+def test_prometheus_scrapes_every_service(stack: Stack) -> None:
+    wait_for(lambda: stack.targets() == {"cache": "up", "scheduler": "up", "worker": "up"}, "all targets are up", 60)
+
+    def computed() -> float:
+        return stack.query("sum(coppice_worker_tokens_computed_total)")
+
+    before = computed()
+    assert stack.chat("A question that nobody asked before, of some length, so that its tokens show.")[0] == 200
+    wait_for(lambda: computed() > before, "the tokens of a chat are counted", 60)
+
+
+def test_the_board_is_there(stack: Stack) -> None:
+    if not stack.has_observers:
+        pytest.skip("the image of Grafana cannot be had here")
+    wait_for(lambda: stack.ask(3000, "/api/dashboards/uid/coppice")[0] == 200, "Grafana serves the board")
+
+
+# ---- trouble ----
+
+
+@pytest.mark.parametrize("service", [*OURS, "redis", "prometheus", "otel-collector"])
+def test_a_killed_container_comes_back(stack: Stack, service: str) -> None:
+    container = stack.container(service)
+    before = stack.engine.process_of(container)
+    epoch = stack.epoch()
+    stack.engine.kill_9(container)
+    wait_for(lambda: stack.engine.process_of(container) not in (0, before), f"{service} runs again")
+    stack.wait_serving()
+    if service == "cache":
+        assert stack.epoch() > epoch
+    if service == "prometheus":
+        wait_for(lambda: stack.targets().get("cache") == "up", "Prometheus scrapes again")
+
+
+def test_a_cache_that_is_killed_finds_its_prefixes_in_redis(stack: Stack) -> None:
+    stack.cached_tokens(LONG)
+    known = stack.cached_tokens(LONG)
+    assert known >= 48
+    kill_the_cache(stack)
+    assert stack.cached_tokens(LONG) == known
+
+
+def test_a_restart_of_redis_loses_nothing(stack: Stack) -> None:
+    """Redis keeps nothing on its disk; the cache writes anew what it needs there, and the epoch goes on."""
+    stack.cached_tokens(LONG)
+    known = stack.cached_tokens(LONG)
+    assert known >= 48
+    epoch = stack.epoch()
+    stack.compose("restart", "redis")
+    stack.wait_healthy("redis")
+    assert stack.cached_tokens(LONG) == known
+    assert stack.epoch() == epoch
+    kill_the_cache(stack)
+    assert stack.cached_tokens(LONG) == known
+
+
+def kill_the_cache(stack: Stack) -> None:
+    """Once Redis has all that it knows; it comes back with a higher epoch."""
+    stack.wait_recoverable()
+    epoch = stack.epoch()
+    stack.engine.kill_9(stack.container("cache"))
+    wait_for(lambda: stack.epoch() > epoch, "the cache serves with a higher epoch")
+    stack.wait_serving()
+
+
+# ---- the end ----
+
+
+def test_down_leaves_state_and_up_goes_on_with_it(stack: Stack) -> None:
+    epoch = stack.epoch()
+    stack.compose("down")
+    left = stack.left()
+    assert left["containers"] == []
+    assert [name.rpartition("_")[2] for name in left["volumes"]] == ["cache-state", "worker-kernels"]
+    stack.up()
+    stack.wait_serving()
+    assert stack.epoch() > epoch
+
+
+def test_down_with_volumes_leaves_nothing(stack: Stack) -> None:
+    assert stack.left()["containers"]
+    stack.compose("down", "-v")
+    assert stack.left() == {"containers": [], "volumes": [], "networks": []}
