@@ -3,8 +3,9 @@ FROM docker.io/library/python:3.11-slim AS built
 WORKDIR /src
 RUN python -m venv --without-pip /opt/coppice
 # What others made first: it changes less often than the code.
-COPY pyproject.toml README.md constraints.txt ./
-RUN pip --python /opt/coppice/bin/python install --no-cache-dir -c constraints.txt '.[scheduler]'
+COPY pyproject.toml constraints.txt ./
+RUN touch README.md \
+    && pip --python /opt/coppice/bin/python install --no-cache-dir -c constraints.txt '.[scheduler]'
 COPY shared shared
 COPY services/scheduler services/scheduler
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \

@@ -6,9 +6,9 @@ ARG TORCH_PIP_ARGS=""
 WORKDIR /src
 RUN python -m venv --without-pip /opt/coppice
 # What others made first: it changes less often than the code.
-COPY pyproject.toml README.md constraints.txt ./
+COPY pyproject.toml constraints.txt ./
 COPY deploy/docker/install-torch ./
-RUN sh install-torch
+RUN touch README.md && sh install-torch
 COPY shared shared
 COPY services/gpu-worker services/gpu-worker
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
