@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coppice_sim.worker_host import WorkerHost
     from coppice_sim.world import World
 
-CONTENT_EVERY = 8  # events; comparing all findable blocks is the dearest check
+CONTENT_EVERY = 8  # checks; comparing all findable blocks is the dearest check
 
 Bool = npt.NDArray[np.bool_]
 
@@ -61,6 +61,11 @@ class Oracle:
         self._followed: dict[Flight, IndexWorker] = {}  # that somebody waited for
 
     # -- after every event
+
+    def check_all(self) -> None:
+        """Every core, and all content; when everything is at rest."""
+        self._events = -1  # so that this one looks at content
+        self.check(set(self._world.processes()))
 
     def check(self, touched: set[Process]) -> None:
         """Every touched core by itself, then each worker against the ledger."""
@@ -94,7 +99,7 @@ class Oracle:
         self._none(written & (state == BlockState.CACHED), "I7", host.name, "findable and being written")
         if index.host is not None:
             self._check_pool(index.host.store, host.core.host_pool, f"{host.name}'s host")
-        if self._events % max(1, CONTENT_EVERY // self._world.scope.check_every) == 0:
+        if self._events % CONTENT_EVERY == 0:
             self.check_content(index, host.executor, host.name)
             if index.host is not None:
                 self.check_content(index.host.store, host.host_tier.memory, f"{host.name}'s host")

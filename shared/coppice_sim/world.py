@@ -276,6 +276,8 @@ class World:
                 self.fail("O4", f"no rest {HEAL_MS} ms after the last fault: {self._residue()}")
             for _ in range(50):
                 self.step()
+        if self.scope.check_every:
+            self.oracle.check_all()
 
     def is_at_rest(self) -> bool:
         return not self._residue()
