@@ -72,6 +72,7 @@ def roomy(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 
 def test_cold_then_warm_alone(case: Case, roomy: Stack) -> None:
+    roomy.forget()
     seen: list[list[int]] = []
     for prompt in case.prompts:
         cached = case.check(roomy, prompt)
@@ -98,6 +99,9 @@ def test_all_at_once(case: Case, roomy: Stack) -> None:
     roomy.wait_at_rest()
 
 
+@pytest.mark.parametrize(
+    "case", ["qwen2", *(pytest.param(kind, marks=pytest.mark.wide) for kind in ("llama", "demo"))], indirect=True
+)
 def test_under_pressure_with_preemption(case: Case, tmp_path: Path) -> None:
     # The longest prompt and its output need 39 blocks of 16: all sixteen at once cannot fit into 60.
     with Stack(case.checkpoint, tmp_path, num_blocks=60, scheduler_args=["--max-chunk-tokens=64"]) as stack:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -62,11 +61,33 @@ class Load:
             assert not thread.is_alive(), "a request never ended"
 
 
-@pytest.fixture
-def stack(checkpoint: Path, tmp_path: Path) -> Iterator[Stack]:
-    ttl = ["--session-ttl-ms=2000", "--worker-ttl-ms=2000"]
-    with Stack(checkpoint, tmp_path, num_blocks=128, cache_args=ttl) as stack:
+TTL = ["--session-ttl-ms=2000", "--worker-ttl-ms=2000"]
+
+
+@pytest.fixture(scope="module")
+def one_worker(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(checkpoint, tmp_path_factory.mktemp("one"), num_blocks=128, cache_args=TTL) as stack:
         yield stack
+
+
+@pytest.fixture(scope="module")
+def two_workers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("two")
+    with Stack(checkpoint, folder, num_blocks=128, num_workers=2, cache_args=TTL) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(one_worker: Stack) -> Stack:
+    one_worker.restore()
+    return one_worker
+
+
+@pytest.fixture
+def pair(two_workers: Stack) -> Stack:
+    """Of workers."""
+    two_workers.restore()
+    return two_workers
 
 
 def check(stack: Stack, load: Load, oracle: Oracle) -> None:
@@ -80,7 +101,7 @@ def check(stack: Stack, load: Load, oracle: Oracle) -> None:
 
 def wait_served(load: Load, more: int) -> None:
     target = len(load.served) + more
-    wait_until(lambda: len(load.served) >= target, f"{more} more requests to be served", 60)
+    wait_until(lambda: len(load.served) >= target, f"{more} more requests to be served")
 
 
 def test_the_cache_service_dies(stack: Stack, oracle: Oracle) -> None:
@@ -116,41 +137,45 @@ def test_the_scheduler_dies(stack: Stack, oracle: Oracle) -> None:
         wait_served(load, 12)
         load.stop()
         assert {status for status, _ in load.failed} <= {0, 503}, load.failed
-        wait_until(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire", 30)
+        wait_until(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire")
         check(stack, load, oracle)
 
 
-def test_one_of_two_workers_dies_and_the_other_serves(checkpoint: Path, oracle: Oracle, tmp_path: Path) -> None:
-    ttl = ["--session-ttl-ms=2000", "--worker-ttl-ms=2000"]
-    with Stack(checkpoint, tmp_path, num_blocks=128, num_workers=2, cache_args=ttl) as stack:
-        computed = partial(stack.metric, name="coppice_worker_tokens_computed_total")
-        wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "both workers to be registered")
-        with Load(stack) as load:
-            wait_until(lambda: min(computed(port) for port in stack.worker_http) > 0, "each worker to be chosen", 60)
-            wait_served(load, 16)
-            stack.services["worker-1"].kill()
-            wait_served(load, 16)
-            load.stop()
-        for status, answer in load.failed:
-            assert (status, answer["error"]["code"]) == (503, "worker_lost"), (status, answer)
-        stack.services["worker-1"].start()
-        ready = f"http://127.0.0.1:{stack.worker_http[1]}/readyz"
-        wait_until(lambda: stack.get(ready)[0] == 200, "the worker to be back")
-        check(stack, load, oracle)
+def computed(stack: Stack, index: int) -> float:
+    return stack.metric(stack.worker_http[index], "coppice_worker_tokens_computed_total")
 
 
-def test_a_drained_worker_leaves_without_a_loss(checkpoint: Path, oracle: Oracle, tmp_path: Path) -> None:
-    with Stack(checkpoint, tmp_path, num_blocks=128, num_workers=2) as stack:
-        wait_until(lambda: len(stack.cache_stats()["workers"]) == 2, "both workers to be registered")
-        with Load(stack) as load:
-            wait_served(load, 16)
-            with grpc.insecure_channel(f"127.0.0.1:{stack.worker_grpc[1]}") as channel:
-                worker_pb2_grpc.WorkerStub(channel).Drain(worker_pb2.DrainRequest(), timeout=30)
-            before = stack.metric(stack.worker_http[1], "coppice_worker_tokens_computed_total")
-            wait_served(load, 8)
-            assert stack.metric(stack.worker_http[1], "coppice_worker_tokens_computed_total") == before
-            assert stack.services["worker-1"].stop() == 0
-            wait_served(load, 8)
-            load.stop()
-        assert not load.failed
-        check(stack, load, oracle)
+def wait_both_chosen(pair: Stack) -> None:
+    before = [computed(pair, index) for index in (0, 1)]
+    wait_until(lambda: all(computed(pair, index) > before[index] for index in (0, 1)), "each worker to be chosen")
+
+
+def test_one_of_two_workers_dies_and_the_other_serves(pair: Stack, oracle: Oracle) -> None:
+    with Load(pair) as load:
+        wait_both_chosen(pair)
+        wait_served(load, 16)
+        pair.services["worker-1"].kill()
+        wait_served(load, 16)
+        load.stop()
+    for status, answer in load.failed:
+        assert (status, answer["error"]["code"]) == (503, "worker_lost"), (status, answer)
+    pair.services["worker-1"].start()
+    ready = f"http://127.0.0.1:{pair.worker_http[1]}/readyz"
+    wait_until(lambda: pair.get(ready)[0] == 200, "the worker to be back")
+    check(pair, load, oracle)
+
+
+def test_a_drained_worker_leaves_without_a_loss(pair: Stack, oracle: Oracle) -> None:
+    with Load(pair) as load:
+        wait_both_chosen(pair)
+        wait_served(load, 16)
+        with grpc.insecure_channel(f"127.0.0.1:{pair.worker_grpc[1]}") as channel:
+            worker_pb2_grpc.WorkerStub(channel).Drain(worker_pb2.DrainRequest(), timeout=60)
+        before = computed(pair, 1)
+        wait_served(load, 8)
+        assert computed(pair, 1) == before
+        assert pair.services["worker-1"].stop() == 0
+        wait_served(load, 8)
+        load.stop()
+    assert not load.failed
+    check(pair, load, oracle)

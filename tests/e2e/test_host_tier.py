@@ -28,7 +28,7 @@ def prompt_of(number: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def tiered(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("tiered")
     tenants = folder / "tenants.yaml"
     tenants.write_text(TENANTS)
@@ -37,6 +37,14 @@ def tiered(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         checkpoint, folder, num_blocks=NUM_BLOCKS, tenants=tenants, cache_args=CACHE, worker_args=worker
     ) as stack:
         yield stack
+
+
+@pytest.fixture
+def tiered(running: Stack) -> Stack:
+    """With nothing cached."""
+    running.forget()
+    wait_until(lambda: host_cached(running) == 0, "what the host has to be forgotten")
+    return running
 
 
 def copied_blocks(stack: Stack, direction: str) -> float:
@@ -64,7 +72,7 @@ def go_round(stack: Stack, oracle: Oracle) -> None:
     for count in range(1, 13):
         ask(stack, oracle, count)
         expected = PROMPT_BLOCKS * count
-        wait_until(lambda wanted=expected: host_cached(stack) == wanted, f"{expected} blocks on the host", 20)  # type: ignore[misc]
+        wait_until(lambda wanted=expected: host_cached(stack) == wanted, f"{expected} blocks on the host")  # type: ignore[misc]
     promoted = copied_blocks(stack, "promote")
     assert [ask(stack, oracle, count) for count in range(1, 5)] == [PROMPT_BLOCKS * BLOCK] * 4
     assert copied_blocks(stack, "promote") - promoted >= 2 * PROMPT_BLOCKS
@@ -89,7 +97,7 @@ def test_nothing_of_a_strict_tenant_is_ever_on_the_host(tiered: Stack, oracle: O
     assert [ask(tiered, oracle, 50, "closed-key") for _ in range(2)] == [0, PROMPT_BLOCKS * BLOCK]
     assert tiered.cache_stats()["cached_blocks"] >= min(cached + PROMPT_BLOCKS, NUM_BLOCKS - PROMPT_BLOCKS)
     ask(tiered, oracle, 51)
-    wait_until(lambda: host_cached(tiered) > before, "a demotion", 20)
+    wait_until(lambda: host_cached(tiered) > before, "a demotion")
     assert host_cached(tiered) == before + PROMPT_BLOCKS
 
 
