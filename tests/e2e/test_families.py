@@ -63,8 +63,9 @@ def test_a_family_is_served(tmp_path: Path, family: Family) -> None:
     rng = random.Random(family)
     with serving(checkpoint, tmp_path) as url:
         chat = post(
-            f"{url}/chat/completions", model=family, max_tokens=8, messages=[{"role": "user", "content": "Hello!" * 9}]
-        )
+            f"{url}/chat/completions", model=family, max_tokens=8, temperature=0, ignore_eos=True,
+            messages=[{"role": "user", "content": "Hello!" * 9}],
+        )  # fmt: skip
         assert chat["usage"]["completion_tokens"] == 8
         for length in LENGTHS:
             prompt = [rng.randrange(256) for _ in range(length)]

@@ -144,7 +144,7 @@ def test_grpc_has_choices_and_the_same_log_probabilities(stack: Stack) -> None:
             n=2,
             num_logprobs=1,
         )
-        responses = list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=30))
+        responses = list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60))
     for index in range(2):
         mine = [response for response in responses if response.index == index]
         found = [entry.logprob for response in mine for entry in response.logprobs]

@@ -48,7 +48,7 @@ def open_again(stack: Stack) -> None:
 
 def log_is_written(stack: Stack) -> None:
     lag = "coppice_cache_recovery_log_lag_events"
-    wait_until(lambda: stack.metric(stack.cache_http, lag) == 0.0, "the log", 20)
+    wait_until(lambda: stack.metric(stack.cache_http, lag) == 0.0, "the log")
 
 
 def test_what_was_cached_is_found_after_a_crash_under_load(stack: Stack, oracle: Oracle) -> None:

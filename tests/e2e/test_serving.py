@@ -77,6 +77,8 @@ def test_a_key_is_needed_when_there_are_tenants(tenants: Stack) -> None:
 
 
 def test_metrics_that_name_tenants_are_not_for_tenants(tenants: Stack) -> None:
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+    assert tenants.post("/v1/completions", body, "acme-key")[0] == 200
     assert tenants.get(f"{tenants.url}/metrics")[0] == 404
     status, text = tenants.get(f"http://127.0.0.1:{tenants.metrics_port}/metrics")
     assert status == 200
@@ -154,6 +156,7 @@ def test_openai_package(stack: Stack) -> None:
 
 
 def test_a_client_that_leaves_frees_its_blocks(stack: Stack) -> None:
+    stack.wait_at_rest()
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         stream = client.completions.create(
             model="tiny", prompt=tokens(50, seed=77), max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
@@ -161,7 +164,7 @@ def test_a_client_that_leaves_frees_its_blocks(stack: Stack) -> None:
         next(iter(stream))
         assert stack.cache_stats()["leases"] == 1
         stream.close()
-    wait_until(lambda: stack.cache_stats()["leases"] == 0, "the lease to be released", 5)
+    wait_until(lambda: stack.cache_stats()["leases"] == 0, "the lease to be released")
     before = stack.tokens_computed()
     stack.complete(tokens(3, seed=78), 1)
     assert stack.tokens_computed() - before <= 3 + 2, "the abandoned request went on"
@@ -172,7 +175,7 @@ def test_grpc_generates_the_same(stack: Stack) -> None:
     expected = stack.complete(prompt, 8)["choices"][0]["token_ids"]
     with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
         stub = scheduler_pb2_grpc.GenerationStub(channel)
-        assert [model.id for model in stub.ListModels(scheduler_pb2.ListModelsRequest(), timeout=10).models] == ["tiny"]
+        assert [model.id for model in stub.ListModels(scheduler_pb2.ListModelsRequest(), timeout=60).models] == ["tiny"]
         request = scheduler_pb2.GenerateRequest(
             model="tiny",
             token_ids=scheduler_pb2.TokenIds(tokens=struct.pack(f"<{len(prompt)}I", *prompt)),
@@ -180,14 +183,14 @@ def test_grpc_generates_the_same(stack: Stack) -> None:
             temperature=0,
             ignore_eos=True,
         )
-        responses = list(stub.Generate(request, timeout=30))
+        responses = list(stub.Generate(request, timeout=60))
         packed = b"".join(response.tokens for response in responses)
         assert list(struct.unpack(f"<{len(packed) // 4}I", packed)) == expected
         assert [response.finish_reason for response in responses][-1] == "length"
         assert responses[-1].usage.cached_tokens == 32
         request.model = "gpt-9"
         with pytest.raises(grpc.RpcError) as caught:
-            list(stub.Generate(request, timeout=10))
+            list(stub.Generate(request, timeout=60))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -198,17 +201,17 @@ def test_health_and_reflection(stack: Stack, which: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         health = health_pb2_grpc.HealthStub(channel)
         serving = health_pb2.HealthCheckResponse.SERVING
-        assert health.Check(health_pb2.HealthCheckRequest(), timeout=10).status == serving
-        assert next(iter(health.Watch(health_pb2.HealthCheckRequest(), timeout=10))).status == serving
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=60).status == serving
+        assert next(iter(health.Watch(health_pb2.HealthCheckRequest(), timeout=60))).status == serving
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        listed = next(iter(reflection.ServerReflectionInfo(asked, timeout=10))).list_services_response
+        listed = next(iter(reflection.ServerReflectionInfo(asked, timeout=60))).list_services_response
         assert f"coppice_rpc.v1.{service}" in [found.name for found in listed.service]
 
 
 def test_worker_stats_over_grpc(stack: Stack) -> None:
     stack.complete(tokens(5, seed=1), 1)
     with grpc.insecure_channel(f"127.0.0.1:{stack.worker_grpc[0]}") as channel:
-        stats = worker_pb2_grpc.WorkerStub(channel).Stats(worker_pb2.WorkerStatsRequest(), timeout=10)
+        stats = worker_pb2_grpc.WorkerStub(channel).Stats(worker_pb2.WorkerStatsRequest(), timeout=60)
     assert stats.tokens_computed == stack.tokens_computed()
     assert stats.refusals == 0

@@ -52,7 +52,7 @@ def spans_of(collector: Collector, trace_id: str, root: str) -> list[Span]:
         spans = collector.trace(trace_id)
         return {(span.service, span.name) for span in spans} >= EXPECTED | {("coppice-scheduler", root)}
 
-    wait_until(complete, f"the trace to be complete, not {[(s.service, s.name) for s in collector.spans]}", 15)
+    wait_until(complete, f"the trace to be complete, not {[(s.service, s.name) for s in collector.spans]}")
     # The web framework adds spans of its own; they are no part of what is promised.
     spans = [span for span in collector.trace(trace_id) if span.scope.startswith("coppice")]
     request = next(span for span in spans if span.name == root)
@@ -72,7 +72,7 @@ def test_a_request_over_http(stack: Stack, collector: Collector) -> None:
         json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True}).encode(),
         {"Content-Type": "application/json", "traceparent": f"00-{trace_id}-{parent}-01"},
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         usage = json.load(response)["usage"]
     spans = spans_of(collector, trace_id, "text_completion tiny")
     served = next(span for span in spans if span.name == "text_completion tiny")
@@ -90,5 +90,5 @@ def test_a_request_over_grpc(stack: Stack, collector: Collector) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
         request = scheduler_pb2.GenerateRequest(model="tiny", text="hello there, " * 3, max_tokens=4, ignore_eos=True)
         metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)
-        list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=30, metadata=metadata))
+        list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60, metadata=metadata))
     spans_of(collector, trace_id, "text_completion tiny")

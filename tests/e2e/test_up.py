@@ -39,7 +39,7 @@ class Up:
         return found[1]
 
     def stats(self) -> Any:
-        with urllib.request.urlopen(self.find(r"cache admin +(\S+)") + "/v1/stats", timeout=10) as answer:
+        with urllib.request.urlopen(self.find(r"cache admin +(\S+)") + "/v1/stats", timeout=60) as answer:
             return json.load(answer)
 
 
@@ -54,16 +54,36 @@ def started(folder: Path, *options: str) -> Iterator[Up]:
     running = Up(process, output)
     wait_until(lambda: "development setup" in running.output() or process.poll() is not None, "coppice up")
     assert process.poll() is None, running.output()
-    yield running
-    if process.poll() is None:
-        process.kill()
-        process.wait(WAIT_S)
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(WAIT_S)
+
+
+def ctrl_c_leaves_nothing_running(up: Up) -> None:
+    def leases() -> int:
+        return sum(worker["leases"] for worker in up.stats()["workers"])
+
+    wait_until(lambda: leases() == 0, "all leases released")
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(WAIT_S) == 0, up.output()
+    assert up.output().rstrip().endswith("stopped")
+    folder = up.find(r"logs +(\S+)")
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert folder not in entry.read_bytes().decode(errors="replace"), entry
+        except (FileNotFoundError, ProcessLookupError):
+            continue
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Whatever was asked of it, a Ctrl-C ends it in order."""
     with started(tmp_path_factory.mktemp("up"), "--threads", "1") as up:
         yield up
+        ctrl_c_leaves_nothing_running(up)
 
 
 @pytest.fixture(scope="module")
@@ -113,28 +133,12 @@ def test_bench_smoke_prints_one_json_line(up: Up) -> None:
     assert result["cached_share"] > 0.8
 
 
-def test_ctrl_c_leaves_nothing_running(up: Up) -> None:
-    def leases() -> int:
-        return sum(worker["leases"] for worker in up.stats()["workers"])
-
-    wait_until(lambda: leases() == 0, "all leases released")
-    up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(WAIT_S) == 0, up.output()
-    assert up.output().rstrip().endswith("stopped")
-    folder = up.find(r"logs +(\S+)")
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            assert folder not in entry.read_bytes().decode(errors="replace"), entry
-        except FileNotFoundError:
-            continue
-
-
 @pytest.mark.long
 def test_a_worker_of_two_ranks_answers_and_ends_as_another(tmp_path: Path) -> None:
     with started(tmp_path, "--tensor-parallel", "2") as up:
         with OpenAI(base_url=up.find(r"OpenAI API +(\S+)"), api_key="none", max_retries=0, timeout=60) as client:
             test_a_chat_and_the_same_chat_again_from_the_cache(client)
-        test_ctrl_c_leaves_nothing_running(up)
+        ctrl_c_leaves_nothing_running(up)
     assert "Traceback" not in (tmp_path / "worker-0.log").read_text()
     assert "rank 1: loading" in (tmp_path / "worker-0.log").read_text()
 

@@ -16,7 +16,7 @@ import pytest
 
 from coppice.up.ports import free_addresses
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 PARTS = ("valkey", "cache", "worker-0", "scheduler")
 
 
@@ -127,11 +127,10 @@ def test_a_second_ctrl_c_does_not_wait_for_a_deaf_child_and_its_children(start: 
     up = start(scheduler="deaf")
     up.wait_for("development setup")
     assert len(up.children()) == len(PARTS) + 1
-    began = time.monotonic()
     up.process.send_signal(signal.SIGINT)
     up.wait_for("stopping")
     assert up.stop(signal.SIGINT) == 0
-    assert time.monotonic() - began < 8, "the grace of a scheduler is ten seconds"
+    assert "did not stop in" not in up.output(), "what is said of a child whose grace is over"
     assert not up.children()
 
 
