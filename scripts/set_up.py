@@ -219,12 +219,15 @@ def fill(environment: Environment, wish: Wish, root: Path) -> None:
     project = ["--editable", f"{root}[{wish.kind}]"]
     wanted = plan(environment.python, [*locked, *torch, *project])
     install(environment, wish, wanted, has_gpu, ["--build-constraint", str(lock), *project])
-    if has_gpu:
-        say_missing_compiler()
+    say_missing_compiler(has_gpu)
 
 
-def say_missing_compiler() -> None:
-    """Triton compiles a small launcher in C for each kernel when it first runs on a GPU."""
+def say_missing_compiler(has_gpu: bool) -> None:
+    """Kernels for CPUs are C++; for each kernel on a GPU Triton compiles a small launcher in C when it first runs."""
+    if not has_gpu:
+        if shutil.which(os.environ.get("CXX", "g++")) is None:
+            say("There is no C++ compiler: serving will be slower without (Debian, Ubuntu: apt-get install g++).")
+        return
     has_compiler = "CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang")))
     if not has_compiler or not Path(sysconfig.get_path("include"), "Python.h").exists():
         say(

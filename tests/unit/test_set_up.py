@@ -14,7 +14,7 @@ import pytest
 
 from scripts.pip_plan import Package, Plan, check_room, read_report
 from scripts.pip_runs import Failed, Meter, hint
-from scripts.set_up import Environment, Wish, locked_version, main, say_plan, wanted_digest
+from scripts.set_up import Environment, Wish, locked_version, main, say_missing_compiler, say_plan, wanted_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 PIP_VERSION = locked_version(ROOT, "pip")
@@ -233,6 +233,17 @@ def test_sizes_that_no_index_tells_are_not_invented(tmp_path: Path) -> None:
     plan = read_report(json.dumps({"install": [entry]}))
     assert plan.packages == [Package("gone-one", "1.0", "gone-1.0-py3-none-any.whl", None)]
     assert "does not say how large" in plan.text()
+
+
+@pytest.mark.parametrize(("has_gpu", "word"), [(False, "apt-get install g++"), (True, "apt-get install gcc")])
+def test_a_missing_compiler_is_told_of(
+    has_gpu: bool, word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    say_missing_compiler(has_gpu)
+    assert word in capsys.readouterr().err
 
 
 def test_too_little_room_is_told_before_anything_comes() -> None:
