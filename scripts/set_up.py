@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -160,12 +161,28 @@ def make_environment(environment: Environment, wish: Wish, fault: str) -> None:
     environment.write_note(folder=str(environment.folder), torch_arguments=wish.torch_arguments)
 
 
-def torch_requirement(environment: Environment, version: str, has_gpu: bool) -> list[str]:
-    """Without a GPU, a CPU build by name if an index has one; otherwise whatever pip finds."""
+def torch_requirement(environment: Environment, root: Path, version: str, has_gpu: bool) -> list[str]:
+    """Without a GPU, a CPU build: by name if an index of pip's has one, else where PyTorch publishes it; otherwise
+    whatever pip finds."""
     if environment.has("torch", version) or has_gpu or sys.platform != "linux":
         return []
     cpu = f"torch=={version}+cpu"
-    return [cpu] if is_offered(environment.python, ["--no-deps", cpu]) else []
+    if is_offered(environment.python, ["--no-deps", cpu]):
+        return [cpu]
+    if platform.machine() == "x86_64":  # the usual index has builds for CUDA alone there
+        install_cpu_torch(environment, root, version)
+    return []
+
+
+def install_cpu_torch(environment: Environment, root: Path, version: str) -> None:
+    """From PyTorch's own index, which uv knows. Where that does not answer, nothing has changed."""
+    uv = f"uv=={locked_version(root, 'uv')}"
+    pip(environment.python, ["install", "--no-deps", uv], Meter("installing uv, which knows PyTorch's index", {}))
+    say(f"PyTorch {version}: a build for CPUs from PyTorch's own index, about 200 MB.")
+    asked = ["--torch-backend", "cpu", "--no-deps", f"torch=={version}"]
+    command = [str(environment.python), "-m", "uv", "pip", "install", "--python", str(environment.python), *asked]
+    if run(command, Meter("installing PyTorch", {}))[0]:
+        say("  That index does not answer; now for what pip finds.")
 
 
 def say_plan(wanted: Plan, has_gpu: bool) -> None:
@@ -214,7 +231,7 @@ def fill(environment: Environment, wish: Wish, root: Path) -> None:
     if torch_arguments and not environment.has("torch", torch_version):
         wanted = plan(environment.python, ["--no-deps", *torch_arguments, f"torch=={torch_version}"])
         install(environment, wish, wanted, has_gpu, torch_arguments)
-    torch = torch_requirement(environment, torch_version, has_gpu)
+    torch = torch_requirement(environment, root, torch_version, has_gpu)
     locked = ["-c", str(lock), "--build-constraint", str(lock)]
     project = ["--editable", f"{root}[{wish.kind}]"]
     wanted = plan(environment.python, [*locked, *torch, *project])

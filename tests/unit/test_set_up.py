@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,10 @@ PIP = """#!/bin/sh
 folder={folder}
 echo "$*" >> $folder/asked
 previous=
-case "$*" in *--dry-run*+cpu*) test -e $folder/has_cpu || exit 1;; esac
+case "$*" in
+  *--dry-run*+cpu*) test -e $folder/has_cpu || exit 1;;
+  *--torch-backend*) test -e $folder/cpu_index || exit 1; . $folder/cpu_index; exit 0;;
+esac
 for argument; do
   test "$previous" = --report && cp $folder/report.json "$argument" && exit 0
   previous=$argument
@@ -64,7 +68,7 @@ class Stand:
         for file in files:
             wheel = self.answers / f"{file}-py3-none-any.whl"
             wheel.write_bytes(b"\0" * 1_000_000)
-            name, version = file.split("-")
+            name, version = file.rsplit("-", 1)
             entries.append({"metadata": {"name": name, "version": version}, "download_info": {"url": wheel.as_uri()}})
         project = {"metadata": {"name": "coppice", "version": "1"}, "download_info": {"url": "x", "dir_info": {}}}
         (self.answers / "report.json").write_text(json.dumps({"install": [*entries, project]}))
@@ -122,6 +126,34 @@ def test_without_a_gpu_a_cpu_build_is_asked_for_by_name(stand: Stand) -> None:
     planned = [line for line in stand.asked() if "--dry-run" in line and "--editable" in line]
     assert len(planned) == 1
     assert f" torch=={TORCH}+cpu " in planned[0]
+
+
+def test_without_a_gpu_and_a_cpu_build_of_pips_it_comes_from_pytorchs_index(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    folder = stand.environment.site_packages() / f"torch-{TORCH}+cpu.dist-info"
+    (stand.answers / "cpu_index").write_text(f"mkdir -p {folder}; touch {folder}/RECORD\n")
+    assert stand.set_up("up") == 0
+    assert "from PyTorch's own index, about 200 MB" in capsys.readouterr().err
+    assert [line for line in stand.asked() if "--torch-backend cpu --no-deps torch==" in line]
+    assert stand.environment.has("torch", TORCH)
+
+
+def test_where_pytorchs_index_does_not_answer_pip_goes_on_with_what_it_finds(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    stand.offer(f"torch-{TORCH}", "nvidia-nccl-1")
+    assert stand.set_up("up") == 0
+    told = capsys.readouterr().err
+    assert told.index("does not answer; now for what pip finds") < told.index("a build for CUDA")
+
+
+def test_other_machines_find_a_cpu_build_in_the_usual_index(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert stand.set_up("up") == 0
+    assert not [line for line in stand.asked() if "uv" in line]
 
 
 def test_a_cuda_build_without_a_gpu_is_told_of_with_its_size_before_it_comes(
