@@ -72,7 +72,7 @@ seeds: venv
 
 test-containers: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt podman-compose==1.6.0
-	$(BIN)/python -m pytest -p no:xdist -m containers tests/containers $(ARGS)
+	$(BIN)/python -m pytest -p no:xdist -rs -m containers tests/containers $(ARGS)
 
 check: venv proto-drift
 	$(BIN)/ruff format --check .

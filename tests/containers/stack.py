@@ -108,8 +108,8 @@ class Stack:
         done = self.engine.run("logs", self.container(service))
         return done.stdout + done.stderr
 
-    def in_container(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
-        return self.engine.run("exec", self.container(service), *command)
+    def in_container(self, service: str, *command: str, user: str = "coppice") -> subprocess.CompletedProcess[str]:
+        return self.engine.run("exec", "--user", user, self.container(service), *command)
 
     def wait_healthy(self, *services: str) -> None:
         for service in services:
@@ -130,7 +130,7 @@ class Stack:
         """Everything that is cached now lies in Redis, too."""
 
         def is_logged() -> bool:
-            listed = self.in_container("redis", "redis-cli", "keys", "coppice:index:*").stdout.split()
+            listed = self.in_container("redis", "redis-cli", "keys", "coppice:index:*", user="redis").stdout.split()
             lines = str(self.ask(8071, "/metrics")[1]).splitlines()
             return bool(listed) and "coppice_cache_recovery_log_lag_events 0.0" in lines
 
