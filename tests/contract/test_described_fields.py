@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import pytest
 
+from coppice_scheduler.edge.openai_fields import REFUSED
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.rest import MODEL, Served
 
@@ -69,13 +70,13 @@ def names_in(schema: Any) -> set[str]:
     return found | set(schema["properties"]) if isinstance(schema, dict) and "properties" in schema else found
 
 
-def variants(document: Any, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def variants(document: Any, body: dict[str, Any], without: Set[str]) -> Iterator[dict[str, Any]]:
     """The body with one field of one of its objects replaced or added."""
     requests = {name: schema for name, schema in document["components"]["schemas"].items() if "Request" in name}
     everywhere = {"hue"} | set().union(*(schema["properties"] for schema in requests.values()))
     nested = {"hue"} | names_in([*requests.values(), document["components"]["schemas"]["Message"]]) - everywhere
     for path in objects_in(body):
-        for name in sorted(nested if path else everywhere):
+        for name in sorted((nested if path else everywhere) - without):
             for value in KINDS:
                 changed = copy.deepcopy(body)
                 place: Any = changed
@@ -95,7 +96,10 @@ def test_what_the_description_forbids_is_refused(served: Served, document: Any, 
     described.validate(body)
     accepted, num_refused = "", 0
     assert served.post(body, path).status_code == 200
-    for changed in variants(document, body):
+    # What generation refuses by name it refuses before it knows the form: once for each route is enough.
+    is_another_form = path.startswith("/v1/") and form not in ("chat", "text")
+    without = REFUSED.keys() - {"echo", "top_logprobs"} if is_another_form else frozenset()
+    for changed in variants(document, body, without):
         if described.is_valid(changed):
             continue
         status = served.post(changed, path).status_code
