@@ -158,15 +158,17 @@ def test_a_stop_in_the_middle_of_a_long_stream_ends_it_with_an_error(
     scheduler = stack.services["scheduler"]
     scheduler.stop()
     hasty = replace(scheduler, argv=[*scheduler.argv, "--drain-s=0", "--front-doors=1"])
-    hasty.start()
     monkeypatch.setitem(stack.services, "scheduler", hasty)
-    stack.wait_ready()
-    with stream(stack, max_tokens=1500, prompt=[5]) as response:
-        hasty.signal(signal.SIGTERM)
-        error = json.loads(rest_of(response)[-1])["error"]
-    assert error["code"] == "scheduler_lost"
-    assert "shut down" in error["message"]
-    assert hasty.stop() == 0
+    hasty.start()
+    try:
+        stack.wait_ready()
+        with stream(stack, max_tokens=1500, prompt=[5]) as response:
+            hasty.signal(signal.SIGTERM)
+            error = json.loads(rest_of(response)[-1])["error"]
+        assert error["code"] == "scheduler_lost"
+        assert "shut down" in error["message"]
+    finally:
+        assert hasty.stop() == 0
 
 
 def test_a_stop_waits_for_nobody_who_only_watches_or_owes_a_part_of_a_request(stack: Stack) -> None:

@@ -8,15 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fakes.waiting import WAIT_S, wait_for
+from tests.fakes.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
+WAIT_S = 240.0  # the neighbours of these rounds keep the machine busy, too
+LIGHT = [
+    word for plugin in ("schemathesis", "langsmith_plugin", "xdist", "cacheprovider") for word in ("-p", f"no:{plugin}")
+]
 
 
 def start(folder: Path, suite: str, num_rounds: int) -> subprocess.Popen[str]:
     """In a session of its own, by which its processes are known."""
     (folder / "test_suite.py").write_text(suite)
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    pytest = [sys.executable, "-m", "pytest", "-q", *LIGHT, "--rootdir", str(folder), str(folder)]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.flaky", str(num_rounds), *pytest],
         cwd=ROOT,
@@ -46,13 +50,13 @@ import os
 def test_right(): pass
 def test_by_chance(): assert os.environ["ORDER_SEED"] != "8"
 """
-    rounds = start(tmp_path, suite, 3)
+    rounds = start(tmp_path, suite, 2)
     printed, _ = rounds.communicate(timeout=WAIT_S)
     assert rounds.returncode == 1
     assert printed.endswith(
         "round 2: test_suite.py::test_by_chance\n"
         "    make flaky N=1 ORDER_SEED=8 ARGS=test_suite.py\n"
-        "3 rounds, 1 failures\n"
+        "2 rounds, 1 failures\n"
     )
 
 
@@ -84,7 +88,7 @@ def test_long():
     process.wait()
 """
     rounds = start(tmp_path, suite, 5)
-    wait_for((tmp_path / "started").exists, "the test to begin")
+    wait_for((tmp_path / "started").exists, "the test to begin", WAIT_S)
     assert len(processes_of(rounds.pid)) == 4  # the rounds, pytest, what it started, and the neighbour
     os.kill(rounds.pid, signal.SIGINT)
     printed, _ = rounds.communicate(timeout=WAIT_S)
