@@ -6,6 +6,7 @@
 # make seeds       300 seeds of the simulator, others each day   make seeds RUNS=1000 SEED=50000
 # make test-containers  build the images, run the stack in containers and break it (Docker, or podman)
 # make check       format, lint, types, import contracts, generated code, tidiness
+# make model       check the models in models/ (needs spin and gcc)
 # make proto       generate shared/coppice_rpc from shared/protos
 # make demo-model  train the demo model again (about half an hour)
 # make venv        only set up
@@ -32,7 +33,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-containers flaky seeds check proto proto-drift demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-containers flaky seeds check model proto proto-drift demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -80,6 +81,9 @@ check: venv proto-drift
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -p no:xdist tests/test_tidy.py
+
+model:
+	models/check $(ARGS)
 
 proto: venv
 	$(call PROTOC,shared)
