@@ -126,9 +126,20 @@ def test_without_named_sessions_the_window_closes_at_once() -> None:
     assert world.is_open
 
 
-def test_an_empty_pool_opens_at_once() -> None:
+def test_a_pool_that_survived_unused_is_fenced_too() -> None:
+    """Whoever was granted something there before may not have planned with it yet."""
     world = World(epoch=2)
     world.register(registration(epoch=OLD_WORKER, highest=1))
+    assert not world.core.stats().workers[0].open
+    (fence,) = world.fences()
+    assert fence.report
+    world.ack(fence, generations=bytes(8 * 16), seals=bytes(16 * 16))
+    assert world.core.stats().workers[0].open
+
+
+def test_a_new_pool_opens_at_once() -> None:
+    world = World(epoch=2)
+    world.register(registration(epoch=0))
     assert world.core.stats().workers[0].open
     assert not world.fences()
 

@@ -123,6 +123,32 @@ def test_a_restarted_cache_hears_of_what_was_abandoned_as_long_as_it_may_run() -
     assert restart(4) == [], "the step that removed it has completed"
 
 
+def test_a_restarted_cache_hears_of_what_another_refused_as_long_as_it_may_run() -> None:
+    """Its fence may die with the service that refused the claim."""
+    bench = two_running(seen=True)
+    bench.settle()
+
+    def restart(epoch: int) -> list[LeaseId]:
+        bench.cache_epoch = CacheEpoch(epoch)
+        bench.other_messages.clear()
+        bench.core.index_attached(SchedulerEpoch(1), bench.cache_epoch, True, bench.now_ns)
+        bench.advance()
+        (reattach,) = bench.other_messages
+        assert isinstance(reattach, Reattach)
+        return [claim.lease_id for claim in reattach.claims]
+
+    assert restart(2) == [lease(1)]
+    bench.core.index_message(Reattached(CacheEpoch(2), (), (lease(1),)), bench.now_ns)
+    bench.advance()
+    assert not bench.ops(Abandon), "it was told that the lease is over"
+    assert restart(3) == [lease(1)]
+    assert [op.lease_id for op in bench.ops(Abandon)] == [lease(1)]
+    bench.settle()
+    while bench.plans:
+        bench.result({1: 1})
+    assert restart(4) == [], "the step that removed it has completed"
+
+
 def test_extends_and_publishes_wait_for_the_verdict_on_their_claim() -> None:
     bench = Bench(settings(extend_ahead_blocks=0))
     bench.submit("r", 7, max_new=9)

@@ -100,11 +100,10 @@ def drain(state: State, worker_id: WorkerId, message: Draining) -> None:
 def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int, *, survived: bool) -> Worker:
     ledger = Ledger(message.num_blocks, state.cache_epoch, any_wipes=state.domains.any_wipes)
     ledger.load(message.generations, message.seals)
-    closed = survived and (any(message.generations) or bool(message.scheduler_epochs))
-    if closed:
+    if survived:  # also where it has opened nothing: a plan under a grant of before may be on its way
         ledger.close()
     quotas = Quotas(message.num_blocks, state.domains.listed, POLICIES[state.settings.eviction])
-    phase = Phase.WINDOW if closed else Phase.OPEN
+    phase = Phase.WINDOW if survived else Phase.OPEN
     worker = Worker(
         message,
         epoch,

@@ -185,8 +185,12 @@ def _published(life: Lifecycle, lease: Lease, answer: Answer, now_ns: int) -> No
 
 
 def lease_lost(life: Lifecycle, lease: Lease, now_ns: int) -> None:
-    """The cache service does not know it any more; the worker learns of it by a fence, we now."""
+    """The cache service does not know it any more; the worker learns of it by a fence, we now.
+
+    Should it restart before that fence is acknowledged, the next one has to hear of the lease (see `abandon`).
+    """
     sequence = _sequence_of(life, lease)
+    life.leases.lost(lease)
     life.released(lease)
     if sequence is not None:
         error = OutputError(

@@ -167,7 +167,7 @@ class LeaseTable:
         self.num_awaiting_verdict = 0
         self.num_live = 0
         self.digest = 0
-        self._abandoned: dict[LeaseId, LeaseClaim] = {}  # their sequences may still run, whatever was answered
+        self._abandoned: dict[LeaseId, LeaseClaim] = {}  # or lost; their sequences may still run, whatever was answered
         self._first: list[FromClient] = []  # before any op: Reattach, LeaseSet
         self._settling: list[Op] = []  # Acquires asked again, Releases, Abandons, Distrusts
 
@@ -200,9 +200,13 @@ class LeaseTable:
     def abandon(self, lease: Lease) -> None:
         """Its sequence may run on where nobody reaches it. Until it is known not to, a cache service that lost its
         ledger has to hear of the lease, or it would call the blocks free."""
+        self.lost(lease)
+        self._give_back(lease, Abandon(lease.lease_id))
+
+    def lost(self, lease: Lease) -> None:
+        """It is to be fenced, at our word or without, and its sequence may run until then."""
         if lease.state is LeaseState.LIVE:
             self._abandoned[lease.lease_id] = lease.claim()
-        self._give_back(lease, Abandon(lease.lease_id))
 
     def stopped(self, lease: Lease) -> None:
         """No step can touch its blocks any more."""
