@@ -39,7 +39,7 @@ from coppice_cache.core.workers import Phase, Worker
 from coppice_scheduler.core import engine
 from coppice_scheduler.core.leases import LeaseTable
 from coppice_scheduler.core.lifecycle import Lifecycle
-from coppice_sim import copy_mutants, fork_mutants
+from coppice_sim import copy_mutants, epoch_mutants, fork_mutants
 from coppice_sim.nemesis import FaultProfile
 from coppice_worker.core.pool import BlockPool, BlockRefusal
 from coppice_worker.core.worker import WorkerCore
@@ -379,11 +379,9 @@ MASKED = (
     Mutant("no second look", "rule 8: covered by the worker's own check", _no_second_look),
     Mutant("trees miss the second look", "rule 8: late plans are rare", _trees_miss_the_second_look),
     Mutant("shared claims are not judged", "rule 4: covered by the worker's own check", _shared_claim_at_least),
-    Mutant(
-        "fenced sessions come back",
-        "rule 3: covered by the worker",
-        _fenced_sessions_come_back,
-    ),
+    Mutant("fenced sessions come back", "rule 3: covered by the worker", _fenced_sessions_come_back),
+    Mutant("dead worker epochs forgotten", "rule 3: needs two restarts", epoch_mutants.dead_epochs_forgotten),
+    Mutant("lost leases forgotten", "rule 3: needs two restarts", epoch_mutants.lost_leases_forgotten),
     Mutant("epoch not raised", "rule 9: covered by the registry of epochs", _epoch_not_raised),
     Mutant("no pause guard", "expiry is safe, only unkind", _no_pause_guard),
     Mutant("nothing is kept for a need", "I13: covered by asking again, and by luck", _nothing_is_kept),

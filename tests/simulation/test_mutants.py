@@ -17,8 +17,10 @@ from tests.unit import (
     test_cache_reclaim,
     test_cache_regrowth,
     test_cache_restart,
+    test_cache_restart_epochs,
     test_cache_sessions,
     test_cache_workers,
+    test_scheduler_core_epochs,
     test_scheduler_core_forks,
     test_scheduler_core_outages,
     test_worker_core_blocks,
@@ -82,6 +84,12 @@ DIRECT: dict[str, Callable[[], None]] = {
     "trees miss the second look": test_cache_regrowth.test_the_second_look_decides,
     "shared claims are not judged": test_cache_claims.test_shared_claims_need_equal_generation_and_seal,
     "fenced sessions come back": test_cache_restart.test_fenced_sessions_never_reattach,
+    "dead worker epochs forgotten": (
+        test_cache_restart_epochs.test_a_worker_epoch_that_a_session_was_told_is_over_stays_over
+    ),
+    "lost leases forgotten": (
+        test_scheduler_core_epochs.test_a_restarted_cache_hears_of_what_another_refused_as_long_as_it_may_run
+    ),
     "epoch not raised": test_cache_workers.test_a_worker_that_saw_a_higher_epoch_calls_for_a_new_incarnation,
     "no pause guard": test_cache_sessions.test_our_own_pause_expires_nobody,
     "nothing is kept for a need": test_cache_reclaim.test_needs_are_met_in_the_order_in_which_they_were_refused,

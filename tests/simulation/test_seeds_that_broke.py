@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coppice_cache.core import grants, reattach
+from coppice_cache.core import grants
 from coppice_sim import cache_host
 from coppice_sim.nemesis import FaultProfile
 from coppice_sim.run import Report, run
@@ -21,7 +21,6 @@ def report_of(seed: int, faults: FaultProfile | None = None) -> Report:
     ("seed", "owner", "name", "taken_away", "broken"),
     [
         pytest.param(1052, cache_host, "FIRST_EPOCHS", 1, "I9", id="two sessions under one epoch"),
-        pytest.param(50409, reattach, "_bury", lambda *_: None, "I9", id="a dead worker epoch comes back"),
         pytest.param(50205, grants, "still_waiting", lambda *_: None, "I10", id="another Pending for the same op"),
     ],
 )

@@ -7,7 +7,6 @@ from coppice.messages.index import (
     Abandon,
     Acquire,
     AnswerBatch,
-    DeadWorker,
     Extend,
     Gone,
     Invalid,
@@ -19,11 +18,9 @@ from coppice.messages.index import (
     Reattach,
     Reattached,
     Release,
-    Workers,
     lease_hash,
 )
 from coppice_scheduler.core.request import OutputErrorCode, SchedulerSettings
-from coppice_scheduler.core.workers import Worker
 from tests.fakes.scheduler_bench import BLOCK, Bench, W
 from tests.fakes.scheduler_worker import u32
 
@@ -118,32 +115,6 @@ def test_a_restarted_cache_hears_of_what_was_abandoned_as_long_as_it_may_run() -
     bench.settle()
     bench.core.worker_attached(W, WorkerEpoch(1), False, bench.now_ns)
     bench.advance()
-    while bench.plans:
-        bench.result({1: 1})
-    assert restart(4) == [], "the step that removed it has completed"
-
-
-def test_a_restarted_cache_hears_of_what_another_refused_as_long_as_it_may_run() -> None:
-    """Its fence may die with the service that refused the claim."""
-    bench = two_running(seen=True)
-    bench.settle()
-
-    def restart(epoch: int) -> list[LeaseId]:
-        bench.cache_epoch = CacheEpoch(epoch)
-        bench.other_messages.clear()
-        bench.core.index_attached(SchedulerEpoch(1), bench.cache_epoch, True, bench.now_ns)
-        bench.advance()
-        (reattach,) = bench.other_messages
-        assert isinstance(reattach, Reattach)
-        return [claim.lease_id for claim in reattach.claims]
-
-    assert restart(2) == [lease(1)]
-    bench.core.index_message(Reattached(CacheEpoch(2), (), (lease(1),)), bench.now_ns)
-    bench.advance()
-    assert not bench.ops(Abandon), "it was told that the lease is over"
-    assert restart(3) == [lease(1)]
-    assert [op.lease_id for op in bench.ops(Abandon)] == [lease(1)]
-    bench.settle()
     while bench.plans:
         bench.result({1: 1})
     assert restart(4) == [], "the step that removed it has completed"
@@ -370,34 +341,3 @@ def test_a_grant_of_a_dead_epoch_is_given_back() -> None:
     assert [(type(op), op.lease_id) for op in bench.batches[0]] == [(Release, lease(1)), (Acquire, lease(2))]
     assert not bench.plans
     assert bench.core.stats().total_retries == 0, "nothing had begun"
-
-
-def test_a_restarted_cache_hears_which_worker_epochs_are_over() -> None:
-    """They were given up, and nothing there is claimed; the worker may live and know nothing of it."""
-    bench = two_running()
-    bench.core.index_message(Workers(CacheEpoch(1), ()), bench.now_ns)
-    bench.advance()
-    bench.core.index_attached(SchedulerEpoch(1), CacheEpoch(2), True, bench.now_ns)
-    bench.advance()
-    (reattach,) = bench.other_messages
-    assert isinstance(reattach, Reattach)
-    assert reattach.claims == ()
-    assert reattach.dead_workers == (DeadWorker(W, WorkerEpoch(1)),)
-
-
-def test_under_another_scheduler_epoch_no_worker_epoch_is_over() -> None:
-    """Nothing of the old one can run there any more: a worker whose epoch lives on is used again."""
-    bench = two_running()
-    bench.core.index_message(Workers(CacheEpoch(1), ()), bench.now_ns)
-    bench.advance()
-    assert bench.core._life.workers[W].dead_epochs
-    bench.core.index_attached(SchedulerEpoch(2), CacheEpoch(2), True, bench.now_ns)
-    assert not bench.core._life.workers[W].dead_epochs
-
-
-def test_the_latest_dead_epochs_are_remembered() -> None:
-    worker = Worker(W)
-    for epoch in range(1, 20):
-        worker.bury(WorkerEpoch(epoch))
-    worker.bury(WorkerEpoch(15))
-    assert list(worker.dead_epochs) == [12, 13, 14, 16, 17, 18, 19, 15]
