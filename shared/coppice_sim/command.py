@@ -57,13 +57,16 @@ def _reports(cases: list[Case], jobs: int) -> Iterator[Report]:
 
 
 def _explain(case: Case, report: Report, *, shrinks: bool) -> None:
-    print("\n".join(f"    {event}" for event in report.history))
-    if case.check_every != 1:
+    if case.check_every != 1:  # an earlier event may tell more
         exact = replace(case, check_every=1)
-        case = exact if exact.run().broken else case
+        found = exact.run()
+        if found.broken:
+            case, report = exact, found
+            print(f"    checked after each event: {report.broken}")
+    print("\n".join(f"    {event}" for event in report.history))
     print(f"    replay: {case.command}", flush=True)
     if shrinks:
-        smallest = shrink(case, report.broken)
+        smallest = shrink(case, report)
         print(f"    smallest: {smallest.command}", flush=True)
 
 
@@ -93,17 +96,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _whole(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 up")
+    return int(text)
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
-    return number
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return int(text)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

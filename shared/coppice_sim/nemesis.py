@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,6 @@ from coppice_sim.timeline import MS
 
 if TYPE_CHECKING:
     from coppice_sim.world import World
-
-
-RATES = (
-    *("doubled_bodies", "crashes", "pauses", "partitions", "resets", "takeovers", "cancels", "cache_crashes"),
-    "forgets_epoch",
-)
-WEATHER = ("loss", "duplication", "spike", "reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +87,8 @@ class FaultProfile:
         )
 
 
+RATES = tuple(field.name for field in fields(FaultProfile) if field.name != "weather")
+WEATHER = ("loss", "duplication", "spike", "reset")
 PROFILES: dict[str, Callable[[], FaultProfile | None]] = {
     "random": lambda: None,  # drawn from the seed
     "none": FaultProfile.none,

@@ -44,7 +44,7 @@ def run(
 ) -> Report:
     """`steps` events with faults (drawn from the seed unless given), then heal and wait for rest."""
     world = World(seed, faults, scope)
-    broken, history = "", ()
+    broken = ""
     try:
         for _ in range(steps):
             world.step()
@@ -66,5 +66,5 @@ def run(
         internal_errors=tuple(world.internal_errors),
         faults=world.faults,
         broken=broken,
-        history=tuple(world.history) if broken else history,
+        history=tuple(world.history) if broken else (),
     )

@@ -42,6 +42,8 @@ class Case:
             words.append(f"--profile {self.profile}")
         if self.without:
             words.append(f"--without {','.join(self.without)}")
+        if self.check_every != 1:
+            words.append(f"--check-every {self.check_every}")
         return " ".join(words)
 
     def _scope(self) -> Scope:
@@ -57,27 +59,34 @@ def faults_of(seed: int) -> FaultProfile:
     return run(seed, steps=0, scope=Scope(tiers=False, demands=False, check_every=0)).faults
 
 
-def shrink(case: Case, broken: str, *, attempts_max: int = 60, said: Callable[[str], None] = print) -> Case:
-    """The smallest case that was found in so many runs. `broken` is what the case breaks; its first word counts."""
-    name = name_of(broken)
-    for _ in range(attempts_max):
-        smaller = next((one for one in _smaller(case) if name_of((found := one.run()).broken) == name), None)
-        if smaller is None:
+def shrink(case: Case, report: Report, *, runs_max: int = 200, said: Callable[[str], None] = print) -> Case:
+    """The smallest case that was found in so many runs. `report` is of the case; the name of what it breaks counts."""
+    name = name_of(report.broken)
+    left = runs_max
+    while True:
+        for smaller in _smaller(case, report):
+            if not left:
+                return case
+            left -= 1
+            found = smaller.run()
+            if name_of(found.broken) == name:
+                case, report = replace(smaller, steps=min(smaller.steps, found.events)), found
+                said(f"    smaller: {case.command}")
+                break
+        else:
             return case
-        case = replace(smaller, steps=min(smaller.steps, found.events))
-        said(f"    smaller: {case.command}")
-    return case
 
 
-def _smaller(case: Case) -> Iterator[Case]:
+def _smaller(case: Case, report: Report) -> Iterator[Case]:
     """What to try, the most promising first."""
-    for share in (4, 2):
-        yield replace(case, steps=case.steps // share)
-    kinds = case.run().faults.kinds()
-    for kind in (*SCOPES, *kinds):
+    for steps in (case.steps // 4, case.steps // 2):
+        if steps < case.steps:
+            yield replace(case, steps=steps)
+    for kind in (*SCOPES, *report.faults.kinds()):
         if kind not in case.without:
             yield replace(case, without=(*case.without, kind))
-    yield replace(case, steps=case.steps * 9 // 10)
+    if case.steps * 9 // 10 < case.steps:
+        yield replace(case, steps=case.steps * 9 // 10)
 
 
 def name_of(broken: str) -> str:

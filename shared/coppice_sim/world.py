@@ -141,7 +141,8 @@ class World:
         self.domain_of_lease: dict[LeaseId, DomainId] = {}
         self.cache_epochs: list[CacheEpoch] = []
         self.history: deque[str] = deque(maxlen=40)
-        self._touched: set[Process] = set()
+        self._touched: set[Process] = set()  # since the last check
+        self._touched_now = False  # by the present event
         self._incarnations = 0
         self.oracle = Oracle(self)
         self.workload = Workload(self)
@@ -247,6 +248,7 @@ class World:
 
     def touched(self, host: Process) -> None:
         self._touched.add(host)
+        self._touched_now = True
 
     def trace(self, what: str) -> None:
         self.history.append(f"{self.timeline.now_ns / MS:10.2f} ms  {what}")
@@ -257,7 +259,8 @@ class World:
     def step(self) -> None:
         """One event and everything that must hold after it."""
         self.timeline.step()
-        if self._touched:
+        if self._touched_now:
+            self._touched_now = False
             self._num_events += 1
             if self.scope.check_every and self._num_events % self.scope.check_every == 0:
                 touched, self._touched = self._touched, set()

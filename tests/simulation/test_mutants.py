@@ -125,9 +125,9 @@ def test_a_scheduler_that_gives_nothing_back_holds_nobody_up(seeds: range) -> No
 def test_a_broken_run_is_made_smaller_and_breaks_the_same() -> None:
     case, said = Case(3, 2_000), []
     with named("shared root").applied():
-        broken = case.run().broken
-        smallest = shrink(case, broken, said=said.append)
-        assert name_of(smallest.run().broken) == name_of(broken)
+        report = case.run()
+        smallest = shrink(case, report, said=said.append)
+        assert name_of(smallest.run().broken) == name_of(report.broken)
     assert smallest.steps < 500
     assert {"tiers", "demands"} <= set(smallest.without)
     assert said[-1].endswith(smallest.command)

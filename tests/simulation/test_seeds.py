@@ -172,8 +172,9 @@ def test_many_seeds_of_one_kind_of_trouble(faults: FaultProfile) -> None:
 def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, said in (
         (["--without", "rain"], "'rain' is none of tiers, demands"),
-        (["--runs", "0"], "0 is below 1"),
-        (["--steps", "-1"], "-1 is negative"),
+        (["--runs", "0"], "'0' is no whole number from 1 up"),
+        (["--steps", "-1"], "'-1' is no whole number from 0 up"),
+        (["--seed", "abc"], "'abc' is no whole number"),
         (["--profile", "wild"], "invalid choice: 'wild'"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""Seeds that broke an invariant once: they hold now, and break again without what repaired them."""
+"""Seeds that broke an invariant once. They hold now; those of which it can be shown break again without the repair."""
 
 from __future__ import annotations
 

@@ -137,7 +137,6 @@ MESSAGES: dict[str, Any] = {
     "five queries": MatchQueries((QUERY,) * 5),
     "a query that is cut": MatchQueries((QUERY, replace(QUERY, tokens=tokens(8)[:-1]))),
     "a query beyond the limit": MatchQueries((replace(QUERY, tokens=tokens(1_001)),)),
-    "seven claims": Reattach((CLAIM,) * 7),
     "seven leases": LeaseSet((lease_id(1),) * 7),
 }
 
@@ -257,6 +256,7 @@ def test_a_window_is_not_closed_with_generations_of_the_future(epoch: int) -> No
     here = World(epoch=2)
     old, future = (((number << 24) + 1).to_bytes(8, "little") * 4 for number in (1, epoch))
     here.register(registration(num_blocks=4, epoch=(1 << 32) + 1, highest=1, generations=old))
+    here.tick(here.core.state.settings.session_ttl_ms)
     (fence,) = here.fences()
     before = fingerprint(here.core)
     with pytest.raises(MessageRefused):

@@ -19,7 +19,6 @@ from coppice.messages.index import (
     Released,
     lease_hash,
 )
-from coppice_cache.core.index import MessageRefused
 from tests.unit.cache_restart import (
     BLOCKS,
     BOB,
@@ -170,9 +169,3 @@ def test_claims_after_the_window_are_refused() -> None:
     assert world.claims(S1, claim(2, owned=handle(0, 5))) == (set(), ids(2))
     fresh = world.attach()
     assert world.claims(fresh, claim(3, owned=handle(0, 5))) == (set(), ids(3))
-
-
-def test_too_many_claims_are_refused_as_a_message() -> None:
-    world = Restarted(Pool(), S1, attach=(S1,), leases_per_session_max=1)
-    with pytest.raises(MessageRefused, match="at most 1"):
-        world.claims(S1, claim(1), claim(2))

@@ -258,3 +258,23 @@ def test_the_answer_of_before_is_not_given_to_another_prompt_or_to_who_will_not_
     assert isinstance(ask(here, 3, may_wait=False), Grant)
     assert isinstance(ask(here, 4), Pending)
     assert not isinstance(ask(here, 4, candidates=(Candidate(WorkerId("elsewhere"), 0),)), Pending)
+
+
+def test_who_asks_again_does_not_wait_on_for_a_leader_whose_tree_was_invalidated() -> None:
+    here = world()
+    assert isinstance(ask(here, 1), Grant)
+    assert isinstance(ask(here, 2), Pending)
+    here.core.invalidate(domain=ALICE, now_ns=here.now_ns)
+    assert isinstance(ask(here, 3), Grant), "the leader of the new tree"
+    assert isinstance(ask(here, 2), Pending)
+    here.publish(3, 0, PROMPT)
+    assert woken(here) == [lease_id(2)]
+
+
+def test_who_asks_again_for_no_match_does_not_wait() -> None:
+    here = world()
+    ask(here, 1)
+    assert isinstance(ask(here, 2), Pending)
+    candidates = (Candidate(W, 0),)
+    op = Acquire(lease_id(2), ALICE, NAMESPACE, PROMPT, 32, candidates, may_wait=True, skip_match=True)
+    assert isinstance(here.do(op), Grant)

@@ -118,8 +118,19 @@ def test_a_pause_of_ours_prolongs_the_window() -> None:
     assert world.attach(S1) == S1
 
 
-def test_without_named_sessions_the_window_closes_at_once() -> None:
+def test_a_window_that_names_nobody_waits_for_the_first_session_of_before() -> None:
+    """Its fence ends the time of re-attachment, also for who has leases on other workers."""
     world = Restarted(Pool())
+    assert not world.fences()
+    assert world.attach(S1) == S1
+    assert not world.fences()
+    world.claims(S1)
+    assert world.fences()[-1].spared == (S1,)
+
+
+def test_a_window_that_names_nobody_closes_when_nobody_comes() -> None:
+    world = Restarted(Pool())
+    world.tick(world.core.state.settings.session_ttl_ms)
     assert world.fences()[-1].spared == ()
     assert not world.is_open
     world.open()
@@ -131,6 +142,7 @@ def test_a_pool_that_survived_unused_is_fenced_too() -> None:
     world = World(epoch=2)
     world.register(registration(epoch=OLD_WORKER, highest=1))
     assert not world.core.stats().workers[0].open
+    world.tick(world.core.state.settings.session_ttl_ms)
     (fence,) = world.fences()
     assert fence.report
     world.ack(fence, generations=bytes(8 * 16), seals=bytes(16 * 16))
@@ -145,7 +157,8 @@ def test_a_new_pool_opens_at_once() -> None:
 
 
 def test_a_window_ack_without_arrays_is_refused() -> None:
-    world = Restarted(Pool())
+    world = Restarted(Pool(), S1, attach=(S1,))
+    world.claims(S1)
     with pytest.raises(MessageRefused, match="need"):
         world.ack(world.fences()[-1])
     assert not world.is_open

@@ -6,7 +6,7 @@ import pytest
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import DEAD_EPOCHS_MAX, DeadWorker, Reattach
-from coppice_cache.core.index import FIRST_EPOCHS, IndexCore, MessageRefused, WorkerEnded
+from coppice_cache.core.index import FIRST_EPOCHS, IndexCore, SessionEnded, WorkerEnded
 from tests.unit.cache_restart import OLD_WORKER, S1, S2, Pool, Restarted, claim, handle, ids
 from tests.unit.cache_world import W, World, registration, settings
 
@@ -75,9 +75,24 @@ def test_our_own_word_on_an_epoch_of_ours_stands() -> None:
     assert world.core.state.workers[W].epoch == epoch
 
 
-def test_so_many_dead_epochs_are_refused() -> None:
-    world = World(settings(workers_max=2), num_blocks=8)
-    many = tuple(DeadWorker(W, WorkerEpoch(number)) for number in range(2 * DEAD_EPOCHS_MAX + 1))
-    reattach(world, world.session, *many[1:])
-    with pytest.raises(MessageRefused, match="17 dead worker epochs; at most 16"):
-        reattach(world, world.session, *many)
+def test_a_session_minted_here_was_told_nothing_by_others() -> None:
+    world = Restarted(Pool(), S1, attach=(S1,))
+    world.claims(S1)
+    world.open()
+    stranger = world.attach()
+    reattach(world, stranger, DEAD)
+    assert world.is_open
+
+
+@pytest.mark.parametrize("what", ["claims", "dead workers"])
+def test_a_session_that_claims_more_than_it_may_is_over(what: str) -> None:
+    """Refused, it would come again with the same for ever; under another epoch it starts anew."""
+    world = World(settings(workers_max=2, leases_per_session_max=4), epoch=2)
+    assert world.attach(S1) == S1
+    dead = tuple(DeadWorker(W, WorkerEpoch(number)) for number in range(2 * DEAD_EPOCHS_MAX + 1))
+    claims = tuple(claim(number) for number in range(5))
+    message = Reattach(claims, ()) if what == "claims" else Reattach((), dead)
+    world.core.receive_client(S1, message, world.now_ns)
+    world.collect()
+    assert SessionEnded(S1) in world.log
+    assert world.attach(S1) != S1

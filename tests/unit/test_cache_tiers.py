@@ -345,6 +345,7 @@ def test_generations_of_the_host_pool_go_on_after_a_restart() -> None:
         host_seals=bytes(old.host.store.ledger.seals),
     )
     later.register(message)
+    later.tick(later.core.state.settings.session_ttl_ms)
     (fence,) = later.fences()
     arrays = {"generations": message.generations, "seals": message.seals}
     later.ack(fence, **arrays)

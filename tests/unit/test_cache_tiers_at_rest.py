@@ -64,3 +64,12 @@ def test_a_pool_that_a_promotion_fills_is_full_for_a_while_and_not_for_ever() ->
     assert asked.reason is NoCapacityReason.POOL_FULL
     answer(here, promotion)
     assert isinstance(ask(here, 11, tokens(24, 7_000)), Grant)
+
+
+def test_a_demotion_that_failed_is_tried_again() -> None:
+    here = world(num_blocks=16, host=16, demote_below_share=1.0)
+    here.fill(1, tokens(16))
+    here.tick(100, alive=(here.session,))
+    (order,) = orders(here)
+    answer(here, order, failed=True)
+    assert rest(here, 10) == 1

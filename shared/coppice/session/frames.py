@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 KEY_BYTES = 16
 
 BodyT = TypeVar("BodyT")

@@ -30,10 +30,6 @@ FlightKey = tuple[Node | TreeName, bytes]
 WaiterKey = tuple[SchedulerEpoch, LeaseId]
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(slots=True, eq=False)
 class Waiter:
     """Somebody who was answered with Pending."""
@@ -41,7 +37,7 @@ class Waiter:
     epoch: SchedulerEpoch
     lease_id: LeaseId
     num_blocks: int  # from the root, that it will share with the leader
-    num_tokens: int  # that it was told to expect beyond its match
+    num_tokens: int  # that it was told to expect beyond its match, when it asked
     flight: Flight | None
     key: FlightKey
     wake_ns: int  # woken by then at the latest
@@ -55,7 +51,8 @@ class Waiter:
 class Flight:
     """One leader. `tokens` are the whole blocks of its prompt, from the root.
 
-    `delivers` is asked before anybody waits: what a copy brings is dropped where its source was invalidated meanwhile.
+    `delivers` is asked before anybody waits: what was invalidated meanwhile, here or where a copy reads it, will not be
+    found.
     """
 
     lease: Lease
@@ -93,7 +90,7 @@ class Flights:
 
     # ---- leaders
 
-    def start(self, lease: Lease, tokens: bytes, delivers: Callable[[], bool] = _always) -> None:
+    def start(self, lease: Lease, tokens: bytes, delivers: Callable[[], bool]) -> None:
         """The lease was granted and will publish the whole blocks of `tokens` that follow its match."""
         whole = tokens[: len(tokens) // self._block_bytes * self._block_bytes]
         key = self._key(lease, whole)
@@ -153,10 +150,8 @@ class Flights:
         start = spot.num_blocks * self._block_bytes
         best: Coming | None = None
         for flight in self._by_key.get((_place(spot.node), tokens[start : start + self._block_bytes]), ()):
-            if flight.lease.node is not spot.node:
-                continue  # in a tree of that name which was invalidated
-            if not flight.delivers():
-                continue
+            if flight.lease.node is not spot.node or not flight.delivers():
+                continue  # in a tree of that name which was invalidated, or a copy of what was
             further = common_run(tokens, start, len(tokens), flight.tokens[start:], self._block_bytes, least=1)
             shared = spot.num_blocks + further
             if best is None or shared > best.num_blocks:

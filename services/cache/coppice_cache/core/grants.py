@@ -162,7 +162,8 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
         reuse=op.reuse,
         copy_node=None if partial is None else partial.node,
     )
-    worker.flights.start(lease, op.tokens if use.config.mode is not Mode.DISABLED else b"")
+    expected = op.tokens if use.config.mode is not Mode.DISABLED else b""
+    worker.flights.start(lease, expected, lambda: worker.is_findable(lease))
     worker.leases[number] = lease
     use.leases += 1
     use.query_tokens += 0 if op.skip_match else len(op.tokens) // TOKEN_BYTES

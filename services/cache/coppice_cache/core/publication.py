@@ -15,7 +15,7 @@ from coppice.seals import NO_SEAL, SEAL_BYTES, chain_seals
 from coppice_cache.core.errors import OpRefused
 from coppice_cache.core.leases import Lease
 from coppice_cache.core.pins import extend_pins
-from coppice_cache.core.radix import is_cut_off, path
+from coppice_cache.core.radix import path
 from coppice_cache.core.settings import Mode
 from coppice_cache.core.settling import settle_path
 from coppice_cache.core.state import NS_PER_MS, State
@@ -26,7 +26,7 @@ def publish(state: State, worker: Worker, lease: Lease, op: Publish, now_ns: int
     """Blocks [first_block, first_block + n) of the sequence are full and written."""
     if lease.use.config.mode is Mode.DISABLED:
         return NotPublished(op.lease_id, NotPublishedReason.DOMAIN_DISABLED)
-    if lease.tree is None or lease.held or not worker.is_current(lease.tree) or is_cut_off(lease.node):
+    if lease.tree is None or lease.held or not worker.is_findable(lease):
         worker.flights.end(lease)
         return NotPublished(op.lease_id, NotPublishedReason.TREE_GONE)
     count = _check(state, worker, lease, op)

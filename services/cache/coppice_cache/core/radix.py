@@ -34,6 +34,7 @@ from coppice.ids import DomainId, Namespace
 from coppice_cache.core.wide import WIDE_FROM, WideDict
 
 EDGE_BLOCKS_MAX = 256  # an edge that grows in place is copied with every block; past this a child is started
+NEVER_COPIED = -1  # in a node's `copied_use_ns`
 NEUTRAL_LEVEL = 16  # of a node that the eviction policy knows nothing of
 _NO_PINS: frozenset[int] = frozenset()
 _LISTS = (dict, WideDict)  # of children, when there are any
@@ -92,7 +93,7 @@ class Node(Link):
         self.tokens = tokens
         self.handles = handles
         self.last_use_ns = last_use_ns
-        self.copied_use_ns = -1  # the use since which it was ordered to the other tier; see `tiers`
+        self.copied_use_ns = NEVER_COPIED  # the use since which it was ordered to the other tier; see `tiers`
         self.children: Mapping[bytes, Node] = _NO_CHILDREN  # read only from outside; see `list_child`
         self.pins: set[int] | frozenset[int] = _NO_PINS
         self.guards = 0

@@ -16,7 +16,7 @@ from coppice.ids import LEASE_ID_BYTES, LeaseId, SchedulerEpoch, WorkerId
 from coppice.messages.index import DEAD_EPOCHS_MAX, DeadWorker, Grant, LeaseClaim, Reattach, Reattached
 from coppice.messages.registration import Fence, FenceAck
 from coppice.seals import SEAL_BYTES
-from coppice_cache.core.errors import MessageRefused, OpRefused
+from coppice_cache.core.errors import OpRefused
 from coppice_cache.core.leases import Lease
 from coppice_cache.core.lifetimes import end_session, end_worker, finish_fenced
 from coppice_cache.core.ops import drop_claim
@@ -30,14 +30,16 @@ from coppice_cache.core.workers import Phase, Worker
 
 
 def reattach(state: State, session: Session, message: Reattach, now_ns: int) -> None:
-    """All claims of a session. Those on workers that are not here yet are held until they register."""
-    if len(message.claims) > state.settings.leases_per_session_max:
-        raise MessageRefused(f"{len(message.claims)} claims; at most {state.settings.leases_per_session_max}")
-    dead_max = DEAD_EPOCHS_MAX * state.settings.workers_max
-    if len(message.dead_workers) > dead_max:
-        raise MessageRefused(f"{len(message.dead_workers)} dead worker epochs; at most {dead_max}")
-    session.reattached = True
+    """All claims of a session. Those on workers that are not here yet are held until they register.
+
+    A session that claims more than it may hold is over.
+    """
+    claims_max, dead_max = state.settings.leases_per_session_max, DEAD_EPOCHS_MAX * state.settings.workers_max
+    if len(message.claims) > claims_max or len(message.dead_workers) > dead_max:
+        end_session(state, session.epoch)  # refused it would only say so again; under another epoch it starts anew
+        return
     _bury(state, session, message.dead_workers)
+    session.reattached = True
     by_worker: dict[WorkerId, list[LeaseClaim]] = {}
     for claim in message.claims:
         by_worker.setdefault(claim.worker_id, []).append(claim)
@@ -57,7 +59,10 @@ def _bury(state: State, session: Session, dead_workers: tuple[DeadWorker, ...]) 
 
     The session acted on that word: it claims nothing there, while what it ran may run on. Since it is spared by the
     fence of the window, only another worker epoch keeps the two apart. Our own word on an epoch that we minted stands.
+    Only a session of before was told anything by others, and only its first word here can be about them.
     """
+    if not state.is_old(session.epoch) or session.reattached:
+        return
     session.dead_workers = frozenset(dead for dead in dead_workers if minted_by(dead.worker_epoch) < state.cache_epoch)
     for dead in dead_workers:
         worker = state.workers.get(dead.worker_id)
@@ -240,16 +245,24 @@ def _adopt(state: State, session: Session, worker: Worker, use: DomainUse, claim
 def close_windows(state: State, now_ns: int) -> None:
     """Fence every window that need not or may not stay open any longer."""
     for worker in tuple(state.workers.values()):
-        if worker.phase is Phase.WINDOW and (now_ns >= worker.window.deadline_ns or not _is_awaited(state, worker)):
+        if worker.phase is Phase.WINDOW and (
+            now_ns >= worker.window.deadline_ns or not _is_awaited(state, worker, now_ns)
+        ):
             _close(state, worker)
 
 
-def _is_awaited(state: State, worker: Worker) -> bool:
-    """Whether somebody who may hold leases on the worker can still come back."""
+def _is_awaited(state: State, worker: Worker, now_ns: int) -> bool:
+    """Whether somebody who may hold leases on the worker can still come back.
+
+    A worker that names nobody may be granted from, too, and its fence ends the time of re-attachment for all: before
+    the first session of before is back it waits as long as any.
+    """
     if any(not session.reattached for session in state.sessions.values()):
         return True
     if state.reattach_closed:
         return False
+    if not worker.window.named and not any(map(state.is_old, state.sessions)):
+        return now_ns < state.reattach_deadline_ns
     return any(
         state.is_old(epoch) and epoch not in state.sessions and epoch not in state.dead_epochs
         for epoch in worker.window.named

@@ -9,7 +9,7 @@ from __future__ import annotations
 from coppice.messages.index import RETAIN_PRIORITY_MAX, Answer, Retain, Retained
 from coppice_cache.core.errors import OpRefused
 from coppice_cache.core.leases import Lease
-from coppice_cache.core.radix import Node, Spot, is_cut_off, path
+from coppice_cache.core.radix import Node, Spot, path
 from coppice_cache.core.workers import Worker
 
 _NS_PER_MS = 1_000_000
@@ -24,7 +24,7 @@ def retain(worker: Worker, lease: Lease, op: Retain, now_ns: int) -> Answer:
     _check(op)
     size = worker.block_size
     first, end = op.first_token // size, min(-(-op.end_token // size), lease.num_settled)
-    if lease.tree is None or not worker.is_current(lease.tree) or is_cut_off(lease.node) or end <= first:
+    if lease.tree is None or not worker.is_findable(lease) or end <= first:
         return Retained(op.lease_id, 0)
     nodes = _nodes_between(worker, lease, first, end)
     lease.use.queue.retain(nodes, op.priority, now_ns + op.duration_ms * _NS_PER_MS)

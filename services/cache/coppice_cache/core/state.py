@@ -59,10 +59,12 @@ class State:
 
     def mint_scheduler_epoch(self) -> SchedulerEpoch:
         self._session_count += 1
+        assert self._session_count < 1 << EPOCH_SHIFT
         return SchedulerEpoch((self.cache_epoch << EPOCH_SHIFT) | self._session_count)
 
     def mint_worker_epoch(self) -> WorkerEpoch:
         self._worker_count += 1
+        assert self._worker_count < 1 << EPOCH_SHIFT
         return WorkerEpoch((self.cache_epoch << EPOCH_SHIFT) | self._worker_count)
 
     def next_lease_number(self) -> int:

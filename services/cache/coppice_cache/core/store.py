@@ -18,7 +18,17 @@ from coppice_cache.core.leases import Lease
 from coppice_cache.core.ledger import Ledger
 from coppice_cache.core.partial import ChildOrders
 from coppice_cache.core.quotas import DomainUse, EvictionPlan, Quotas
-from coppice_cache.core.radix import EDGE_BLOCKS_MAX, Node, Spot, Tree, add_child, root_of, settle_spot, top_of
+from coppice_cache.core.radix import (
+    EDGE_BLOCKS_MAX,
+    Node,
+    Spot,
+    Tree,
+    add_child,
+    is_cut_off,
+    root_of,
+    settle_spot,
+    top_of,
+)
 
 _CHUNK_BLOCKS = 8  # taken from one domain before asking again which one is furthest over its guarantee
 
@@ -67,6 +77,10 @@ class BlockStore:
     def is_current(self, tree: Tree) -> bool:
         """False once it was invalidated."""
         return tree.stamp == self.incarnations.stamp(tree.domain, tree.namespace)
+
+    def is_findable(self, lease: Lease) -> bool:
+        """Neither its tree nor what it is pinned to was invalidated, so what it stores would be found."""
+        return lease.tree is not None and self.is_current(lease.tree) and not is_cut_off(lease.node)
 
     def find_tree(self, domain: DomainId, namespace: Namespace) -> Tree | None:
         tree = self.trees.get((domain, namespace))

@@ -26,7 +26,7 @@ from coppice_cache.core.leases import Lease
 from coppice_cache.core.packed import unpack_blocks
 from coppice_cache.core.pins import extend_pins
 from coppice_cache.core.quotas import DomainUse, EvictionPlan
-from coppice_cache.core.radix import Node, Spot, Tree, is_cut_off, path, root_of, unprotected_blocks, walk
+from coppice_cache.core.radix import NEVER_COPIED, Node, Spot, Tree, is_cut_off, path, root_of, unprotected_blocks, walk
 from coppice_cache.core.settling import settle_path
 from coppice_cache.core.state import State
 from coppice_cache.core.store import BlockStore
@@ -67,7 +67,7 @@ def promote(
     host_use = host.quotas.uses[tree.domain]
     source = _hold(state, host, host_use, root_of(found.node), host.settle(host_use, found), found.num_blocks)
     _order(state, worker, Direction.PROMOTE, host, source, target, tokens[:end])
-    worker.flights.start(target, tokens[:end], partial(_is_findable, host, source))
+    worker.flights.start(target, tokens[:end], partial(host.is_findable, source))
     return True
 
 
@@ -100,12 +100,14 @@ def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tup
         demoted = job.order.direction is Direction.DEMOTE
         from_store, to_store = (worker, worker.host.store) if demoted else (worker.host.store, worker)
         if order_id in done:
-            if _is_findable(from_store, job.source):
+            if from_store.is_findable(job.source):  # what was invalidated may not come back through the other tier
                 _store(state, to_store, job, now_ns)
             if not demoted and job.target.tree is not None:
                 extend_pins(state, worker, job.target.tree)
             worker.flights.advance(job.target)
-        elif not demoted:
+        elif demoted:
+            job.source.node.copied_use_ns = NEVER_COPIED  # what stood in the way may be gone by the next tick
+        else:
             _forget(from_store, job)
         worker.flights.end(job.target)
         _let_go(to_store, job.target)
@@ -221,20 +223,15 @@ def _hold(state: State, store: BlockStore, use: DomainUse, tree: Tree, node: Nod
 def _store(state: State, store: BlockStore, job: CopyJob, now_ns: int) -> None:
     """The written end is full: publish it, unless its place was invalidated meanwhile."""
     target = job.target
-    if _is_findable(store, target):
+    if store.is_findable(target):
         settle_path(store, target, job.tokens, state.settings.seal_key, now_ns)
         store.quotas.settle(target.use)
-
-
-def _is_findable(store: BlockStore, lease: Lease) -> bool:
-    """Neither its tree nor what it is pinned to was invalidated. What was may not come back through the other tier."""
-    return lease.tree is not None and store.is_current(lease.tree) and not is_cut_off(lease.node)
 
 
 def _forget(store: BlockStore, job: CopyJob) -> None:
     """The host blocks could not be read: whoever asks computes, and is not made to wait for another attempt."""
     source = job.source
-    if source.tree is not None and _is_findable(store, source):
+    if source.tree is not None and store.is_findable(source):
         first = source.num_settled - len(job.order.src) // HANDLE_BYTES
         tokens = b"".join(part.tokens for part in path(source.node))
         spot = walk(source.tree, tokens, store.block_bytes, (first + 1) * store.block_bytes)

@@ -58,7 +58,9 @@ def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None
     None for who does not wait, or wants to no longer, or somewhere else, or has lost its leader: that asks anew.
     """
     worker = session.waiting.get(op.lease_id)
-    if worker is None or not op.may_wait or all(one.worker_id != worker.worker_id for one in op.candidates):
+    if worker is None or not op.may_wait or op.skip_match:
+        return None
+    if all(candidate.worker_id != worker.worker_id for candidate in op.candidates):
         return None
     waiter = worker.flights.still_waits(session.epoch, op.lease_id, (op.domain, op.namespace), op.tokens)
     return None if waiter is None else Pending(op.lease_id, waiter.num_tokens, state.settings.flight_wait_ms)

@@ -200,11 +200,14 @@ class LeaseTable:
     def abandon(self, lease: Lease) -> None:
         """Its sequence may run on where nobody reaches it. Until it is known not to, a cache service that lost its
         ledger has to hear of the lease, or it would call the blocks free."""
-        self.lost(lease)
+        self._claim_on(lease)
         self._give_back(lease, Abandon(lease.lease_id))
 
     def lost(self, lease: Lease) -> None:
-        """It is to be fenced, at our word or without, and its sequence may run until then."""
+        """The cache service fences it without being asked; its sequence may run until then."""
+        self._claim_on(lease)
+
+    def _claim_on(self, lease: Lease) -> None:
         if lease.state is LeaseState.LIVE:
             self._abandoned[lease.lease_id] = lease.claim()
 
