@@ -53,7 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[bool, bytes, bytes]:
         file = item.nodeid.partition("::")[0]
-        return file not in LONG_FILES, random_place(file), random_place(item.nodeid)
+        # Those of containers keep their order: the last of them end what all the others use.
+        keeps = item.get_closest_marker("containers") is not None
+        return file not in LONG_FILES, random_place(file), b"" if keeps else random_place(item.nodeid)
 
     items.sort(key=place)
 
