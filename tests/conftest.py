@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> tuple[bool, bytes, bytes]:
         file = item.nodeid.partition("::")[0]
         # Those of containers keep their order: the last of them end what all the others use.
-        keeps = item.get_closest_marker("containers") is not None
+        keeps = file.startswith("tests/containers/")
         return file not in LONG_FILES, random_place(file), b"" if keeps else random_place(item.nodeid)
 
     items.sort(key=place)
