@@ -73,3 +73,14 @@ def test_a_demotion_that_failed_is_tried_again() -> None:
     (order,) = orders(here)
     answer(here, order, failed=True)
     assert rest(here, 10) == 1
+
+
+def test_what_is_left_of_prefixes_that_were_invalidated_one_in_the_other_is_not_demoted() -> None:
+    """The outer one may be taken apart first; what hung below it has lost its tree then, and is a victim still."""
+    for first, second in ((4, 8), (8, 4)):
+        here = world(num_blocks=16, host=8, demote_below_share=1.0, nodes_dismantled_per_tick=1)
+        for number, end in enumerate((4, 8, 16), start=1):
+            here.fill(number, tokens(end))
+        for end in (first, second):
+            here.core.invalidate(domain=ALICE, namespace=NAMESPACE, tokens=tokens(end), now_ns=here.now_ns)
+        assert rest(here, 6) == 0

@@ -123,11 +123,12 @@ def _demote(state: State, worker: Worker, use: DomainUse, node: Node) -> None:
     drop others, for ever.
     """
     assert worker.host is not None
-    host, tree, nodes = worker.host.store, root_of(node), path(node)
+    host = worker.host.store
     if node.copied_use_ns == node.last_use_ns:
         return
     if is_cut_off(node) or not _may_enter(state, host, use):
         return  # invalidated, and not taken apart yet; or the accounts of the host tier are full
+    tree, nodes = root_of(node), path(node)
     tokens = b"".join(part.tokens for part in nodes)
     host_use = host.quotas.use_of(use.config)
     there = host.find_tree(tree.domain, tree.namespace)
