@@ -15,7 +15,7 @@ import numpy as np
 from coppice.ids import DomainId
 from coppice.messages.index import Reuse
 from coppice_cache.core.errors import MessageRefused
-from coppice_cache.core.settings import DomainConfig, Mode
+from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
 from coppice_scheduler.core.request import Request
 from coppice_scheduler.core.settings import Maximum, TenantLimits
 from coppice_sim.names import NAMESPACE
@@ -46,9 +46,12 @@ class Demands:
 
     # -- what is configured
 
-    def configured(self, domains: tuple[DomainConfig, ...]) -> tuple[DomainConfig, ...]:
-        """Some private domains ask for their blocks to be zeroed, and some may hold so many blocks and no more."""
-        return tuple(self._configured(config) for config in domains)
+    def configured(self, index: CoreSettings) -> CoreSettings:
+        """Some private domains ask for zeroing, some may hold so many blocks and no more. What was invalidated is taken
+        apart at once, or slowly."""
+        domains = tuple(self._configured(config) for config in index.domains)
+        sweeps = Random(f"sweeps of {self._seed}").choice((1, 3, index.nodes_dismantled_per_tick))
+        return replace(index, domains=domains, nodes_dismantled_per_tick=sweeps)
 
     def _configured(self, config: DomainConfig) -> DomainConfig:
         if config.mode is not Mode.PRIVATE:

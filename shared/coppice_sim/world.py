@@ -131,8 +131,7 @@ class World:
             self.settings.add_host_tier(Random(f"tiers of {seed}"))  # so that runs without one are what they were
         self.demands = Demands(seed) if scope.demands else None
         if self.demands is not None:
-            domains = self.demands.configured(self.settings.index.domains)
-            self.settings.index = replace(self.settings.index, domains=domains)
+            self.settings.index = self.demands.configured(self.settings.index)
         self.faults = faults if faults is not None else FaultProfile.random(self.rng)
         self.timeline = Timeline()
         self.network = Network(self.timeline, self.rng)
