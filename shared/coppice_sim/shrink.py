@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from coppice_sim.nemesis import PROFILES, FaultProfile
 from coppice_sim.run import Report, run
-from coppice_sim.world import WHOLE, Scope
+from coppice_sim.world import WHOLE, Scope, World
 
 SCOPES = ("tiers", "demands")  # may be taken away like kinds of trouble
 
@@ -56,7 +56,7 @@ class Case:
 
 def faults_of(seed: int) -> FaultProfile:
     """What a run of this seed draws."""
-    return run(seed, steps=0, scope=Scope(tiers=False, demands=False, check_every=0)).faults
+    return World(seed).faults
 
 
 def shrink(case: Case, report: Report, *, runs_max: int = 200, said: Callable[[str], None] = print) -> Case:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch
+from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import Abandon, DeadWorker, Reattach, Reattached, Workers
 from coppice_scheduler.core.workers import Worker
 from tests.fakes.scheduler_bench import W
-from tests.unit.test_scheduler_core_outages import lease, two_running
+from tests.unit.test_scheduler_core_outages import claims_after_restart, lease, two_running
 
 
 def test_a_restarted_cache_hears_of_what_another_refused_as_long_as_it_may_run() -> None:
@@ -14,25 +14,16 @@ def test_a_restarted_cache_hears_of_what_another_refused_as_long_as_it_may_run()
     bench = two_running(seen=True)
     bench.settle()
 
-    def restart(epoch: int) -> list[LeaseId]:
-        bench.cache_epoch = CacheEpoch(epoch)
-        bench.other_messages.clear()
-        bench.core.index_attached(SchedulerEpoch(1), bench.cache_epoch, True, bench.now_ns)
-        bench.advance()
-        (reattach,) = bench.other_messages
-        assert isinstance(reattach, Reattach)
-        return [claim.lease_id for claim in reattach.claims]
-
-    assert restart(2) == [lease(1)]
+    assert claims_after_restart(bench, 2) == [lease(1)]
     bench.core.index_message(Reattached(CacheEpoch(2), (), (lease(1),)), bench.now_ns)
     bench.advance()
     assert not bench.ops(Abandon), "it was told that the lease is over"
-    assert restart(3) == [lease(1)]
+    assert claims_after_restart(bench, 3) == [lease(1)]
     assert [op.lease_id for op in bench.ops(Abandon)] == [lease(1)]
     bench.settle()
     while bench.plans:
         bench.result({1: 1})
-    assert restart(4) == [], "the step that removed it has completed"
+    assert claims_after_restart(bench, 4) == [], "the step that removed it has completed"
 
 
 def test_a_restarted_cache_hears_which_worker_epochs_are_over() -> None:

@@ -39,6 +39,17 @@ def error_of(bench: Bench, name: str) -> OutputErrorCode:
     return error.code
 
 
+def claims_after_restart(bench: Bench, epoch: int) -> list[LeaseId]:
+    """Another cache service is there, under this epoch: what it is told."""
+    bench.cache_epoch = CacheEpoch(epoch)
+    bench.other_messages.clear()
+    bench.core.index_attached(SchedulerEpoch(1), bench.cache_epoch, True, bench.now_ns)
+    bench.advance()
+    (reattach,) = bench.other_messages
+    assert isinstance(reattach, Reattach)
+    return [claim.lease_id for claim in reattach.claims]
+
+
 def two_running(seen: bool = False, num_tokens: int = 3) -> Bench:
     """Request r attached; with `seen`, its first token came out."""
     bench = Bench()
@@ -99,25 +110,16 @@ def test_a_restarted_cache_hears_of_what_was_abandoned_as_long_as_it_may_run() -
     assert [op.lease_id for op in bench.ops(Abandon)] == [lease(1)]
     bench.settle()
 
-    def restart(epoch: int) -> list[LeaseId]:
-        bench.cache_epoch = CacheEpoch(epoch)
-        bench.other_messages.clear()
-        bench.core.index_attached(SchedulerEpoch(1), bench.cache_epoch, True, bench.now_ns)
-        bench.advance()
-        (reattach,) = bench.other_messages
-        assert isinstance(reattach, Reattach)
-        return [claim.lease_id for claim in reattach.claims]
-
-    assert restart(2) == [lease(1)], "its fence may have died with the old cache service"
+    assert claims_after_restart(bench, 2) == [lease(1)], "its fence may have died with the old cache service"
     assert [op.lease_id for op in bench.ops(Abandon)] == [lease(1)]
-    assert restart(3) == [lease(1)]
+    assert claims_after_restart(bench, 3) == [lease(1)]
     assert [op.lease_id for op in bench.ops(Abandon)][-1:] == [lease(1)]
     bench.settle()
     bench.core.worker_attached(W, WorkerEpoch(1), False, bench.now_ns)
     bench.advance()
     while bench.plans:
         bench.result({1: 1})
-    assert restart(4) == [], "the step that removed it has completed"
+    assert claims_after_restart(bench, 4) == [], "the step that removed it has completed"
 
 
 def test_extends_and_publishes_wait_for_the_verdict_on_their_claim() -> None:
