@@ -77,6 +77,13 @@ class World:
         with self.service.entered() as core:
             core.invalidate(domain=DomainId(domain), now_ns=self.service.now_ns())
 
+    def invalidate_prefix(self, domain: str) -> None:
+        """The first block of half the prompts, and all below it."""
+        with self.service.entered() as core:
+            core.invalidate(
+                domain=DomainId(domain), namespace=NAMESPACE, tokens=prompt(4, 1), now_ns=self.service.now_ns()
+            )
+
     def findable(self) -> set[Block]:
         with self.service.entered() as core:
             return {
@@ -167,6 +174,21 @@ def test_followers_see_invalidations_and_the_end_of_a_worker(keep: Keep) -> None
     world.use(10)
     world.is_followed_by(watcher)
     world.is_read_by(router)
+    assert watcher.snapshots == 1
+    assert world.names()
+
+
+def test_followers_see_what_follows_a_prefix_go_and_come_again(keep: Keep) -> None:
+    world = World(keep)
+    watcher = keep(Watcher(world.cache.port))
+    router = router_of(world, keep)
+    for _ in range(4):
+        world.use(12)
+        world.invalidate_prefix("a")
+        world.is_followed_by(watcher)
+        world.use(2)
+        world.is_followed_by(watcher)
+        world.is_read_by(router)
     assert watcher.snapshots == 1
     assert world.names()
 

@@ -112,7 +112,7 @@ def event_of(message: pb.WatchResponse) -> IndexEvent:
         case pb.BlocksStored():
             return Stored(*head, wire.parent_seal, wire.tokens, wire.handles, wire.seals, Tier(wire.tier))
         case pb.BlocksRemoved():
-            return Removed(*head, wire.handles, wire.seals, Tier(wire.tier))
+            return Removed(*head, wire.handles, wire.seals, Tier(wire.tier), wire.all_below)
         case _:
             return Cleared(*head)
 

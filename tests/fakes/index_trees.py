@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from coppice.handles import HANDLE_BYTES, make_generation, pack_handle
@@ -92,6 +92,14 @@ class FakeTrees:
         if at in self.blocks and not any(_continues(other, at) for other in self.blocks):
             self.hub.publish([self._removed([at])])
             del self.blocks[at]
+
+    def cut(self, at: Place) -> None:
+        """Nobody finds this block or what hangs below it any more; `reclaim` says of each that it is gone."""
+        if at in self.blocks:
+            self.hub.publish([replace(self._removed([at]), all_below=True)])
+            for other in [at, *(other for other in self.blocks if _continues(other, at))]:
+                self.unclaimed.append(self._removed([other]))
+                del self.blocks[other]
 
     def clear(self, domain: str = "", model: str = "", worker: str = "w0") -> None:
         """Unfindable at once; `reclaim` says later that the blocks are gone."""
@@ -182,16 +190,23 @@ class PlainConsumer:
     """What anybody would write from the description in `coppice_cache.core.events`."""
 
     blocks: set[Block] = field(default_factory=set)
+    _parents: dict[Block, bytes] = field(default_factory=dict)  # seal of the block above
 
     def begin(self) -> None:
         self.blocks = set()
+        self._parents = {}
 
     def apply(self, event: IndexEvent) -> None:
         match event:
             case Stored():
-                self.blocks |= blocks_of(event)
+                parent = event.parent_seal
+                for block in blocks_of(event):
+                    self._parents[block], parent = parent, block.seal
+                self.blocks.update(blocks_of(event))
             case Removed():
-                self.blocks -= blocks_of(event)
+                self.blocks.difference_update(blocks_of(event))
+                for block in blocks_of(event) if event.all_below else []:
+                    self._remove_below(block)
             case Cleared(worker_id, worker_epoch, domain, namespace):
                 self.blocks = {
                     block
@@ -201,10 +216,16 @@ class PlainConsumer:
                     or (namespace and block.namespace != namespace)
                 }
 
+    def _remove_below(self, above: Block) -> None:
+        for block in [block for block in self.blocks if self._parents[block] == above.seal]:
+            if (block.worker_id, block.worker_epoch, block.tier) == (above.worker_id, above.worker_epoch, above.tier):
+                self.blocks.discard(block)
+                self._remove_below(block)
 
-def blocks_of(event: Stored | Removed) -> set[Block]:
+
+def blocks_of(event: Stored | Removed) -> list[Block]:
     handles, seals = event.handles, event.seals
-    return {
+    return [
         Block(
             event.worker_id,
             event.worker_epoch,
@@ -215,7 +236,7 @@ def blocks_of(event: Stored | Removed) -> set[Block]:
             seals[number * SEAL_BYTES : (number + 1) * SEAL_BYTES],
         )
         for number in range(len(handles) // HANDLE_BYTES)
-    }
+    ]
 
 
 def seal_of(at: Place) -> bytes:

@@ -1,7 +1,7 @@
 """A plain consumer of the core's events: it keeps what was stored, by handle, and walks it by seals.
 
-A block that is removed takes along what was stored below it: no prompt gets there any more, even if the same tokens are
-stored above it again.
+`all_below` takes along what was stored below: no prompt gets there any more, even if the same tokens are stored above
+it again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from coppice.ids import DomainId, Namespace
 from coppice_cache.core.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.packed import unpack_handles
+from coppice_cache.edge.kv_events_view import MEDIUM
 from tests.unit.cache_books import Key, Place
 
 Name = tuple[Place, DomainId, bytes]  # of the blocks that follow the block with this seal; b"" at a root
@@ -40,10 +41,15 @@ class Follower:
             elif isinstance(event, Removed):
                 place = (event.worker_id, event.tier)
                 for index, handle in enumerate(unpack_handles(event.handles)):
-                    if self._blocks.pop((place, handle), None) is not None:
+                    self._blocks.pop((place, handle), None)  # unknown when no slice has told of it yet
+                    if event.all_below:
                         self._remove_below(place, event.domain, event.seals[16 * index : 16 * index + 16])
             else:
                 self._clear(event)
+
+    def names(self) -> set[tuple[str, str, int]]:
+        """Of everything, as a reader of the field's KV events names it: worker, medium, start of the seal."""
+        return {(b.place[0], MEDIUM[b.place[1]], int.from_bytes(b.seal[:8], "little")) for b in self._blocks.values()}
 
     def findable(self) -> dict[Place, set[Key]]:
         """Of workers that are registered."""

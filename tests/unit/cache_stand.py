@@ -21,11 +21,13 @@ from coppice_cache.core.events import Tier
 from coppice_cache.core.index import DomainConfig, IndexCore, Mode
 from coppice_cache.core.settings import TierCosts
 from coppice_cache.core.snapshots import Cursor
+from coppice_cache.edge.kv_events_view import KvEventsView
 from tests.unit import cache_world
 from tests.unit.cache_books import ModelLease, common, findable
 from tests.unit.cache_follower import Follower
 from tests.unit.cache_model import Model
 from tests.unit.cache_world import MS, registration
+from tests.unit.name_reader import NameReader
 
 BLOCK = 2
 LENDS, CAPPED, STRICT, OFF = DomainId("lends"), DomainId("capped"), DomainId("strict"), DomainId("off")
@@ -81,6 +83,8 @@ class CacheStand:
         self.model = Model(self.core, BLOCK)
         self.follower, self.late = Follower(self.core), None
         self.cursor: Cursor | None = None
+        self.view = KvEventsView(frozenset({*DOMAINS, LENDS}), "{worker}", with_tokens=False)
+        self.reader = NameReader()
         for worker_id in POOLS:
             self.register(worker_id, fresh=True)
         self.sessions = [self.core.attach_client(SchedulerEpoch(0), self.world.now_ns) for _ in range(2)]
@@ -101,6 +105,10 @@ class CacheStand:
         assert self.follower.findable() == self.model.found
         if self.late is not None:
             self.late.apply(events)
+        for event in events:
+            for told in self.view.tell(event):
+                self.reader.hear(told.topic, told.event)
+        assert self.follower.names() <= self.reader.has(), "a router is told that what is there is gone"
 
     def do(self, op: Op, session: SchedulerEpoch) -> Answer:
         self.world.now_ns += MS

@@ -41,7 +41,7 @@ def events(draw: st.DrawFn) -> IndexEvent:
             parent = draw(st.sampled_from([b"", b"p" * SEAL_BYTES]))
             return Stored(*context, parent, draw(st.binary(min_size=4, max_size=4)) * count, handles, seals, tier)
         case kind if kind is Removed:
-            return Removed(*context, handles, seals, tier)
+            return Removed(*context, handles, seals, tier, draw(st.booleans()))
         case _:
             return Cleared(*context)
 
@@ -87,10 +87,11 @@ def test_a_record_counts_at_its_own_place_under_its_own_key_only() -> None:
 
 
 def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_codec, "VERSION", 2)
+    ours, other = log_codec.VERSION, log_codec.VERSION + 1
+    monkeypatch.setattr(log_codec, "VERSION", other)
     record = seal_record(KEYS, STREAM, 0, [])
     monkeypatch.undo()
-    with pytest.raises(CorruptLog, match="version 2; this service reads version 1"):
+    with pytest.raises(CorruptLog, match=f"version {other}; this service reads version {ours}"):
         open_record(KEYS, STREAM, 0, record)
 
 

@@ -181,6 +181,23 @@ def test_what_was_invalidated_since_the_start_does_not_come_back() -> None:
         assert not found(after)
 
 
+@pytest.mark.parametrize("in_part", [False, True])
+def test_what_hung_below_something_distrusted_does_not_come_back_with_the_same_tokens(in_part: bool) -> None:
+    """It is reclaimed later than it is cut off; by then what it followed may have been stored again."""
+    before = Before(num_blocks=32)
+    for number in (1, 2):  # their first two blocks become a node of its own
+        before.fill(number, tokens(8) + tokens(12, 900 * number))
+    (_, namespace), *_ = before.core.state.workers[W].trees
+    before.core.invalidate(domain=ALICE, namespace=namespace, tokens=tokens(8), now_ns=before.now_ns)
+    before.fill(3, tokens(8))
+    if in_part:
+        before.fill(4, tokens(8) + tokens(4, 900))
+        before.fill(6, tokens(8) + tokens(4, 900) + tokens(4, 5_000))  # so the old run is taken up in two pieces
+    after = After(before).open()
+    assert after.check_against_the_worker() == found(before)
+    assert after.granted(5, tokens(8) + tokens(16, 900)).num_cached_tokens == (12 if in_part else 8)
+
+
 def test_an_operators_pin_takes_hold_of_what_regrows() -> None:
     after = After(cached())
     after.core.pin("system", ALICE, NAMESPACE, tokens(12), after.now_ns)

@@ -247,10 +247,22 @@ CHANGES = st.one_of(
     st.tuples(st.just("end_worker"), st.sampled_from(WORKERS)),
 )
 
+CHANGES_WITH_CUTS = st.one_of(
+    CHANGES,
+    st.tuples(
+        st.just("cut"),
+        st.sampled_from(WORKERS),
+        st.sampled_from(DOMAINS),
+        st.sampled_from(MODELS),
+        CHAINS,
+        st.sampled_from(Tier),
+    ),
+)
+
 
 def change(trees: FakeTrees, what: tuple[Any, ...]) -> None:
     kind, *arguments = what
-    if kind in ("store", "remove"):
+    if kind in ("store", "remove", "cut"):
         getattr(trees, kind)(trees.place(*arguments))
     else:
         getattr(trees, kind)(*arguments)
@@ -258,9 +270,9 @@ def change(trees: FakeTrees, what: tuple[Any, ...]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    before=st.lists(CHANGES, max_size=12),
-    between=st.lists(st.lists(CHANGES, max_size=4), max_size=12),
-    after=st.lists(CHANGES, max_size=8),
+    before=st.lists(CHANGES_WITH_CUTS, max_size=12),
+    between=st.lists(st.lists(CHANGES_WITH_CUTS, max_size=4), max_size=12),
+    after=st.lists(CHANGES_WITH_CUTS, max_size=8),
     slice_blocks=st.integers(1, 3),
     events_max=st.sampled_from((4, 64)),
 )

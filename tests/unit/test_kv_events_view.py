@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from coppice.edge.kv_events import decode_batch, encode_batch
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
-from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, KvEventBatch
+from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
 from coppice.namespaces import NamespaceFields, encode_namespace
 from coppice_cache.core.events import Cleared, Removed, Stored, Tier
 from coppice_cache.edge.event_hub import EventHub
@@ -19,6 +18,7 @@ from coppice_cache.edge.following import Began, Changes, Part, Still, follow, sl
 from coppice_cache.edge.kv_events_out import MESSAGE_BYTES, messages_of
 from coppice_cache.edge.kv_events_view import EVENT_BLOCKS_MAX, KvEventsView, Told
 from tests.fakes.index_trees import BLOCK_BYTES, BLOCK_TOKENS, FakeTrees, Place, namespace_of, seal_of
+from tests.unit.name_reader import NameReader
 from tests.unit.test_event_hub import CHANGES, change
 
 TOPIC = "kv@{worker}@{model}"
@@ -122,6 +122,29 @@ def test_a_block_that_holds_something_else_now_lost_what_it_held() -> None:
     assert shown.num_blocks == 1
 
 
+def test_a_name_goes_with_the_last_block_that_has_it() -> None:
+    """What hung below a distrusted block is reclaimed late; the same tokens may have been stored again before that."""
+    worker, namespace = (WorkerId("w"), WorkerEpoch(1)), namespace_of("m")
+    blocks = [bytes([n, 0, 0, 0, 0, 0, 1, 0]) for n in range(4)]
+    seals = [bytes([n]) * 16 for n in (7, 8)]
+    shown, router = view(), NameReader()
+
+    def tell(*events: Any) -> set[int]:
+        for event in events:
+            for one in shown.tell(event):
+                router.hear(one.topic, one.event)
+        return {name for _, _, name in router.has()}
+
+    top, below = (int.from_bytes(seal[:8], "little") for seal in seals)
+    tokens = bytes(2 * BLOCK_BYTES)
+    tell(Stored(*worker, A, namespace, b"", tokens, blocks[0] + blocks[1], b"".join(seals)))
+    tell(Removed(*worker, A, namespace, blocks[0], seals[0]))
+    tell(Stored(*worker, A, namespace, b"", tokens, blocks[2] + blocks[3], b"".join(seals)))
+    assert tell(Removed(*worker, A, namespace, blocks[1], seals[1])) == {top, below}
+    assert tell(Removed(*worker, A, namespace, blocks[3], seals[1])) == {top}
+    assert shown.num_blocks == 1
+
+
 def test_a_part_of_a_topic_is_listed_and_a_whole_one_is_cleared() -> None:
     """Two revisions of a model share a topic: when one of them goes, the other has to stay."""
     hub, trees = world()
@@ -179,26 +202,6 @@ def test_a_long_run_is_said_in_pieces_that_hang_together() -> None:
 
 
 # ---- readers end with what is in the trees ----
-
-
-@dataclass
-class NameReader:
-    """A router: it knows names and topics, and nothing of handles or generations."""
-
-    blocks: defaultdict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))
-
-    def hear(self, topic: str, event: KvEvent) -> None:
-        match event:
-            case BlockStored(block_hashes=names, medium=medium):
-                self.blocks[topic, str(medium)].update(int(name) for name in names)
-            case BlockRemoved(block_hashes=names, medium=medium):
-                self.blocks[topic, str(medium)].difference_update(int(name) for name in names)
-            case AllBlocksCleared():
-                for medium in ("GPU", "CPU"):
-                    self.blocks.pop((topic, medium), None)
-
-    def has(self) -> set[tuple[str, str, int]]:
-        return {(topic, medium, name) for (topic, medium), names in self.blocks.items() for name in names}
 
 
 def expected(trees: FakeTrees, domains: tuple[str, ...]) -> set[tuple[str, str, int]]:

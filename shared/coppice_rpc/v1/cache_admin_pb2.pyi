@@ -577,6 +577,7 @@ class BlocksRemoved(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     DOMAIN_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
+    ALL_BELOW_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     worker_epoch: _builtins.int
     handles: _builtins.bytes
@@ -584,6 +585,8 @@ class BlocksRemoved(_message.Message):
     tier: _builtins.int
     domain: _builtins.str
     namespace: _builtins.bytes
+    all_below: _builtins.bool
+    """what hangs below these seals goes too, also where the handles are unknown"""
     def __init__(
         self,
         *,
@@ -594,10 +597,11 @@ class BlocksRemoved(_message.Message):
         tier: _builtins.int = ...,
         domain: _builtins.str = ...,
         namespace: _builtins.bytes = ...,
+        all_below: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "handles", b"handles", "namespace", b"namespace", "seals", b"seals", "tier", b"tier", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_below", b"all_below", "domain", b"domain", "handles", b"handles", "namespace", b"namespace", "seals", b"seals", "tier", b"tier", "worker_epoch", b"worker_epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

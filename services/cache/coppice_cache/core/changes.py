@@ -26,10 +26,10 @@ class Changes:
         if self._events is not None:
             self._events.append(self.as_stored(tree, parent_seal, tokens, handles, seals))
 
-    def removed(self, domain: DomainId, namespace: Namespace, handles: bytes, seals: bytes) -> None:
+    def removed(self, domain: DomainId, namespace: Namespace, handles: bytes, seals: bytes, *, all_below: bool) -> None:
         if self._events is not None:
             where = (self._worker_id, self._worker_epoch, domain, namespace)
-            self._events.append(Removed(*where, handles, seals, self._tier))
+            self._events.append(Removed(*where, handles, seals, self._tier, all_below))
 
     def cleared(self, domain: DomainId | None = None, namespace: Namespace | None = None) -> None:
         """None stands for every domain, or every namespace."""

@@ -1,11 +1,14 @@
 """What changed in the trees, in the order in which it changed.
 
 Stored   blocks became findable (published, replayed, copied into a tier)
-Removed  blocks left a tree or a tier (evicted, distrusted, reclaimed after an invalidation)
+Removed  blocks left a tree or a tier (evicted, distrusted, reclaimed after an invalidation); with `all_below`, what
+         hangs below them in that pool is unfindable too, and is removed one by one as it is reclaimed
 Cleared  everything that matches is unfindable at once: a worker epoch died, a domain or a namespace was invalidated
 
 Whoever applies them in order, ignoring what is unknown, has the same blocks as the trees: a handle carries its
-generation, so no two occupancies of a block are ever mistaken for each other. The core numbers them without gaps.
+generation, so no two occupancies of a block are ever mistaken for each other. `all_below` goes by seals, whether or not
+the removed block itself is known: the same tokens may be stored again before what hung below is reclaimed, and then
+only the order tells the old from the new. The core numbers the events without gaps.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class Removed:
     handles: bytes
     seals: bytes
     tier: Tier = Tier.DEVICE
+    all_below: bool = False
 
 
 @dataclass(frozen=True, slots=True)

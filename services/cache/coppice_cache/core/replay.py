@@ -30,6 +30,7 @@ from coppice_cache.core.packed import unpack_handles
 from coppice_cache.core.radix import EDGE_BLOCKS_MAX, Node, Tree, add_child
 
 TreeKey = tuple[DomainId, Namespace]
+Cuts = dict[bytes, int]  # seal -> number of the first run that counts below it
 Ints = npt.NDArray[np.int64]
 
 
@@ -138,10 +139,11 @@ class ReplayBook:
 
 @dataclass(slots=True)
 class _Pool:
-    """What one worker epoch had: which run stored each handle last."""
+    """What one worker epoch had: which run stored each handle last, and what was cut off."""
 
     runs: list[Stored] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
+    cuts: Cuts = field(default_factory=dict)
 
     def apply(self, event: IndexEvent) -> None:
         match event:
@@ -151,6 +153,8 @@ class _Pool:
             case Removed():
                 for handle in unpack_handles(event.handles):
                     self.live.pop(handle, None)
+                if event.all_below:
+                    self.cuts[event.seals[-SEAL_BYTES:]] = len(self.runs)
             case Cleared():
                 self.live = {handle: run for handle, run in self.live.items() if not _covers(event, self.runs[run])}
 
@@ -193,7 +197,7 @@ def _grow_pool(key: bytes, pool: _Pool, counts: ReplayCounts) -> Forest:
     trees: list[Tree] = []
     for (domain, namespace), runs in by_tree.items():
         trees.append(Tree(domain, namespace, roots[domain, namespace], block_bytes))
-        _hang(trees[-1], len(trees) - 1, runs, grown)
+        _hang(trees[-1], len(trees) - 1, runs, pool.cuts, grown)
     forest = _side_by_side(block_bytes, trees, grown)
     counts.refused_parent += sum(run.num_blocks for runs in by_tree.values() for run in runs) - len(forest.handles)
     return forest
@@ -216,20 +220,30 @@ def _segments(run: Run, alive: list[bool], block_bytes: int) -> Iterable[Run]:
     return [run.part(start, stop, block_bytes) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _hang(tree: Tree, index: int, runs: list[Run], grown: list[_Grown]) -> None:
-    """Join the runs of one tree at their seals, from the root on. Runs that are repeated hang once."""
+def _hang(tree: Tree, index: int, runs: list[Run], cuts: Cuts, grown: list[_Grown]) -> None:
+    """Join the runs of one tree at their seals, from the root on. Runs that are repeated hang once.
+
+    What was cut off stays away, though the same tokens stand above it again.
+    """
     continued = {run.parent for run in runs}
     by_parent: dict[bytes, list[Run]] = {}
     for run in runs:
         for piece in _cut(run, continued, tree.block_bytes):
             by_parent.setdefault(piece.parent, []).append(piece)
-    waiting = [(-1, tree.root_seal)]
-    for above, seal in waiting:  # grows while it is walked
-        pieces = by_parent.pop(seal, [])
+    waiting = [(-1, tree.root_seal, 0)]
+    for above, seal, first in waiting:  # grows while it is walked
+        pieces = [piece for piece in by_parent.pop(seal, []) if piece.number >= first]
         for piece in reversed(pieces):  # the latest word counts
             below = _attach(tree, index, above, piece, grown, alone=len(pieces) == 1)
             if below is not None:
-                waiting.append((below, piece.seals[-SEAL_BYTES:]))
+                waiting.append((below, piece.seals[-SEAL_BYTES:], max(first, _first_below(piece, cuts))))
+
+
+def _first_below(piece: Run, cuts: Cuts) -> int:
+    """Number of the first run that counts below the piece."""
+    if not cuts:
+        return 0
+    return max(cuts.get(piece.seals[at : at + SEAL_BYTES], 0) for at in range(0, len(piece.seals), SEAL_BYTES))
 
 
 def _cut(run: Run, continued: set[bytes], block_bytes: int) -> list[Run]:

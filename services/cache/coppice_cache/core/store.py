@@ -171,20 +171,20 @@ class BlockStore:
 
         Without its edge what hangs below is no prefix of anything, so telling of that is enough.
         """
-        self._tell_removed(root_of(node).domain, node, node.handles)
+        self._tell_removed(root_of(node).domain, node, node.handles, all_below=True)
         node.hide(self.block_bytes)
 
     def discard(self, use: DomainUse, above: Node, handles: bytes) -> None:
         """CACHED -> FREE, of blocks whose node hung below `above` and was trimmed or left; the only exit."""
-        self._tell_removed(use.config.domain, above, handles)
+        self._tell_removed(use.config.domain, above, handles, all_below=False)
         self.ledger.evict(use, handles)
 
-    def _tell_removed(self, domain: DomainId, node: Node, handles: bytes) -> None:
+    def _tell_removed(self, domain: DomainId, node: Node, handles: bytes, *, all_below: bool) -> None:
         """A node that was hidden may have lost the way to its root."""
         if self.changes.are_told:
             root = top_of(node)
             namespace = root.namespace if isinstance(root, Tree) else Namespace(b"")
-            self.changes.removed(domain, namespace, handles, self.ledger.seals_of(handles))
+            self.changes.removed(domain, namespace, handles, self.ledger.seals_of(handles), all_below=all_below)
 
     # eviction
 

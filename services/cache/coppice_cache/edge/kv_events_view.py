@@ -3,7 +3,8 @@
 Their blocks have names (hashes) where ours have handles; a block's name is the first 8 bytes of its seal. That is one
 occupancy's name only as long as it is findable: after an invalidation the same tokens can be stored again, under the
 same name, before the blocks of the first time are reclaimed. So this keeps, for each block of each pool, the handle and
-the name that were said last. A removal of another handle than that one changes nothing for the readers.
+the name that were said last. A removal of another handle than that one changes nothing for the readers, and a name goes
+with the last of the blocks that have it.
 
 The same table lets a part be cleared. `AllBlocksCleared` says that everything is gone, nothing less, and many readers
 (Dynamo, for one) look at no topic: for them it is everything of the publisher. So a Cleared of a worker epoch, a domain
@@ -14,6 +15,8 @@ another domain, another revision of the model, another worker on the same endpoi
     handles   | h0    | 0     | h2    |    0: nothing was said of it
     names     | n0    |       | n2    |
     groups    | 0     |       | 1     |    which (domain, namespace)
+
+and a set of the names in each pool, some 80 bytes for each.
 """
 
 from __future__ import annotations
@@ -64,6 +67,29 @@ class _Pool:
         self.handles: UInt64 = np.zeros(0, dtype=np.uint64)
         self.names: UInt64 = np.zeros(0, dtype=np.uint64)
         self.groups: npt.NDArray[np.uint32] = np.zeros(0, dtype=np.uint32)
+        self._named: set[int] = set()
+        self._more: Counter[int] = Counter()  # name -> blocks that have it, besides one; never 0
+
+    def name(self, names: list[int]) -> None:
+        """Each of these has got one block more."""
+        twice = self._named.intersection(names)
+        if twice:
+            self._more.update(name for name in names if name in twice)
+        self._named.update(names)
+
+    def unname(self, names: list[int]) -> list[int]:
+        """Each of these lost a block. Returns those that no block has any more."""
+        gone = names
+        if self._more:
+            gone = []
+            for name in names:
+                if self._more[name]:
+                    self._more[name] -= 1
+                else:
+                    gone.append(name)
+            self._more = +self._more
+        self._named.difference_update(gone)
+        return gone
 
     def reach(self, block: int) -> None:
         if block < len(self.handles):
@@ -138,7 +164,9 @@ class KvEventsView:
         displaced = ids[(known != 0) & (known != handles)]
         if len(displaced):
             yield from self._take(worker, event.tier, displaced)
-        self._blocks[group.topic] += int(np.count_nonzero(pool.handles[ids] == 0))
+        fresh = pool.handles[ids] == 0
+        self._blocks[group.topic] += int(np.count_nonzero(fresh))
+        pool.name(names[fresh].tolist())
         pool.handles[ids], pool.names[ids], pool.groups[ids] = handles, names, number
         yield from self._said(group, event, names)
 
@@ -196,13 +224,13 @@ class KvEventsView:
         groups = pool.groups[ids]
         for number in np.unique(groups).tolist():
             topic = worker.groups[number].topic
-            names = pool.names[ids[groups == number]]
+            names = pool.names[ids[groups == number]].tolist()
             self._blocks[topic] -= len(names)
             if not self._blocks[topic]:
                 del self._blocks[topic]
-            for start in range(0, len(names), EVENT_BLOCKS_MAX):
-                run = tuple(names[start : start + EVENT_BLOCKS_MAX].tolist())
-                yield Told(topic, BlockRemoved(run, MEDIUM[tier]))
+            gone = pool.unname(names)
+            for start in range(0, len(gone), EVENT_BLOCKS_MAX):
+                yield Told(topic, BlockRemoved(tuple(gone[start : start + EVENT_BLOCKS_MAX]), MEDIUM[tier]))
         pool.handles[ids] = 0
 
     def _number(self, worker: _Worker, event: Stored) -> int:

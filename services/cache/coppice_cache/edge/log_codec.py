@@ -37,7 +37,7 @@ from coppice.ids import TOKEN_BYTES, DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.events import Cleared, IndexEvent, Removed, Stored, Tier
 
-VERSION = 1
+VERSION = 2
 STREAM_BYTES = 16
 TAG_BYTES = 16
 RECORD_BYTES_MAX = 8 << 20
@@ -129,7 +129,7 @@ def _pack(events: Sequence[IndexEvent]) -> bytes:
                 content = (event.parent_seal, event.tokens, event.handles, event.seals)
                 packed.append((_STORED, context, int(event.tier), *content))
             case Removed():
-                packed.append((_REMOVED, context, int(event.tier), event.handles, event.seals))
+                packed.append((_REMOVED, context, int(event.tier), event.handles, event.seals, event.all_below))
             case Cleared():
                 packed.append((_CLEARED, context))
     result: bytes = msgpack.packb((list(contexts), packed))
@@ -167,9 +167,11 @@ def _stored(
     return Stored(*known[context], parent, tokens, handles, seals, Tier(tier))
 
 
-def _removed(known: list[_Context], context: int, tier: int, handles: bytes, seals: bytes) -> Removed:
+def _removed(known: list[_Context], context: int, tier: int, handles: bytes, seals: bytes, all_below: bool) -> Removed:
     _check_run(handles, seals)
-    return Removed(*known[context], handles, seals, Tier(tier))
+    if type(all_below) is not bool:
+        raise CorruptLog("what goes with a removed run is no yes or no")
+    return Removed(*known[context], handles, seals, Tier(tier), all_below)
 
 
 def _cleared(known: list[_Context], context: int) -> Cleared:

@@ -162,6 +162,7 @@ def _event_to_wire(stream: int, sequence: int, event: IndexEvent, with_tokens: b
             message.removed.handles = event.handles
             message.removed.seals = event.seals
             message.removed.tier = event.tier
+            message.removed.all_below = event.all_below
         case Cleared():
             message.cleared.worker_id = event.worker_id
             message.cleared.worker_epoch = event.worker_epoch
