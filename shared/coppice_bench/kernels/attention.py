@@ -9,14 +9,13 @@ from itertools import count
 import numpy as np
 import torch
 
+from coppice_bench.kernels.cases import CaseMaker, KernelCase
+from coppice_bench.kernels.peers import Contiguous, attention_peers
 from coppice_worker.core.batch import StepBatch
 from coppice_worker.core.plain_batch import packed_batch, rows_alike
 from coppice_worker.kernels.backend import Heads, LayerAttention
 from coppice_worker.kernels.choice import choose_backend
 from coppice_worker.kernels.pool import KvPool, KvShape
-
-from .cases import CaseMaker, KernelCase
-from .peers import Contiguous, attention_peers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from .clocks import Kernel
+from coppice_bench.kernels.clocks import Kernel
 
 Bound = Literal["copy", "matmul"]
 

@@ -8,7 +8,7 @@ from itertools import count
 
 import torch
 
-from .clocks import Clock, Kernel
+from coppice_bench.kernels.clocks import Clock, Kernel
 
 _COPY_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
 _MATRIX = {"cuda": 8192, "cpu": 1024}

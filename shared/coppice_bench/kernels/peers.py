@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from .clocks import Kernel
+from coppice_bench.kernels.clocks import Kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
+from coppice_bench.kernels.attention import attention_cases
+from coppice_bench.kernels.cases import CaseMaker, KernelCase, largest_error
+from coppice_bench.kernels.ceilings import Ceilings, measure_ceilings
+from coppice_bench.kernels.clocks import Clock, clock_for
+from coppice_bench.kernels.small import small_cases
 from coppice_bench.report import describe_run, note, warn_if_busy
-
-from .attention import attention_cases
-from .cases import CaseMaker, KernelCase, largest_error
-from .ceilings import Ceilings, measure_ceilings
-from .clocks import Clock, clock_for
-from .small import small_cases
 
 _ROUNDS = {"cuda": 30, "cpu": 24}
 _QUICK_ROUNDS = 4

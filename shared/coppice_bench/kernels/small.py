@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from coppice_bench.kernels.attention import LARGE, SMALL, Load, batch_of
+from coppice_bench.kernels.cases import CaseMaker, KernelCase
 from coppice_worker.core.batch import SampleRows
 from coppice_worker.core.plain_batch import rows_alike
 from coppice_worker.kernels.backend import Backend, Heads, LayerAttention
 from coppice_worker.kernels.choice import choose_backend
 from coppice_worker.kernels.pool import KvPool, KvShape
-
-from .attention import LARGE, SMALL, Load, batch_of
-from .cases import CaseMaker, KernelCase
 
 _TURNS = 4  # sets of operands that take turns, so that no cache holds them all
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .batch import SampleRows
+from coppice_worker.core.batch import SampleRows
 
 CHOICE_COLUMNS = 5  # temperature, logarithm of min_p, top_k, top_p, noise
 

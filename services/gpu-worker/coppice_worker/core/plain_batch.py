@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .batch import Int32, Int64, SampleRows, StepBatch
+from coppice_worker.core.batch import Int32, Int64, SampleRows, StepBatch
 
 
 def rows_alike(positions: Int64, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> SampleRows:

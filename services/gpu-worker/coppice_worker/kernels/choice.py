@@ -9,13 +9,13 @@ from typing import Literal
 
 import torch
 
-from .backend import Backend, Heads
-from .native.backend import NativeBackend
-from .native.build import BuildError
-from .native.library import TILE_KEYS, load, load_tile_attention, unsupported
-from .native.packed import PACKED_DTYPES, Packer
-from .pool import KvPool
-from .torch_backend import TorchBackend
+from coppice_worker.kernels.backend import Backend, Heads
+from coppice_worker.kernels.native.backend import NativeBackend
+from coppice_worker.kernels.native.build import BuildError
+from coppice_worker.kernels.native.library import TILE_KEYS, load, load_tile_attention, unsupported
+from coppice_worker.kernels.native.packed import PACKED_DTYPES, Packer
+from coppice_worker.kernels.pool import KvPool
+from coppice_worker.kernels.torch_backend import TorchBackend
 
 KernelChoice = Literal["auto", "native", "torch", "triton"]
 
@@ -37,7 +37,7 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
         if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
             raise KernelsUnavailable("Triton's kernels are for GPUs, and this is for a CPU")
         # Imported here, as a machine without a GPU need not have Triton.
-        from .triton.backend import TritonBackend
+        from coppice_worker.kernels.triton.backend import TritonBackend
 
         return TritonBackend(pool, heads)
     found = _native(pool, heads)

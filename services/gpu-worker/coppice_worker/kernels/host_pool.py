@@ -20,10 +20,9 @@ import torch
 
 from coppice.errors import UnavailableError
 from coppice_worker.core.batch import Int32
-
-from .backend import Backend
-from .host_memory import zeros_in_huge_pages
-from .pool import KvPool
+from coppice_worker.kernels.backend import Backend
+from coppice_worker.kernels.host_memory import zeros_in_huge_pages
+from coppice_worker.kernels.pool import KvPool
 
 _STAGING_BYTES = 32 << 20  # of one lane: hundreds of microseconds of a PCIe link, so launches are hidden
 

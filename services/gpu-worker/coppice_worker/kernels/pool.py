@@ -19,7 +19,7 @@ from math import prod
 
 import torch
 
-from .host_memory import zeros_in_huge_pages
+from coppice_worker.kernels.host_memory import zeros_in_huge_pages
 
 FLOAT8_MAX = 448.0  # the largest float8_e4m3fn
 SCALE_MIN = 2.0**-100  # of a head of zeros; its inverse is finite

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .backend import LayerAttention
+from coppice_worker.kernels.backend import LayerAttention
 
 
 def write_kv(pool: torch.Tensor, heads: torch.Tensor, slots: torch.Tensor) -> None:

@@ -6,10 +6,9 @@ import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
 from coppice_worker.core.batch import SampleRows
-
-from .backend import Activation, Angles, HeadNorms
-from .pool import FLOAT8_MAX, SCALE_MIN
-from .torch_sampling import choose
+from coppice_worker.kernels.backend import Activation, Angles, HeadNorms
+from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN
+from coppice_worker.kernels.torch_sampling import choose
 
 
 class TorchArithmetic:

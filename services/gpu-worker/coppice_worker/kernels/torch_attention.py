@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .backend import LayerAttention
+from coppice_worker.kernels.backend import LayerAttention
 
 
 def attention(

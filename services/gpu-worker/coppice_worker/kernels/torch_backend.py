@@ -22,11 +22,10 @@ import numpy as np
 import torch
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
-
-from .backend import Angles, Arithmetic, AttentionStep, Heads
-from .pool import KvPool
-from .torch_arithmetic import TorchArithmetic, norm_heads, rotate, to_float8
-from .torch_attention import attention
+from coppice_worker.kernels.backend import Angles, Arithmetic, AttentionStep, Heads
+from coppice_worker.kernels.pool import KvPool
+from coppice_worker.kernels.torch_arithmetic import TorchArithmetic, norm_heads, rotate, to_float8
+from coppice_worker.kernels.torch_attention import attention
 
 _QUERY_SLICE = 256  # queries per attention call of a prefill row; bounds the mask to this many rows
 _GROUP_WASTE_MAX = 0.25  # share of padding blocks that a group of decodes may gather

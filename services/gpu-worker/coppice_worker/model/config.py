@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .families import FAMILIES
-from .families.traits import Family, Traits
-from .keys import Keys, read_keys
-from .rope_config import RopeConfig, read_rope
+from coppice_worker.model.families import FAMILIES
+from coppice_worker.model.families.traits import Family, Traits
+from coppice_worker.model.keys import Keys, read_keys
+from coppice_worker.model.rope_config import RopeConfig, read_rope
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"

@@ -10,10 +10,9 @@ import torch
 from torch.nn.functional import embedding
 
 from coppice_worker.kernels.backend import Angles, Arithmetic, AttentionStep
-
-from .config import ModelConfig
-from .rope import Rotary
-from .weights import DecoderWeights, LayerWeights
+from coppice_worker.model.config import ModelConfig
+from coppice_worker.model.rope import Rotary
+from coppice_worker.model.weights import DecoderWeights, LayerWeights
 
 
 class Attention:

@@ -19,9 +19,8 @@ import torch
 
 from coppice_worker.core.batch import Int32, Pending, StepBatch
 from coppice_worker.kernels.backend import DecodeBackend
-
-from .decoder import Decoder
-from .device_state import DeviceState, TokensBack
+from coppice_worker.model.decoder import Decoder
+from coppice_worker.model.device_state import DeviceState, TokensBack
 
 GRAPH_ROWS_MAX = 1024  # larger steps keep a device busy without graphs
 _STEPS_PER_DOUBLING = 8  # sizes between n and 2 n: padding is at most an eighth

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .config import ModelConfig
-from .rope_config import RopeConfig
+from coppice_worker.model.config import ModelConfig
+from coppice_worker.model.rope_config import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)

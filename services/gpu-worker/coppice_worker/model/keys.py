@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointError
+from coppice_worker.model.errors import CheckpointError
 
 
 class Keys:

@@ -30,8 +30,7 @@ from torch.nn.functional import linear
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.native.packed import Packer
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
-
-from .ranks import RankGroup
+from coppice_worker.model.ranks import RankGroup
 
 _SWAP_ROWS_FLOAT32 = range(8, 33)  # for a weight that cannot be stored transposed, as the embedding reads its rows
 _PACKED_FOR_ROWS = 32  # the blocked order hardly depends on it

@@ -21,13 +21,19 @@ from pathlib import Path
 import torch
 
 from coppice_worker.kernels.backend import Heads
-
-from .config import CONFIG_FILE, ModelConfig
-from .errors import CheckpointError
-from .linear import Projections
-from .mapped_file import FLOAT_DTYPES, HEADER_BYTES_MAX, MappedFile, Part
-from .shard import WHOLE, Shard
-from .weights import DecoderWeights, Layout, assemble, attention_layers, is_redundant, tensor_layouts
+from coppice_worker.model.config import CONFIG_FILE, ModelConfig
+from coppice_worker.model.errors import CheckpointError
+from coppice_worker.model.linear import Projections
+from coppice_worker.model.mapped_file import FLOAT_DTYPES, HEADER_BYTES_MAX, MappedFile, Part
+from coppice_worker.model.shard import WHOLE, Shard
+from coppice_worker.model.weights import (
+    DecoderWeights,
+    Layout,
+    assemble,
+    attention_layers,
+    is_redundant,
+    tensor_layouts,
+)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -10,10 +10,9 @@ import torch
 from coppice_worker.core.batch import NO_OUTPUT, Int64, Logprobs, PromptTokens, StepBatch, StepOutput
 from coppice_worker.kernels.backend import Arithmetic
 from coppice_worker.kernels.upload import Upload
-
-from .decoder import Decoder
-from .logits import join_logprobs, token_logprobs
-from .sampler import sample_and_report
+from coppice_worker.model.decoder import Decoder
+from coppice_worker.model.logits import join_logprobs, token_logprobs
+from coppice_worker.model.sampler import sample_and_report
 
 _PROMPT_LOGITS_MAX = 1 << 23  # logits of prompt tokens in memory at a time
 

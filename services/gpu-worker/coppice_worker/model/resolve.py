@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from coppice.errors import UnavailableError
-
-from .errors import CheckpointError
+from coppice_worker.model.errors import CheckpointError
 
 # Everything that serving needs and nothing that could run code when it is opened.
 _WANTED_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]

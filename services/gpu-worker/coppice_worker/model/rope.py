@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from .rope_config import RopeConfig
+from coppice_worker.model.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from .keys import Keys
+from coppice_worker.model.keys import Keys
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 

@@ -7,8 +7,7 @@ import torch
 
 from coppice_worker.core.batch import Logprobs, SampleRows
 from coppice_worker.kernels.backend import Arithmetic
-
-from .logits import change_logits, token_logprobs
+from coppice_worker.model.logits import change_logits, token_logprobs
 
 
 def sample_and_report(

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from coppice.errors import UsageError
-
-from .config import ModelConfig
+from coppice_worker.model.config import ModelConfig
 
 Axis = Literal["query", "key", "intermediate", "vocabulary"]  # a dimension of a tensor that is shared out
 

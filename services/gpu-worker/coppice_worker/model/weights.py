@@ -19,10 +19,9 @@ from typing import Protocol
 import torch
 
 from coppice_worker.kernels.backend import HeadNorms, LayerAttention
-
-from .config import ModelConfig
-from .linear import Projection, Projections
-from .shard import WHOLE, Axis, Shard
+from coppice_worker.model.config import ModelConfig
+from coppice_worker.model.linear import Projection, Projections
+from coppice_worker.model.shard import WHOLE, Axis, Shard
 
 Shape = tuple[int, ...]
 

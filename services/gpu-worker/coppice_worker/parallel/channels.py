@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from .errors import RankLost
+from coppice_worker.parallel.errors import RankLost
 
 
 def send_all(channels: Mapping[int, socket.socket], message: bytes) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coppice_worker.core.batch import AheadExecutor, Executor, Int32, Pending, PoolSpec, StepBatch, StepOutput
-
-from .channels import send_all
-from .commands import Command, CopyBlocks, ZeroBlocks, encode
+from coppice_worker.parallel.channels import send_all
+from coppice_worker.parallel.commands import Command, CopyBlocks, ZeroBlocks, encode
 
 
 class TensorParallelExecutor:

@@ -9,9 +9,8 @@ import numpy as np
 
 from coppice_worker.core.batch import AheadExecutor, Executor, Int32, Pending, StepBatch
 from coppice_worker.edge.copies import TierCopier
-
-from .commands import CopyBlocks, Demote, Promote, ZeroBlocks, receive
-from .tiers import DONE, Progress
+from coppice_worker.parallel.commands import CopyBlocks, Demote, Promote, ZeroBlocks, receive
+from coppice_worker.parallel.tiers import DONE, Progress
 
 
 def follow(executor: Executor, channel: socket.socket, progress: Progress) -> None:

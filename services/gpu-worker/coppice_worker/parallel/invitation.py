@@ -8,9 +8,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from coppice_worker.edge.settings import WorkerSettings
-
-from .memory_group import MemoryGroup
-from .torch_group import TorchGroup
+from coppice_worker.parallel.memory_group import MemoryGroup
+from coppice_worker.parallel.torch_group import TorchGroup
 
 Group = MemoryGroup | TorchGroup
 

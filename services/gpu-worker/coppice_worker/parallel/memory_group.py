@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from .channels import await_byte, send_all
+from coppice_worker.parallel.channels import await_byte, send_all
 
 SLOT_BYTES = 4 << 20
 

@@ -23,12 +23,11 @@ from coppice.up.child import describe_exit, tethered
 from coppice_worker.edge.loading import Compute, Loaded
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
-
-from .errors import RankLost
-from .executor import TensorParallelExecutor
-from .invitation import Group, Invitation, MeetInMemory, MeetOnGpus
-from .memory_group import MemoryGroup, create_shared_memory
-from .tiers import SharedOutTiers
+from coppice_worker.parallel.errors import RankLost
+from coppice_worker.parallel.executor import TensorParallelExecutor
+from coppice_worker.parallel.invitation import Group, Invitation, MeetInMemory, MeetOnGpus
+from coppice_worker.parallel.memory_group import MemoryGroup, create_shared_memory
+from coppice_worker.parallel.tiers import SharedOutTiers
 
 _log = logging.getLogger(__name__)
 STOP_WAIT_S = 5.0

@@ -17,11 +17,10 @@ from coppice.telemetry import configure_logging
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.loading import Loaded, load
 from coppice_worker.edge.watchdog import exit_now
-
-from .errors import RankLost
-from .follower import follow, follow_copies
-from .invitation import Invitation
-from .tiers import Progress
+from coppice_worker.parallel.errors import RankLost
+from coppice_worker.parallel.follower import follow, follow_copies
+from coppice_worker.parallel.invitation import Invitation
+from coppice_worker.parallel.tiers import Progress
 
 _log = logging.getLogger(__name__)
 PROG = "python -m coppice_worker"

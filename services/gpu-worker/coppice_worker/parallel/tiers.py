@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 
 from coppice_worker.core.batch import Int32
 from coppice_worker.edge.copies import TierCopier
-
-from .channels import await_byte, send_all
-from .commands import Demote, Promote, encode
+from coppice_worker.parallel.channels import await_byte, send_all
+from coppice_worker.parallel.commands import Demote, Promote, encode
 
 DONE = b"\1"  # what a rank answers to a copy
 

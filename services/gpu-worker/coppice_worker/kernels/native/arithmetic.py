@@ -8,9 +8,8 @@ import torch
 from coppice_worker.core.batch import SampleRows
 from coppice_worker.core.choices import pack_choices
 from coppice_worker.kernels.backend import Activation
+from coppice_worker.kernels.native.library import ACTIVATIONS, Library
 from coppice_worker.kernels.torch_sampling import choose, first_argmax
-
-from .library import ACTIVATIONS, Library
 
 
 class NativeArithmetic:

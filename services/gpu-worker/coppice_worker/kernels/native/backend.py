@@ -27,11 +27,10 @@ import torch
 
 from coppice_worker.core.batch import Int32, Int64, StepBatch
 from coppice_worker.kernels.backend import Angles, Heads, LayerAttention
+from coppice_worker.kernels.native.arithmetic import NativeArithmetic
+from coppice_worker.kernels.native.library import TILE_ROWS, LayerRecord, Library, StepRecord
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import PrefillRow, TorchBackend
-
-from .arithmetic import NativeArithmetic
-from .library import TILE_ROWS, LayerRecord, Library, StepRecord
 
 _NO_WINDOW = 1 << 62  # keys
 # The kernel without tiles takes rows with so many new tokens, and those whose context is so short.

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from coppice_worker.kernels.backend import Activation
-
-from .build import BuildError, build
+from coppice_worker.kernels.native.build import BuildError, build
 
 LANES = 16  # head sizes are multiples of it
 TILE_ROWS = 64  # query heads of a tile, at most

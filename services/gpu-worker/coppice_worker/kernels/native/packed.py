@@ -22,9 +22,8 @@ import torch
 
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.host_memory import zeros_in_huge_pages
-
-from .build import build
-from .library import ACTIVATIONS, TILE_DEPTH, allow_tiles, function, open_library
+from coppice_worker.kernels.native.build import build
+from coppice_worker.kernels.native.library import ACTIVATIONS, TILE_DEPTH, allow_tiles, function, open_library
 
 _ARENA = 64 << 20  # bytes of memory that weights share
 _SOURCES = {torch.float32: "matmul.cpp", torch.bfloat16: "tile_matmul.cpp"}

@@ -8,9 +8,8 @@ import triton.language as tl
 
 from coppice_worker.core.batch import SampleRows
 from coppice_worker.kernels.backend import Activation
-
-from . import launch
-from .sampling import choose
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.sampling import choose
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)

@@ -28,12 +28,11 @@ import torch
 from coppice_worker.core.batch import StepBatch
 from coppice_worker.kernels.backend import Heads
 from coppice_worker.kernels.pool import KvShape, has_scales
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.cascade import find_groups
+from coppice_worker.kernels.triton.extend_launch import cut_tiles, extend_tiles, tile_contexts
+from coppice_worker.kernels.triton.extend_pieces import ExtendPieces
 from coppice_worker.kernels.upload import Upload
-
-from . import launch
-from .cascade import find_groups
-from .extend_launch import cut_tiles, extend_tiles, tile_contexts
-from .extend_pieces import ExtendPieces
 
 
 @dataclass(frozen=True, slots=True)

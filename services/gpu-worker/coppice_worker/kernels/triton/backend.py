@@ -9,18 +9,17 @@ from coppice_worker.core.batch import Int32, StepBatch
 from coppice_worker.kernels.backend import Angles, Arithmetic, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import refuse_overlap
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.arithmetic import TritonArithmetic
+from coppice_worker.kernels.triton.arrays import DecodeScratch, Prefixes, StepArrays, decode_scratch, step_arrays
+from coppice_worker.kernels.triton.blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
+from coppice_worker.kernels.triton.cascade import find_groups
+from coppice_worker.kernels.triton.decode import decode
+from coppice_worker.kernels.triton.extend import extend
+from coppice_worker.kernels.triton.sampling import choose_packed
+from coppice_worker.kernels.triton.spans import plan
+from coppice_worker.kernels.triton.write import write
 from coppice_worker.kernels.upload import Upload
-
-from . import launch
-from .arithmetic import TritonArithmetic
-from .arrays import DecodeScratch, Prefixes, StepArrays, decode_scratch, step_arrays
-from .blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
-from .cascade import find_groups
-from .decode import decode
-from .extend import extend
-from .sampling import choose_packed
-from .spans import plan
-from .write import write
 
 _STARTS = -(-(launch.PREFIX_GROUPS_MAX + 1) // 4) * 4  # so that what is behind them is aligned
 _CPU_SMS = 1  # the interpreter runs one program after another

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import launch
+from coppice_worker.kernels.triton import launch
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from . import launch
+from coppice_worker.kernels.triton import launch
 
 Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]

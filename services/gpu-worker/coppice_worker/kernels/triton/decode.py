@@ -16,10 +16,9 @@ import triton.language as tl
 
 from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.pool import LayerBlocks
-
-from . import launch
-from .arrays import DecodeScratch, Prefixes, StepArrays
-from .spans import join, shared_prefixes
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.arrays import DecodeScratch, Prefixes, StepArrays
+from coppice_worker.kernels.triton.spans import join, shared_prefixes
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803, N806  (compile-time constants are upper case, as everywhere in Triton)

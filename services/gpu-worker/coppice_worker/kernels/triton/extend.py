@@ -17,11 +17,10 @@ import triton.language as tl
 
 from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.pool import LayerBlocks
-
-from . import launch
-from .arrays import StepArrays
-from .extend_launch import EXTEND_ROWS, extend_shape, score_factors
-from .extend_pieces import join
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.arrays import StepArrays
+from coppice_worker.kernels.triton.extend_launch import EXTEND_ROWS, extend_shape, score_factors
+from coppice_worker.kernels.triton.extend_pieces import join
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803, N806  (compile-time constants are upper case, as everywhere in Triton)

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 
 from coppice_worker.kernels.backend import LayerAttention
-
-from .launch import COMMON_OPTIONS
+from coppice_worker.kernels.triton.launch import COMMON_OPTIONS
 
 EXTEND_ROWS = 128  # packed query rows per tile: 64 for each of two warp groups
 JOIN_ROWS = 16  # packed query rows per program that joins pieces

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from . import launch
-from .extend_launch import EXTEND_ROWS, JOIN_ROWS
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.extend_launch import EXTEND_ROWS, JOIN_ROWS
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)

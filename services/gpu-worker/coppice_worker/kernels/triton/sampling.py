@@ -20,8 +20,7 @@ import triton.language as tl
 
 from coppice_worker.core.batch import SampleRows
 from coppice_worker.core.choices import CHOICE_COLUMNS, pack_choices
-
-from . import launch
+from coppice_worker.kernels.triton import launch
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)

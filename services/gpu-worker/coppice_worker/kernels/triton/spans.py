@@ -18,9 +18,8 @@ import triton
 import triton.language as tl
 
 from coppice_worker.kernels.backend import LayerAttention
-
-from . import launch
-from .arrays import DecodeScratch, Prefixes, StepArrays
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.arrays import DecodeScratch, Prefixes, StepArrays
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)

@@ -16,8 +16,7 @@ import triton.language as tl
 
 from coppice_worker.kernels.backend import Angles, LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN, LayerBlocks
-
-from . import launch
+from coppice_worker.kernels.triton import launch
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .gemma2 import GEMMA2
-from .llama import LLAMA
-from .mistral import MISTRAL
-from .qwen2 import QWEN2
-from .qwen3 import QWEN3
-from .traits import Family
+from coppice_worker.model.families.gemma2 import GEMMA2
+from coppice_worker.model.families.llama import LLAMA
+from coppice_worker.model.families.mistral import MISTRAL
+from coppice_worker.model.families.qwen2 import QWEN2
+from coppice_worker.model.families.qwen3 import QWEN3
+from coppice_worker.model.families.traits import Family
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": LLAMA,

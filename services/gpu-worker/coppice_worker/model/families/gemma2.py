@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from coppice_worker.model.families.traits import Family, NormNames, Traits, read_activation, read_windows
 from coppice_worker.model.keys import Keys
-
-from .traits import Family, NormNames, Traits, read_activation, read_windows
 
 _NORMS = NormNames(
     attention="input_layernorm",

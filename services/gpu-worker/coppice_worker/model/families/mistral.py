@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from coppice_worker.model.families.traits import Family, Traits, read_activation, read_windows
 from coppice_worker.model.keys import Keys
-
-from .traits import Family, Traits, read_activation, read_windows
 
 
 def _read_traits(keys: Keys) -> Traits:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from coppice_worker.model.families.qwen2 import WINDOW_DEFAULTS, read_upper_windows
+from coppice_worker.model.families.traits import Family, Traits, read_activation
 from coppice_worker.model.keys import Keys
-
-from .qwen2 import WINDOW_DEFAULTS, read_upper_windows
-from .traits import Family, Traits, read_activation
 
 
 def _read_traits(keys: Keys) -> Traits:
