@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.errors import UsageError
@@ -39,3 +41,13 @@ def parse_address(text: str) -> Address:
     if not host or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{text!r} is no address", hint="give HOST:PORT")
     return Address(host.strip("[]"), int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. Raises UsageError when the name cannot be resolved."""
+    try:
+        found: Sequence[tuple[object, ...]] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"--host {host}: {error.strerror}", hint="give an address of this machine") from None
+    hosts = {str(entry[4][0]) for entry in found}  # type: ignore[index]
+    return all(ipaddress.ip_address(name.split("%")[0]).is_loopback for name in hosts)

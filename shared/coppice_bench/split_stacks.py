@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from coppice.child_process import tethered
 from coppice.errors import CoppiceError
-from coppice.up import tether
 from coppice.up.ports import free_addresses
 from coppice_bench.split_commands import load_to_line, measured_from_line
 from coppice_bench.split_load import Load, Measured
@@ -27,9 +27,8 @@ class Process:
 
     def __init__(self, name: str, *argv: str, environment: dict[str, str] | None = None) -> None:
         self._name = name
-        command = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), sys.executable, *argv]
         self._process = subprocess.Popen(
-            command,
+            tethered([sys.executable, *argv]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

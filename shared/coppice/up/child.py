@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coppice.up import tether
+from coppice.child_process import describe_exit, tethered
 from coppice.up.probe import Probe
 
 TAIL_BYTES = 16 * 1024
@@ -77,21 +76,6 @@ class Child:
                 # A session of its own: Ctrl-C in the terminal reaches the parent only, which stops children in order.
                 start_new_session=True,
             )
-
-
-def tethered(command: Sequence[str]) -> list[str]:
-    """The command with which this process starts another that the kernel kills when the starting thread ends."""
-    return [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command]
-
-
-def describe_exit(code: int) -> str:
-    """What `Popen.returncode` means: `exit code 1` or `killed by SIGKILL`."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from coppice.addresses import is_loopback
 from coppice.errors import UsageError
 from coppice.tenants import load_tenants
-from coppice.up.ports import LOOPBACK, is_loopback
+from coppice.up.ports import LOOPBACK
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "fp8")

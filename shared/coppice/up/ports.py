@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from coppice.addresses import Address
 from coppice.errors import UnavailableError, UsageError
@@ -65,13 +64,3 @@ def check_free(address: Address, flag: str) -> None:
             raise UsageError(
                 f"cannot listen on {address}: {error.strerror}", hint="is --host an address of this machine?"
             ) from None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. Raises UsageError when the name cannot be resolved."""
-    try:
-        found: Sequence[tuple[object, ...]] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise UsageError(f"--host {host}: {error.strerror}", hint="give an address of this machine") from None
-    hosts = {str(entry[4][0]) for entry in found}  # type: ignore[index]
-    return all(ipaddress.ip_address(name.split("%")[0]).is_loopback for name in hosts)

@@ -23,11 +23,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from coppice.addresses import Address
+from coppice.addresses import Address, is_loopback
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.telemetry import serve_metrics
 from coppice.tenants import TenantDirectory
-from coppice.up.ports import is_loopback
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.settings import INSTANCE_BYTES, Guarantee, Maximum, SchedulerSettings, TenantLimits
 from coppice_scheduler.edge.door_messages import Start
