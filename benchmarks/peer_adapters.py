@@ -19,9 +19,9 @@ from peer_imports import PeerMissing, import_alone
 
 from coppice.messages.index import Publish
 from coppice.seals import NO_SEAL, chain_seals
-from coppice_bench.core_driver import CoreDriver
-from coppice_bench.shape import BLOCK_BYTES, BLOCK_SIZE
-from coppice_bench.tree_level import TreeLevel
+from coppice_bench.index.core_driver import CoreDriver
+from coppice_bench.index.shape import BLOCK_BYTES, BLOCK_SIZE
+from coppice_bench.index.tree_level import TreeLevel
 
 _SGLANG = "sglang.srt.mem_cache"
 _KEY = b"k" * 32

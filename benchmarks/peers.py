@@ -30,8 +30,8 @@ from typing import Any
 from peer_adapters import Coppice, DynamoRadixTree, Peer, SGLangPython, SGLangRust, VLLMBlockPool
 from peer_imports import PeerMissing
 
+from coppice_bench.index.shape import BLOCK_SIZE, Shape, leaf_tokens, random_tokens
 from coppice_bench.report import describe_run, note, print_report
-from coppice_bench.shape import BLOCK_SIZE, Shape, leaf_tokens, random_tokens
 from coppice_bench.timing import time_in_turns
 
 LEAVES = (1_000, 10_000, 40_000)

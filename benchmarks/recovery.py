@@ -34,11 +34,11 @@ from coppice.messages.registration import Fence, FenceAck, Register
 from coppice.seals import SEAL_BYTES, chain_seals, root_seal
 from coppice.session.link import Attached
 from coppice_bench.report import describe_run
-from coppice_bench.rpc_client import NAMESPACE, WORKER, RegisteredWorker, registration
-from coppice_cache.core.events import Stored
+from coppice_bench.rpc.client import NAMESPACE, WORKER, RegisteredWorker, registration
+from coppice_cache.core.base.events import Stored
 from coppice_cache.core.index import CoreSettings, DomainConfig, IndexCore
-from coppice_cache.edge.log_codec import LogKeys
-from coppice_cache.edge.log_store import LogStream, connect_log, load
+from coppice_cache.edge.durability.log_codec import LogKeys
+from coppice_cache.edge.durability.log_store import LogStream, connect_log, load
 
 BLOCK = 16
 SEQUENCE_BLOCKS = 125

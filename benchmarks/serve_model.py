@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from coppice_bench.byte_tokenizer import BOS_ID, EOS_ID, write_byte_tokenizer
+from coppice_bench.split.byte_tokenizer import BOS_ID, EOS_ID, write_byte_tokenizer
 
 CONTEXT = 4_096
 VOCABULARY = 32_000

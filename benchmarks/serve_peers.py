@@ -22,8 +22,8 @@ from statistics import median
 from typing import Any
 
 from coppice_bench.report import describe_run, note, rounded
-from coppice_bench.serve.client import Part
 from coppice_bench.serve.fleet import Gathered, run_part
+from coppice_bench.serve.load.client import Part
 from coppice_bench.serve.options import ServeOptions
 from coppice_bench.serve.preflight import look
 from coppice_bench.serve.report import summary

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE_FOLDERS = ("shared", "services", "tests", "demo", "benchmarks", "deploy", "docs", "models", "scripts")
+CODE_FOLDERS = ("shared", "services", "tools", "tests", "demo", "benchmarks", "deploy", "docs", "models", "scripts")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".proto", ".txt", ".sh", ".cfg", ".Dockerfile", ""}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70

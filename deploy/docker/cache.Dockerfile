@@ -7,6 +7,8 @@ COPY pyproject.toml constraints.txt ./
 RUN touch README.md \
     && pip --python /opt/coppice/bin/python install --no-cache-dir -c constraints.txt '.[cache]'
 COPY shared shared
+COPY tools/coppice_cli tools/coppice_cli
+COPY tools/coppice_up tools/coppice_up
 COPY services/cache services/cache
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d \( -name tests -o -name demo_model \) -exec rm -r {} +

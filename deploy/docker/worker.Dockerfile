@@ -10,6 +10,8 @@ COPY pyproject.toml constraints.txt ./
 COPY deploy/docker/install-torch ./
 RUN touch README.md && sh install-torch
 COPY shared shared
+COPY tools/coppice_cli tools/coppice_cli
+COPY tools/coppice_up tools/coppice_up
 COPY services/gpu-worker services/gpu-worker
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d -name tests -exec rm -r {} +

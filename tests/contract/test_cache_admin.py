@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from coppice.telemetry import Tracing, configure_tracing
-from coppice_cache.core.results import DomainStats, IndexStats, WorkerStats
+from coppice_cache.core.base.results import DomainStats, IndexStats, WorkerStats
 from coppice_cache.edge import process
-from coppice_cache.edge.admin_http import build_app
-from coppice_cache.edge.body_limit import BODY_BYTES_MAX
+from coppice_cache.edge.api.admin_http import build_app
+from coppice_cache.edge.api.body_limit import BODY_BYTES_MAX
 from coppice_cache.edge.metrics import DOMAINS_MAX, OTHER, CacheMetrics
 from tests.fakes.cache_ends import Cache, FakeWorker, StreamClient, UnaryClient, lease, prompt
 from tests.fakes.waiting import wait_for

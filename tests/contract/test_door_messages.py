@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coppice.ids import DomainId, SequenceId
 from coppice.messages.index import Reuse
 from coppice.messages.step import SamplingParams, TokenLogprobs
-from coppice_scheduler.core.request import (
+from coppice_scheduler.core.state.request import (
     Finish,
     Output,
     OutputError,
@@ -25,8 +25,9 @@ from coppice_scheduler.core.request import (
     TenantStats,
     TokenBatch,
 )
-from coppice_scheduler.edge import door_messages
-from coppice_scheduler.edge.door_messages import (
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.ipc import door_messages
+from coppice_scheduler.edge.ipc.door_messages import (
     MAX_FRAME_BYTES,
     Asks,
     Beat,
@@ -43,7 +44,6 @@ from coppice_scheduler.edge.door_messages import (
     Turn,
     to_frame,
 )
-from coppice_scheduler.edge.engine import ModelInfo
 
 REQUEST = Request(
     "r",

@@ -14,12 +14,12 @@ import pytest
 
 from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams
-from coppice_scheduler.core.request import Finish, Output, OutputErrorCode, RefusedReason, Request, TokenBatch
-from coppice_scheduler.edge.door_channel import DoorChannel
-from coppice_scheduler.edge.door_engine import DoorEngine
-from coppice_scheduler.edge.door_messages import Asks, Cancel, Message, Turn, to_frame
-from coppice_scheduler.edge.doors import Door, Doors, by_door
-from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
+from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, Request, TokenBatch
+from coppice_scheduler.edge.base.engine import ModelInfo, RequestRefused
+from coppice_scheduler.edge.ipc.door_channel import DoorChannel
+from coppice_scheduler.edge.ipc.door_engine import DoorEngine
+from coppice_scheduler.edge.ipc.door_messages import Asks, Cancel, Message, Turn, to_frame
+from coppice_scheduler.edge.planner.doors import Door, Doors, by_door
 from tests.fakes.engine import pack, unpack
 from tests.fakes.scripted_core import HANGS, ScriptedCore
 from tests.fakes.waiting import WAIT_S

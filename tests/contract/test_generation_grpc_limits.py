@@ -12,7 +12,7 @@ import pytest
 
 from coppice.tenants import Tenant, TenantDirectory, digest_of_key
 from coppice_rpc.v1 import scheduler_pb2 as pb
-from coppice_scheduler.edge.generation_server import STREAMS_MAX
+from coppice_scheduler.edge.grpc.server import STREAMS_MAX
 from tests.fakes.grpc_served import MAX_CONNECTIONS, MODEL, WAIT_S, Served, serve
 
 METHODS = ("Generate", "ListModels", "Tokenize", "Detokenize")

@@ -10,7 +10,7 @@ import pytest
 
 from coppice.messages.index import Reuse
 from coppice_rpc.v1 import scheduler_pb2 as pb
-from coppice_scheduler.core.request import OutputError, OutputErrorCode, Refused, RefusedReason
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
 from tests.fakes.engine import Script, likely_ids, logprob_of, pack, unpack
 from tests.fakes.grpc_served import MODEL, WAIT_S, Served, details_of, serve
 

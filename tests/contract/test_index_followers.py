@@ -23,11 +23,11 @@ from coppice.errors import UnavailableError
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId
 from coppice.seals import SEAL_BYTES
-from coppice_cache.core.events import Tier
-from coppice_cache.core.radix import Node
-from coppice_cache.edge import service as service_module
-from coppice_cache.edge.event_hub import EventHub
-from coppice_cache.edge.kv_events_zmq import ZmqOut
+from coppice_cache.core.base.events import Tier
+from coppice_cache.core.radix.tree import Node
+from coppice_cache.edge.events.kv_events_zmq import ZmqOut
+from coppice_cache.edge.service import service as service_module
+from coppice_cache.edge.service.event_hub import EventHub
 from coppice_rpc.v1 import cache_pb2 as pb
 from tests.contract.test_kv_events_out import ZmqRouter
 from tests.contract.test_watch import Watcher

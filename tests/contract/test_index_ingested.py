@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from coppice_cache.edge.ingest import FeedSpec, Ingest
-from coppice_cache.edge.kv_events_zmq import ZmqOut
+from coppice_cache.edge.events.kv_events_zmq import ZmqOut
+from coppice_cache.engine_index.ingest import FeedSpec, Ingest
 from tests.contract.test_index_followers import World
 from tests.fakes.cache_ends import prompt
 from tests.fakes.waiting import wait_for

@@ -17,10 +17,10 @@ from fastapi.testclient import TestClient
 from coppice.edge.kv_events import MAX_PAYLOAD_BYTES
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, KvEvent
-from coppice_cache.edge.body_limit import BODY_BYTES_MAX
-from coppice_cache.edge.ingest import FeedSpec, Ingest
-from coppice_cache.edge.ingest_http import build_ingest_app
-from coppice_cache.edge.ingest_process import IngestOptions, feed_specs, run_ingest
+from coppice_cache.edge.api.body_limit import BODY_BYTES_MAX
+from coppice_cache.engine_index.http import build_ingest_app
+from coppice_cache.engine_index.ingest import FeedSpec, Ingest
+from coppice_cache.engine_index.process import IngestOptions, feed_specs, run_ingest
 from tests.fakes.kv_engine import FakeEngine, block
 from tests.fakes.waiting import wait_for
 
@@ -273,7 +273,7 @@ def test_a_port_to_be_connected_to_that_is_taken() -> None:
 
 def command(*flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "coppice.cli", "index", "ingest", *flags],
+        [sys.executable, "-m", "coppice_cli", "index", "ingest", *flags],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

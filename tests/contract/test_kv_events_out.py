@@ -20,17 +20,18 @@ from coppice.edge.kv_frames import (
 )
 from coppice.errors import UnavailableError
 from coppice.ids import DomainId
-from coppice_cache.edge import kv_events_out
-from coppice_cache.edge.event_hub import EventHub
-from coppice_cache.edge.kv_events_out import KvEventsOut
-from coppice_cache.edge.kv_events_redis import RedisOut
-from coppice_cache.edge.kv_events_view import KvEventsView
-from coppice_cache.edge.kv_events_zmq import ZmqOut
-from coppice_cache.edge.registry import connect
+from coppice_cache.edge.durability.registry import connect
+from coppice_cache.edge.events import kv_events_out
+from coppice_cache.edge.events.kv_events_out import KvEventsOut
+from coppice_cache.edge.events.kv_events_redis import RedisOut
+from coppice_cache.edge.events.kv_events_view import KvEventsView
+from coppice_cache.edge.events.kv_events_zmq import ZmqOut
+from coppice_cache.edge.service.event_hub import EventHub
 from tests.contract.test_watch import fill, stir
 from tests.fakes.index_trees import FakeTrees, Place
 from tests.fakes.waiting import wait_for
-from tests.unit.test_kv_events_view import NameReader, name_of
+from tests.unit.cache.edge.test_kv_events_view import name_of
+from tests.unit.cache.name_reader import NameReader
 
 Keep = Callable[[Any], Any]
 WAIT_MS = 20_000
@@ -291,7 +292,7 @@ def test_a_reader_of_the_stream_has_every_block(keep: Keep, server: ValkeyServer
 def test_the_stream_is_trimmed_and_still_holds_a_snapshot(
     keep: Keep, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coppice_cache.edge.kv_events_redis.STREAM_ENTRIES", 200)
+    monkeypatch.setattr("coppice_cache.edge.events.kv_events_redis.STREAM_ENTRIES", 200)
     monkeypatch.setattr(RedisOut, "keeps_messages", 200)
     publisher = keep(Publisher(redis_way(server.port)))
     fill(publisher.trees)

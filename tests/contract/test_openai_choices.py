@@ -7,7 +7,7 @@ import time
 import pytest
 
 from coppice.messages.index import Reuse
-from coppice_scheduler.core.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.engine import Script, unpack
 from tests.fakes.rest import MODEL, Served, error_of, events_of

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from coppice_scheduler.core.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.client_calls import COMBINATIONS, ask, check
 from tests.fakes.engine import Script

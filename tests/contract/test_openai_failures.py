@@ -10,7 +10,7 @@ import openai
 import pytest
 from prometheus_client import generate_latest
 
-from coppice_scheduler.core.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.engine import Script, echo, unpack
 from tests.fakes.rest import MODEL, WAIT_S, Served, error_of, events_of, serving

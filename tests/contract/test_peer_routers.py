@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coppice_cache.edge.kv_events_zmq import ZmqOut
+from coppice_cache.edge.events.kv_events_zmq import ZmqOut
 from tests.contract.test_index_followers import World
 from tests.contract.test_index_ingested import PROMPTS
 from tests.fakes.cache_ends import BLOCK

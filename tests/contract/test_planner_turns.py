@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.request import Effects
-from coppice_scheduler.core.settings import INSTANCE_BYTES, SchedulerSettings
-from coppice_scheduler.edge import planner
-from coppice_scheduler.edge.planner import Planner
+from coppice_scheduler.core.state.request import Effects
+from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings
+from coppice_scheduler.edge.planner import planner
+from coppice_scheduler.edge.planner.planner import Planner
 from tests.fakes.waiting import WAIT_S, wait_for
 
 NOBODY = "127.0.0.1:1"  # no cache service: turns are taken nevertheless

@@ -11,10 +11,10 @@ import pytest
 
 from coppice.edge.grpc_server import CHANNEL_OPTIONS, GrpcServer
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
-from coppice_cache.core.events import Cleared, IndexEvent, Removed, Stored, Tier
-from coppice_cache.edge.admin_grpc import PrefixIndexAdminServicer
-from coppice_cache.edge.event_hub import EventHub
-from coppice_cache.edge.watching import Watchers
+from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
+from coppice_cache.edge.api.admin_grpc import PrefixIndexAdminServicer
+from coppice_cache.edge.events.watching import Watchers
+from coppice_cache.edge.service.event_hub import EventHub
 from coppice_rpc.v1 import cache_admin_pb2 as pb
 from coppice_rpc.v1 import cache_admin_pb2_grpc
 from tests.fakes.index_trees import FakeTrees, PlainConsumer

@@ -14,7 +14,7 @@ from coppice.ids import CacheEpoch, WorkerEpoch
 from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction, Fence, FenceAck, Registered
 from coppice.messages.step import StepPlan
 from coppice.session.link import Attached
-from coppice_worker.core.batch import Int32, StepBatch, StepOutput
+from coppice_worker.core.batch.step_batch import Int32, StepBatch, StepOutput
 from coppice_worker.edge.metrics import WorkerMetrics
 from tests.contract.test_worker_service import WAIT_S, CountingExecutor, Planner, Stack, handle, start, u32
 from tests.fakes.waiting import wait_for

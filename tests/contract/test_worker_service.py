@@ -24,7 +24,7 @@ from coppice.messages.step import RefusalCode, SamplingParams, SequenceStart, St
 from coppice.session.frames import KEY_BYTES, Reject
 from coppice.session.link import Attached, ClientLink
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
-from coppice_worker.core.batch import Int32, PoolSpec, StepBatch, StepOutput
+from coppice_worker.core.batch.step_batch import Int32, PoolSpec, StepBatch, StepOutput
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.runner import StepObserver

@@ -14,7 +14,7 @@ import pytest
 from coppice.ids import CacheEpoch, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.registration import Registered
 from coppice.messages.step import StepPlan
-from coppice_worker.core.batch import PoolSpec, StepBatch, StepOutput
+from coppice_worker.core.batch.step_batch import PoolSpec, StepBatch, StepOutput
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
 from coppice_worker.edge.runner import StepObserver, StepRunner
 from coppice_worker.edge.watchdog import StepWatchdog

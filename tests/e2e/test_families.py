@@ -29,7 +29,7 @@ LENGTHS = (1, 23, 24, 25, 100, 300)  # the windows are of 24
 def serving(checkpoint: Path, folder: Path) -> Iterator[str]:
     """The base URL of a `coppice up`."""
     output = folder / "output"
-    command = [sys.executable, "-m", "coppice.cli", "up", "--port=0", "--threads=1", "--dtype=float32"]
+    command = [sys.executable, "-m", "coppice_cli", "up", "--port=0", "--threads=1", "--dtype=float32"]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             [*command, f"--model={checkpoint}", f"--log-dir={folder}"],

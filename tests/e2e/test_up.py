@@ -46,7 +46,7 @@ class Up:
 @contextmanager
 def started(folder: Path, *options: str) -> Iterator[Up]:
     output = folder / "output"
-    command = [sys.executable, "-m", "coppice.cli", "up", "--port", "0", "--dtype", "float32", *options]
+    command = [sys.executable, "-m", "coppice_cli", "up", "--port", "0", "--dtype", "float32", *options]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             [*command, "--log-dir", str(folder)], stdout=sink, stderr=subprocess.STDOUT, env=ENVIRONMENT
@@ -123,7 +123,7 @@ def test_the_printed_curl_works(up: Up) -> None:
 
 def test_bench_smoke_prints_one_json_line(up: Up) -> None:
     url = up.find(r"OpenAI API +(\S+)/v1")
-    command = [sys.executable, "-m", "coppice.cli", "bench", "smoke", "--json", "--url", url]
+    command = [sys.executable, "-m", "coppice_cli", "bench", "smoke", "--json", "--url", url]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
@@ -155,7 +155,7 @@ def test_a_truncated_checkpoint_is_named_and_ends_with_a_failure(tmp_path: Path)
     command = [
         sys.executable,
         "-m",
-        "coppice.cli",
+        "coppice_cli",
         "up",
         "--port",
         "0",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from coppice.up.ports import free_addresses
+from coppice_up.ports import free_addresses
 
 WAIT_S = 120.0
 PARTS = ("valkey", "cache", "worker-0", "scheduler")

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from coppice_bench.byte_tokenizer import BOS_ID, EOS_ID, NUM_TOKENS, write_byte_tokenizer
+from coppice_bench.split.byte_tokenizer import BOS_ID, EOS_ID, NUM_TOKENS, write_byte_tokenizer
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2"]
 

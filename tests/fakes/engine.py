@@ -11,8 +11,8 @@ import numpy as np
 
 from coppice.ids import SequenceId
 from coppice.messages.step import TokenLogprobs
-from coppice_scheduler.core.request import Finish, Mark, Output, OutputError, Refused, Request, SchedulerStats
-from coppice_scheduler.edge.engine import ModelInfo, RequestRefused
+from coppice_scheduler.core.state.request import Finish, Mark, Output, OutputError, Refused, Request, SchedulerStats
+from coppice_scheduler.edge.base.engine import ModelInfo, RequestRefused
 
 
 def pack(ids: list[int]) -> bytes:

@@ -17,12 +17,12 @@ import coppice
 from coppice.tenants import TenantDirectory
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
-from coppice_scheduler.edge.checkpoint_text import CheckpointText, load_checkpoint_text
-from coppice_scheduler.edge.engine import ModelInfo
-from coppice_scheduler.edge.frontdoor import FrontDoor
-from coppice_scheduler.edge.generation_grpc import MESSAGE_TIMEOUT_S, Generation
-from coppice_scheduler.edge.generation_server import GenerationServer
-from coppice_scheduler.edge.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.grpc.generation import MESSAGE_TIMEOUT_S, Generation
+from coppice_scheduler.edge.grpc.server import GenerationServer
+from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.engine import FakeEngine, Script
 
 DEMO = Path(coppice.__file__).parent / "demo_model"

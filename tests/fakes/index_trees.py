@@ -11,9 +11,9 @@ from coppice.handles import HANDLE_BYTES, make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.namespaces import NamespaceFields, encode_namespace
 from coppice.seals import SEAL_BYTES, chain_seals, root_seal
-from coppice_cache.core.events import Cleared, IndexEvent, Removed, Stored, Tier
-from coppice_cache.edge.event_hub import EventHub
-from coppice_cache.edge.following import SnapshotSlice
+from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
+from coppice_cache.edge.events.following import SnapshotSlice
+from coppice_cache.edge.service.event_hub import EventHub
 
 BLOCK_TOKENS = 2
 BLOCK_BYTES = 4 * BLOCK_TOKENS
@@ -187,7 +187,7 @@ class FakeTrees:
 
 @dataclass
 class PlainConsumer:
-    """What anybody would write from the description in `coppice_cache.core.events`."""
+    """What anybody would write from the description in `coppice_cache.core.base.events`."""
 
     blocks: set[Block] = field(default_factory=set)
     _parents: dict[Block, bytes] = field(default_factory=dict)  # seal of the block above

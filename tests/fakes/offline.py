@@ -13,11 +13,11 @@ from coppice_cache.core.index import CoreSettings, DomainConfig
 from coppice_offline.engine import EngineSettings, LocalEngine
 from coppice_offline.runner import Runner
 from coppice_offline.stream import RequestStream
-from coppice_scheduler.core.request import Request
-from coppice_scheduler.core.settings import SchedulerSettings
-from coppice_scheduler.edge.detokenizer import DetokenizerFactory
-from coppice_sim.kv_honest import KvHonest
-from coppice_worker.core.batch import Executor, PoolSpec
+from coppice_scheduler.core.state.request import Request
+from coppice_scheduler.core.state.settings import SchedulerSettings
+from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
+from coppice_sim.hosts.kv_honest import KvHonest
+from coppice_worker.core.batch.step_batch import Executor, PoolSpec
 from coppice_worker.core.worker import WorkerCoreSettings
 
 DOMAIN = DomainId("offline")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coppice_worker import __main__ as worker
-from coppice_worker.core.batch import StepBatch, StepOutput
+from coppice_worker.core.batch.step_batch import StepBatch, StepOutput
 from coppice_worker.edge import loading
 from coppice_worker.model.executor import TorchExecutor
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.model.executor import TorchExecutor
-from coppice_worker.model.ranks import RankGroup
 from coppice_worker.parallel.executor import TensorParallelExecutor
 from coppice_worker.parallel.follower import follow
 from coppice_worker.parallel.memory_group import MemoryGroup, create_shared_memory

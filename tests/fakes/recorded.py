@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import Int32, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, StepBatch
 from coppice_worker.kernels import reference
 from coppice_worker.kernels.backend import Angles, AttentionStep, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool

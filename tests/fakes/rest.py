@@ -19,12 +19,12 @@ from prometheus_client import CollectorRegistry
 
 import coppice
 from coppice.tenants import TenantDirectory
-from coppice_scheduler.edge.checkpoint_text import CheckpointText, load_checkpoint_text
-from coppice_scheduler.edge.engine import ModelInfo
-from coppice_scheduler.edge.frontdoor import FrontDoor
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
-from coppice_scheduler.edge.metrics import FrontDoorMetrics
-from coppice_scheduler.edge.openai_http import create_app
+from coppice_scheduler.edge.openai.routes import create_app
+from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.engine import FakeEngine, Script
 
 DEMO = Path(coppice.__file__).parent / "demo_model"

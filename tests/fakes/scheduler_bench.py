@@ -32,7 +32,7 @@ from coppice.messages.index import (
 )
 from coppice.messages.step import Refusal, SamplingParams, StepPlan, StepResult
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.request import Effects, Output, Refused, Request, SchedulerSettings
+from coppice_scheduler.core.state.request import Effects, Output, Refused, Request, SchedulerSettings
 from tests.fakes.scheduler_index import NAMESPACE
 from tests.fakes.scheduler_worker import u32
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coppice_scheduler.core.request import (
+from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
     Output,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from coppice_worker.core.batch import Executor, SampleRows, StepBatch
+from coppice_worker.core.batch.step_batch import Executor, SampleRows, StepBatch
 
 
 @dataclass

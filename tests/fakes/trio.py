@@ -9,8 +9,8 @@ from coppice.messages.registration import Registered
 from coppice.messages.step import SamplingParams
 from coppice_cache.core.index import CoreSettings, DomainConfig, IndexCore, ToClientEffect, ToWorkerEffect
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.request import Output, Request, SchedulerSettings
-from coppice_worker.core.batch import PoolSpec, StepOutput
+from coppice_scheduler.core.state.request import Output, Request, SchedulerSettings
+from coppice_worker.core.batch.step_batch import PoolSpec, StepOutput
 from coppice_worker.core.worker import Applied, WorkerCore, WorkerCoreSettings
 
 WORKER = WorkerId("w0")

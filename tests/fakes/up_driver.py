@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from coppice.cli.up import run_up
 from coppice.errors import run_main
-from coppice.up.options import UpOptions
-from coppice.up.plan import Services
+from coppice_cli.up import run_up
+from coppice_up.options import UpOptions
+from coppice_up.plan import Services
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import SampleRows, StepBatch
+from coppice_worker.core.batch.step_batch import SampleRows, StepBatch
 from coppice_worker.kernels import reference
 from coppice_worker.kernels.backend import Angles, Backend, Heads, LayerAttention
 from coppice_worker.kernels.pool import KvPool, KvShape

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coppice_worker.kernels.triton import launch
-from coppice_worker.kernels.triton.cascade import Int32, PrefixGroups, find_groups, no_groups
+from coppice_worker.kernels.triton.attention.cascade import Int32, PrefixGroups, find_groups, no_groups
 
 HK, GROUP = 2, 4
 MEMBERS = launch.prefix_members(GROUP)

@@ -14,7 +14,9 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 
 import triton.language as tl
 
-from coppice_worker.kernels.triton import decode, launch, spans
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.attention import decode
+from coppice_worker.kernels.triton.attention import split_kv as spans
 from tests.kernels.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
 
 pytestmark = pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools")

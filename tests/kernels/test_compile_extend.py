@@ -14,8 +14,9 @@ import torch
 if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs the Triton compiler, not its interpreter", allow_module_level=True)
 
-from coppice_worker.kernels.triton import extend, extend_pieces, launch
-from coppice_worker.kernels.triton.extend_launch import EXTEND_ROWS, JOIN_ROWS, ExtendShape, extend_shape
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.attention import extend, extend_pieces
+from coppice_worker.kernels.triton.attention.extend_launch import EXTEND_ROWS, JOIN_ROWS, ExtendShape, extend_shape
 from tests.kernels.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
 
 pytestmark = pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools")

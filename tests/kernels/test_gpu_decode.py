@@ -113,9 +113,9 @@ def test_common_prefixes(head_dim: int, kv_dtype: torch.dtype) -> None:
 
 
 def test_a_graph_is_replayed_with_other_lengths() -> None:
-    from coppice_worker.kernels.triton.arrays import StepArrays, decode_scratch
-    from coppice_worker.kernels.triton.decode import decode
-    from coppice_worker.kernels.triton.spans import plan
+    from coppice_worker.kernels.triton.attention.arrays import StepArrays, decode_scratch
+    from coppice_worker.kernels.triton.attention.decode import decode
+    from coppice_worker.kernels.triton.attention.split_kv import plan
 
     shape = {"group": 4, "num_kv_heads": 2, "head_dim": 128, "block_size": 16}
     cases = [decodes(before, **shape) for before in ([900, 40, 3000, 7], [20, 5000], [64])]  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coppice.handles import BLOCKS_MAX
-from coppice_worker.core.batch import StepLimits
+from coppice_worker.core.batch.step_batch import StepLimits
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import CudaGraphs
 from coppice_worker.model.memory import CudaMemory, FillDevice

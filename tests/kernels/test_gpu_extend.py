@@ -48,8 +48,8 @@ def on_device(case: Case, dtype: torch.dtype, kept: torch.dtype) -> tuple[Case, 
 def assert_close(
     case: Case, dtype: torch.dtype, kept: torch.dtype | None = None, *, num_sms: int = 1, in_pieces: bool = False
 ) -> None:
-    from coppice_worker.kernels.triton.arrays import step_arrays
-    from coppice_worker.kernels.triton.extend import extend
+    from coppice_worker.kernels.triton.attention.arrays import step_arrays
+    from coppice_worker.kernels.triton.attention.extend import extend
     from coppice_worker.kernels.upload import Upload
 
     there, here = on_device(case, dtype, kept or dtype)

@@ -16,7 +16,7 @@ from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.parallel.processes import Ranks
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.step_driver import DrivenSequence, allot_blocks, run_to_length
-from tests.unit.test_model_exactness import assert_greedy
+from tests.unit.worker.model.test_exactness_of_families import assert_greedy
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.choices import pack_choices
+from coppice_worker.core.batch.choices import pack_choices
+from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels import torch_sampling
 from coppice_worker.kernels.backend import Activation, HeadNorms, Heads, LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool, KvShape, LayerBlocks

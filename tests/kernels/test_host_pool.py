@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coppice_worker.core.batch import Int32
+from coppice_worker.core.batch.step_batch import Int32
 from coppice_worker.kernels.backend import Heads, LayerAttention
 from coppice_worker.kernels.host_pool import HostPool, StagedCopies, runs
 from coppice_worker.kernels.pool import KvPool, KvShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coppice_worker.kernels.triton.extend_launch import EXTEND_ROWS, cut_tiles, extend_tiles, tile_contexts
+from coppice_worker.kernels.triton.attention.extend_launch import EXTEND_ROWS, cut_tiles, extend_tiles, tile_contexts
 
 
 def test_extend_tiles_cover_each_row_once() -> None:

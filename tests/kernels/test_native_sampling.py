@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels import torch_sampling
 from coppice_worker.kernels.native.arithmetic import NativeArithmetic
 from coppice_worker.kernels.native.library import load

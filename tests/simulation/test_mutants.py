@@ -7,27 +7,25 @@ from collections.abc import Callable
 import pytest
 
 from coppice_sim.command import main
-from coppice_sim.mutants import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
+from coppice_sim.mutants.registry import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
 from coppice_sim.run import run
 from coppice_sim.shrink import Case, name_of, shrink
 from coppice_sim.world import Scope
-from tests.unit import (
-    test_cache_claims,
-    test_cache_distrust,
-    test_cache_reclaim,
-    test_cache_regrowth,
-    test_cache_restart,
-    test_cache_restart_epochs,
-    test_cache_sessions,
-    test_cache_workers,
-    test_scheduler_core_epochs,
-    test_scheduler_core_forks,
-    test_scheduler_core_outages,
-    test_worker_core_blocks,
-    test_worker_core_copies,
-    test_worker_core_epochs,
-)
-from tests.unit.cache_world import World, tokens
+from tests.unit.cache.ops import test_distrust as test_cache_distrust
+from tests.unit.cache.ops import test_reclaim as test_cache_reclaim
+from tests.unit.cache.recovery import test_claims as test_cache_claims
+from tests.unit.cache.recovery import test_regrowth as test_cache_regrowth
+from tests.unit.cache.recovery import test_restart as test_cache_restart
+from tests.unit.cache.recovery import test_restart_epochs as test_cache_restart_epochs
+from tests.unit.cache.recovery import test_sessions as test_cache_sessions
+from tests.unit.cache.recovery import test_workers as test_cache_workers
+from tests.unit.cache.world import World, tokens
+from tests.unit.scheduler.engine import test_epochs as test_scheduler_core_epochs
+from tests.unit.scheduler.engine import test_forks as test_scheduler_core_forks
+from tests.unit.scheduler.engine import test_outages as test_scheduler_core_outages
+from tests.unit.worker.core import test_blocks as test_worker_core_blocks
+from tests.unit.worker.core import test_copies as test_worker_core_copies
+from tests.unit.worker.core import test_epochs as test_worker_core_epochs
 
 SEEDS = range(1, 16)
 STEPS = 2_500

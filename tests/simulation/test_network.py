@@ -9,10 +9,10 @@ import pytest
 
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
-from coppice_sim.links import ClientEnd, ServerEnd
-from coppice_sim.network import Network, Weather
-from coppice_sim.process import Process
-from coppice_sim.timeline import MS, Timeline
+from coppice_sim.base.links import ClientEnd, ServerEnd
+from coppice_sim.base.network import Network, Weather
+from coppice_sim.base.process import Process
+from coppice_sim.base.timeline import MS, Timeline
 
 
 class Pair:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coppice_sim.base.timeline import MS
 from coppice_sim.nemesis import FaultProfile
-from coppice_sim.timeline import MS
 from coppice_sim.world import Scope, World
 
 LASTS_MS = 5_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coppice_cache.core import grants
-from coppice_sim import cache_host
+from coppice_cache.core.ops import grants
+from coppice_sim.hosts import cache as cache_host
 from coppice_sim.nemesis import FaultProfile
 from coppice_sim.run import Report, run
 from coppice_sim.world import Scope

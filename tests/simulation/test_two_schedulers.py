@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from coppice_sim.base.timeline import MS
+from coppice_sim.hosts.scheduler import SchedulerHost
 from coppice_sim.nemesis import FaultProfile
-from coppice_sim.scheduler_host import SchedulerHost
-from coppice_sim.timeline import MS
 from coppice_sim.world import Scope, World
 
 WITHIN_MS = 20_000  # of virtual time

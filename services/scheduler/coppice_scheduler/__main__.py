@@ -8,8 +8,8 @@ import sys
 from coppice.errors import EXIT_OK, run_main
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging
+from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.service import serve
-from coppice_scheduler.edge.settings import ServiceSettings
 
 PROG = "python -m coppice_scheduler"
 

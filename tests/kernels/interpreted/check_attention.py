@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from coppice_worker.kernels.triton.attention.extend_launch import extend_tiles
 from coppice_worker.kernels.triton.backend import TritonBackend
-from coppice_worker.kernels.triton.extend_launch import extend_tiles
 from tests.kernels.cases import Case, assert_exact, make_case
 
 GEOMETRIES = [(1, 16, 64), (2, 32, 64), (4, 16, 128), (7, 32, 16)]  # group, block size, head size

@@ -12,11 +12,17 @@ import torch
 from coppice_worker.kernels import reference
 from coppice_worker.kernels.backend import DecodeRows, LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
-from coppice_worker.kernels.triton.arrays import DecodeScratch, Prefixes, StepArrays, decode_scratch, step_arrays
+from coppice_worker.kernels.triton.attention.arrays import (
+    DecodeScratch,
+    Prefixes,
+    StepArrays,
+    decode_scratch,
+    step_arrays,
+)
+from coppice_worker.kernels.triton.attention.cascade import no_groups
+from coppice_worker.kernels.triton.attention.decode import decode
+from coppice_worker.kernels.triton.attention.split_kv import plan
 from coppice_worker.kernels.triton.backend import TritonBackend
-from coppice_worker.kernels.triton.cascade import no_groups
-from coppice_worker.kernels.triton.decode import decode
-from coppice_worker.kernels.triton.spans import plan
 from coppice_worker.kernels.upload import Upload
 from tests.kernels.cases import Case, make_case
 

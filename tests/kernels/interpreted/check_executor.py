@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coppice_worker.core.batch import StepLimits
+from coppice_worker.core.batch.step_batch import StepLimits
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.recorded import Recorded

@@ -10,8 +10,8 @@ import torch
 from coppice_worker.kernels import reference
 from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
-from coppice_worker.kernels.triton.arrays import StepArrays, step_arrays
-from coppice_worker.kernels.triton.extend import extend
+from coppice_worker.kernels.triton.attention.arrays import StepArrays, step_arrays
+from coppice_worker.kernels.triton.attention.extend import extend
 from coppice_worker.kernels.upload import Upload
 from tests.kernels.cases import Case, make_case, reference_of
 
@@ -141,8 +141,8 @@ def test_places_left_over_in_the_lists_do_nothing() -> None:
 @pytest.mark.parametrize(("head_dim", "is_float8"), [(16, False), (80, False), (256, True)])
 def test_context_in_pieces(head_dim: int, is_float8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces without tokens for some rows, of which one begins among the new tokens, beside a tile that is not cut."""
-    monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_TOKENS_MIN", 64)
-    monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_COST", 1)
+    monkeypatch.setattr("coppice_worker.kernels.triton.attention.extend_launch._PIECE_TOKENS_MIN", 64)
+    monkeypatch.setattr("coppice_worker.kernels.triton.attention.extend_launch._PIECE_COST", 1)
     layer = LayerAttention(scale=0.3, sinks=torch.tensor([3.0, -1.0]), soft_cap=9.0)
     # Pieces of 64 tokens: the first row's third one begins at its 29th new token.
     new_tokens, before = [50, 3, 1, 70], [100, 20, 9, 0]
@@ -161,7 +161,7 @@ def test_context_in_pieces(head_dim: int, is_float8: bool, monkeypatch: pytest.M
 
 
 def test_layers_with_a_window_read_it_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coppice_worker.kernels.triton.extend_launch._PIECE_TOKENS_MIN", 64)
+    monkeypatch.setattr("coppice_worker.kernels.triton.attention.extend_launch._PIECE_TOKENS_MIN", 64)
     layer = LayerAttention(scale=0.3, window=90)
     case = filled(make_case([5], [600], block_size=16, num_kv_heads=1, group=2, head_dim=16, layer=layer))
     arrays = arrays_of(case, num_sms=8)

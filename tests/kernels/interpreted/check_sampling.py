@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels import torch_sampling
 from coppice_worker.kernels.triton import launch, sampling
 from coppice_worker.kernels.triton.sampling import argmax, choose

@@ -26,22 +26,9 @@ from coppice.messages.index import (
     Reattached,
 )
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
-from coppice_cache.core.audit import Looked, audit, check_state
-from coppice_cache.core.clock import Clock
-from coppice_cache.core.errors import CoreError, InvariantBroken, MessageRefused, SettingsRefused
-from coppice_cache.core.events import IndexEvent, Stored
-from coppice_cache.core.explain import explain
-from coppice_cache.core.hints import match_all
-from coppice_cache.core.invalidation import invalidate
-from coppice_cache.core.lifetimes import attach_session, end_session, end_worker
-from coppice_cache.core.ops import abandon, drop_claim, execute, execute_unknown
-from coppice_cache.core.pin_specs import PinSpec
-from coppice_cache.core.pins import pin, unpin, view_pins
-from coppice_cache.core.radix import walk
-from coppice_cache.core.reattach import reattach
-from coppice_cache.core.registration import acknowledge, drain, register
-from coppice_cache.core.replay import ReplayCounts
-from coppice_cache.core.results import (
+from coppice_cache.core.base.errors import CoreError, InvariantBroken, MessageRefused, SettingsRefused
+from coppice_cache.core.base.events import IndexEvent, Stored
+from coppice_cache.core.base.results import (
     DomainStats,
     Effect,
     Explanation,
@@ -59,14 +46,27 @@ from coppice_cache.core.results import (
     WorkerEnded,
     WorkerStats,
 )
-from coppice_cache.core.sessions import FIRST_EPOCHS, Session
-from coppice_cache.core.settings import CoreSettings, DomainConfig, Mode
-from coppice_cache.core.snapshots import Cursor, next_slice
-from coppice_cache.core.state import State
-from coppice_cache.core.tiers import copies_done
-from coppice_cache.core.tree_pages import Listings, dump_page
-from coppice_cache.core.views import gather_stats
-from coppice_cache.core.waits import matchable_bytes
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.inspection.audit import Looked, audit, check_state
+from coppice_cache.core.inspection.explain import explain
+from coppice_cache.core.inspection.snapshots import Cursor, next_slice
+from coppice_cache.core.inspection.tree_pages import Listings, dump_page
+from coppice_cache.core.inspection.views import gather_stats
+from coppice_cache.core.ops.hints import match_all
+from coppice_cache.core.ops.invalidation import invalidate
+from coppice_cache.core.ops.offload import copies_done
+from coppice_cache.core.ops.ops import abandon, drop_claim, execute, execute_unknown
+from coppice_cache.core.ops.pins import pin, unpin, view_pins
+from coppice_cache.core.ops.waits import matchable_bytes
+from coppice_cache.core.radix.tree import walk
+from coppice_cache.core.recovery.clock import Clock
+from coppice_cache.core.recovery.lifetimes import attach_session, end_session, end_worker
+from coppice_cache.core.recovery.reattach import reattach
+from coppice_cache.core.recovery.registration import acknowledge, drain, register
+from coppice_cache.core.state.pin_specs import PinSpec
+from coppice_cache.core.state.replay import ReplayCounts
+from coppice_cache.core.state.sessions import FIRST_EPOCHS, Session
+from coppice_cache.core.state.state import State
 
 __all__ = [
     "FIRST_EPOCHS",

@@ -33,8 +33,8 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from coppice_cache.core.results import DomainStats, IndexStats, WorkerStats
-from coppice_cache.edge.auditor import Auditor
+from coppice_cache.core.base.results import DomainStats, IndexStats, WorkerStats
+from coppice_cache.edge.service.auditor import Auditor
 
 DOMAINS_MAX = 32
 OTHER = "other"

@@ -14,20 +14,20 @@ from coppice.edge.session_listener import SessionListener
 from coppice.errors import UnavailableError
 from coppice.ids import CacheEpoch
 from coppice.telemetry import configure_tracing
-from coppice_cache.edge.admin_grpc import ADMIN_SERVICES, PrefixIndexAdminServicer
-from coppice_cache.edge.admin_http import AdminServer, Readiness, build_app
-from coppice_cache.edge.epochs import EpochFile, next_epoch
-from coppice_cache.edge.grpc_service import SERVICES, PrefixIndexServicer
-from coppice_cache.edge.index_slices import IndexSlices
-from coppice_cache.edge.inspection import Inspection
-from coppice_cache.edge.kv_events_settings import kv_events_plan, open_publishers
+from coppice_cache.edge.api.admin_grpc import ADMIN_SERVICES, PrefixIndexAdminServicer
+from coppice_cache.edge.api.admin_http import AdminServer, Readiness, build_app
+from coppice_cache.edge.api.grpc_service import SERVICES, PrefixIndexServicer
+from coppice_cache.edge.api.inspection import Inspection
+from coppice_cache.edge.durability.epochs import EpochFile, next_epoch
+from coppice_cache.edge.durability.recovery import Recovery, RecoveryMetrics
+from coppice_cache.edge.durability.registry import Registry, connect
+from coppice_cache.edge.events.index_slices import IndexSlices
+from coppice_cache.edge.events.kv_events_settings import kv_events_plan, open_publishers
+from coppice_cache.edge.events.watching import Watchers
 from coppice_cache.edge.metrics import CacheMetrics
-from coppice_cache.edge.recovery import Recovery, RecoveryMetrics
-from coppice_cache.edge.registry import Registry, connect
-from coppice_cache.edge.service import IndexService
+from coppice_cache.edge.service.service import IndexService
 from coppice_cache.edge.settings import CacheSettings, core_settings, tenant_directory
 from coppice_cache.edge.tracing import LeaseSpans
-from coppice_cache.edge.watching import Watchers
 
 _log = logging.getLogger("coppice.cache")
 GRACE_S = 1.0

@@ -11,8 +11,8 @@ from coppice.errors import UsageError
 from coppice.ids import DomainId
 from coppice.settings import EnvOnly, Settings
 from coppice.tenants import DomainShares, TenantDirectory
-from coppice_cache.core.errors import SettingsRefused
-from coppice_cache.core.settings import CoreSettings, DomainConfig, Eviction, Mode, TierCosts
+from coppice_cache.core.base.errors import SettingsRefused
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode, TierCosts
 
 SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64

@@ -15,8 +15,8 @@ import numpy as np
 from coppice.handles import block_ids, handles_array
 from coppice.ids import LeaseId, SequenceId
 from coppice.messages.step import Growth, Refusal, RefusalCode, SequenceStart, StepPlan
-from coppice_worker.core.batch import Int32, UInt64
-from coppice_worker.core.pool import BlockPool, BlockRefusal, lease_words
+from coppice_worker.core.batch.step_batch import Int32, UInt64
+from coppice_worker.core.blocks.pool import BlockPool, BlockRefusal, lease_words
 from coppice_worker.core.sequences import SequenceTable
 
 

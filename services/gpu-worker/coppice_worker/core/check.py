@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coppice_worker.core.copies import CopyBooks
-from coppice_worker.core.pool import COPIER, BlockPool
+from coppice_worker.core.blocks.copies import CopyBooks
+from coppice_worker.core.blocks.pool import COPIER, BlockPool
 from coppice_worker.core.sequences import SequenceTable
 
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from coppice.ids import SequenceId
 from coppice.messages.step import Refusal, RefusalCode
-from coppice_worker.core.batch import Bool, Int32, Int64, SampleRows, StepBatch, UInt64
-from coppice_worker.core.pool import BlockPool
-from coppice_worker.core.sampling import ranges
+from coppice_worker.core.batch.sampling import ranges
+from coppice_worker.core.batch.step_batch import Bool, Int32, Int64, SampleRows, StepBatch, UInt64
+from coppice_worker.core.batch.steps import Rows
+from coppice_worker.core.blocks.pool import BlockPool
 from coppice_worker.core.sequences import SequenceTable
-from coppice_worker.core.steps import Rows
 
 _TABLE_SLACK = 8  # columns; a table that grows by one block is rarely laid out anew
 

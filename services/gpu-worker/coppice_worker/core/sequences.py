@@ -15,8 +15,8 @@ import numpy as np
 
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
 from coppice.messages.step import SequenceStart
-from coppice_worker.core.batch import Int32, Int64, UInt32
-from coppice_worker.core.sampling import SamplingTable
+from coppice_worker.core.batch.sampling import SamplingTable
+from coppice_worker.core.batch.step_batch import Int32, Int64, UInt32
 
 
 class SequenceTable:

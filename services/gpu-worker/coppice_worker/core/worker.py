@@ -23,16 +23,10 @@ from coppice.ids import TOKEN_BYTES, CacheEpoch, LeaseId, SchedulerEpoch, Sequen
 from coppice.messages.registration import CopiesDone, CopyOrders, Draining, Fence, FenceAck, Register, Registered
 from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
 from coppice_worker.core.attach import Attacher
-from coppice_worker.core.batch import StepBatch, StepOutput
-from coppice_worker.core.check import check_users
-from coppice_worker.core.copies import CopyBooks, Ordered
-from coppice_worker.core.fences import FencedEpochs
-from coppice_worker.core.logprobs import LogprobCollector
-from coppice_worker.core.plan_shape import check_shape
-from coppice_worker.core.pool import BlockPool
-from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
-from coppice_worker.core.sequences import SequenceTable
-from coppice_worker.core.steps import (
+from coppice_worker.core.batch.logprobs import LogprobCollector
+from coppice_worker.core.batch.plan_shape import check_shape
+from coppice_worker.core.batch.step_batch import StepBatch, StepOutput
+from coppice_worker.core.batch.steps import (
     Applied,
     MalformedPlanError,
     Replayed,
@@ -43,6 +37,12 @@ from coppice_worker.core.steps import (
     WorkerCoreSettings,
     WorkerStats,
 )
+from coppice_worker.core.blocks.copies import CopyBooks, Ordered
+from coppice_worker.core.blocks.fences import FencedEpochs
+from coppice_worker.core.blocks.pool import BlockPool
+from coppice_worker.core.check import check_users
+from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
+from coppice_worker.core.sequences import SequenceTable
 
 __all__ = [
     "Applied",

@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from coppice.messages.registration import CopiesDone, CopyOrders, Direction, FenceAck
-from coppice_worker.core.batch import Int32
-from coppice_worker.core.copies import CopyWork, Ordered
+from coppice_worker.core.batch.step_batch import Int32
+from coppice_worker.core.blocks.copies import CopyWork, Ordered
 from coppice_worker.edge.runner import StepObserver, StepRunner
 
 _log = logging.getLogger(__name__)

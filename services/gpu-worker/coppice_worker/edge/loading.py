@@ -13,7 +13,7 @@ import torch
 
 from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
-from coppice_worker.core.batch import Executor, StepLimits
+from coppice_worker.core.batch.step_batch import Executor, StepLimits
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.cores import default_threads
 from coppice_worker.edge.load_report import LoadReport
@@ -21,16 +21,16 @@ from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
-from coppice_worker.model.config import read_config
-from coppice_worker.model.dtypes import DtypeName
-from coppice_worker.model.errors import PoolTooSmall
+from coppice_worker.model.config.config import read_config
+from coppice_worker.model.config.dtypes import DtypeName
+from coppice_worker.model.config.errors import PoolTooSmall
+from coppice_worker.model.config.resolve import resolve_checkpoint
+from coppice_worker.model.config.shard import Shard
+from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import CudaGraphs, Graphs
 from coppice_worker.model.memory import MORE_DEVICES, CudaMemory, FillDevice
 from coppice_worker.model.pool_size import shard_of, suggest_num_blocks
-from coppice_worker.model.ranks import RankGroup
-from coppice_worker.model.resolve import resolve_checkpoint
-from coppice_worker.model.shard import Shard
 
 _log = logging.getLogger("coppice.worker")
 

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from coppice.ids import SchedulerEpoch
 from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
-from coppice_worker.core.batch import Executor, StepBatch, StepOutput
-from coppice_worker.core.run import run
+from coppice_worker.core.batch.run import run
+from coppice_worker.core.batch.step_batch import Executor, StepBatch, StepOutput
 from coppice_worker.core.worker import Applied, MalformedPlanError, Replayed, StepGap, WorkerCore
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAc
 from coppice.session.frames import KEY_BYTES, Hello, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
-from coppice_worker.core.batch import Executor
+from coppice_worker.core.batch.step_batch import Executor
 from coppice_worker.core.worker import SchedulerAccepted, WorkerCore
 from coppice_worker.edge.copies import Copier, TierCopier
 from coppice_worker.edge.runner import StepObserver, StepRunner

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from coppice_worker.core.batch import Int32, SampleRows, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, SampleRows, StepBatch
 
 Activation = Literal["silu", "gelu_tanh"]
 Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [T, 1, D / 2], in the model's dtype

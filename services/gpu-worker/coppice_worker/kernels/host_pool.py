@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from coppice.errors import UnavailableError
-from coppice_worker.core.batch import Int32
+from coppice_worker.core.batch.step_batch import Int32
 from coppice_worker.kernels.backend import Backend
 from coppice_worker.kernels.host_memory import zeros_in_huge_pages
 from coppice_worker.kernels.pool import KvPool

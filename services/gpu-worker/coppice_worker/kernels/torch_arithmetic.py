@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
-from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels.backend import Activation, Angles, HeadNorms
 from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN
 from coppice_worker.kernels.torch_sampling import choose

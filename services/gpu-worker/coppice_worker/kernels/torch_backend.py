@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import Int32, Int64, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, Int64, StepBatch
 from coppice_worker.kernels.backend import Angles, Arithmetic, AttentionStep, Heads
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic, norm_heads, rotate, to_float8

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.choices import pack_choices
+from coppice_worker.core.batch.choices import pack_choices
+from coppice_worker.core.batch.step_batch import SampleRows
 
 _CHUNK = 512  # tokens summed together before the running sum; a full float64 running sum costs 4x the time
 _HEAD_MIN = 256  # largest logits looked at first for top_p; the whole row is sorted only if they do not suffice

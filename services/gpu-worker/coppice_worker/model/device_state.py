@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from coppice_worker.core.batch import Int32, StepBatch, StepOutput
-from coppice_worker.core.choices import CHOICE_COLUMNS, pack_choices
+from coppice_worker.core.batch.choices import CHOICE_COLUMNS, pack_choices
+from coppice_worker.core.batch.step_batch import Int32, StepBatch, StepOutput
 from coppice_worker.kernels.backend import DecodeRows
 from coppice_worker.kernels.upload import HostBuffer, aligned, new_event
 

@@ -14,24 +14,24 @@ import numpy as np
 import torch
 
 from coppice.namespaces import NamespaceFields
-from coppice_worker.core.batch import Int32, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
+from coppice_worker.core.batch.step_batch import Int32, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
 from coppice_worker.kernels.backend import DecodeBackend
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_packer
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.upload import Upload
-from coppice_worker.model.config import read_config
-from coppice_worker.model.decoder import Decoder
+from coppice_worker.model.config.config import read_config
+from coppice_worker.model.config.dtypes import NAMES, DtypeName, KvDtypeName, kv_dtype_of, torch_dtype_of
+from coppice_worker.model.config.info import ModelInfo, describe
+from coppice_worker.model.decoder.decoder import Decoder
+from coppice_worker.model.decoder.linear import Projections
+from coppice_worker.model.decoder.outputs import Outputs
+from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.model.device_state import DeviceState
-from coppice_worker.model.dtypes import NAMES, DtypeName, KvDtypeName, kv_dtype_of, torch_dtype_of
 from coppice_worker.model.graphs import DecodeGraphs, Graphs, graph_sizes, is_plain
-from coppice_worker.model.info import ModelInfo, describe
-from coppice_worker.model.linear import Projections
 from coppice_worker.model.loader import Checkpoint, ProgressCallback, checkpoint_digest
 from coppice_worker.model.memory import DeviceMemory, FillDevice, blocks_that_fit, graphs_bytes, measure
-from coppice_worker.model.outputs import Outputs
 from coppice_worker.model.pool_size import kv_shape, shard_of
-from coppice_worker.model.ranks import RankGroup
 from coppice_worker.model.warm_up import largest_step, warm_up_steps
 
 DEFAULT_LIMITS = StepLimits()

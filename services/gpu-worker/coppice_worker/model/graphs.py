@@ -17,9 +17,9 @@ from typing import Protocol
 
 import torch
 
-from coppice_worker.core.batch import Int32, Pending, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, Pending, StepBatch
 from coppice_worker.kernels.backend import DecodeBackend
-from coppice_worker.model.decoder import Decoder
+from coppice_worker.model.decoder.decoder import Decoder
 from coppice_worker.model.device_state import DeviceState, TokensBack
 
 GRAPH_ROWS_MAX = 1024  # larger steps keep a device busy without graphs

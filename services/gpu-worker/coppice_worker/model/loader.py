@@ -21,12 +21,11 @@ from pathlib import Path
 import torch
 
 from coppice_worker.kernels.backend import Heads
-from coppice_worker.model.config import CONFIG_FILE, ModelConfig
-from coppice_worker.model.errors import CheckpointError
-from coppice_worker.model.linear import Projections
-from coppice_worker.model.mapped_file import FLOAT_DTYPES, HEADER_BYTES_MAX, MappedFile, Part
-from coppice_worker.model.shard import WHOLE, Shard
-from coppice_worker.model.weights import (
+from coppice_worker.model.config.config import CONFIG_FILE, ModelConfig
+from coppice_worker.model.config.errors import CheckpointError
+from coppice_worker.model.config.shard import WHOLE, Shard
+from coppice_worker.model.decoder.linear import Projections
+from coppice_worker.model.decoder.weights import (
     DecoderWeights,
     Layout,
     assemble,
@@ -34,6 +33,7 @@ from coppice_worker.model.weights import (
     is_redundant,
     tensor_layouts,
 )
+from coppice_worker.model.mapped_file import FLOAT_DTYPES, HEADER_BYTES_MAX, MappedFile, Part
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

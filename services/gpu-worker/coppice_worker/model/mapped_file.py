@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from coppice_worker.model.errors import CheckpointError
+from coppice_worker.model.config.errors import CheckpointError
 
 FLOAT_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 

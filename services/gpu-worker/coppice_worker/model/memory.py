@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from coppice.handles import BLOCKS_MAX
-from coppice_worker.model.errors import PoolTooSmall
+from coppice_worker.model.config.errors import PoolTooSmall
 
 _GIB = 1 << 30
 MORE_DEVICES = "more devices (--tensor-parallel)"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from coppice_worker.kernels.pool import KvShape
-from coppice_worker.model.config import ModelConfig, read_config
-from coppice_worker.model.dtypes import DtypeName, KvDtypeName, kv_dtype_of
-from coppice_worker.model.ranks import RankGroup
-from coppice_worker.model.shard import WHOLE, Shard
+from coppice_worker.model.config.config import ModelConfig, read_config
+from coppice_worker.model.config.dtypes import DtypeName, KvDtypeName, kv_dtype_of
+from coppice_worker.model.config.shard import WHOLE, Shard
+from coppice_worker.model.decoder.ranks import RankGroup
 
 
 def kv_shape(config: ModelConfig) -> KvShape:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from coppice_worker.core.batch import LogitChanges, StepBatch, StepLimits
-from coppice_worker.core.plain_batch import packed_batch, rows_alike
+from coppice_worker.core.batch.plain_batch import packed_batch, rows_alike
+from coppice_worker.core.batch.step_batch import LogitChanges, StepBatch, StepLimits
 
 _LONG_CONTEXT = 4096  # tokens
 _ROWS_IN_COMMON = 8

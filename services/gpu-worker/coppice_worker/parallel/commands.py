@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from coppice_worker.core.batch import Int32, LogitChanges, PromptTokens, SampleRows, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, LogitChanges, PromptTokens, SampleRows, StepBatch
 
 _ALIGNMENT = 16
 _SIZES = struct.Struct("<IQ")

@@ -6,7 +6,15 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coppice_worker.core.batch import AheadExecutor, Executor, Int32, Pending, PoolSpec, StepBatch, StepOutput
+from coppice_worker.core.batch.step_batch import (
+    AheadExecutor,
+    Executor,
+    Int32,
+    Pending,
+    PoolSpec,
+    StepBatch,
+    StepOutput,
+)
 from coppice_worker.parallel.channels import send_all
 from coppice_worker.parallel.commands import Command, CopyBlocks, ZeroBlocks, encode
 

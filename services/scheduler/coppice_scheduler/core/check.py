@@ -9,10 +9,10 @@ import numpy as np
 
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import lease_hash
-from coppice_scheduler.core.leases import LeaseState
 from coppice_scheduler.core.lifecycle import Lifecycle
-from coppice_scheduler.core.sequences import RequestState, RequestStatus, Sequence, SequenceState
-from coppice_scheduler.core.workers import Worker
+from coppice_scheduler.core.state.leases import LeaseState
+from coppice_scheduler.core.state.sequences import RequestState, RequestStatus, Sequence, SequenceState
+from coppice_scheduler.core.state.workers import Worker
 
 
 def check(life: Lifecycle) -> None:

@@ -19,16 +19,18 @@ from coppice.messages.index import (
     Workers,
 )
 from coppice.messages.step import StepPlan, StepResult
-from coppice_scheduler.core import attachment
-from coppice_scheduler.core.acquires import match_questions
-from coppice_scheduler.core.admission import expire, max_context, refusal
-from coppice_scheduler.core.answers import collect_ops, take_answer
-from coppice_scheduler.core.bursts import plan_due_ns
+from coppice_scheduler.core.batch.multi_step import plan_due_ns
+from coppice_scheduler.core.batch.results import take_result
+from coppice_scheduler.core.batch.step import plan_step
 from coppice_scheduler.core.check import check
+from coppice_scheduler.core.kv_client import attachment
+from coppice_scheduler.core.kv_client.acquires import match_questions
+from coppice_scheduler.core.kv_client.answers import collect_ops, take_answer
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
-from coppice_scheduler.core.preemption import relieve
-from coppice_scheduler.core.reclaim import give_back
-from coppice_scheduler.core.request import (
+from coppice_scheduler.core.policy.admission import expire, max_context, refusal
+from coppice_scheduler.core.policy.preemption import relieve
+from coppice_scheduler.core.policy.reclaim import give_back
+from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
     Output,
@@ -42,10 +44,8 @@ from coppice_scheduler.core.request import (
     TenantLimits,
     TenantStats,
 )
-from coppice_scheduler.core.results import take_result
-from coppice_scheduler.core.sequences import RequestState
-from coppice_scheduler.core.step import plan_step
-from coppice_scheduler.core.workers import Worker
+from coppice_scheduler.core.state.sequences import RequestState
+from coppice_scheduler.core.state.workers import Worker
 
 __all__ = [
     "Effects",

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from coppice.ids import LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant, Reuse
-from coppice_scheduler.core import forks
-from coppice_scheduler.core.counts import Counts, Totals, decrement
-from coppice_scheduler.core.deadlines import Deadlines
-from coppice_scheduler.core.estimates import OutputLengths
-from coppice_scheduler.core.fairness import FairShares
-from coppice_scheduler.core.hints import Hints
-from coppice_scheduler.core.leases import Lease, LeaseState, LeaseTable
-from coppice_scheduler.core.limits import RateLimits
-from coppice_scheduler.core.outbox import Outbox
-from coppice_scheduler.core.queues import Gates, Sleepers, WaitingQueue
-from coppice_scheduler.core.request import Finish, OutputError, OutputErrorCode
-from coppice_scheduler.core.sequences import NO_LEASE, RequestState, RequestStatus, Sequence, SequenceState
-from coppice_scheduler.core.settings import SchedulerSettings
-from coppice_scheduler.core.workers import Worker
+from coppice_scheduler.core.queue.deadlines import Deadlines
+from coppice_scheduler.core.queue.hints import Hints
+from coppice_scheduler.core.queue.limits import RateLimits
+from coppice_scheduler.core.queue.queues import Gates, Sleepers, WaitingQueue
+from coppice_scheduler.core.state import forks
+from coppice_scheduler.core.state.counts import Counts, Totals, decrement
+from coppice_scheduler.core.state.estimates import OutputLengths
+from coppice_scheduler.core.state.fairness import FairShares
+from coppice_scheduler.core.state.leases import Lease, LeaseState, LeaseTable
+from coppice_scheduler.core.state.outbox import Outbox
+from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
+from coppice_scheduler.core.state.sequences import NO_LEASE, RequestState, RequestStatus, Sequence, SequenceState
+from coppice_scheduler.core.state.settings import SchedulerSettings
+from coppice_scheduler.core.state.workers import Worker
 
 NS_PER_MS = 1_000_000
 

@@ -27,18 +27,18 @@ from prometheus_client import CollectorRegistry
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice.telemetry import configure_logging, configure_tracing
 from coppice.tenants import TenantDirectory
-from coppice_scheduler.edge.checkpoint_text import load_checkpoint_text
-from coppice_scheduler.edge.door_engine import DoorEngine
-from coppice_scheduler.edge.door_messages import CannotServe, FrameReader, Serving, Start, to_frame
-from coppice_scheduler.edge.file_limit import connections_within_limit
-from coppice_scheduler.edge.frontdoor import FrontDoor
-from coppice_scheduler.edge.generation_grpc import Generation
-from coppice_scheduler.edge.generation_server import GenerationServer
+from coppice_scheduler.edge.base.file_limit import connections_within_limit
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics, merged_registry
+from coppice_scheduler.edge.base.settings import ServiceSettings
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.grpc.generation import Generation
+from coppice_scheduler.edge.grpc.server import GenerationServer
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
-from coppice_scheduler.edge.metrics import FrontDoorMetrics, merged_registry
-from coppice_scheduler.edge.openai_http import create_app
-from coppice_scheduler.edge.planner_metrics import PlannerCollector
-from coppice_scheduler.edge.settings import ServiceSettings
+from coppice_scheduler.edge.ipc.door_engine import DoorEngine
+from coppice_scheduler.edge.ipc.door_messages import CannotServe, FrameReader, Serving, Start, to_frame
+from coppice_scheduler.edge.openai.routes import create_app
+from coppice_scheduler.edge.planner.metrics import PlannerCollector
+from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 
 _log = logging.getLogger("coppice.scheduler")
 CLOSE_GRACE_S = 2.0  # for answers that are complete to reach their clients

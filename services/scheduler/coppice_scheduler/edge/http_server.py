@@ -20,8 +20,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coppice_scheduler.edge.errors import ApiError, ErrorKind, invalid
-from coppice_scheduler.edge.openai_http import error_response
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
+from coppice_scheduler.edge.openai.routes import error_response
 
 _BUSY_RETRY_MS = 1000
 # What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.

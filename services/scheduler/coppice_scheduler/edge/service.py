@@ -28,16 +28,16 @@ from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.telemetry import serve_metrics
 from coppice.tenants import TenantDirectory
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.settings import INSTANCE_BYTES, Guarantee, Maximum, SchedulerSettings, TenantLimits
-from coppice_scheduler.edge.door_messages import Start
-from coppice_scheduler.edge.door_processes import DoorProcesses
-from coppice_scheduler.edge.doors import Doors
-from coppice_scheduler.edge.engine import ModelInfo
-from coppice_scheduler.edge.file_limit import raise_file_limit
-from coppice_scheduler.edge.metrics import merged_registry
-from coppice_scheduler.edge.metrics_folder import metrics_folder
-from coppice_scheduler.edge.planner_metrics import PlannerCollector
-from coppice_scheduler.edge.settings import ServiceSettings
+from coppice_scheduler.core.state.settings import INSTANCE_BYTES, Guarantee, Maximum, SchedulerSettings, TenantLimits
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.file_limit import raise_file_limit
+from coppice_scheduler.edge.base.metrics import merged_registry
+from coppice_scheduler.edge.base.metrics_folder import metrics_folder
+from coppice_scheduler.edge.base.settings import ServiceSettings
+from coppice_scheduler.edge.ipc.door_messages import Start
+from coppice_scheduler.edge.planner.door_processes import DoorProcesses
+from coppice_scheduler.edge.planner.doors import Doors
+from coppice_scheduler.edge.planner.metrics import PlannerCollector
 
 _log = logging.getLogger("coppice.scheduler")
 LOOK_S = 0.25  # how often front doors are looked after when nothing happens

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.choices import pack_choices
+from coppice_worker.core.batch.choices import pack_choices
+from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.native.library import ACTIVATIONS, Library
 from coppice_worker.kernels.torch_sampling import choose, first_argmax

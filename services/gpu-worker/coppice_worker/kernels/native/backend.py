@@ -25,7 +25,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import Int32, Int64, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, Int64, StepBatch
 from coppice_worker.kernels.backend import Angles, Heads, LayerAttention
 from coppice_worker.kernels.native.arithmetic import NativeArithmetic
 from coppice_worker.kernels.native.library import TILE_ROWS, LayerRecord, Library, StepRecord

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from coppice_worker.core.batch import SampleRows
+from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.sampling import choose

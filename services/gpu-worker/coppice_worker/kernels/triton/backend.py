@@ -5,19 +5,25 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from coppice_worker.core.batch import Int32, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, StepBatch
 from coppice_worker.kernels.backend import Angles, Arithmetic, DecodeRows, Heads
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import refuse_overlap
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.arithmetic import TritonArithmetic
-from coppice_worker.kernels.triton.arrays import DecodeScratch, Prefixes, StepArrays, decode_scratch, step_arrays
+from coppice_worker.kernels.triton.attention.arrays import (
+    DecodeScratch,
+    Prefixes,
+    StepArrays,
+    decode_scratch,
+    step_arrays,
+)
+from coppice_worker.kernels.triton.attention.cascade import find_groups
+from coppice_worker.kernels.triton.attention.decode import decode
+from coppice_worker.kernels.triton.attention.extend import extend
+from coppice_worker.kernels.triton.attention.split_kv import plan
 from coppice_worker.kernels.triton.blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
-from coppice_worker.kernels.triton.cascade import find_groups
-from coppice_worker.kernels.triton.decode import decode
-from coppice_worker.kernels.triton.extend import extend
 from coppice_worker.kernels.triton.sampling import choose_packed
-from coppice_worker.kernels.triton.spans import plan
 from coppice_worker.kernels.triton.write import write
 from coppice_worker.kernels.upload import Upload
 

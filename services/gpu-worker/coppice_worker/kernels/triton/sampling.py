@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from coppice_worker.core.batch import SampleRows
-from coppice_worker.core.choices import CHOICE_COLUMNS, pack_choices
+from coppice_worker.core.batch.choices import CHOICE_COLUMNS, pack_choices
+from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels.triton import launch
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

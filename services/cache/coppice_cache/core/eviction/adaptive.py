@@ -1,0 +1,289 @@
+"""The default eviction policy: the leaf with the lowest gain goes first, as the hazard model of its domain sees it.
+
+    cells    bucket of age x level of score, each a ring of leaves from the one used longest ago to the one used last
+    ranks    order of the cells by gain; bit r of `_mask` is set when the cell of rank r may have leaves
+
+A leaf stands in the cell of its age and of its score at the last access. Leaves of one cell cross to the next in order
+of use, so a heap with one entry per cell knows what is due; a few cross at every access. A victim is the oldest leaf of
+the first cell, found by one operation on `_mask`, whatever the number of leaves. What a client retains stands in cells
+of its own after all others.
+
+Time is the number of blocks that the domain used so far. No other domain and no clock has a say, so the victims of a
+domain are a function of its own operations.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Final
+
+from coppice.messages.index import Reuse
+from coppice.seals import SEAL_BYTES
+from coppice_cache.core.eviction.hazard import (
+    BEGUN,
+    COMMON_USES,
+    CONTINUED,
+    NUM_CELLS,
+    NUM_LEVELS,
+    USED,
+    HazardModel,
+    bucket_of,
+    end_of,
+    features,
+    untaught_ranking,
+)
+from coppice_cache.core.eviction.policy import EvictionPolicy
+from coppice_cache.core.eviction.samples import Samples
+from coppice_cache.core.radix.tree import Link, Node
+
+_BLOCKS_PER_RANKING: Final = 512
+_ACCESSES_PER_RANKING: Final = 16  # with small blocks a single prompt has that many; a ranking takes half a millisecond
+_CROSSINGS_AT_ONCE: Final = 32
+_CROSSINGS_PER_ROUND: Final = 64  # through the cache: some delay, and several leaves cross together
+_CELL_BITS: Final = 11  # a due entry is (clock << 11) | cell
+_CELL_MASK: Final = (1 << _CELL_BITS) - 1
+_USES_MAX: Final = 255
+_TICKS: Final = 64  # of the clock that leaves remember, per round through the cache: neighbours share one integer
+_HINTS: Final = {Reuse.UNKNOWN: 0, Reuse.LIKELY: 1, Reuse.UNLIKELY: 2}
+
+
+class AdaptivePolicy(EvictionPolicy):
+    """Evictable leaves of one domain on one worker."""
+
+    __slots__ = (
+        "_accesses",
+        "_cells",
+        "_clock",
+        "_cross_at",
+        "_due",
+        "_is_due",
+        "_is_ranked",
+        "_mask",
+        "_model",
+        "_num_cached",
+        "_ranked_at",
+        "_ranking",
+        "_samples",
+        "_tick",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model = HazardModel()
+        self._samples = Samples(self._model)
+        self._clock = 0
+        self._tick = 0
+        self._num_cached = 0
+        self._cross_at = 0
+        self._cells: dict[int, Link] = {}
+        self._ranking = untaught_ranking()
+        self._ranked_at = 0
+        self._accesses = 0  # since the last ranking
+        self._is_ranked = True
+        self._mask = 0
+        self._due: list[int] = []  # a heap
+        self._is_due: set[int] = set()
+
+    # what happens to runs of blocks
+
+    def touched(self, nodes: list[Node], new_blocks: int, reuse: Reuse, num_cached: int, now_ns: int) -> None:
+        self.expire(now_ns)
+        self._num_cached = num_cached
+        self._samples.grow_old(self._clock, num_cached)
+        self._cross()
+        hint, used_at, num_blocks = _HINTS[reuse], self._used_at(), 0
+        for node in nodes:
+            node.unlink()
+            self._samples.used(node, self._clock)
+            node.uses = min(node.uses + 1, _USES_MAX)
+            node.used_at = used_at
+            self._begin(node, new_blocks, hint, USED)
+            num_blocks += node.num_blocks
+        self._clock += num_blocks
+        self._accesses += 1
+        if self._accesses >= _ACCESSES_PER_RANKING and self._clock - self._ranked_at >= _BLOCKS_PER_RANKING:
+            self._take_over()
+
+    def created(self, node: Node, seals: bytes, new_blocks: int, reuse: Reuse) -> None:
+        node.uses = self._revive(seals)
+        node.used_at = self._used_at()
+        self._begin(node, new_blocks, _HINTS[reuse], _kind_of_new(node))
+        self._clock += node.num_blocks
+
+    def grown(self, node: Node, seals: bytes) -> None:
+        node.uses = max(node.uses, self._revive(seals))
+        count = len(seals) // SEAL_BYTES
+        self._samples.grow(node, count)
+        self._clock += count
+
+    def split(self, upper: Node, lower: Node) -> None:
+        self._samples.split(upper, lower)
+
+    def hinted(self, node: Node, reuse: Reuse) -> None:
+        known = self._samples.seen(node)
+        said = features(node.uses, 0, kind=USED, hint=_HINTS[reuse])
+        seen = said if known is None else (known[0], known[1], said[2])
+        self._samples.hint(node, seen)
+        node.level = self._model.level(seen)
+        if node.colder is not None:
+            node.unlink()
+            self._link(node)
+
+    def evicted(self, node: Node, seal: bytes, *, is_whole: bool) -> None:
+        self._samples.bury(node, seal, is_whole=is_whole)
+
+    def left(self, node: Node) -> None:
+        self._samples.forget(node)
+
+    # who is next
+
+    def offer(self, node: Node) -> None:
+        if node.colder is None and node.is_evictable:
+            self._link(node)
+
+    def holds(self, node: Node) -> bool:
+        return node.colder is not None and node.colder.warmer is node
+
+    def coldest(self) -> Node:
+        self._rank()
+        while True:
+            assert self._mask, "no evictable leaf, although the ledger counted one"
+            lowest = self._mask & -self._mask
+            cell = self._cell_at(lowest.bit_length() - 1)
+            node = self._cells[cell].warmer
+            if not isinstance(node, Node):
+                self._mask ^= lowest
+            elif node.is_evictable:
+                return node
+            else:
+                node.unlink()
+
+    def next_victims(self, count: int) -> list[Node]:
+        self._rank()
+        found: list[Node] = []
+        mask = self._mask
+        while mask and len(found) < count:
+            lowest = mask & -mask
+            mask ^= lowest
+            node = self._cells[self._cell_at(lowest.bit_length() - 1)].warmer
+            while isinstance(node, Node) and len(found) < count:
+                if node.is_evictable:
+                    found.append(node)
+                node = node.warmer
+        return found
+
+    # inside
+
+    def _begin(self, node: Node, new_blocks: int, hint: int, kind: int) -> None:
+        seen = features(node.uses, new_blocks, kind=kind, hint=hint)
+        node.level = self._model.level(seen)
+        self._samples.begin(node, seen, self._clock)
+
+    def _revive(self, seals: bytes) -> int:
+        """Number of accesses of a run that is stored now: one more than its first ghost had."""
+        uses = 1
+        if self._samples.num_ghosts:
+            for start in range(0, len(seals), SEAL_BYTES):
+                before = self._samples.revive(seals[start : start + SEAL_BYTES], self._clock)
+                if before and uses == 1:
+                    uses = min(before + 1, _USES_MAX)
+        return uses
+
+    def _used_at(self) -> int:
+        if self._clock - self._tick >= max(1, self._num_cached // _TICKS // 16):
+            self._tick = self._clock
+        return self._tick
+
+    def _cell_at(self, rank: int) -> int:
+        return self._ranking.cell[rank] if rank < NUM_CELLS else rank
+
+    def _link(self, node: Node) -> None:
+        if node.retained is not None:
+            cell = NUM_CELLS + node.retained.priority
+            self._mask |= 1 << cell
+            _insert(self._ring(cell), node)
+            return
+        bucket = bucket_of(self._clock - node.used_at)
+        bucket = min(max(bucket, self._model.low), self._model.top)
+        cell = bucket * NUM_LEVELS + node.level
+        self._mask |= 1 << self._ranking.rank[cell]
+        _insert(self._ring(cell), node)
+        self._watch(cell)
+
+    def _relink(self, node: Node) -> None:
+        if node.colder is not None:
+            node.unlink()
+            self._link(node)
+
+    def _cross(self) -> None:
+        """Leaves that are too old for their cell go to the next one."""
+        if self._clock < self._cross_at:
+            return
+        left = _CROSSINGS_AT_ONCE
+        while left and self._due and self._due[0] >> _CELL_BITS <= self._clock:
+            cell = heappop(self._due) & _CELL_MASK
+            ring, end = self._cells[cell], self._clock - end_of(cell // NUM_LEVELS)
+            node, older = ring.warmer, self._ring(cell + NUM_LEVELS)
+            while left and isinstance(node, Node) and node.used_at <= end:
+                left -= 1
+                node.unlink()
+                _insert(older, node)
+                node = ring.warmer
+            self._is_due.discard(cell)
+            self._watch(cell)
+            self._watch(cell + NUM_LEVELS)
+            self._mask |= 1 << self._ranking.rank[cell + NUM_LEVELS]
+        if left:
+            self._cross_at = self._clock + self._num_cached // _CROSSINGS_PER_ROUND
+
+    def _watch(self, cell: int) -> None:
+        """Know when the first leaf of the cell crosses."""
+        node, bucket = self._cells[cell].warmer, cell // NUM_LEVELS
+        if isinstance(node, Node) and bucket < self._model.top and cell not in self._is_due:
+            self._is_due.add(cell)
+            heappush(self._due, (node.used_at + end_of(bucket)) << _CELL_BITS | cell)
+
+    def _ring(self, cell: int) -> Link:
+        ring = self._cells.get(cell)
+        if ring is None:
+            ring = self._cells[cell] = Link()
+            ring.colder = ring.warmer = ring
+        return ring
+
+    def _take_over(self) -> None:
+        """What was learned since counts from now on: other gains, another order of the cells."""
+        self._model.fit_window(self._num_cached)
+        self._model.take_over()
+        self._ranked_at = self._clock
+        self._accesses = 0
+        self._is_ranked = False
+
+    def _rank(self) -> None:
+        """Put the cells into that order, once it is asked for: while nothing is evicted nobody needs it."""
+        if self._is_ranked:
+            return
+        self._is_ranked = True
+        self._ranking = self._model.ranking()
+        self._mask = 0
+        for cell, ring in list(self._cells.items()):
+            if ring.warmer is ring and cell not in self._is_due:
+                ring.colder = ring.warmer = None
+                del self._cells[cell]
+            elif ring.warmer is not ring:
+                self._mask |= 1 << (self._ranking.rank[cell] if cell < NUM_CELLS else cell)
+
+
+def _kind_of_new(node: Node) -> int:
+    parent = node.parent
+    return BEGUN if parent is None or parent.parent is None or parent.uses > COMMON_USES else CONTINUED
+
+
+def _insert(ring: Link, node: Node) -> None:
+    """As the last used, unless it was used before all others: an inner node that just became a leaf."""
+    first, last = ring.warmer, ring.colder
+    assert first is not None
+    assert last is not None
+    is_oldest = isinstance(first, Node) and node.used_at < first.used_at
+    before, after = (ring, first) if is_oldest else (last, ring)
+    node.colder, node.warmer = before, after
+    before.warmer = after.colder = node

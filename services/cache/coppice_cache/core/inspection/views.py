@@ -1,0 +1,72 @@
+"""What operators see: counters. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from coppice_cache.core.base.results import DomainStats, IndexStats, WorkerStats
+from coppice_cache.core.pool.ledger import BlockState
+from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.state.state import State
+from coppice_cache.core.state.workers import Worker
+
+
+def gather_stats(state: State) -> IndexStats:
+    """Cost: workers times their domains."""
+    workers = tuple(_worker_stats(worker) for worker in state.workers.values())
+    domains = [domain for worker in workers for domain in worker.domains]
+    return IndexStats(
+        cache_epoch=state.cache_epoch,
+        sessions=len(state.sessions),
+        leases=sum(len(session.leases) for session in state.sessions.values()),
+        pins=sum(worker.leases for worker in workers),
+        nodes=sum(worker.nodes for worker in workers),
+        free_blocks=sum(worker.free_blocks for worker in workers),
+        leased_blocks=sum(worker.leased_blocks for worker in workers),
+        cached_blocks=sum(worker.cached_blocks for worker in workers),
+        draining_blocks=sum(worker.draining_blocks for worker in workers),
+        hit_tokens=sum(domain.hit_tokens for domain in domains),
+        query_tokens=sum(domain.query_tokens for domain in domains),
+        evicted_blocks=sum(domain.evicted_blocks for domain in domains),
+        workers=workers,
+    )
+
+
+def _worker_stats(worker: Worker) -> WorkerStats:
+    counts = worker.ledger.counts
+    host_counts = [0] * len(BlockState) if worker.host is None else worker.host.store.ledger.counts
+    return WorkerStats(
+        worker_id=worker.worker_id,
+        worker_epoch=worker.epoch,
+        open=worker.is_open,
+        num_blocks=worker.num_blocks,
+        free_blocks=counts[BlockState.FREE],
+        leased_blocks=counts[BlockState.LEASED],
+        cached_blocks=counts[BlockState.CACHED],
+        draining_blocks=counts[BlockState.DRAINING],
+        leases=len(worker.leases),
+        fences=len(worker.fences),
+        trees=len(worker.trees),
+        nodes=worker.num_nodes,
+        domains=tuple(_domain_stats(worker, use) for use in worker.quotas.uses.values()),
+        num_host_blocks=sum(host_counts),
+        host_free_blocks=host_counts[BlockState.FREE],
+        host_leased_blocks=host_counts[BlockState.LEASED],
+        host_cached_blocks=host_counts[BlockState.CACHED],
+        copies=0 if worker.host is None else len(worker.host.jobs),
+    )
+
+
+def _domain_stats(worker: Worker, use: DomainUse) -> DomainStats:
+    return DomainStats(
+        worker_id=worker.worker_id,
+        domain=use.config.domain,
+        leased_blocks=use.leased,
+        cached_blocks=use.cached,
+        draining_blocks=use.draining,
+        pinned_blocks=use.protected,
+        guarantee_blocks=use.guarantee,
+        maximum_blocks=use.maximum,
+        leases=use.leases,
+        hit_tokens=use.hit_tokens,
+        query_tokens=use.query_tokens,
+        evicted_blocks=use.evicted_blocks,
+    )

@@ -1,0 +1,262 @@
+"""The host tier: what is demoted there before the device has to forget it, and promoted again when it is asked for.
+
+    device    ... [a b c]          coldest leaf, few blocks are free      ---- DEMOTE ---->   host  ... [a b c]
+    host      ... [a b c]          a prompt goes on with a b c            ---- PROMOTE --->   device ... [a b c]
+
+Both tiers have trees of their own, each closed under prefixes. A copy is an order to the worker and a lease on either
+end: a pin on what is read, owned blocks for what is written. Until the worker says that it is done neither end can be
+evicted or granted; then the written end is published like any lease's blocks. A demoted block stays on the device until
+it is evicted there, which takes no time by then.
+
+A promotion is a flight: whoever asks for that prefix is told to wait for it, like for a live lease that computes it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from coppice.handles import HANDLE_BYTES
+from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import Grant
+from coppice.messages.registration import CopyOrder, Direction
+from coppice.seals import SEAL_BYTES, root_seal
+from coppice_cache.core.ops.invalidation import cut
+from coppice_cache.core.ops.pins import extend_pins
+from coppice_cache.core.pool.insert import settle_path
+from coppice_cache.core.pool.leases import Lease
+from coppice_cache.core.pool.packed import unpack_blocks
+from coppice_cache.core.pool.quotas import DomainUse, EvictionPlan
+from coppice_cache.core.pool.store import BlockStore
+from coppice_cache.core.radix.tree import (
+    NEVER_COPIED,
+    Node,
+    Spot,
+    Tree,
+    is_cut_off,
+    path,
+    root_of,
+    unprotected_blocks,
+    walk,
+)
+from coppice_cache.core.state.host_tier import CopyJob
+from coppice_cache.core.state.state import State
+from coppice_cache.core.state.workers import Worker
+
+_NO_ID = LeaseId(b"")
+_NO_EPOCH = SchedulerEpoch(0)
+_NO_GRANT = Grant(_NO_ID, WorkerId(""), WorkerEpoch(0), 0, b"", b"", b"", b"")
+
+
+def host_match(worker: Worker, domain: DomainId, namespace: Namespace, tokens: bytes, stop: int) -> Spot | None:
+    """Where a walk of the host trees ends; None without a host tier or a tree there."""
+    if worker.host is None:
+        return None
+    tree = worker.host.store.find_tree(domain, namespace)
+    return None if tree is None else walk(tree, tokens, worker.block_bytes, stop)
+
+
+def promote(
+    state: State, worker: Worker, tree: Tree, spot: Spot, use: DomainUse, tokens: bytes, num_host_blocks: int
+) -> bool:
+    """Order the `num_host_blocks` that the host tier has beyond `spot` to the device, if that is worth it and there is
+    room."""
+    if worker.host is None or not _has_place(state, worker):
+        return False
+    count = min(num_host_blocks, _copies_left(state, worker))
+    if worker.needs.waiting or count <= 0 or not state.settings.tiers.is_worth_promoting(count, worker.block_size):
+        return False
+    plan = worker.quotas.plan(use, count, num_free=worker.ledger.num_free, newly_protected=unprotected_blocks(spot))
+    if not isinstance(plan, EvictionPlan):
+        return False
+    host = worker.host.store
+    end = (spot.num_blocks + count) * worker.block_bytes
+    found = host_match(worker, tree.domain, tree.namespace, tokens, end)
+    assert found is not None
+    assert found.num_blocks == spot.num_blocks + count, "the host tier has less than was said"
+    target = _claim(state, worker, use, tree, spot, plan, count)
+    host_use = host.quotas.uses[tree.domain]
+    source = _hold(state, host, host_use, root_of(found.node), host.settle(host_use, found), found.num_blocks)
+    _order(state, worker, Direction.PROMOTE, host, source, target, tokens[:end])
+    worker.flights.start(target, tokens[:end], partial(host.is_findable, source))
+    return True
+
+
+def plan_demotions(state: State, worker: Worker) -> None:
+    """While few device blocks are free, copy the next victims to the host. Called at every tick."""
+    if worker.host is None or not worker.is_open or state.reincarnating:
+        return
+    wanted = int(state.settings.demote_below_share * worker.num_blocks) - worker.ledger.num_free
+    if wanted <= 0:
+        return
+    # A copy holds its source for as long as the worker takes, which a strict domain could feel, and nobody zeroes
+    # host blocks: who asks for that stays on the device (I15).
+    lending = [use for use in worker.quotas.uses.values() if not use.config.wipes]
+    for use in sorted(lending, key=lambda use: -use.over):
+        for node in use.queue.next_victims(state.settings.copy_orders_max):
+            if not _has_place(state, worker) or wanted <= 0:
+                return
+            wanted -= node.num_blocks
+            _demote(state, worker, use, node)
+
+
+def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tuple[int, ...], now_ns: int) -> None:
+    """The worker's word on orders; one that is unknown, or was answered before, changes nothing."""
+    if worker.host is None:
+        return
+    for order_id in (*done, *failed):
+        job = worker.host.jobs.pop(order_id, None)
+        if job is None:
+            continue
+        demoted = job.order.direction is Direction.DEMOTE
+        from_store, to_store = (worker, worker.host.store) if demoted else (worker.host.store, worker)
+        if order_id in done:
+            if from_store.is_findable(job.source):  # what was invalidated may not come back through the other tier
+                _store(state, to_store, job, now_ns)
+            if not demoted and job.target.tree is not None:
+                extend_pins(state, worker, job.target.tree)
+            worker.flights.advance(job.target)
+        elif demoted:
+            job.source.node.copied_use_ns = NEVER_COPIED  # what stood in the way may be gone by the next tick
+        else:
+            _forget(from_store, job)
+        worker.flights.end(job.target)
+        _let_go(to_store, job.target)
+        _let_go(from_store, job.source)
+        if order_id in done:
+            _note_seals(to_store, job.order)
+
+
+def _demote(state: State, worker: Worker, use: DomainUse, node: Node) -> None:
+    """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room.
+
+    Once for each use: where the host holds less than the victims, it has dropped some again, and copying those would
+    drop others, for ever.
+    """
+    assert worker.host is not None
+    host = worker.host.store
+    if node.copied_use_ns == node.last_use_ns:
+        return
+    if is_cut_off(node) or not _may_enter(state, host, use):
+        return  # invalidated, and not taken apart yet; or the accounts of the host tier are full
+    tree, nodes = root_of(node), path(node)
+    tokens = b"".join(part.tokens for part in nodes)
+    host_use = host.quotas.use_of(use.config)
+    there = host.find_tree(tree.domain, tree.namespace)
+    if there is None:
+        there = host.new_tree(
+            tree.domain, tree.namespace, root_seal(state.settings.seal_key, tree.domain, tree.namespace)
+        )
+    spot = walk(there, tokens, worker.block_bytes)
+    count = len(tokens) // worker.block_bytes - spot.num_blocks
+    if not 0 < count <= _copies_left(state, worker) or not worker.is_current(tree):
+        return
+    if not state.settings.tiers.is_worth_demoting(count, worker.block_size):
+        return
+    plan = host.quotas.plan(host_use, count, num_free=host.ledger.num_free, newly_protected=unprotected_blocks(spot))
+    if not isinstance(plan, EvictionPlan):
+        return
+    target = _claim(state, host, host_use, there, spot, plan, count)
+    source = _hold(state, worker, use, tree, node, len(tokens) // worker.block_bytes)
+    _order(state, worker, Direction.DEMOTE, worker, source, target, tokens)
+    node.copied_use_ns = node.last_use_ns
+
+
+def _may_enter(state: State, host: BlockStore, use: DomainUse) -> bool:
+    uses, limit = host.quotas.uses, state.settings.domains_per_worker_max
+    if use.config.domain not in uses and len(uses) >= limit:
+        host.quotas.forget_idle()
+    return use.config.domain in uses or len(uses) < limit
+
+
+def _has_place(state: State, worker: Worker) -> bool:
+    return worker.host is not None and len(worker.host.jobs) < state.settings.copy_orders_max
+
+
+def _copies_left(state: State, worker: Worker) -> int:
+    assert worker.host is not None
+    return state.settings.copy_blocks_max - worker.host.num_copying
+
+
+def _order(
+    state: State,
+    worker: Worker,
+    direction: Direction,
+    read_from: BlockStore,
+    source: Lease,
+    target: Lease,
+    tokens: bytes,
+) -> CopyJob:
+    """Copy what the target owns; `tokens` are those of its whole path, from the root."""
+    assert worker.host is not None
+    src, dst = source.handles(target.num_settled, target.num_blocks), target.own_handles()
+    order = CopyOrder(state.next_order_id(), direction, src, dst, read_from.ledger.seals_of(src))
+    copied = tokens[target.num_settled * worker.block_bytes :]
+    job = worker.host.jobs[order.order_id] = CopyJob(order, source, target, copied)
+    state.order_copy(worker, order)
+    return job
+
+
+def _claim(
+    state: State, store: BlockStore, use: DomainUse, tree: Tree, spot: Spot, plan: EvictionPlan, count: int
+) -> Lease:
+    """The written end: a pin at the spot, and `count` blocks that follow it."""
+    store.hang_up_tree(tree)
+    target = _hold(state, store, use, tree, store.settle(use, spot), spot.num_blocks)
+    store.make_room(use, plan)
+    target.table += store.ledger.grant(use, count).owned
+    store.quotas.settle(use)
+    return target
+
+
+def _hold(state: State, store: BlockStore, use: DomainUse, tree: Tree, node: Node, num_blocks: int) -> Lease:
+    """A lease of nobody's session: a pin on `node`, which ends `num_blocks` from its root."""
+    table = bytearray(b"".join(part.handles for part in path(node)))
+    lease = Lease(
+        number=state.next_lease_number(),
+        lease_id=_NO_ID,
+        epoch=_NO_EPOCH,
+        use=use,
+        namespace=tree.namespace,
+        node=node,
+        table=table,
+        num_shared=num_blocks,
+        num_settled=num_blocks,
+        granted_ns=0,
+        grant=_NO_GRANT,
+        tree=tree,
+    )
+    store.copying[lease.number] = lease
+    store.pin(lease, node)
+    store.quotas.settle(use)
+    return lease
+
+
+def _store(state: State, store: BlockStore, job: CopyJob, now_ns: int) -> None:
+    """The written end is full: publish it, unless its place was invalidated meanwhile."""
+    target = job.target
+    if store.is_findable(target):
+        settle_path(store, target, job.tokens, state.settings.seal_key, now_ns)
+        store.quotas.settle(target.use)
+
+
+def _forget(store: BlockStore, job: CopyJob) -> None:
+    """The host blocks could not be read: whoever asks computes, and is not made to wait for another attempt."""
+    source = job.source
+    if source.tree is not None and store.is_findable(source):
+        first = source.num_settled - len(job.order.src) // HANDLE_BYTES
+        tokens = b"".join(part.tokens for part in path(source.node))
+        spot = walk(source.tree, tokens, store.block_bytes, (first + 1) * store.block_bytes)
+        cut(store, Spot(spot.node, spot.blocks_into - 1, 0))
+
+
+def _note_seals(store: BlockStore, order: CopyOrder) -> None:
+    """The worker has sealed all that it wrote, and will report so, also where nothing of it could be published."""
+    for number, block in enumerate(unpack_blocks(order.dst)):
+        store.ledger.set_seal(block, order.seals[number * SEAL_BYTES : (number + 1) * SEAL_BYTES])
+
+
+def _let_go(store: BlockStore, lease: Lease) -> None:
+    del store.copying[lease.number]
+    store.unpin(lease, lease.node)
+    store.ledger.give_back(lease.use, lease.own_handles(), drained=False)
+    store.quotas.settle(lease.use)

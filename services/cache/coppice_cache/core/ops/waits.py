@@ -1,0 +1,102 @@
+"""Whether an acquire should wait: for a live lease that computes its prefix, or for a copy from the host tier."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from coppice.ids import TOKEN_BYTES
+from coppice.messages.index import Acquire, Pending
+from coppice_cache.core.ops.offload import host_match, promote
+from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.radix.tree import Spot, Tree, walk
+from coppice_cache.core.state.sessions import Session
+from coppice_cache.core.state.single_flight import Coming
+from coppice_cache.core.state.state import NS_PER_MS, State
+from coppice_cache.core.state.workers import Worker
+
+
+class Offer(NamedTuple):
+    """What one candidate could give: its tree (perhaps not hung up yet), where the match ends, what is left to do."""
+
+    worker: Worker
+    use: DomainUse
+    tree: Tree
+    spot: Spot
+    cost: int  # tokens to compute, and those that stand before
+    coming: Coming | None = None  # what a live lease is about to add to the match
+    num_host_blocks: int = 0  # that the host tier could add
+
+
+def matchable_bytes(tokens: bytes, block_bytes: int) -> int:
+    """Whole blocks that a match may cover: never the last token, since something must be computed for a sample."""
+    return max(0, len(tokens) - TOKEN_BYTES) // block_bytes * block_bytes
+
+
+def weigh_waiting(state: State, op: Acquire, offer: Offer) -> Offer:
+    """The offer with what a wait would bring, and the cost after it. Nothing for a request that would never fit."""
+    worker, size = offer.worker, offer.worker.block_size
+    if worker.blocks_for(op.reserve_tokens) > worker.quotas.ceiling(offer.use):
+        return offer
+    coming = _find_coming(state, op, worker, offer.spot)
+    if coming is not None:
+        gain = (coming.num_blocks - offer.spot.num_blocks) * size
+        return offer._replace(coming=coming, cost=offer.cost - gain)
+    stop = matchable_bytes(op.tokens, worker.block_bytes)
+    found = host_match(worker, op.domain, op.namespace, op.tokens, stop)
+    count = 0 if found is None else found.num_blocks - offer.spot.num_blocks
+    # As few tokens as nobody waits for would be ordered again by the next who asks, as it would not find the flight.
+    if count * size < max(1, state.settings.flight_tokens_min):
+        return offer
+    if not state.settings.tiers.is_worth_promoting(count, size):
+        return offer
+    return offer._replace(num_host_blocks=count, cost=offer.cost - state.settings.tiers.tokens_saved(count, size))
+
+
+def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None:
+    """The answer of before to who asks again while it waits: the op is idempotent, whatever else became findable.
+
+    None for who does not wait, or wants to no longer, or somewhere else, or has lost its leader: that asks anew.
+    """
+    worker = session.waiting.get(op.lease_id)
+    if worker is None or not op.may_wait or op.skip_match:
+        return None
+    if all(candidate.worker_id != worker.worker_id for candidate in op.candidates):
+        return None
+    waiter = worker.flights.still_waits(session.epoch, op.lease_id, (op.domain, op.namespace), op.tokens)
+    return None if waiter is None else Pending(op.lease_id, waiter.num_tokens, state.settings.flight_wait_ms)
+
+
+def wait_for(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int) -> Pending | None:
+    """Wait for what the cheapest offer counts on; None when there is nothing to wait for."""
+    coming = offer.coming
+    if coming is None and offer.num_host_blocks:
+        coming = _promoted(state, op, offer)
+    if coming is None:
+        return None
+    worker, wait_ms = offer.worker, state.settings.flight_wait_ms
+    wake_ns = now_ns + wait_ms * NS_PER_MS
+    before = session.waiting.get(op.lease_id)
+    if before is not None and before is not worker:
+        wake_ns = min(wake_ns, before.flights.bound_ns(session.epoch, op.lease_id) or wake_ns)
+        session.stop_waiting(op.lease_id)
+    session.waiting[op.lease_id] = worker
+    num_tokens = (coming.num_blocks - offer.spot.num_blocks) * worker.block_size
+    worker.flights.wait(session.epoch, op.lease_id, coming, num_tokens, wake_ns)
+    return Pending(op.lease_id, num_tokens, wait_ms)
+
+
+def _find_coming(state: State, op: Acquire, worker: Worker, spot: Spot) -> Coming | None:
+    """A flight that is worth waiting for."""
+    coming = worker.flights.coming(spot, op.tokens[: matchable_bytes(op.tokens, worker.block_bytes)])
+    if coming is None or (coming.num_blocks - spot.num_blocks) * worker.block_size < state.settings.flight_tokens_min:
+        return None
+    return coming
+
+
+def _promoted(state: State, op: Acquire, offer: Offer) -> Coming | None:
+    """The flight of a copy that was just ordered."""
+    worker = offer.worker
+    stop = matchable_bytes(op.tokens, worker.block_bytes)
+    if not promote(state, worker, offer.tree, offer.spot, offer.use, op.tokens, offer.num_host_blocks):
+        return None
+    return worker.flights.coming(walk(offer.tree, op.tokens, worker.block_bytes, stop), op.tokens[:stop])

@@ -1,0 +1,245 @@
+"""Blocks of one pool in one tier: the ledger that says who has them, and the trees that find them again.
+
+A worker has one for its device and, where it has a host tier, one for that. The same content may be in both; each is
+closed under prefixes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coppice.handles import HANDLE_BYTES
+from coppice.ids import TOKEN_BYTES, DomainId, Namespace
+from coppice_cache.core.pool.changes import Changes
+from coppice_cache.core.pool.deferred_free import Sweeping, reap, retire
+from coppice_cache.core.pool.leases import Lease
+from coppice_cache.core.pool.ledger import Ledger
+from coppice_cache.core.pool.quotas import DomainUse, EvictionPlan, Quotas
+from coppice_cache.core.radix.incarnations import Incarnations
+from coppice_cache.core.radix.partial_match import ChildOrders
+from coppice_cache.core.radix.tree import (
+    EDGE_BLOCKS_MAX,
+    Node,
+    Spot,
+    Tree,
+    add_child,
+    is_cut_off,
+    root_of,
+    settle_spot,
+    top_of,
+)
+
+_CHUNK_BLOCKS = 8  # taken from one domain before asking again which one is furthest over its guarantee
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPin:
+    """What an operator's pin holds here: `num_blocks` from the root, down to `node`."""
+
+    number: int  # stands for it in the node's pins
+    tree: Tree
+    node: Node
+    num_blocks: int
+
+
+class BlockStore:
+    """Ledger, quotas and trees of one pool."""
+
+    def __init__(
+        self, block_size: int, ledger: Ledger, quotas: Quotas, incarnations: Incarnations, changes: Changes
+    ) -> None:
+        self.num_blocks = ledger.num_blocks
+        self.block_size = block_size
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.ledger = ledger
+        self.quotas = quotas
+        self.trees: dict[tuple[DomainId, Namespace], Tree] = {}
+        self.num_nodes = 0
+        self.child_orders = ChildOrders()
+        self.incarnations = incarnations
+        self.changes = changes
+        self.sweeping = Sweeping(incarnations.version)
+        self.copying: dict[int, Lease] = {}  # ends of copies between tiers, by number; see `offload`
+
+    @property
+    def is_open(self) -> bool:
+        return True
+
+    def all_leases(self) -> Iterator[Lease]:
+        """Whoever has pins and blocks here."""
+        yield from self.copying.values()
+
+    def all_pins(self) -> Iterator[HeldPin]:
+        """Of operators."""
+        yield from ()
+
+    def is_current(self, tree: Tree) -> bool:
+        """False once it was invalidated."""
+        return tree.stamp == self.incarnations.stamp(tree.domain, tree.namespace)
+
+    def is_findable(self, lease: Lease) -> bool:
+        """Neither its tree nor what it is pinned to was invalidated, so what it stores would be found."""
+        return lease.tree is not None and self.is_current(lease.tree) and not is_cut_off(lease.node)
+
+    def find_tree(self, domain: DomainId, namespace: Namespace) -> Tree | None:
+        tree = self.trees.get((domain, namespace))
+        return tree if tree is not None and self.is_current(tree) else None
+
+    def new_tree(self, domain: DomainId, namespace: Namespace, seal: bytes) -> Tree:
+        """Not hung up yet."""
+        stamp = self.incarnations.stamp(domain, namespace)
+        return Tree(domain, namespace, seal, self.block_bytes, stamp)
+
+    def hang_up_tree(self, tree: Tree) -> None:
+        """Have it found; an invalidated one of that name makes room."""
+        known = self.trees.get((tree.domain, tree.namespace))
+        if known is not tree:
+            if known is not None:
+                retire(self, known)
+            self.trees[tree.domain, tree.namespace] = tree
+
+    def settle(self, use: DomainUse, spot: Spot) -> Node:
+        """The node that ends exactly at the spot; splits an edge when there is none yet."""
+        node = settle_spot(spot, self.block_bytes)
+        if node is not spot.node:
+            self.num_nodes += 1
+            use.queue.split(node, spot.node)
+            if node.retained is not None:
+                node.retained.nodes.append(node)
+        return node
+
+    # pins
+
+    def pin(self, lease: Lease, node: Node) -> None:
+        lease.use.protected += node.pin(lease.number)
+        lease.node = node
+
+    def unpin(self, lease: Lease, node: Node) -> None:
+        lease.use.protected -= node.unpin(lease.number)
+        self.offer(lease.use, node)
+
+    def offer(self, use: DomainUse, node: Node) -> None:
+        """Something that protected the node may be gone: an orphan is freed then, others may be evicted from now on."""
+        while node.handles and node.is_orphan and not node.guards and not node.children:
+            assert node.parent is not None  # which may have left before: it does not list an orphan
+            parent = node.parent
+            use.queue.left(node)
+            self.discard(use, parent, node.leave(self.block_bytes))
+            self.num_nodes -= 1
+            node = parent
+        use.queue.offer(node)
+        if use.doomed:
+            self._offer_above_cuts(use, node)
+        self.drop_if_unused(node)
+
+    def _offer_above_cuts(self, use: DomainUse, node: Node) -> None:
+        """What was cut off above the node guards its parent no more, which may be a leaf by now."""
+        while (parent := node.parent) is not None:
+            if node.is_orphan:
+                use.queue.offer(parent)
+            node = parent
+
+    # how blocks enter trees and leave them
+
+    def store(self, lease: Lease, node: Node, tokens: bytes, handles: bytes, seals: bytes, now_ns: int) -> Node:
+        """LEASED -> CACHED, findable below `node`; the only entrance, but for what regrows after a restart.
+
+        Returns the node that ends with them. A leaf that is this lease's alone grows in place.
+        """
+        self.ledger.publish(lease.use, handles, seals)
+        if self.changes.are_told:
+            assert lease.tree is not None
+            parent_seal = self.ledger.seal(node.last_block) if node.handles else b""
+            self.changes.stored(lease.tree, parent_seal, tokens, handles, seals)
+        alone = node.guards == 1 and len(node.pins) == 1 and lease.number in node.pins and not node.children
+        may_grow = alone and node.retained is None  # what follows a range that is kept is not kept with it
+        if may_grow and node.handles and len(node.handles) + len(handles) <= EDGE_BLOCKS_MAX * HANDLE_BYTES:
+            node.append(tokens, handles)
+            lease.use.queue.grown(node, seals)
+            lease.use.protected += len(handles) // HANDLE_BYTES
+            node.last_use_ns = now_ns
+            return node
+        self.num_nodes += 1
+        self.child_orders.added(node, tokens[: self.block_bytes])
+        child = add_child(node, tokens, handles, block_bytes=self.block_bytes, now_ns=now_ns)
+        lease.use.queue.created(child, seals, lease.num_blocks - lease.num_shared, lease.reuse)
+        return child
+
+    def hide(self, node: Node) -> None:
+        """What hangs at `node` is found by nobody from now on; its blocks stay CACHED until they are discarded.
+
+        Without its edge what hangs below is no prefix of anything, so telling of that is enough.
+        """
+        self._tell_removed(root_of(node).domain, node, node.handles, all_below=True)
+        node.hide(self.block_bytes)
+
+    def discard(self, use: DomainUse, above: Node, handles: bytes) -> None:
+        """CACHED -> FREE, of blocks whose node hung below `above` and was trimmed or left; the only exit."""
+        self._tell_removed(use.config.domain, above, handles, all_below=False)
+        self.ledger.evict(use, handles)
+
+    def _tell_removed(self, domain: DomainId, node: Node, handles: bytes, *, all_below: bool) -> None:
+        """A node that was hidden may have lost the way to its root."""
+        if self.changes.are_told:
+            root = top_of(node)
+            namespace = root.namespace if isinstance(root, Tree) else Namespace(b"")
+            self.changes.removed(domain, namespace, handles, self.ledger.seals_of(handles), all_below=all_below)
+
+    # eviction
+
+    def make_room(self, use: DomainUse, plan: EvictionPlan) -> None:
+        """Carry out a plan that was decided for this domain; it cannot fail."""
+        wanted = plan.from_own + plan.from_pool
+        if plan.from_own:
+            wanted -= self._evict(use, plan.from_own)
+        while wanted > 0:
+            victim = self.quotas.furthest_over()
+            if victim is None:
+                self._evict(use, wanted)
+                return
+            wanted -= self._evict(victim, min(wanted, victim.lendable, _CHUNK_BLOCKS))
+
+    def _evict(self, use: DomainUse, count: int) -> int:
+        """Free cached blocks of one domain: what was invalidated, then the coldest leaf, its tail block by block.
+
+        Returns how many became free: what was invalidated goes by whole nodes, so they can be more.
+        """
+        reaped = 0
+        if use.doomed:
+            reaped = reap(self, use, num_blocks=count)
+        freed = max(count, reaped)
+        count = freed - reaped
+        use.evicted_blocks += count
+        while count:
+            node = use.queue.coldest()
+            parent, taken = node.parent, min(count, node.num_blocks)
+            assert parent is not None
+            first = node.num_blocks - taken
+            use.queue.evicted(node, self.ledger.seal(node.block(first)), is_whole=first == 0)
+            self.discard(use, parent, node.trim(taken, self.block_bytes))
+            count -= taken
+            if not node.handles:
+                self.num_nodes -= 1
+                use.queue.offer(parent)
+                self.drop_if_unused(parent)
+        self.quotas.settle(use)
+        return freed
+
+    def drop_if_unused(self, node: Node) -> None:
+        """Forget a tree that has neither nodes nor leases."""
+        if isinstance(node, Tree) and node.is_unused and self.trees.get((node.domain, node.namespace)) is node:
+            del self.trees[node.domain, node.namespace]
+
+    def roots(self) -> list[Node]:
+        """All nodes hang below these: the trees, what was invalidated, and what left while somebody holds it."""
+        roots: list[Node] = list(self.trees.values())
+        for use in self.quotas.uses.values():
+            roots.extend(use.doomed)
+        pinned = [node for lease in self.all_leases() for node in (lease.node, lease.copy_node) if node is not None]
+        for node in [*pinned, *(held.node for held in self.all_pins())]:
+            if node.is_orphan:
+                while node.parent is not None and node.parent.is_orphan:
+                    node = node.parent
+                roots.append(node)
+        return roots

@@ -1,0 +1,96 @@
+"""How sessions and worker epochs begin and end."""
+
+from __future__ import annotations
+
+from coppice.ids import SchedulerEpoch, WorkerId
+from coppice.messages.registration import Fence
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.results import SessionEnded, WorkerEnded
+from coppice_cache.core.ops.ops import drop_claim
+from coppice_cache.core.ops.reclaim import settle_session, settle_worker
+from coppice_cache.core.pool.leases import Lease
+from coppice_cache.core.state.sessions import Session
+from coppice_cache.core.state.state import State
+from coppice_cache.core.state.workers import Phase, Worker
+
+
+def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True) -> SchedulerEpoch:
+    """The epoch that the client has from now on; another one than claimed when that is dead."""
+    session = state.sessions.get(claimed)
+    if session is None:
+        if len(state.sessions) >= state.settings.sessions_max:
+            raise MessageRefused(f"{len(state.sessions)} sessions are attached, the maximum; try again later")
+        kept = claimed and may_reattach(state, claimed, now_ns)
+        epoch = claimed if kept else state.mint_scheduler_epoch()
+        session = state.sessions[epoch] = Session(epoch, now_ns, reattached=not kept, plans=plans)
+    session.last_heard_ns = max(session.last_heard_ns, now_ns)
+    state.tell_client(session.epoch, state.workers_message())
+    return session.epoch
+
+
+def may_reattach(state: State, epoch: SchedulerEpoch, now_ns: int) -> bool:
+    """An epoch of before our restart, while no fence has gone out against those who are late."""
+    if not state.is_old(epoch) or state.reattach_closed or epoch in state.dead_epochs:
+        return False
+    waiting = any(worker.phase is Phase.WINDOW for worker in state.workers.values())
+    return waiting or now_ns < state.reattach_deadline_ns
+
+
+def end_session(state: State, epoch: SchedulerEpoch) -> None:
+    """Expiry or goodbye: every lease drains, and each worker is asked to fence the whole scheduler epoch."""
+    session = state.sessions.pop(epoch, None)
+    if session is None:
+        return
+    if state.is_old(epoch):
+        state.dead_epochs.add(epoch)
+    for lease_id in tuple(session.claims):
+        drop_claim(state, session, lease_id)
+    for lease_id in tuple(session.waiting):
+        session.stop_waiting(lease_id)
+    settle_session(state, epoch)
+    # Of a scheduler all workers, also those where it held nothing: they take plans of nobody older until they know.
+    by_worker: dict[WorkerId, list[Lease]] = {worker_id: [] for worker_id in state.workers} if session.plans else {}
+    for lease_id, lease in session.leases.items():
+        worker = session.workers[lease_id]
+        worker.drain(lease)
+        by_worker.setdefault(worker.worker_id, []).append(lease)
+    for worker_id, leases in by_worker.items():
+        worker = state.workers[worker_id]
+        state.send_fence(worker, Fence(state.next_fence_id(), worker.epoch, scheduler_epochs=(epoch,)), leases)
+    state.effects.append(SessionEnded(epoch))
+
+
+def end_worker(state: State, worker_id: WorkerId) -> None:
+    """The worker epoch is dead: its ledger, trees, fences and leases go with it."""
+    worker = state.workers.pop(worker_id, None)
+    if worker is None:
+        return
+    worker.flights.wake_all()
+    settle_worker(state, worker)
+    for lease in worker.leases.values():
+        forget_lease(state, lease)
+    state.dismantling += worker.roots()
+    if worker.host is not None:
+        state.dismantling += worker.host.store.roots()
+    worker.changes.cleared()
+    state.drop_replay(worker_id)
+    state.effects.append(WorkerEnded(worker_id, worker.epoch))
+    state.workers_changed = True
+
+
+def forget_lease(state: State, lease: Lease) -> None:
+    """Take a lease that is over out of its session's books."""
+    session = state.sessions.get(lease.epoch)
+    if session is None:
+        return
+    if lease.draining:
+        session.draining.discard(lease.lease_id)
+    elif session.leases.get(lease.lease_id) is lease:
+        session.remove(lease.lease_id)
+
+
+def finish_fenced(state: State, worker: Worker, leases: list[Lease]) -> None:
+    """The fence was acknowledged: the leases that waited for it are over."""
+    for lease in leases:
+        forget_lease(state, lease)
+        worker.finish(lease)

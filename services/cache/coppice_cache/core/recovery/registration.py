@@ -1,0 +1,241 @@
+"""What a worker's Register means, and what its FenceAck ends.
+
+worker_epoch 0                       a new pool: a new epoch, open at once
+the epoch that is live here          a reconnect: kept when every difference can be explained
+unknown here, of an earlier epoch    we restarted: closed ledger, window (rule 3)
+anything else                        that epoch is dead, here or as some session was told: a new one
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from coppice.handles import CACHE_EPOCH_MAX, COUNTER_BITS
+from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import DeadWorker
+from coppice.messages.registration import Direction, Draining, FenceAck, Register, Registered
+from coppice.seals import SEAL_BYTES
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.events import Tier
+from coppice_cache.core.base.results import Reincarnate
+from coppice_cache.core.eviction.policies import POLICIES
+from coppice_cache.core.pool.changes import Changes
+from coppice_cache.core.pool.ledger import BlockState, Ledger
+from coppice_cache.core.pool.packed import unpack_blocks
+from coppice_cache.core.pool.quotas import Quotas
+from coppice_cache.core.pool.store import BlockStore
+from coppice_cache.core.recovery.lifetimes import end_worker, finish_fenced
+from coppice_cache.core.recovery.reattach import accept_window_ack, close_windows, judge_held_claims
+from coppice_cache.core.state.host_tier import HostTier
+from coppice_cache.core.state.sessions import minted_by
+from coppice_cache.core.state.state import NS_PER_MS, State
+from coppice_cache.core.state.workers import Phase, Window, Worker
+
+
+def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) -> None:
+    """Raises MessageRefused for a message that contradicts itself or a limit."""
+    _check(state, worker_id, message)
+    highest = _highest_foreign_epoch(state, message)
+    if highest >= state.cache_epoch:
+        if highest >= CACHE_EPOCH_MAX:
+            raise MessageRefused(f"cache epoch {highest} is the last one; the worker must start with a new pool")
+        if highest >= state.reincarnate_above:
+            state.reincarnate_above = CacheEpoch(highest + 1)
+            state.effects.append(Reincarnate(state.reincarnate_above))
+        return
+    worker = state.workers.get(worker_id)
+    if worker is not None and worker.epoch == message.worker_epoch and _is_explained(worker, message):
+        _reconnect(state, worker, message, now_ns)
+        return
+    if worker is not None:
+        end_worker(state, worker_id)
+    elif len(state.workers) >= state.settings.workers_max:
+        raise MessageRefused(f"{len(state.workers)} workers are registered, the maximum")
+    survived = message.worker_epoch != 0 and worker_id not in state.last_epochs and not _is_buried(state, message)
+    epoch = message.worker_epoch if survived else state.mint_worker_epoch()
+    worker = _new_worker(state, message, epoch, now_ns, survived=survived)
+    state.workers[worker_id] = worker
+    state.last_epochs[worker_id] = epoch
+    state.workers_changed = True
+    state.tell_worker(worker_id, Registered(epoch, state.cache_epoch))
+    if worker.is_open:
+        state.drop_replay(worker_id)
+    judge_held_claims(state, worker, now_ns)
+    close_windows(state, now_ns)
+
+
+def _is_buried(state: State, message: Register) -> bool:
+    """Some session was told by an earlier incarnation that this worker epoch is over."""
+    dead = DeadWorker(message.worker_id, message.worker_epoch)
+    return any(dead in session.dead_workers for session in state.sessions.values())
+
+
+def acknowledge(state: State, worker_id: WorkerId, ack: FenceAck, now_ns: int) -> None:
+    """One that is doubled, unknown or of another worker epoch changes nothing."""
+    worker = state.workers.get(worker_id)
+    if worker is None or worker.epoch != ack.worker_epoch or ack.fence_id not in worker.fences:
+        return
+    if worker.phase is Phase.CLOSING and ack.fence_id == worker.window.fence_id:
+        _check_arrays(worker.num_blocks, ack.generations, ack.seals)
+        _check_epochs(state, ack.generations)
+        if worker.host is not None and ack.host_generations:
+            _check_arrays(worker.host.store.num_blocks, ack.host_generations, ack.host_seals)
+            _check_epochs(state, ack.host_generations)
+            worker.host.store.ledger.load(ack.host_generations, ack.host_seals)
+        accept_window_ack(state, worker, ack, now_ns)
+        return
+    finish_fenced(state, worker, worker.fences.pop(ack.fence_id).leases)
+
+
+def drain(state: State, worker_id: WorkerId, message: Draining) -> None:
+    """Schedulers hear of it and acquire there no more. A word of another worker epoch changes nothing."""
+    worker = state.workers.get(worker_id)
+    if worker is not None and worker.epoch == message.worker_epoch and not worker.draining:
+        worker.draining = True
+        state.workers_changed = True
+
+
+def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int, *, survived: bool) -> Worker:
+    ledger = Ledger(message.num_blocks, state.cache_epoch, any_wipes=state.domains.any_wipes)
+    ledger.load(message.generations, message.seals)
+    if survived:  # also where it has opened nothing: a plan under a grant of before may be on its way
+        ledger.close()
+    quotas = Quotas(message.num_blocks, state.domains.listed, POLICIES[state.settings.eviction])
+    phase = Phase.WINDOW if survived else Phase.OPEN
+    worker = Worker(
+        message,
+        epoch,
+        ledger,
+        quotas,
+        phase=phase,
+        now_ns=now_ns,
+        woken=state.woken,
+        incarnations=state.incarnations,
+        events=state.events,
+    )
+    worker.host = _host_tier(state, message, epoch)
+    deadline_ns = now_ns + state.settings.session_ttl_ms * NS_PER_MS
+    worker.window = Window(tuple(sorted(set(message.scheduler_epochs))), deadline_ns)
+    return worker
+
+
+def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier | None:
+    """What the host pool held before is not findable any more; its generations go on. Shares hold there too."""
+    if not message.num_host_blocks:
+        return None
+    ledger = Ledger(message.num_host_blocks, state.cache_epoch, any_wipes=False)
+    if message.host_generations:
+        ledger.load(message.host_generations, message.host_seals)
+    configs = tuple(replace(config, guarantee_blocks=0, maximum_blocks=0) for config in state.domains.listed)
+    quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction])
+    changes = Changes(message.worker_id, epoch, state.events, Tier.HOST)
+    return HostTier(BlockStore(message.block_size, ledger, quotas, state.incarnations, changes))
+
+
+def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:
+    """Same epoch, same cache epoch: nothing was lost but messages, so what is unanswered is said again."""
+    worker.last_heard_ns = max(worker.last_heard_ns, now_ns)
+    if (worker.address, worker.draining) != (message.address, message.draining):
+        worker.address, worker.draining = message.address, message.draining
+        state.workers_changed = True
+    state.tell_worker(worker.worker_id, Registered(worker.epoch, state.cache_epoch))
+    for pending in worker.fences.values():
+        state.tell_worker(worker.worker_id, pending.message)
+    for job in worker.host.jobs.values() if worker.host is not None else ():
+        state.order_copy(worker, job.order)
+
+
+def _is_explained(worker: Worker, message: Register) -> bool:
+    """Whether the reported blocks can follow from the ledger.
+
+    A worker may lag behind a grant that was not attached yet, and behind a seal that is on its way. It is ahead only
+    where it has promoted what we do not know to be done. A cached block was written under its generation, so a report
+    shows it, unless it was published while the report was on its way. In a closed ledger the second look will tell.
+    """
+    num_host_blocks = 0 if worker.host is None else worker.host.store.num_blocks
+    same_pool = (
+        (message.num_blocks, message.block_size, message.num_host_blocks)
+        == (worker.num_blocks, worker.block_size, num_host_blocks)
+    ) and (message.namespace, message.model) == (worker.namespace, worker.model)
+    if not same_pool or not worker.is_open:
+        return same_pool
+    if worker.host is not None and message.host_generations:
+        reported = np.frombuffer(message.host_generations, dtype="<u8")
+        if bool((reported > worker.host.store.ledger.generations).any()):
+            return False
+    reported = np.frombuffer(message.generations, dtype="<u8")
+    ours = worker.ledger.generations
+    if bool((reported > ours).any()):
+        return False
+    cached = worker.ledger.states == BlockState.CACHED
+    missing = set(np.flatnonzero(cached & (reported != ours)).tolist())
+    if missing - {block for _, handles in worker.published for block in unpack_blocks(handles)}:
+        return False
+    sealed = np.frombuffer(message.seals, dtype="<u8").reshape(-1, 2)
+    expected = worker.ledger.seal_words
+    if worker.host is not None:
+        expected = expected.copy()
+        for job in worker.host.jobs.values():
+            if job.order.direction is Direction.PROMOTE:
+                expected[unpack_blocks(job.order.dst)] = np.frombuffer(job.order.seals, dtype="<u8").reshape(-1, 2)
+    differs = (sealed != expected).any(axis=1) & sealed.any(axis=1) & (reported == ours)
+    return not bool(differs.any())
+
+
+def _highest_foreign_epoch(state: State, message: Register) -> CacheEpoch:
+    """Highest cache epoch that some other incarnation than this one used; 0 when there is no trace of one."""
+    generations = np.frombuffer(message.generations, dtype="<u8")
+    newest = int(generations.max()) >> COUNTER_BITS
+    if message.host_generations:
+        newest = max(newest, int(np.frombuffer(message.host_generations, dtype="<u8").max()) >> COUNTER_BITS)
+    highest = CacheEpoch(max(message.highest_cache_epoch, minted_by(message.worker_epoch), newest))
+    ours = highest == state.cache_epoch and message.worker_id in state.last_epochs
+    return CacheEpoch(0) if ours else highest
+
+
+def _check(state: State, worker_id: WorkerId, message: Register) -> None:
+    settings = state.settings
+    if message.worker_id != worker_id or not worker_id:
+        raise MessageRefused(f"worker {worker_id!r} registers as {message.worker_id!r}")
+    if not 0 < message.num_blocks <= settings.blocks_per_worker_max:
+        raise MessageRefused(f"num_blocks {message.num_blocks} must lie between 1 and {settings.blocks_per_worker_max}")
+    if not 0 < message.block_size <= settings.block_size_max:
+        raise MessageRefused(f"block_size {message.block_size} must lie between 1 and {settings.block_size_max}")
+    if len(message.scheduler_epochs) > settings.sessions_max:
+        raise MessageRefused(f"{len(message.scheduler_epochs)} scheduler epochs; at most {settings.sessions_max}")
+    if misfit := state.domains.misfit(message.num_blocks):
+        raise MessageRefused(
+            f"worker {worker_id!r}: {misfit}; give it more blocks or lower what is guaranteed in blocks"
+        )
+    names = (message.worker_id, message.address, message.model, message.namespace)
+    if any(len(name) > settings.name_bytes_max for name in names):
+        raise MessageRefused(f"a name is longer than {settings.name_bytes_max} bytes")
+    _check_arrays(message.num_blocks, message.generations, message.seals)
+    if not 0 <= message.num_host_blocks <= settings.blocks_per_worker_max:
+        raise MessageRefused(
+            f"num_host_blocks {message.num_host_blocks} must lie between 0 and {settings.blocks_per_worker_max}"
+        )
+    if message.host_generations or message.host_seals:
+        _check_arrays(message.num_host_blocks, message.host_generations, message.host_seals)
+
+
+def _check_arrays(num_blocks: int, generations: bytes, seals: bytes) -> None:
+    if len(generations) != 8 * num_blocks or len(seals) != SEAL_BYTES * num_blocks:
+        raise MessageRefused(
+            f"{num_blocks} blocks need {8 * num_blocks} bytes of generations and {SEAL_BYTES * num_blocks} of seals; "
+            f"there are {len(generations)} and {len(seals)}"
+        )
+    if num_blocks and int(np.frombuffer(generations, dtype="<u8").max()) >> 40:
+        raise MessageRefused("a generation has more than 40 bits")
+
+
+def _check_epochs(state: State, generations: bytes) -> None:
+    """We have granted nothing there, so a generation of our epoch or a later one is another incarnation's (rule 9).
+
+    The connection ends; the worker registers again, and that is where a new incarnation is called for.
+    """
+    newest = int(np.frombuffer(generations, dtype="<u8").max()) >> COUNTER_BITS
+    if newest >= state.cache_epoch:
+        raise MessageRefused(f"a generation is of cache epoch {newest}; this is {state.cache_epoch}: register again")

@@ -1,0 +1,352 @@
+"""The opening of a worker after a restart: what the log says meets what the worker has, and leases find their places.
+
+    claims judged, window fenced, arrays seen twice        all blocks drain, or are held by re-attached leases
+      entries  generation and seal equal the worker's, and so do all above them, else they are forgotten
+      leases   deepest block of theirs that is such an entry, at its depth: the pin; what lies above is on its path
+                 A  [a b c | d e]     a b c on the path, d e its own: may publish from d on
+                 B  [a b | x]         x is held by others too, and in no tree: stays held, B does not publish (rule 6)
+      ledger   entries become CACHED, what nobody holds is FREE, the rest stays with its leases
+
+Trees are compared with the *second* arrays only (rule 8): until the fence was acknowledged, late plans may have opened
+newer occupancies. Nothing of it can be found before. An entry that some lease holds without having it on its path
+contradicts that lease, so it is forgotten with all below it: a lease knows better than a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.handles import BLOCK_BITS, HANDLE_BYTES, UInt64
+from coppice.ids import LeaseId, SchedulerEpoch
+from coppice.messages.index import Reattached
+from coppice.seals import root_seal
+from coppice_cache.core.base.errors import OpRefused
+from coppice_cache.core.base.results import Regrown
+from coppice_cache.core.base.settings import Mode
+from coppice_cache.core.ops.pins import extend_pins
+from coppice_cache.core.pool.free_ring import Blocks
+from coppice_cache.core.pool.leases import Lease
+from coppice_cache.core.pool.quotas import DomainUse, EvictionPlan
+from coppice_cache.core.radix.tree import Node, Spot, Tree
+from coppice_cache.core.state.replay import Forest, Ints, ReplayCounts
+from coppice_cache.core.state.state import State
+from coppice_cache.core.state.workers import Phase, Worker
+
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a lease stands: `num_settled` blocks down, at or on the edge of node `node` of the forest (-1: at a root).
+
+    `differs` marks its blocks above that whose content the tree has in other blocks; `rest` are all its blocks that
+    are not on the path.
+    """
+
+    lease: Lease
+    num_settled: int
+    node: int
+    differs: Bool
+    on_path: Blocks
+    rest: Blocks
+
+
+class Entries:
+    """Which entries of a forest count, against the ledger of one worker."""
+
+    def __init__(self, worker: Worker, forest: Forest) -> None:
+        self.worker = worker
+        self.forest = forest
+        self.blocks = np.where(forest.blocks < worker.num_blocks, forest.blocks, 0)
+        self.sizes = np.bincount(forest.node_of, minlength=len(forest.nodes))
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.node_tree = np.array(forest.node_tree, np.int64)
+        self.trees = {(tree.domain, tree.namespace): index for index, tree in enumerate(forest.trees)}
+        self.alive = np.zeros(len(forest.handles), np.bool_)
+        self._of_block = np.full(worker.num_blocks, -1, np.int64)
+
+    def judge(self, good_trees: list[bool], counts: ReplayCounts) -> None:
+        forest, ledger = self.forest, self.worker.ledger
+        same_generation = ledger.generations[self.blocks] == forest.handles >> np.uint64(BLOCK_BITS)
+        same_generation &= forest.blocks < self.worker.num_blocks
+        same_seal = (ledger.seal_words[self.blocks] == forest.seals).all(axis=1)
+        good_domain = np.array(good_trees, np.bool_)[self.node_tree][forest.node_of]
+        good = judged(same_generation, same_seal) & good_domain
+        self.alive = self._closed(good)
+        self._of_block[self.blocks[self.alive]] = np.flatnonzero(self.alive)
+        counts.refused_domain += int((~good_domain).sum())
+        counts.refused_generation += int((good_domain & ~same_generation).sum())
+        counts.refused_seal += int((good_domain & same_generation & ~same_seal).sum())
+        counts.refused_parent += int((good & ~self.alive).sum())
+
+    def forget(self, entries: Ints) -> None:
+        """These and all that follows them."""
+        good = self.alive.copy()
+        good[entries] = False
+        self.alive = self._closed(good)
+
+    def of_blocks(self, blocks: Blocks) -> Ints:
+        """Per block its entry that counts; -1 where there is none."""
+        found = self._of_block[blocks]
+        return np.where((found >= 0) & self.alive[found], found, -1)
+
+    def num_alive(self, node: int) -> int:
+        """How many blocks of a node count, from its start on."""
+        return int(self.alive[self.starts[node] : self.starts[node] + self.sizes[node]].sum())
+
+    def path(self, node: int, num_blocks: int) -> Ints:
+        """The first `num_blocks` entries on the way from the root down to a node."""
+        parts = []
+        at = node
+        while at >= 0:
+            parts.append(np.arange(self.starts[at], self.starts[at] + self.sizes[at]))
+            at = self.forest.node_parent[at]
+        return np.concatenate(parts[::-1])[:num_blocks]
+
+    def _closed(self, good: Bool) -> Bool:
+        """Only what is good with everything above it (I11)."""
+        alive = good.copy()
+        if good.all():
+            return alive
+        ends = self.starts + self.sizes
+        first_bad = ends.copy()
+        bad = np.flatnonzero(~good)
+        np.minimum.at(first_bad, self.forest.node_of[bad], bad)
+        broken = (first_bad < ends).tolist()
+        for node, parent in enumerate(self.forest.node_parent):
+            if parent >= 0 and broken[parent]:
+                broken[node] = True
+                first_bad[node] = self.starts[node]
+            if broken[node]:
+                alive[first_bad[node] : ends[node]] = False
+        return alive
+
+
+def judged(same_generation: Bool, same_seal: Bool) -> Bool:
+    """Whose turn it is and what is in it, both as the worker says."""
+    return same_generation & same_seal
+
+
+def open_worker(state: State, worker: Worker, now_ns: int) -> None:
+    """CLOSING -> OPEN: the window's fence was acknowledged and the ledger is what the worker has now."""
+    entries = Entries(worker, state.replay.take(worker.worker_id, worker.epoch))
+    state.drop_replay(worker.worker_id)
+    counts = state.replay.counts
+    uses = _uses(state, worker, entries.forest)
+    entries.judge([use is not None for use in uses], counts)
+    places = _place_all(entries, counts)
+    worker.phase = Phase.OPEN
+    worker.ledger.open({*worker.holders, *entries.blocks[entries.alive].tolist()})
+    nodes = _hang_up(state, entries, uses, now_ns)
+    for place in places:
+        _settle(state, entries, place)
+    for tree in tuple(worker.trees.values()):
+        extend_pins(state, worker, tree)
+    _report(state, places, counts)
+    _offer(worker, entries, uses, nodes, counts)
+    counts.replayed += int(entries.alive.sum())
+    if entries.alive.any():
+        state.effects.append(Regrown(worker.worker_id))
+
+
+def _uses(state: State, worker: Worker, forest: Forest) -> list[DomainUse | None]:
+    """Per tree the account of its domain as it is configured now; None where nothing may be found."""
+    uses: list[DomainUse | None] = []
+    for tree in forest.trees:
+        use = None
+        known = (tree.domain, tree.namespace) not in state.replay.distrusted and worker.is_current(tree)
+        if forest.block_bytes == worker.block_bytes and known:
+            try:
+                use = worker.use_of(state.domains.config(tree.domain), state.settings.domains_per_worker_max)
+            except OpRefused:
+                use = None
+        uses.append(use if use is not None and use.config.mode is not Mode.DISABLED else None)
+    return uses
+
+
+# leases
+
+
+def _place_all(entries: Entries, counts: ReplayCounts) -> list[_Place]:
+    """Every lease at its place, and no entry that a lease holds beside its path."""
+    leases = [lease for lease in entries.worker.leases.values() if lease.tree is None]
+    while True:
+        places = [_place(entries, lease) for lease in leases]
+        if not len(entries.alive):
+            return places
+        beside = np.concatenate([np.zeros(0, np.int64), *(entries.of_blocks(place.rest) for place in places)])
+        beside = np.unique(beside[beside >= 0])
+        if not len(beside):
+            return places
+        before = int(entries.alive.sum())
+        entries.forget(beside)
+        counts.refused_parent += before - int(entries.alive.sum())
+
+
+def _place(entries: Entries, lease: Lease) -> _Place:
+    handles = np.frombuffer(bytes(lease.table), "<u8")
+    blocks = handles.view(np.int64) & ((1 << BLOCK_BITS) - 1)
+    nowhere = _Place(lease, 0, -1, np.zeros(0, np.bool_), blocks[:0], blocks)
+    if not _may_be_settled(entries, lease, handles, blocks):
+        return nowhere
+    found = entries.of_blocks(blocks)
+    tree = entries.trees.get((lease.use.config.domain, lease.namespace), -1)
+    fits = (found >= 0) & (entries.forest.depth[found] == np.arange(len(found)))
+    fits &= entries.node_tree[entries.forest.node_of[found]] == tree
+    if not fits.any():
+        return nowhere
+    num_settled = int(np.flatnonzero(fits)[-1]) + 1
+    node = int(entries.forest.node_of[found[num_settled - 1]])
+    differs = entries.forest.handles[entries.path(node, num_settled)] != handles[:num_settled]
+    if differs[: lease.num_shared].any():
+        return nowhere
+    rest = np.concatenate([blocks[:num_settled][differs], blocks[num_settled:]])
+    return _Place(lease, num_settled, node, differs, blocks[:num_settled][~differs], rest)
+
+
+def _may_be_settled(entries: Entries, lease: Lease, handles: UInt64, blocks: Blocks) -> bool:
+    """A lease with a block that is someone else's by now is over, and what it says of the rest counts for nothing."""
+    if not len(entries.alive) or lease.use.config.mode is Mode.DISABLED:
+        return False
+    current: bool = (entries.worker.ledger.generations[blocks] == handles >> np.uint64(BLOCK_BITS)).all()
+    return current
+
+
+def _settle(state: State, entries: Entries, place: _Place) -> None:
+    """Pin the lease, and make its own what only it holds; else that stays held."""
+    worker, lease = entries.worker, place.lease
+    _let_go(worker, lease, place.on_path)
+    alone = all(len(worker.holders[block]) == 1 for block in place.rest.tolist())
+    may_publish = alone and lease.use.config.mode is not Mode.DISABLED and _is_current(worker, lease)
+    lease.held = place.rest.tolist()
+    lease.num_settled = place.num_settled
+    if may_publish:
+        _let_go(worker, lease, place.rest)
+        lease.held = []
+        for start, stop in _runs(place.differs):
+            lease.add_duplicates(start, stop)
+    if may_publish or place.num_settled:
+        lease.tree = _find_tree(state, worker, lease)
+        worker.pin(lease, _node_at(entries, place, lease.tree))
+
+
+def _is_current(worker: Worker, lease: Lease) -> bool:
+    handles = np.frombuffer(bytes(lease.table), "<u8")
+    blocks = handles.view(np.int64) & ((1 << BLOCK_BITS) - 1)
+    return bool((worker.ledger.generations[blocks] == handles >> np.uint64(BLOCK_BITS)).all())
+
+
+def _let_go(worker: Worker, lease: Lease, blocks: Blocks) -> None:
+    for block in blocks.tolist():
+        holders = worker.holders[block]
+        del holders[lease.number]
+        if not holders:
+            del worker.holders[block]
+
+
+def _runs(mask: Bool) -> Iterator[tuple[int, int]]:
+    """Where the mask is set, as [start, stop)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _find_tree(state: State, worker: Worker, lease: Lease) -> Tree:
+    domain, namespace = lease.use.config.domain, lease.namespace
+    tree = worker.find_tree(domain, namespace)
+    if tree is None:
+        tree = worker.new_tree(domain, namespace, root_seal(state.settings.seal_key, domain, namespace))
+        worker.hang_up_tree(tree)
+    return tree
+
+
+def _node_at(entries: Entries, place: _Place, tree: Tree) -> Node:
+    """The node that ends where the lease's settled part does; the edge may have been split for another lease before."""
+    if place.node < 0:
+        return tree
+    node: Node = entries.forest.nodes[place.node]
+    end = int(entries.forest.depth[entries.starts[place.node]]) + entries.num_alive(place.node)
+    while end - node.num_blocks >= place.num_settled:
+        end -= node.num_blocks
+        assert node.parent is not None
+        node = node.parent
+    into = place.num_settled - (end - node.num_blocks)
+    return entries.worker.settle(place.lease.use, Spot(node, into, place.num_settled))
+
+
+def _report(state: State, places: list[_Place], counts: ReplayCounts) -> None:
+    """Tell each session which of its leases may publish again, and from where."""
+    by_epoch: dict[SchedulerEpoch, list[tuple[LeaseId, int]]] = {}
+    for place in places:
+        lease = place.lease
+        counts.leases_pinned += place.num_settled > 0
+        if lease.may_publish and not lease.draining:
+            counts.leases_publishing += 1
+            by_epoch.setdefault(lease.epoch, []).append((lease.lease_id, lease.num_settled))
+    for epoch, settled in by_epoch.items():
+        ids, nums = tuple(lease_id for lease_id, _ in settled), tuple(num for _, num in settled)
+        state.tell_client(epoch, Reattached(state.cache_epoch, ids, (), nums))
+
+
+# trees
+
+
+def _hang_up(state: State, entries: Entries, uses: list[DomainUse | None], now_ns: int) -> list[int]:
+    """Cut the trees down to what counts and have them found; returns the nodes that are left, by index."""
+    worker, forest = entries.worker, entries.forest
+    num_alive = np.bincount(forest.node_of[entries.alive], minlength=len(forest.nodes))
+    _cut(state, entries, num_alive)
+    bounds = np.searchsorted(entries.node_tree[forest.node_of], np.arange(len(forest.trees) + 1)).tolist()
+    for (start, stop), tree, use in zip(pairwise(bounds), forest.trees, uses, strict=True):
+        mine = entries.blocks[start:stop][entries.alive[start:stop]]
+        if use is not None and len(mine):
+            worker.ledger.restore(use, mine)
+            worker.hang_up_tree(tree)
+        else:
+            state.dismantling.append(tree)
+    left: list[int] = np.flatnonzero(num_alive).tolist()
+    worker.num_nodes += len(left)
+    for index in left:
+        forest.nodes[index].last_use_ns = now_ns
+    return left
+
+
+def _cut(state: State, entries: Entries, num_alive: Ints) -> None:
+    forest = entries.forest
+    whole = (num_alive == entries.sizes).tolist()
+    for index in np.flatnonzero(num_alive < entries.sizes).tolist():
+        node, keep, above = forest.nodes[index], int(num_alive[index]), forest.node_parent[index]
+        if above < 0 or whole[above]:
+            if not keep:
+                node.hide(forest.block_bytes)
+                state.dismantling.append(node)
+                continue
+            for key, child in tuple(node.children.items()):
+                node.unlist_child(key, child)
+                state.dismantling.append(child)
+            node.tokens = node.tokens[: keep * forest.block_bytes]
+            node.handles = node.handles[: keep * HANDLE_BYTES]
+
+
+def _offer(
+    worker: Worker, entries: Entries, uses: list[DomainUse | None], nodes: list[int], counts: ReplayCounts
+) -> None:
+    """What nobody reads may be evicted, the earliest of the log first, and at once what is over a maximum by now."""
+    forest = entries.forest
+    for index in sorted(nodes, key=forest.node_number.__getitem__):
+        use = uses[forest.node_tree[index]]
+        assert use is not None
+        use.queue.offer(forest.nodes[index])
+    for use in worker.quotas.uses.values():
+        worker.quotas.settle(use)
+        excess = min(use.held - use.maximum, use.evictable)
+        if excess > 0:
+            worker.make_room(use, EvictionPlan(from_own=excess, from_pool=0))
+            counts.refused_domain += excess
+            counts.replayed -= excess
+        if use.held > use.maximum:
+            use.reattached_peak = max(use.reattached_peak, use.held)

@@ -1,0 +1,150 @@
+"""What all parts of the core share: sessions, workers, counters and the effects that wait to be taken."""
+
+from __future__ import annotations
+
+from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import LeaseClaim, ToClient, Wake, Workers
+from coppice.messages.registration import CopyOrder, CopyOrders, Fence, ToWorker
+from coppice_cache.core.base.events import IndexEvent
+from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.settings import CoreSettings, Domains
+from coppice_cache.core.pool.leases import Lease
+from coppice_cache.core.pool.reservations import NeedKey
+from coppice_cache.core.radix.incarnations import Incarnations
+from coppice_cache.core.radix.tree import Node
+from coppice_cache.core.state.pin_specs import PinSpecs
+from coppice_cache.core.state.replay import ReplayBook
+from coppice_cache.core.state.sessions import EPOCH_SHIFT, Session, minted_by
+from coppice_cache.core.state.single_flight import Waiter
+from coppice_cache.core.state.workers import PendingFence, Worker
+
+NS_PER_MS = 1_000_000
+
+
+class State:
+    """Plain data with a few helpers; the rules live in the modules around it."""
+
+    def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int, first_epoch: int) -> None:
+        self.settings = settings
+        self.domains = Domains(settings)
+        self.cache_epoch = cache_epoch
+        self.started_ns = now_ns
+        self.sessions: dict[SchedulerEpoch, Session] = {}
+        self.workers: dict[WorkerId, Worker] = {}
+        self.last_epochs: dict[WorkerId, WorkerEpoch] = {}  # latest epoch that each worker id had here, dead or not
+        self.held_claims: dict[WorkerId, dict[tuple[SchedulerEpoch, LeaseId], LeaseClaim]] = {}  # worker not here yet
+        self.refused_ids: dict[WorkerId, set[LeaseId]] = {}  # claims given up before their worker registered
+        self.effects: list[Effect] = []
+        self.events: list[IndexEvent] | None = [] if settings.record_events else None
+        self.workers_changed = False
+        self.reincarnate_above = CacheEpoch(0)  # the epoch that has to replace this one, once known
+        self.reattach_deadline_ns = now_ns + settings.session_ttl_ms * NS_PER_MS
+        self.reattach_closed = False  # some worker's window was fenced: who is not back by then is dead
+        self.dead_epochs: set[SchedulerEpoch] = set()  # of earlier cache epochs, ended here: never back
+        self.dismantling: list[Node] = []
+        self.replay = ReplayBook()
+        self.incarnations = Incarnations()
+        self.pins = PinSpecs()
+        self.owed: dict[NeedKey, Worker] = {}  # which worker each need waits for; see `reclaim`
+        self.woken: list[Waiter] = []  # by flights of any worker; told at the end of the call
+        self._copying: dict[WorkerEpoch, tuple[Worker, list[CopyOrder]]] = {}
+        self._fencing: dict[WorkerEpoch, Worker] = {}  # with leases that `flush` has to fence
+        self._session_count = first_epoch
+        self._worker_count = first_epoch
+        self._lease_count = 0
+        self._fence_count = 0
+        self._order_count = 0
+
+    # minting
+
+    def mint_scheduler_epoch(self) -> SchedulerEpoch:
+        self._session_count += 1
+        assert self._session_count < 1 << EPOCH_SHIFT
+        return SchedulerEpoch((self.cache_epoch << EPOCH_SHIFT) | self._session_count)
+
+    def mint_worker_epoch(self) -> WorkerEpoch:
+        self._worker_count += 1
+        assert self._worker_count < 1 << EPOCH_SHIFT
+        return WorkerEpoch((self.cache_epoch << EPOCH_SHIFT) | self._worker_count)
+
+    def next_lease_number(self) -> int:
+        self._lease_count += 1
+        return self._lease_count
+
+    def next_fence_id(self) -> int:
+        self._fence_count += 1
+        return self._fence_count
+
+    def next_order_id(self) -> int:
+        self._order_count += 1
+        return (self.cache_epoch << EPOCH_SHIFT) | self._order_count
+
+    def is_old(self, epoch: SchedulerEpoch) -> bool:
+        """Minted by an earlier cache epoch."""
+        return minted_by(epoch) < self.cache_epoch
+
+    @property
+    def reincarnating(self) -> bool:
+        """A higher cache epoch was used for grants somewhere: nothing is granted any more (rule 9)."""
+        return self.reincarnate_above > 0
+
+    def drop_replay(self, worker_id: WorkerId) -> None:
+        """What the log says of it is not needed, or not true, any more."""
+        self.dismantling += self.replay.drop(worker_id)
+
+    # effects
+
+    def tell_client(self, epoch: SchedulerEpoch, message: ToClient) -> None:
+        self.effects.append(ToClientEffect(epoch, message))
+
+    def tell_worker(self, worker_id: WorkerId, message: ToWorker) -> None:
+        self.effects.append(ToWorkerEffect(worker_id, message))
+
+    def workers_message(self) -> Workers:
+        return Workers(self.cache_epoch, tuple(worker.info for worker in self.workers.values()))
+
+    def order_copy(self, worker: Worker, order: CopyOrder) -> None:
+        """Orders of one call go out in one message."""
+        self._copying.setdefault(worker.epoch, (worker, []))[1].append(order)
+
+    def send_fence(self, worker: Worker, fence: Fence, leases: list[Lease]) -> None:
+        worker.fences[fence.fence_id] = PendingFence(fence, leases)
+        self.tell_worker(worker.worker_id, fence)
+
+    def fence_leases(self, worker: Worker, lease: Lease) -> None:
+        """Drain one lease; `flush` sends a single fence for all that drained in the same call."""
+        worker.drain(lease)
+        self._fencing[worker.epoch] = worker
+        worker.to_fence.append(lease)
+
+    def flush(self) -> None:
+        """Send what was collected during one call: lease fences, then the list of workers."""
+        fencing, self._fencing = self._fencing, {}
+        for worker in fencing.values():
+            leases, worker.to_fence = worker.to_fence, []
+            ids = tuple(lease.lease_id for lease in leases)
+            if self.workers.get(worker.worker_id) is worker:
+                self.send_fence(worker, Fence(self.next_fence_id(), worker.epoch, lease_ids=ids), leases)
+        self._wake()
+        copying, self._copying = self._copying, {}
+        for worker, orders in copying.values():
+            if self.workers.get(worker.worker_id) is worker:
+                self.tell_worker(worker.worker_id, CopyOrders(worker.epoch, tuple(orders)))
+        if self.workers_changed:
+            self.workers_changed = False
+            message = self.workers_message()
+            for epoch in self.sessions:
+                self.tell_client(epoch, message)
+
+    def _wake(self) -> None:
+        """Tell those whose wait is over, one message per session."""
+        if not self.woken:
+            return
+        woken, self.woken[:] = tuple(self.woken), ()
+        by_epoch: dict[SchedulerEpoch, list[LeaseId]] = {}
+        for waiter in woken:
+            session = self.sessions.get(waiter.epoch)
+            if session is not None and session.waiting.pop(waiter.lease_id, None) is not None:
+                by_epoch.setdefault(waiter.epoch, []).append(waiter.lease_id)
+        for epoch, lease_ids in by_epoch.items():
+            self.tell_client(epoch, Wake(self.cache_epoch, tuple(lease_ids)))

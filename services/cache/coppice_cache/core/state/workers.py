@@ -1,0 +1,215 @@
+"""One worker as the cache sees it: its ledger, trees, quotas, leases and fences.
+
+    WINDOW --all named sessions are back, or time is up--> CLOSING --acknowledged--> OPEN
+       ^ after a restart of the cache (rule 3)                                         ^ a new pool starts here
+
+Only an OPEN worker grants. In the other phases whatever is given back drains until the window's fence is acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from coppice.ids import LeaseId, SchedulerEpoch, WorkerEpoch
+from coppice.messages.index import WorkerInfo
+from coppice.messages.registration import Fence, Register
+from coppice_cache.core.base.errors import OpRefused
+from coppice_cache.core.base.events import IndexEvent
+from coppice_cache.core.base.settings import DomainConfig
+from coppice_cache.core.pool.changes import Changes
+from coppice_cache.core.pool.leases import Lease
+from coppice_cache.core.pool.ledger import BlockState, Ledger
+from coppice_cache.core.pool.quotas import DomainUse, Quotas
+from coppice_cache.core.pool.reservations import Needs
+from coppice_cache.core.pool.store import BlockStore, HeldPin
+from coppice_cache.core.radix.incarnations import Incarnations
+from coppice_cache.core.state.host_tier import HostTier
+from coppice_cache.core.state.single_flight import Flights, Waiter
+
+
+class Phase(Enum):
+    WINDOW = "window"
+    CLOSING = "closing"
+    OPEN = "open"
+
+
+@dataclass(slots=True)
+class PendingFence:
+    """A fence that was not acknowledged yet, and the leases that end with it."""
+
+    message: Fence
+    leases: list[Lease] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Window:
+    """Re-attachment after a restart."""
+
+    named: tuple[SchedulerEpoch, ...]
+    deadline_ns: int
+    fence_id: int = 0  # of the window's fence, once it was sent
+    lease_ids: set[LeaseId] = field(default_factory=set)  # refused claims: may still run, so the fence names them
+    displaced: list[Lease] = field(default_factory=list)  # lost a block to a higher generation
+
+
+class Worker(BlockStore):
+    """All state of one worker epoch; the store is that of its device."""
+
+    def __init__(
+        self,
+        message: Register,
+        epoch: WorkerEpoch,
+        ledger: Ledger,
+        quotas: Quotas,
+        *,
+        phase: Phase,
+        now_ns: int,
+        woken: list[Waiter],
+        incarnations: Incarnations,
+        events: list[IndexEvent] | None,
+    ) -> None:
+        changes = Changes(message.worker_id, epoch, events)
+        super().__init__(message.block_size, ledger, quotas, incarnations, changes)
+        self.worker_id = message.worker_id
+        self.epoch = epoch
+        self.address = message.address
+        self.namespace = message.namespace
+        self.model = message.model
+        self.draining = message.draining
+        self.limits = (message.max_sequences, message.max_step_tokens, message.max_context)
+        self.phase = phase
+        self.window = Window((), now_ns)
+        self.leases: dict[int, Lease] = {}
+        self.holders: dict[int, dict[int, Lease]] = {}  # block -> re-attached leases on it, by number
+        self.fences: dict[int, PendingFence] = {}
+        self.to_fence: list[Lease] = []  # drained, to be named in the next lease fence
+        self.last_heard_ns = now_ns
+        self.published: deque[tuple[int, bytes]] = deque()  # lately: when, and which handles
+        self.mean_hold_ms = 1_000.0
+        self.flights = Flights(self.block_bytes, woken)
+        self.needs = Needs(quotas, ledger)
+        self.host: HostTier | None = None
+        self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
+
+    @property
+    def is_open(self) -> bool:
+        return self.phase is Phase.OPEN
+
+    @property
+    def info(self) -> WorkerInfo:
+        max_sequences, max_step_tokens, max_context = self.limits
+        return WorkerInfo(
+            worker_id=self.worker_id,
+            worker_epoch=self.epoch,
+            address=self.address,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            namespace=self.namespace,
+            model=self.model,
+            open=self.is_open,
+            max_sequences=max_sequences,
+            max_step_tokens=max_step_tokens,
+            max_context=max_context,
+            draining=self.draining,
+            num_host_blocks=0 if self.host is None else self.host.store.num_blocks,
+        )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    @property
+    def may_get_room(self) -> bool:
+        """Whether anything could come back that is not to be had now. If not, what is kept from a domain is what the
+        others are guaranteed, and no wait helps."""
+        draining = self.ledger.counts[BlockState.DRAINING]
+        protected = any(use.protected for use in self.quotas.uses.values())
+        return bool(self.leases or self.copying or draining or protected or self.needs.waiting)
+
+    def use_of(self, config: DomainConfig, domains_max: int) -> DomainUse:
+        """The domain's account. Raises OpRefused when there are too many domains that hold something."""
+        uses = self.quotas.uses
+        if config.domain not in uses and len(uses) >= domains_max:
+            self.quotas.forget_idle()
+            if len(uses) >= domains_max:
+                raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {len(uses)} domains")
+        return self.quotas.use_of(config)
+
+    def end_copy(self, lease: Lease) -> None:
+        """The copy that the grant offered was made, or never will be."""
+        if lease.copy_node is not None:
+            node, lease.copy_node = lease.copy_node, None
+            self.unpin(lease, node)
+
+    def remember_publication(self, handles: bytes, now_ns: int, ttl_ns: int) -> None:
+        """Kept for a worker's time to live: a report that was on its way meanwhile does not show these blocks yet."""
+        self.published.append((now_ns, handles))
+        while self.published[0][0] < now_ns - ttl_ns:
+            self.published.popleft()
+
+    def all_leases(self) -> Iterator[Lease]:
+        yield from self.leases.values()
+        yield from self.copying.values()
+
+    def all_pins(self) -> Iterator[HeldPin]:
+        yield from self.pins.values()
+
+    # the end of leases
+
+    def finish(self, lease: Lease) -> None:
+        """The lease is over and nothing of it runs: take its pin and its blocks."""
+        self.flights.end(lease)
+        self.end_copy(lease)
+        if lease.tree is not None:
+            self.unpin(lease, lease.node)
+        own = lease.own_handles()
+        if self.is_open:
+            self.ledger.give_back(lease.use, own, drained=lease.draining)
+        elif not lease.draining:
+            self.ledger.drain_all(lease.use, own)
+        for block in lease.held:
+            del self.holders[block][lease.number]
+            self._settle_held(block)
+        del self.leases[lease.number]
+        lease.use.leases -= 1
+        self.quotas.settle(lease.use)
+
+    def drain(self, lease: Lease) -> None:
+        """The holder's word is missing: blocks wait for a fence, the pin stays as a drain pin (rule 7)."""
+        assert not lease.draining
+        lease.draining = True
+        self.flights.end(lease)
+        self.ledger.drain_all(lease.use, lease.own_handles())
+        for block in lease.held:
+            self._settle_held(block)
+        self.quotas.settle(lease.use)
+
+    def _give_back(self, block: int) -> None:
+        if self.is_open:
+            self.ledger.put_free(block)
+        else:
+            self.ledger.drain(block)
+
+    def _settle_held(self, block: int) -> None:
+        holders = self.holders[block]
+        if not holders:
+            del self.holders[block]
+            self._give_back(block)
+        elif all(holder.draining for holder in holders.values()):
+            self.ledger.drain(block)
+        else:
+            self.ledger.undrain(block)
+
+    # the window after a restart
+
+    def adopt(self, lease: Lease, generations: Iterable[int]) -> None:
+        """Take a re-attached lease in; its claims were judged and displaced ones are gone."""
+        for block, generation in zip(lease.held, generations, strict=True):
+            self.ledger.adopt(block, generation, lease.use)
+            self.holders.setdefault(block, {})[lease.number] = lease
+        self.leases[lease.number] = lease
+        lease.use.leases += 1
+        lease.use.reattached_peak = max(lease.use.reattached_peak, lease.use.held)
+        self.quotas.settle(lease.use)

@@ -1,0 +1,188 @@
+"""Records of the recovery log: events of the core as bytes that only we can read, and that nobody can change unseen.
+
+    record   magic "cL" | version u8 | zero u8 | length u32 | ciphertext | tag 16        little endian
+    payload  msgpack [contexts, events]
+             context [worker id, worker epoch, domain, namespace]     said once per record
+             event   [0, context, tier, parent seal, tokens, handles, seals]      Stored
+                     [1, context, tier, handles, seals]                           Removed
+                     [2, context]                                                 Cleared
+
+Prompts stand in these records, and Redis is a place where others can read, so the payload is encrypted, then
+authenticated together with its stream's id and its place in the stream: a record that was changed, moved, doubled or
+left out is noticed. Whoever writes must never use a (stream, index) twice; stream ids are 16 random bytes.
+
+    ciphertext = payload XOR SHAKE-256(cipher key || stream || index)
+    tag        = BLAKE2b-128(mac key, header || stream || index || ciphertext)
+
+The standard library has no cipher, and this is all that one would be needed for: an extendable output function with a
+secret prefix is a stream cipher, and keyed BLAKE2b is a MAC; encrypt-then-MAC joins them. A forger who had the key
+would gain nothing but wrong hints, since every entry is judged by what the workers report. Both keys are derived from
+the seal key.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b, shake_256
+from hmac import compare_digest
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from coppice.handles import HANDLE_BYTES
+from coppice.ids import TOKEN_BYTES, DomainId, Namespace, WorkerEpoch, WorkerId
+from coppice.seals import SEAL_BYTES
+from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
+
+VERSION = 2
+STREAM_BYTES = 16
+TAG_BYTES = 16
+RECORD_BYTES_MAX = 8 << 20
+_MAGIC = b"cL"
+_HEADER = struct.Struct("<2sBBI")
+_STORED, _REMOVED, _CLEARED = range(3)
+
+_Context = tuple[WorkerId, WorkerEpoch, DomainId, Namespace]
+
+
+class CorruptLog(Exception):
+    """A record that is not what we wrote there; says which one and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogKeys:
+    cipher: bytes
+    mac: bytes
+
+    @staticmethod
+    def derive(seal_key: bytes) -> LogKeys:
+        def derived(person: bytes) -> bytes:
+            return blake2b(key=seal_key, digest_size=32, person=person).digest()
+
+        return LogKeys(derived(b"coppice.log.enc"), derived(b"coppice.log.mac"))
+
+
+def seal_record(keys: LogKeys, stream: bytes, index: int, events: Sequence[IndexEvent]) -> bytes:
+    """One record. `index` is its place in the stream, from 0."""
+    payload = _pack(events)
+    header = _HEADER.pack(_MAGIC, VERSION, 0, len(payload))
+    ciphertext = _crypt(keys, stream, index, payload)
+    return header + ciphertext + _tag(keys, stream, index, header, ciphertext)
+
+
+def open_record(keys: LogKeys, stream: bytes, index: int, record: bytes) -> list[IndexEvent]:
+    """The events of one record. Raises CorruptLog."""
+    if not _HEADER.size + TAG_BYTES <= len(record) <= RECORD_BYTES_MAX:
+        raise CorruptLog(f"record {index} has {len(record)} bytes")
+    magic, version, _, length = _HEADER.unpack_from(record)
+    if magic != _MAGIC:
+        raise CorruptLog(f"record {index} does not start like a record of the log")
+    if version != VERSION:
+        raise CorruptLog(f"record {index} has version {version}; this service reads version {VERSION}")
+    if length != len(record) - _HEADER.size - TAG_BYTES:
+        raise CorruptLog(f"record {index} is cut: it claims {length} bytes and has {len(record)} in all")
+    header, ciphertext = record[: _HEADER.size], record[_HEADER.size : -TAG_BYTES]
+    if not compare_digest(_tag(keys, stream, index, header, ciphertext), record[-TAG_BYTES:]):
+        raise CorruptLog(f"record {index} was changed, or written under another seal key")
+    return _unpack(_crypt(keys, stream, index, ciphertext), index)
+
+
+def num_bytes(event: IndexEvent) -> int:
+    """About how much an event adds to a record."""
+    match event:
+        case Stored():
+            return 32 + len(event.tokens) + len(event.handles) + len(event.seals)
+        case Removed():
+            return 16 + len(event.handles) + len(event.seals)
+        case Cleared():
+            return 16
+
+
+def _place(stream: bytes, index: int) -> bytes:
+    assert len(stream) == STREAM_BYTES
+    return stream + index.to_bytes(8, "little")
+
+
+def _tag(keys: LogKeys, stream: bytes, index: int, header: bytes, ciphertext: bytes) -> bytes:
+    digest = blake2b(header + _place(stream, index), key=keys.mac, digest_size=TAG_BYTES)
+    digest.update(ciphertext)
+    return digest.digest()
+
+
+def _crypt(keys: LogKeys, stream: bytes, index: int, text: bytes) -> bytes:
+    """Both directions."""
+    pad = shake_256(keys.cipher + _place(stream, index)).digest(len(text))
+    return (np.frombuffer(text, np.uint8) ^ np.frombuffer(pad, np.uint8)).tobytes()
+
+
+def _pack(events: Sequence[IndexEvent]) -> bytes:
+    contexts: dict[_Context, int] = {}
+    packed: list[tuple[object, ...]] = []
+    for event in events:
+        key = (event.worker_id, event.worker_epoch, event.domain, event.namespace)
+        context = contexts.setdefault(key, len(contexts))
+        match event:
+            case Stored():
+                content = (event.parent_seal, event.tokens, event.handles, event.seals)
+                packed.append((_STORED, context, int(event.tier), *content))
+            case Removed():
+                packed.append((_REMOVED, context, int(event.tier), event.handles, event.seals, event.all_below))
+            case Cleared():
+                packed.append((_CLEARED, context))
+    result: bytes = msgpack.packb((list(contexts), packed))
+    return result
+
+
+def _unpack(payload: bytes, index: int) -> list[IndexEvent]:
+    """What is authentic was written by some version of us; still, nothing is taken for well-formed that is not."""
+    try:
+        contexts, packed = msgpack.unpackb(payload, use_list=False)
+        known = [_context(*context) for context in contexts]
+        return [_READERS[fields[0]](known, *fields[1:]) for fields in packed]
+    except CorruptLog as corrupt:
+        raise CorruptLog(f"record {index}: {corrupt}") from None
+    except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException) as error:
+        raise CorruptLog(f"record {index} holds no events: {error!r}") from error
+
+
+def _context(worker_id: str, epoch: int, domain: str, namespace: bytes) -> _Context:
+    types = (type(worker_id), type(epoch), type(domain), type(namespace))
+    if types != (str, int, str, bytes):
+        raise CorruptLog("the fields of a context have other types")
+    return WorkerId(worker_id), WorkerEpoch(epoch), DomainId(domain), Namespace(namespace)
+
+
+def _stored(
+    known: list[_Context], context: int, tier: int, parent: bytes, tokens: bytes, handles: bytes, seals: bytes
+) -> Stored:
+    _check_run(handles, seals)
+    count = len(handles) // HANDLE_BYTES
+    if type(tokens) is not bytes or not tokens or len(tokens) % (count * TOKEN_BYTES):
+        raise CorruptLog(f"the tokens of {count} blocks have another length")
+    if type(parent) is not bytes or len(parent) not in (0, SEAL_BYTES):
+        raise CorruptLog("a parent's seal has another length")
+    return Stored(*known[context], parent, tokens, handles, seals, Tier(tier))
+
+
+def _removed(known: list[_Context], context: int, tier: int, handles: bytes, seals: bytes, all_below: bool) -> Removed:
+    _check_run(handles, seals)
+    if type(all_below) is not bool:
+        raise CorruptLog("what goes with a removed run is no yes or no")
+    return Removed(*known[context], handles, seals, Tier(tier), all_below)
+
+
+def _cleared(known: list[_Context], context: int) -> Cleared:
+    return Cleared(*known[context])
+
+
+def _check_run(handles: bytes, seals: bytes) -> None:
+    if type(handles) is not bytes or type(seals) is not bytes or not handles or len(handles) % HANDLE_BYTES:
+        raise CorruptLog("handles are missing or cut")
+    if len(seals) * HANDLE_BYTES != len(handles) * SEAL_BYTES:
+        raise CorruptLog("handles and seals differ in number")
+
+
+_READERS: dict[int, Callable[..., Any]] = {_STORED: _stored, _REMOVED: _removed, _CLEARED: _cleared}

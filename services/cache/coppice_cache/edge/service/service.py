@@ -1,0 +1,292 @@
+"""The core on the network: one lock around it, two kinds of sessions in front, a thread that ticks.
+
+    session threads --- lock ---> core ---> effects ---> LinkServer.post, LinkServer.end
+    ticker thread ---'
+
+Effects are carried out before the core's lock is given back, so that messages leave in the order of the decisions.
+Lock order: this lock, then those of the link servers; they call us without holding theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol
+
+from coppice.edge import index_codec, registration_codec
+from coppice.edge.link_server import LinkServer
+from coppice.handles import CACHE_EPOCH_MAX
+from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
+from coppice.messages.index import Answer, MatchHints, MatchQueries, Op, OpBatch, Workers
+from coppice.session.frames import Hello, Reject, RejectCode
+from coppice.session.link import ServerLinks
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.results import (
+    Effect,
+    IndexStats,
+    Match,
+    Regrown,
+    Reincarnate,
+    SessionEnded,
+    ToClientEffect,
+    ToWorkerEffect,
+    WorkerEnded,
+)
+from coppice_cache.core.base.settings import CoreSettings
+from coppice_cache.core.index import FIRST_EPOCHS, IndexCore
+from coppice_cache.edge.service.auditor import Auditor
+from coppice_cache.edge.service.clients import ClientSessions
+from coppice_cache.edge.service.collector import Collector
+from coppice_cache.edge.service.event_hub import EventHub
+from coppice_cache.edge.service.workers import WorkerSessions
+
+_log = logging.getLogger("coppice.cache")
+TICK_S = 0.1
+
+
+class OpObserver(Protocol):
+    """Sees every batch of ops that was executed. The service's lock may be held meanwhile: it must be quick."""
+
+    @property
+    def is_watching(self) -> bool: ...
+
+    def executed(self, ops: tuple[Op, ...], answers: tuple[Answer, ...], duration_ns: int) -> None: ...
+
+
+class CoreBroken(Exception):
+    """The core ended in a bug; this process is about to end."""
+
+
+class _Entered:
+    """A context that holds the service's lock. One for all: a generator for each message cost more than the lock."""
+
+    __slots__ = ("_service",)
+
+    def __init__(self, service: IndexService) -> None:
+        self._service = service
+
+    def __enter__(self) -> IndexCore:
+        return self._service.enter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._service.leave(error)
+
+
+class IndexService:
+    """Everything that may be asked of the cache service, from any thread.
+
+    `remember` stores a new cache epoch before it is used; `failed` is called when the core broke: its state cannot be
+    trusted then, and the process has to end (a restart recovers from workers and sessions).
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        cache_epoch: CacheEpoch,
+        *,
+        remember: Callable[[CacheEpoch], None],
+        failed: Callable[[BaseException], None],
+        observer: OpObserver,
+        audit_interval_s: float = 0.0,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.settings = settings
+        self._remember = remember
+        self._failed = failed
+        self.observer = observer
+        self.now_ns = now_ns
+        self._lock = threading.Lock()
+        self._entered = _Entered(self)
+        self._core = self._new_core(cache_epoch)
+        self.hub = EventHub(_new_stream())
+        self.clients = ClientSessions(self)
+        self.workers = WorkerSessions(self)
+        self.client_server = LinkServer(_links(cache_epoch), index_codec.EDGE, self.clients)
+        self.worker_server = LinkServer(_links(cache_epoch), registration_codec.EDGE, self.workers)
+        self._broken: BaseException | None = None
+        self._stopping = threading.Event()
+        self._collector = Collector()
+        self.auditor = Auditor(self, interval_s=audit_interval_s)
+        self._ticker = threading.Thread(target=self._tick, name="cache ticker", daemon=True)
+
+    def start(self) -> None:
+        self._collector.start()
+        self._ticker.start()
+
+    def close(self) -> None:
+        """End all sessions' streams and stop ticking. The leases stay: whoever comes next re-attaches them."""
+        self._stopping.set()
+        self.auditor.stop()
+        self.hub.close()
+        self.client_server.close()
+        self.worker_server.close()
+        if self._ticker.is_alive():
+            self._ticker.join(timeout=5)
+            self._collector.stop()
+
+    # ---- unary forms ----
+
+    def execute(self, epoch: SchedulerEpoch, op: Op) -> Answer:
+        started_ns = self.now_ns()
+        with self.entered() as core:
+            answer = core.execute(epoch, op, started_ns)
+        if self.observer.is_watching:
+            self.observer.executed((op,), (answer,), self.now_ns() - started_ns)
+        return answer
+
+    def match(self, domain: DomainId, namespace: Namespace, tokens: bytes, worker_id: WorkerId) -> Match:
+        with self.entered() as core:
+            return core.match(domain, namespace, tokens, worker_id)
+
+    def match_all(self, queries: MatchQueries) -> MatchHints:
+        """Raises MessageRefused."""
+        with self.entered() as core:
+            return core.match_all(queries)
+
+    def list_workers(self) -> Workers:
+        with self.entered() as core:
+            return core.state.workers_message()
+
+    def stats(self) -> IndexStats:
+        with self.entered() as core:
+            return core.stats()
+
+    @property
+    def cache_epoch(self) -> CacheEpoch:
+        return self._core.cache_epoch
+
+    # ---- the core, its effects ----
+
+    @contextmanager
+    def looking(self) -> Iterator[IndexCore]:
+        """The core, for whoever changes nothing: what is raised inside does not mean that the core broke."""
+        with self._lock:
+            if self._broken is not None:
+                raise CoreBroken(f"the core broke before: {self._broken!r}")
+            yield self._core
+
+    def entered(self) -> _Entered:
+        """Hold the lock around calls of the core; their effects are carried out at the end.
+
+        Raises CoreBroken once a call ended in a bug: what it left behind must not be built upon.
+        """
+        return self._entered
+
+    def enter(self) -> IndexCore:
+        """Only for what `entered` gives."""
+        self._lock.acquire()
+        if self._broken is None:
+            return self._core
+        self._lock.release()
+        raise CoreBroken(f"the core broke before: {self._broken!r}")
+
+    def leave(self, error: BaseException | None) -> None:
+        """Only for what `entered` gives."""
+        try:
+            if error is None or isinstance(error, MessageRefused):
+                self._let_out()
+            elif isinstance(error, Exception):
+                self._break(error)
+        except Exception as bug:
+            self._break(bug)
+            raise
+        finally:
+            self._lock.release()
+
+    def _break(self, error: Exception) -> None:
+        self._broken = error
+        self._failed(error)
+
+    def receive(self, epoch: SchedulerEpoch, body: Any, core: IndexCore) -> None:
+        """One message of a client's session, inside of `entered`. Raises MessageRefused."""
+        started_ns = self.now_ns()
+        core.receive_client(epoch, body, started_ns)
+        if isinstance(body, OpBatch) and self.observer.is_watching:
+            self._show(epoch, body, core, self.now_ns() - started_ns)
+
+    def _show(self, epoch: SchedulerEpoch, batch: OpBatch, core: IndexCore, duration_ns: int) -> None:
+        for effect in core.state.effects:
+            if isinstance(effect, ToClientEffect) and effect.epoch == epoch:
+                answers = getattr(effect.message, "answers", None)
+                if answers is not None:
+                    self.observer.executed(batch.ops, answers, duration_ns)
+
+    def _let_out(self) -> None:
+        self.hub.publish(self._core.take_events())
+        self._carry_out(self._core.take_effects())
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ToClientEffect(epoch, to_client):
+                    self.clients.tell(epoch, to_client)
+                case ToWorkerEffect(worker_id, to_worker):
+                    self.workers.tell(worker_id, to_worker)
+                case SessionEnded(epoch):
+                    self.clients.ended(epoch)
+                case WorkerEnded(worker_id, worker_epoch):
+                    self.workers.ended(worker_id, worker_epoch)
+                case Regrown():
+                    self.hub.restart(_new_stream())
+                case Reincarnate(cache_epoch):
+                    self._reincarnate(cache_epoch)
+                    return  # the rest belongs to the incarnation that is over
+
+    def _reincarnate(self, cache_epoch: CacheEpoch) -> None:
+        """A worker knows a higher cache epoch than ours: nothing of this incarnation may grant again (rule 9)."""
+        _log.warning("another incarnation had this cache epoch or a later one; starting over as epoch %d", cache_epoch)
+        self._remember(cache_epoch)
+        before, self._core = self._core, self._new_core(cache_epoch)
+        self._core.dismantle(before)
+        self.hub.restart(_new_stream())
+        self.clients.forget_all()
+        self.workers.forget_all()
+        self.client_server.replace(_links(cache_epoch))
+        self.worker_server.replace(_links(cache_epoch))
+
+    def _new_core(self, cache_epoch: CacheEpoch) -> IndexCore:
+        return IndexCore(self.settings, cache_epoch, self.now_ns(), secrets.randbelow(FIRST_EPOCHS))
+
+    def outlived(self, hello: Hello) -> Reject | None:
+        """Was the peer attached to another incarnation with our epoch or a later one? Then we start over above it.
+
+        Peers tell incarnations apart by the epoch alone, so no epoch may be used twice, whatever was forgotten.
+        """
+        theirs = CacheEpoch(hello.incarnation >> 32)
+        with self._lock:
+            ours = self.client_server.issued(hello.incarnation) or self.worker_server.issued(hello.incarnation)
+            if ours or not self._core.cache_epoch <= theirs < CACHE_EPOCH_MAX:
+                return None
+            self._reincarnate(CacheEpoch(theirs + 1))
+        return Reject(RejectCode.NOT_READY, f"starting over above cache epoch {theirs}")
+
+    def _tick(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            try:
+                with self.entered() as core:
+                    core.tick(self.now_ns())
+            except Exception:
+                _log.exception("the core broke in a tick")
+                return
+            self._collector.tick()
+            self._audit_a_slice()
+
+    def _audit_a_slice(self) -> None:
+        try:
+            self.auditor.tick()
+        except CoreBroken:
+            pass  # whoever broke it has said so
+
+
+def _new_stream() -> int:
+    """Followers tell streams of events apart by it; never 0."""
+    return secrets.randbits(63) | 1
+
+
+def _links(cache_epoch: CacheEpoch) -> ServerLinks[Any]:
+    return ServerLinks((cache_epoch << 32) | secrets.randbits(32), cache_epoch)

@@ -1,0 +1,100 @@
+"""Is a plan well formed? Asked before anything of it is applied, so that a malformed one changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from coppice.handles import HANDLE_BYTES, block_ids
+from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, SequenceId
+from coppice.messages.step import LOGPROBS_MAX, SamplingParams, SequenceStart, StepPlan
+from coppice.seals import SEAL_BYTES
+from coppice_worker.core.batch.steps import MalformedPlanError
+
+
+def check_shape(plan: StepPlan, live: Collection[SequenceId], block_size: int) -> None:
+    """Raises MalformedPlanError. `live` are the attached sequences."""
+    for name, packed, unit in (
+        ("detach", plan.detach, 4),
+        ("sealed", plan.sealed, HANDLE_BYTES),
+        ("zero", plan.zero, HANDLE_BYTES),
+        ("copy_src", plan.copy_src, HANDLE_BYTES),
+        ("rows", plan.rows, 4),
+    ):
+        _require(len(packed) % unit == 0, plan, f"{name} has {len(packed)} bytes, no multiple of {unit}")
+    _require(len(plan.seals) * HANDLE_BYTES == len(plan.sealed) * SEAL_BYTES, plan, "seals do not match sealed")
+    _require(len(plan.copy_dst) == len(plan.copy_src), plan, "copy_dst does not match copy_src")
+    if plan.copy_src:
+        overlap = np.intersect1d(block_ids(plan.copy_src), block_ids(plan.copy_dst))
+        _require(not len(overlap), plan, "a copy reads what another writes")
+    _require(len(plan.row_tokens) == len(plan.rows), plan, "row_tokens does not match rows")
+    _require(not (plan.repeat_rows and plan.rows), plan, "repeat_rows comes with rows")
+    rows = np.frombuffer(plan.rows, "<u4")
+    _require(len(np.unique(rows)) == len(rows), plan, "a sequence stands twice in rows")
+    row_tokens = np.frombuffer(plan.row_tokens, "<u4")
+    _require(bool(row_tokens.all()), plan, "a row computes no token")
+    _require(plan.num_decode_steps > 0, plan, f"num_decode_steps is {plan.num_decode_steps}")
+    one_each = plan.num_decode_steps == 1 or bool((row_tokens == 1).all())
+    _require(one_each, plan, "a row of several decode steps computes several tokens at once")
+    _check_starts(plan, live, block_size)
+    for growth in plan.grow:
+        _require(len(growth.owned) % HANDLE_BYTES == 0, plan, f"growth of sequence {growth.sequence_id} is cut")
+
+
+def _check_starts(plan: StepPlan, live: Collection[SequenceId], block_size: int) -> None:
+    detached = set(np.frombuffer(plan.detach, "<u4").tolist())
+    seen: set[SequenceId] = set()
+    copies = {plan.copy_dst[at : at + HANDLE_BYTES] for at in range(0, len(plan.copy_dst), HANDLE_BYTES)}
+    for start in plan.attach:
+        name = f"attach of sequence {start.sequence_id}"
+        _require(start.sequence_id not in seen, plan, f"{name} stands twice")
+        seen.add(start.sequence_id)
+        attached = start.sequence_id in live and start.sequence_id not in detached
+        _require(not attached, plan, f"{name}, which is attached already")
+        _check_start(plan, start, name, copies, block_size)
+
+
+def _check_start(plan: StepPlan, start: SequenceStart, name: str, copies: set[bytes], block_size: int) -> None:
+    _require(len(start.lease_id) == LEASE_ID_BYTES, plan, f"{name}: lease id has {len(start.lease_id)} bytes")
+    _require(0 <= start.sequence_id < 1 << 32, plan, f"{name}: the id does not fit 32 bits")
+    count, cut = divmod(len(start.tokens), TOKEN_BYTES)
+    _require(cut == 0 and count > 0, plan, f"{name}: tokens are missing or cut")
+    _require(len(start.owned) % HANDLE_BYTES == 0, plan, f"{name}: owned handles are cut")
+    _require(start.num_prompt_tokens <= count, plan, f"{name}: num_prompt_tokens is beyond its tokens")
+    _check_sampling(plan, start.sampling, name)
+    shared, cut = divmod(len(start.shared), HANDLE_BYTES)
+    _require(
+        cut == 0 and len(start.shared_seals) == shared * SEAL_BYTES, plan, f"{name}: shared handles or seals are cut"
+    )
+    # Tokens beyond the shared blocks have KV only where a copy of this very plan puts it.
+    copied = start.num_computed_tokens - shared * block_size
+    _require(copied >= 0 and start.num_computed_tokens <= count, plan, f"{name}: num_computed_tokens is out of range")
+    for at in range(0, -(-copied // block_size) * HANDLE_BYTES, HANDLE_BYTES):
+        _require(start.owned[at : at + HANDLE_BYTES] in copies, plan, f"{name}: computed tokens without KV")
+
+
+def _check_sampling(plan: StepPlan, sampling: SamplingParams, name: str) -> None:
+    numbers = (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+        sampling.repetition_penalty,
+    )
+    _require(all(map(math.isfinite, numbers)), plan, f"{name}: a sampling parameter is not finite")
+    _require(0 <= sampling.min_p <= 1, plan, f"{name}: min_p is not in 0 .. 1")
+    _require(sampling.repetition_penalty > 0, plan, f"{name}: repetition_penalty is not above 0")
+    _require(len(sampling.logit_bias) % 8 == 0, plan, f"{name}: logit_bias is cut")
+    bias = np.frombuffer(sampling.logit_bias, "<f4")[1::2]
+    _require(bool(np.isfinite(bias).all()), plan, f"{name}: a logit_bias is not finite")
+    _require(len(sampling.stop_token_ids) % TOKEN_BYTES == 0, plan, f"{name}: stop_token_ids is cut")
+    num_logprobs = 0 if sampling.num_logprobs is None else sampling.num_logprobs
+    _require(0 <= num_logprobs <= LOGPROBS_MAX, plan, f"{name}: num_logprobs is not in 0 .. {LOGPROBS_MAX}")
+
+
+def _require(holds: bool, plan: StepPlan, problem: str) -> None:
+    if not holds:
+        raise MalformedPlanError(f"step {plan.step}: {problem}; nothing of the plan was applied")

@@ -1,0 +1,280 @@
+"""Paged attention for rows with one new token: each program attends over the pieces of its span (see `split_kv`).
+
+The G query heads of a KV head share each loaded tile. Operands are swapped: scores are K q^T [tokens, G] and the
+output is V^T p [D, G], so that the long sides (tokens, D) fill the matrix unit's 64 rows and the few query heads are
+its narrow side. Rows that begin with the same blocks have their query heads side by side in one launch over what they
+share (`cascade`), and their own launch goes on behind it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from coppice_worker.kernels.backend import LayerAttention
+from coppice_worker.kernels.pool import LayerBlocks
+from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.attention.arrays import DecodeScratch, Prefixes, StepArrays
+from coppice_worker.kernels.triton.attention.split_kv import join, shared_prefixes
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: N803, N806  (compile-time constants are upper case, as everywhere in Triton)
+
+_LOG2_E = math.log2(math.e)
+_COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@triton.jit
+def _load_values(pool_ptr, token, seen, compute: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr):
+    """[D, TILE]"""
+    dim = tl.arange(0, HEAD_PADDED)
+    if pool_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        # Matrix units do not transpose bytes. Read this way they go through shared memory like all else, and are
+        # turned on their way to registers; a transposed tile would stay in registers from its load on.
+        at, mask = token[None, :] * HEAD_DIM + dim[:, None], seen[None, :] & (dim[:, None] < HEAD_DIM)
+        values = tl.load(pool_ptr + at, mask=mask, other=0.0).to(compute)
+    else:
+        at, mask = token[:, None] * HEAD_DIM + dim[None, :], seen[:, None] & (dim[None, :] < HEAD_DIM)
+        values = tl.trans(tl.load(pool_ptr + at, mask=mask, other=0.0))
+    return values
+
+
+@triton.jit
+def _seen(tile, context, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] whether the newest token sees each of a tile's."""
+    position = tile * TILE + tl.arange(0, TILE)
+    seen = position < context
+    if WINDOW > 0:
+        seen &= position >= context - WINDOW
+    return seen
+
+
+@triton.jit
+def _slots(table, tile, seen, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] block of each of a tile's tokens, and offset in it. Of what is not seen no table entry is read."""
+    token = tl.arange(0, TILE)
+    if TILE % BLOCK_SIZE == 0:  # the usual sizes: the same offsets in each tile
+        index, offset = tile * (TILE // BLOCK_SIZE) + token // BLOCK_SIZE, token % BLOCK_SIZE
+    else:
+        index, offset = (tile * TILE + token) // BLOCK_SIZE, (tile * TILE + token) % BLOCK_SIZE
+    return tl.load(table + index, mask=seen, other=0), offset
+
+
+@triton.jit
+def _attend_tiles(
+    query,  # [D, COLUMNS]
+    key_pool_ptr,
+    value_pool_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    table,
+    kv_head,
+    first_tile,
+    num_tiles,
+    context,
+    scale_log2,
+    cap_log2,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Online softmax over some tiles of a context; each has a token that is seen. Output [D, COLUMNS] and its lse."""
+    HEAD_PADDED: tl.constexpr = query.shape[0]
+    COLUMNS: tl.constexpr = query.shape[1]
+    dim = tl.arange(0, HEAD_PADDED)
+    highest = tl.full([COLUMNS], float("-inf"), tl.float32)
+    total = tl.zeros([TILE, COLUMNS], tl.float32)  # added up at the end: a sum over tokens goes across all warps
+    out = tl.zeros([HEAD_PADDED, COLUMNS], tl.float32)
+    largest = tl.full([], 1e-30, tl.float32)  # of the values' scales; `out` is in units of it
+    # The next tile's blocks are looked up a tile ahead, so that the copies of K and V wait for nothing.
+    next_block, next_offset = _slots(table, first_tile, _seen(first_tile, context, WINDOW, TILE), BLOCK_SIZE, TILE)
+    for tile in range(first_tile, first_tile + num_tiles):
+        seen, block, offset = _seen(tile, context, WINDOW, TILE), next_block, next_offset
+        next_block, next_offset = _slots(table, tile + 1, _seen(tile + 1, context, WINDOW, TILE), BLOCK_SIZE, TILE)
+        token = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset).to(tl.int64)
+        at = token[:, None] * HEAD_DIM + dim[None, :]
+        mask = seen[:, None] & (dim[None, :] < HEAD_DIM)
+        key = tl.load(key_pool_ptr + at, mask=mask, other=0.0).to(query.dtype)
+        score = tl.dot(key, query, input_precision="ieee") * scale_log2  # [TILE, COLUMNS], in powers of two
+        if key_scales_ptr is not None:
+            score *= tl.load(key_scales_ptr + token, mask=seen, other=0.0)[:, None]
+        if CAPPED:
+            # cap * tanh(x), with 2 log2(e) / cap in the scale; an overflow to infinity gives the cap.
+            score = cap_log2 - 2 * cap_log2 / (1 + tl.exp2(score))
+        score = tl.where(seen[:, None], score, float("-inf"))
+        higher = tl.maximum(highest, tl.max(score, axis=0))
+        weight = tl.exp2(score - higher[None, :])
+        shrink = tl.exp2(highest - higher)
+        total = total * shrink[None, :] + weight
+        if value_scales_ptr is not None:
+            # In units of the largest one seen, so that no product leaves the range of half precision.
+            scales = tl.load(value_scales_ptr + token, mask=seen, other=0.0)
+            larger = tl.maximum(largest, tl.max(scales, axis=0))
+            weight *= (scales / larger)[:, None]
+            shrink *= largest / larger
+            largest = larger
+        value = _load_values(value_pool_ptr, token, seen, query.dtype, HEAD_DIM, HEAD_PADDED)
+        out = out * shrink[None, :]
+        out = tl.dot(value, weight.to(value.dtype), out, input_precision="ieee")
+        highest = higher
+    if value_scales_ptr is not None:
+        out *= largest
+    summed = tl.sum(total, axis=0)
+    return out / summed[None, :], highest + tl.log2(summed)
+
+
+@triton.jit
+def _find_row(starts_ptr, num_rows, tile, ROWS: tl.constexpr):
+    """The row that a tile of the line belongs to."""
+    row = tl.full([], 0, tl.int32)
+    for first in range(0, num_rows, ROWS):
+        at = first + tl.arange(0, ROWS)
+        end = tl.load(starts_ptr + 1 + at, mask=at < num_rows, other=2147483647)
+        row += tl.sum((end <= tile).to(tl.int32), 0)
+    return row
+
+
+@triton.jit
+def _rows_of(members_ptr, row, GROUP: tl.constexpr, MEMBERS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Whose table to read, and each column's row and whether there is one."""
+    column = tl.arange(0, COLUMNS)
+    if members_ptr is None:
+        reader, query_row, real = row, row + tl.zeros([COLUMNS], tl.int32), column < GROUP
+    else:
+        reader = tl.load(members_ptr + row * MEMBERS)
+        member = column // GROUP
+        query_row = tl.load(members_ptr + row * MEMBERS + member, mask=member < MEMBERS, other=-1)
+        real = query_row >= 0
+    return reader, query_row, real
+
+
+# Values that change from step to step must not each compile a kernel of their own.
+@triton.jit(do_not_specialize=["table_width", "num_rows"])
+def decode_kernel(
+    query_ptr,  # [T, H, D], token rows `query_stride` elements apart
+    key_pool_ptr,  # [num_blocks, HK, BLOCK_SIZE, D]
+    value_pool_ptr,
+    key_scales_ptr,  # [num_blocks, HK, BLOCK_SIZE] float32; None but for float8
+    value_scales_ptr,
+    tables_ptr,  # [S, table_width] int32
+    context_lens_ptr,  # [S] int32
+    query_starts_ptr,  # [S + 1] int32
+    starts_ptr,  # [num_rows + 1] int32, first tile of each row (or group), counted over rows and KV heads
+    firsts_ptr,  # [S] int32, first tile of each row's context to read; None for groups, which begin at their beginning
+    members_ptr,  # [groups, MEMBERS] int32, rows whose query heads are side by side; None: each row for itself
+    partial_ptr,  # [pieces, MEMBERS * GROUP, D] float32
+    lse_ptr,  # [pieces, MEMBERS * GROUP] float32
+    query_stride,
+    table_width,
+    num_rows,  # S, or groups
+    scale_log2,  # softmax scale * log2(e); if CAPPED, times 2 / cap
+    cap_log2,  # cap * log2(e)
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    MEMBERS: tl.constexpr,
+    COLUMNS: tl.constexpr,  # power of two >= max(MEMBERS * GROUP, 16)
+    HEAD_DIM: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,  # power of two >= HEAD_DIM
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    CAPPED: tl.constexpr,
+    TILE: tl.constexpr,  # context tokens per iteration
+    COMPUTE: tl.constexpr,  # of the products: queries and blocks are converted to it
+):
+    program = tl.program_id(0)
+    per_program = tl.cdiv(tl.load(starts_ptr + num_rows), tl.num_programs(0))
+    tile = program * per_program
+    last = tl.minimum(tile + per_program, tl.load(starts_ptr + num_rows))
+    row = _find_row(starts_ptr, num_rows, tile, 128)
+    column, dim = tl.arange(0, COLUMNS), tl.arange(0, HEAD_PADDED)
+    while tile < last:
+        while tl.load(starts_ptr + row + 1) <= tile:
+            row += 1
+        row_start = tl.load(starts_ptr + row)
+        row_tiles = (tl.load(starts_ptr + row + 1) - row_start) // NUM_KV_HEADS
+        kv_head = (tile - row_start) // row_tiles
+        within = tile - row_start - kv_head * row_tiles
+        num_tiles = tl.minimum(row_tiles - within, last - tile)
+        reader, query_row, real = _rows_of(members_ptr, row, GROUP, MEMBERS, COLUMNS)
+        context, first_tile = row_tiles * TILE, within  # of a group, which begins at the beginning
+        if members_ptr is None:
+            context, first_tile = tl.load(context_lens_ptr + row), tl.load(firsts_ptr + row) + within
+        token = tl.load(query_starts_ptr + query_row, mask=real, other=0).to(tl.int64)
+        head = kv_head * GROUP + column % GROUP
+        query_at = token[None, :] * query_stride + head[None, :] * HEAD_DIM + dim[:, None]
+        query = tl.load(query_ptr + query_at, mask=real[None, :] & (dim[:, None] < HEAD_DIM), other=0.0).to(COMPUTE)
+        out, lse = _attend_tiles(
+            query, key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr,
+            tables_ptr + reader.to(tl.int64) * table_width, kv_head, first_tile, num_tiles, context,
+            scale_log2, cap_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, CAPPED, TILE,
+        )  # fmt: skip
+        piece = (program + row * NUM_KV_HEADS + kv_head).to(tl.int64) * (MEMBERS * GROUP) + column
+        out_at = piece[None, :] * HEAD_DIM + dim[:, None]
+        tl.store(partial_ptr + out_at, out, mask=real[None, :] & (dim[:, None] < HEAD_DIM))
+        tl.store(lse_ptr + piece, lse, mask=real)
+        tile += num_tiles
+
+
+def decode(
+    query: torch.Tensor,
+    blocks: LayerBlocks,
+    arrays: StepArrays,
+    scratch: DecodeScratch,
+    layer: LayerAttention,
+    out: torch.Tensor,
+) -> None:
+    """Attends for the rows with one new token: query and out [T, H, D], out contiguous."""
+    if not arrays.has_decodes:
+        return
+    shared = shared_prefixes(arrays, layer.window)
+    if shared is not None:
+        _attend_spans(query, blocks, arrays, scratch, layer, shared)
+    _attend_spans(query, blocks, arrays, scratch, layer, None)
+    join(query, arrays, scratch, layer, out)
+
+
+def _attend_spans(
+    query: torch.Tensor,
+    blocks: LayerBlocks,
+    arrays: StepArrays,
+    scratch: DecodeScratch,
+    layer: LayerAttention,
+    shared: Prefixes | None,
+) -> None:
+    """Leaves partial results of all rows, or of all groups for what their rows share."""
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, block_size = blocks.keys.shape[1:3]
+    group = num_heads // num_kv_heads
+    index = scratch.windows.index(layer.window)
+    if shared is None:
+        members, starts, partials, num_rows = 1, scratch.starts[index], scratch.own, arrays.context_lens.numel()
+    else:
+        members, starts, partials, num_rows = (
+            shared.members.shape[1],
+            shared.starts,
+            scratch.shared,
+            len(shared.members),
+        )
+    cap = layer.soft_cap
+    decode_kernel[(scratch.programs,)](
+        query, blocks.keys, blocks.values, blocks.key_scales, blocks.value_scales,
+        arrays.tables, arrays.context_lens, arrays.query_starts, starts,
+        scratch.firsts[index] if shared is None else None, shared and shared.members, partials.out, partials.lse,
+        query.stride(0), arrays.tables.stride(0), num_rows,
+        layer.scale * _LOG2_E * (2 / cap if cap else 1), (cap or 0) * _LOG2_E,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, MEMBERS=members, COLUMNS=launch.padded(members * group),
+        HEAD_DIM=head_dim, HEAD_PADDED=launch.padded(head_dim), BLOCK_SIZE=block_size, WINDOW=layer.window or 0,
+        CAPPED=cap is not None, TILE=launch.DECODE_TILE, COMPUTE=_COMPUTE[_compute(query, blocks)],
+        **launch.decode_options(head_dim, members * group),
+    )  # fmt: skip
+
+
+def _compute(query: torch.Tensor, blocks: LayerBlocks) -> torch.dtype:
+    """Float8 becomes float16, where the chip has an instruction for it; bfloat16 would take several."""
+    return query.dtype if blocks.key_scales is None or query.dtype == torch.float32 else torch.float16

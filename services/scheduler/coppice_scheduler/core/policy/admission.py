@@ -1,0 +1,137 @@
+"""Who may come in, and who waited too long."""
+
+from __future__ import annotations
+
+from coppice.ids import TOKEN_BYTES
+from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.state.forks import follows_at_work
+from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode, Refused, RefusedReason, Request
+
+RETRY_AFTER_MS_MIN = 100
+
+
+def refusal(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
+    """Why the request cannot be taken; None when it can."""
+    num_tokens = len(request.tokens) // TOKEN_BYTES
+    if not num_tokens or request.max_new_tokens < 1:
+        return Refused(RefusedReason.EMPTY, "there is nothing to do: the prompt or max_new_tokens is empty", 0)
+    return (
+        _never(life, request, num_tokens)
+        or _beyond_tenant(life, request.tenant, num_tokens)
+        or _beyond_rate(life, request, num_tokens, now_ns)
+        or _beyond_queue(life, request.tenant, num_tokens)
+        or _too_late(life, request, num_tokens, now_ns)
+    )
+
+
+def _never(life: Lifecycle, request: Request, num_tokens: int) -> Refused | None:
+    """What no wait can help."""
+    context = max_context(life)
+    if num_tokens >= context:
+        message = f"the prompt has {num_tokens} tokens; with one to generate it exceeds {context}"
+        return Refused(RefusedReason.TOO_LONG, message, 0)
+    infos = [worker.info for worker in life.workers.values() if worker.info]
+    largest = max((info.num_blocks * info.block_size for info in infos), default=num_tokens)
+    if num_tokens > largest:
+        message = f"the prompt has {num_tokens} tokens; the largest worker holds {largest}"
+        return Refused(RefusedReason.NEVER_FITS, message, 0)
+    maximum = life.settings.maximums.get(request.domain)
+    if maximum is None:
+        return None
+    largest = max((maximum.of(info.num_blocks) * info.block_size for info in infos), default=num_tokens)
+    if num_tokens > largest:
+        message = f"the prompt has {num_tokens} tokens; domain {request.domain} may hold {largest} on one worker"
+        return Refused(RefusedReason.NEVER_FITS, message, 0)
+    return None
+
+
+def _beyond_tenant(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | None:
+    limits, counts = life.settings.limits_of(tenant), life.counts
+    if counts.tenant_waiting[tenant] + counts.tenant_running[tenant] >= limits.max_concurrency:
+        message = f"tenant {tenant} has {limits.max_concurrency} requests at work, its maximum"
+        return Refused(RefusedReason.TENANT_CONCURRENCY, message, _retry_after_ms(life, tenant, num_tokens))
+    if counts.tenant_queued(tenant) >= limits.max_queued:
+        message = f"tenant {tenant} has {limits.max_queued} requests waiting, its maximum"
+        return Refused(RefusedReason.TENANT_QUEUE, message, _retry_after_ms(life, tenant, num_tokens))
+    return None
+
+
+def _beyond_rate(life: Lifecycle, request: Request, num_tokens: int, now_ns: int) -> Refused | None:
+    if request.fork_of is not None:
+        return None  # one with the request that it forks; that was counted
+    wait_ms, limit = life.rate_limits.wait_ms(request.tenant, num_tokens, now_ns)
+    if not wait_ms:
+        return None
+    return Refused(RefusedReason.TENANT_RATE, f"tenant {request.tenant} has used up its {limit}", wait_ms)
+
+
+def _beyond_queue(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | None:
+    settings, counts = life.settings, life.counts
+    if counts.waiting < settings.max_queued and counts.waiting_tokens + num_tokens <= settings.max_queued_tokens:
+        return None
+    message = f"{counts.waiting} requests with {counts.waiting_tokens} tokens are waiting, no more are taken"
+    return Refused(RefusedReason.QUEUE_FULL, message, _retry_after_ms(life, tenant, num_tokens))
+
+
+def _too_late(life: Lifecycle, request: Request, num_tokens: int, now_ns: int) -> Refused | None:
+    if request.deadline_ns is None:
+        return None
+    left_ms = (request.deadline_ns - now_ns) // NS_PER_MS
+    # Behind nobody it waits for nothing; and where places are free, what was measured does not tell what can be done.
+    needed_ms = estimated_wait_ms(life, request.tenant, num_tokens) if life.counts.tenant_queued(request.tenant) else 0
+    if left_ms > 0 and needed_ms <= left_ms:
+        return None
+    message = f"the request has {max(left_ms, 0)} ms left; its turn comes in about {needed_ms} ms"
+    return Refused(RefusedReason.DEADLINE, message, needed_ms)
+
+
+def max_context(life: Lifecycle) -> int:
+    """Tokens of the longest sequence: the own limit, or that of the roomiest worker that is listed."""
+    longest = 0
+    for worker in life.workers.values():
+        if worker.info is not None:
+            if not worker.info.max_context:
+                return life.settings.max_context
+            longest = max(longest, worker.info.max_context)
+    return min(life.settings.max_context, longest or life.settings.max_context)
+
+
+def estimated_wait_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
+    """Until a prompt of so many tokens, at the end of its tenant's line, is computed. 0: nothing was measured yet."""
+    tokens_per_s = sum(worker.rate.tokens_per_s for worker in life.workers.values() if worker.usable)
+    if not tokens_per_s:
+        return 0
+    counts = life.counts
+    weight_of = {name: life.settings.limits_of(name).weight for name in {*counts.at_work(), tenant}}
+    share = weight_of[tenant] / sum(weight_of.values())
+    outputs = life.output_lengths.expected(tenant) * counts.tenant_waiting[tenant]
+    ahead = counts.tenant_waiting_tokens[tenant] + outputs + num_tokens
+    return int(ahead / (tokens_per_s * share) * 1000)
+
+
+def _retry_after_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
+    wait_ms = estimated_wait_ms(life, tenant, num_tokens)
+    return min(max(wait_ms, RETRY_AFTER_MS_MIN), life.settings.queue_timeout_ms)
+
+
+def expire(life: Lifecycle, now_ns: int) -> None:
+    """End what is past its own deadline, and what waited longer than the queue's timeout. A fork does not wait in vain
+    while its leader computes the prompt."""
+    while (request := life.deadlines.due(now_ns)) is not None:
+        where = "running" if request.sequence is not None else "waiting"
+        error = OutputError(OutputErrorCode.DEADLINE, f"the request's deadline passed while it was {where}")
+        life.finish(request, Finish.ERROR, now_ns, error=error)
+    timeout_ns = life.settings.queue_timeout_ms * NS_PER_MS
+    while (request := life.queue.oldest()) is not None and request.queued_ns + timeout_ns <= now_ns:
+        if follows_at_work(request):
+            life.queue.stay_on(request, now_ns)
+            continue
+        waited_ms = (now_ns - request.queued_ns) // NS_PER_MS
+        if request.domain_blocked:
+            code = OutputErrorCode.TENANT_MAXIMUM
+            why = f"domain {request.request.domain} held its maximum of blocks; send fewer requests at a time"
+        else:
+            code = OutputErrorCode.QUEUE_TIMEOUT
+            why = "no worker had room; send it again later"
+        error = OutputError(code, f"waited {waited_ms} ms in the queue: {why}", life.settings.queue_timeout_ms)
+        life.finish(request, Finish.ERROR, now_ns, error=error)

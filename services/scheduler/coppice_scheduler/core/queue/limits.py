@@ -1,0 +1,85 @@
+"""Requests and tokens per minute, as token buckets that hold a minute's worth.
+
+Tokens are those of prompts as they are taken, cached or not, and of outputs as they come. So a bucket may go below
+zero; then its tenant waits until it is above again. A prompt larger than a minute's tokens is taken by a full bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coppice_scheduler.core.state.settings import TenantLimits
+
+NS_PER_MINUTE = 60_000_000_000
+
+
+@dataclass(slots=True)
+class Bucket:
+    per_minute: int
+    level: float
+    at_ns: int
+
+    def refill(self, now_ns: int) -> None:
+        grown = (now_ns - self.at_ns) * self.per_minute / NS_PER_MINUTE
+        self.level = min(float(self.per_minute), self.level + grown)
+        self.at_ns = now_ns
+
+    def wait_ns(self, amount: int) -> int:
+        """Until so much may be taken; 0: now."""
+        lacking = min(amount, self.per_minute) - self.level
+        return max(0, int(-(-lacking * NS_PER_MINUTE // self.per_minute)))
+
+
+@dataclass(slots=True)
+class _Tenant:
+    requests: Bucket | None
+    tokens: Bucket | None
+    num_outputs: int  # of the tenant, that `tokens` was charged for
+
+
+class RateLimits:
+    def __init__(self, limits_of: Callable[[str], TenantLimits], outputs_of: Callable[[str], int]) -> None:
+        """`outputs_of`: tokens that came for a tenant so far."""
+        self._limits_of = limits_of
+        self._outputs_of = outputs_of
+        self._tenants: dict[str, _Tenant] = {}
+
+    def wait_ms(self, tenant: str, num_tokens: int, now_ns: int) -> tuple[int, str]:
+        """How long until a prompt of so many tokens may be taken, and which limit says so; 0: now."""
+        state = self._refilled(tenant, now_ns)
+        waits = []
+        if state.requests is not None:
+            waits.append((state.requests.wait_ns(1), f"{state.requests.per_minute} requests per minute"))
+        if state.tokens is not None:
+            waits.append((state.tokens.wait_ns(num_tokens), f"{state.tokens.per_minute} tokens per minute"))
+        wait_ns, why = max(waits, default=(0, ""))
+        return -(-wait_ns // 1_000_000), why
+
+    def charge(self, tenant: str, num_tokens: int, now_ns: int) -> None:
+        """A request was taken."""
+        state = self._refilled(tenant, now_ns)
+        if state.requests is not None:
+            state.requests.level -= 1
+        if state.tokens is not None:
+            state.tokens.level -= num_tokens
+
+    def _refilled(self, tenant: str, now_ns: int) -> _Tenant:
+        state = self._tenants.get(tenant)
+        if state is None:
+            limits = self._limits_of(tenant)
+            state = self._tenants[tenant] = _Tenant(
+                _full(limits.requests_per_minute, now_ns), _full(limits.tokens_per_minute, now_ns), 0
+            )
+        if state.requests is not None:
+            state.requests.refill(now_ns)
+        if state.tokens is not None:
+            num_outputs = self._outputs_of(tenant)
+            state.tokens.level -= num_outputs - state.num_outputs
+            state.num_outputs = num_outputs
+            state.tokens.refill(now_ns)
+        return state
+
+
+def _full(per_minute: int, now_ns: int) -> Bucket | None:
+    return Bucket(per_minute, float(per_minute), now_ns) if per_minute else None

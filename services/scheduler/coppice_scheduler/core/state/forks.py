@@ -1,0 +1,169 @@
+"""Several continuations of one prompt: one request computes it, the others share its full blocks and copy the rest.
+
+    leader  [block|block|tail.]     its prompt is computed: its first token was sampled
+    fork    [share|share|copy.]     shared by the grant | copied in the step that attaches it; it computes one token
+
+A fork waits, holding nothing, until the prompt is computed. Then it asks in the batch that publishes the prompt's
+blocks, where they are. What its grant does not share is copied from a relative that still holds the whole prompt: the
+block that the prompt fills in part, or all of them where nothing is published. The last token of the prompt is not
+copied but computed, for a sample of the fork's own.
+
+The source's blocks outlast the copy: they are released only after the result of the step that removed the source, and
+that step is the copy's own or a later one. Within a plan copies come before any row computes, and what the source
+writes later lies behind what is copied. Where nobody holds the prompt any more, a fork computes what it did not find.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from coppice.handles import HANDLE_BYTES
+from coppice_scheduler.core.state.leases import LeaseState
+
+if TYPE_CHECKING:
+    from coppice_scheduler.core.state.sequences import RequestState, Sequence
+    from coppice_scheduler.core.state.workers import Worker
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """Requests with one prompt that have not ended, in the order in which they came."""
+
+    leader: RequestState  # computes the prompt, or did
+    members: dict[str, RequestState] = field(default_factory=dict)
+    waiting: dict[str, RequestState] = field(default_factory=dict)
+    is_computed: bool = False
+
+    def source_on(self, worker: Worker) -> Sequence | None:
+        """A sequence there that has the whole prompt, as results tell: what it copied itself is there, too."""
+        for member in self.members.values():
+            sequence = member.sequence
+            is_there = sequence is not None and worker.running.get(sequence.sequence_id) is sequence
+            if is_there and sequence is not None and sequence.num_computed >= member.num_prompt_tokens:
+                return sequence
+        return None
+
+
+# --- who waits for whom
+
+
+def join(request: RequestState, relative: RequestState | None) -> bool:
+    """Make `request` one of the family of an earlier request. True: it waits until the prompt is computed.
+
+    Another domain or another prompt is no relation. Who wants log-probabilities of the prompt has to compute it.
+    """
+    if relative is None or request.request.sampling.prompt_logprobs:
+        return False
+    if (request.request.domain, request.request.tokens) != (relative.request.domain, relative.request.tokens):
+        return False
+    family = relative.family
+    if family is None:
+        family = relative.family = Family(relative, is_computed=relative.num_output_tokens > 0)
+        family.members[relative.request.request_id] = relative
+    request.family = family
+    family.members[request.request.request_id] = request
+    if not family.is_computed:
+        family.waiting[request.request.request_id] = request
+    return not family.is_computed
+
+
+def prompt_computed(request: RequestState) -> list[RequestState]:
+    """It has its first token. Returns the forks that waited for that."""
+    family = request.family
+    if family is None or family.is_computed:
+        return []
+    family.is_computed = True
+    waited = list(family.waiting.values())
+    for fork in waited:
+        fork.num_matched = fork.num_prompt_tokens - 1  # as far as its place in line and loads are concerned
+    family.waiting.clear()
+    return waited
+
+
+def leave(request: RequestState) -> RequestState | None:
+    """It ended, or is no longer to copy. Returns the fork that computes the prompt in its place, if one has to."""
+    family = request.family
+    if family is None:
+        return None
+    request.family = None
+    del family.members[request.request.request_id]
+    family.waiting.pop(request.request.request_id, None)
+    if family.leader is not request or family.is_computed or not family.waiting:
+        return None
+    family.leader = family.waiting.pop(next(iter(family.waiting)))
+    return family.leader
+
+
+def follows_at_work(request: RequestState) -> bool:
+    """Whether it waits for a prompt that its leader computes right now."""
+    family = request.family
+    if family is None or request.request.request_id not in family.waiting:
+        return False
+    return family.leader.sequence is not None
+
+
+# --- where it goes
+
+
+def near_its_prompt(request: RequestState, workers: list[Worker]) -> list[Worker]:
+    """Those where it can copy its prompt; all of them if there is none, or if it was refused there before."""
+    family = request.family
+    if family is None or request.asked_under:
+        return workers
+    return [worker for worker in workers if family.source_on(worker) is not None] or workers
+
+
+# --- what it copies
+
+
+def plan_copy(worker: Worker, sequence: Sequence) -> None:
+    """It was granted: note where it will copy from, if its blocks do not have the whole prompt."""
+    family = sequence.request.family
+    if family is not None and _num_shared_tokens(sequence) < sequence.request.num_prompt_tokens - 1:
+        sequence.source = family.source_on(worker)
+    if sequence.source is not None:
+        worker.copying[sequence.sequence_id] = sequence
+
+
+def aim(worker: Worker) -> None:
+    """Before rows are chosen: a sequence whose source still holds the prompt needs no prefill."""
+    for sequence in list(worker.copying.values()):
+        if _still_holds(worker, sequence.source):
+            sequence.start_at(sequence.request.num_prompt_tokens - 1)
+        else:
+            del worker.copying[sequence.sequence_id]
+            sequence.source = None
+            sequence.start_at(_num_shared_tokens(sequence))
+
+
+def take_copy(worker: Worker, sequence: Sequence) -> tuple[bytes, bytes]:
+    """It is attached in this plan: source and target handles of what it copies, both empty where it copies nothing."""
+    if worker.copying.pop(sequence.sequence_id, None) is None:
+        return b"", b""
+    assert sequence.source is not None
+    lease = sequence.lease
+    end = -(-(sequence.request.num_prompt_tokens - 1) // lease.block_size) * HANDLE_BYTES
+    source = (sequence.source.lease.shared + sequence.source.lease.owned)[len(lease.shared) : end]
+    return source, bytes(lease.owned[: len(source)])
+
+
+def lost_source(sequence: Sequence, handle: int) -> bool:
+    """Whether the worker missed this block because its lease was taken from the source behind our back."""
+    if sequence.source is None:
+        return False
+    lease = sequence.source.lease
+    handles = lease.shared + lease.owned
+    packed = handle.to_bytes(HANDLE_BYTES, "little")
+    return any(handles[at : at + HANDLE_BYTES] == packed for at in range(0, len(handles), HANDLE_BYTES))
+
+
+def _still_holds(worker: Worker, source: Sequence | None) -> bool:
+    """The worker has it, or lets it go in the plan that is being made: nobody else may be given its blocks before."""
+    assert source is not None
+    is_there = worker.running.get(source.sequence_id) is source or source in worker.to_detach
+    return is_there and source.lease.state is LeaseState.LIVE
+
+
+def _num_shared_tokens(sequence: Sequence) -> int:
+    return sequence.lease.num_shared_blocks * sequence.lease.block_size

@@ -1,0 +1,167 @@
+"""What goes into the scheduler and what comes out: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from coppice.ids import DomainId, WorkerId
+from coppice.messages.index import FromClient, Reuse
+from coppice.messages.step import SamplingParams, StepPlan, TokenLogprobs
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
+
+__all__ = [
+    "Effects",
+    "Finish",
+    "Mark",
+    "Output",
+    "OutputError",
+    "OutputErrorCode",
+    "Refused",
+    "RefusedReason",
+    "Request",
+    "SchedulerSettings",
+    "SchedulerStats",
+    "TenantLimits",
+    "TenantStats",
+    "TokenBatch",
+]
+
+Mark = tuple[str, int, int]  # (name, start_ns, end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue. The front door has put the model's end tokens into `stop_token_ids` where they count."""
+
+    request_id: str
+    tenant: str
+    domain: DomainId
+    tokens: bytes  # the prompt, packed u32
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 0  # lower goes first
+    arrived_ns: int = 0
+    traceparent: str = ""  # W3C trace context; travels with the request to the cache service and the worker
+    number: int = 0  # u32, names it in a TokenBatch; unique among those at work
+    streams: bool = True  # its tokens leave as they are sampled; False: all with the last Output
+    retries_late: bool = False  # nobody has seen its tokens: it may start over after the first, too
+    deadline_ns: int | None = None  # after it the answer is worth nothing
+    fork_of: str | None = None  # request id of another with the same prompt, whose prefill this one shares
+    reuse: Reuse = Reuse.UNKNOWN  # what the client knows of the future of its prompt
+    retain_ms: int = 0  # keep the prompt's blocks for so long after it was computed
+
+
+class RefusedReason(Enum):
+    QUEUE_FULL = "queue_full"
+    TENANT_CONCURRENCY = "tenant_concurrency"
+    TENANT_QUEUE = "tenant_queue"
+    TOO_LONG = "too_long"  # the prompt leaves no room for a token within the context
+    NEVER_FITS = "never_fits"  # more blocks than any known worker has
+    EMPTY = "empty"  # no prompt token, or no token wanted
+    DRAINING = "draining"
+    TENANT_RATE = "tenant_rate"  # its requests or tokens of this minute are used up
+    DEADLINE = "deadline"  # by all estimates its deadline comes first
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request was not taken; nothing was reserved and no Output will come."""
+
+    reason: RefusedReason
+    message: str
+    retry_after_ms: int  # 0 where trying again cannot help
+
+
+class Finish(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class OutputErrorCode(Enum):
+    WORKER_LOST = "worker_lost"
+    SESSION_LOST = "session_lost"  # the cache service no longer knows the request's lease
+    QUEUE_TIMEOUT = "queue_timeout"
+    NEVER_FITS = "never_fits"
+    TENANT_MAXIMUM = "tenant_maximum"  # its domain held all it may hold for too long
+    DEADLINE = "deadline"  # the request's own
+    SCHEDULER_LOST = "scheduler_lost"  # the planner went away while it ran
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    code: OutputErrorCode
+    message: str
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one request. Exactly one Output of a request has `finish`, and it is the last."""
+
+    request_id: str
+    tokens: bytes  # packed u32, new since the last Output; a stop token is never among them
+    finish: Finish | None = None
+    error: OutputError | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens that the first grant found in the cache
+    num_output_tokens: int = 0  # in all; a stop token counts
+    stop_token: bytes = b""  # packed u32: the token that ended it, where one did
+    timeline: tuple[Mark, ...] = ()  # in the last Output: queue, acquire, prefill (per chunk), decode
+    logprobs: tuple[TokenLogprobs, ...] = ()  # new since the last Output, where the request wants them
+    num_written_tokens: int = 0  # prompt tokens that it computed and made findable
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """New tokens of many requests, in order; a request may stand there several times.
+
+    Requests that stream and want no log-probabilities get their tokens so, but for those of the last Output.
+    """
+
+    numbers: bytes  # u32 [N], `Request.number`
+    tokens: bytes  # u32 [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What the edge has to do now, in this order within each field."""
+
+    to_index: tuple[FromClient, ...] = ()
+    plans: tuple[tuple[WorkerId, StepPlan], ...] = ()
+    tokens: tuple[TokenBatch, ...] = ()  # before `outputs`
+    outputs: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Gauges of this moment and totals since the start."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    oldest_wait_ms: int
+    tenants: Mapping[str, TenantStats]
+    leases: int
+    steps_in_flight: int
+    total_preemptions: int
+    total_retries: int
+    total_prefill_tokens: int  # computed, completed
+    total_cached_tokens: int  # found by grants instead of computed
+    total_sampled_tokens: int
+    total_steps: int  # results taken
+    total_finished: int
+    sleeping: int = 0  # of those waiting: another request computes their prefix
+    total_flight_waits: int = 0  # times that a request waited for another's prefill
+    total_reclaims: int = 0  # times that the cache service asked for borrowed blocks

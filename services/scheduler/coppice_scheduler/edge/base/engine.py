@@ -1,0 +1,65 @@
+"""The seam between the front door and the planner: requests go in, tokens come out.
+
+    front door --generate(request)--> Output, Output, ... Output(finish)
+               --finish(id)---------> (a stop string was found)         ends with Finish.STOP
+               --aclose()-----------> (the client went away)            nothing more comes
+
+The front door knows text, the engine knows tokens. `tests/fakes/engine.py` is the stand-in for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from coppice_scheduler.core.state.request import Output, Refused, Request, SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model behind an engine, as `/v1/models` tells it."""
+
+    id: str
+    max_context: int  # tokens of one sequence, prompt and output together
+    created: int  # seconds since 1970
+    vocab_size: int = 0  # token ids at or above it are refused; 0 = take the tokenizer's
+
+
+class RequestRefused(Exception):
+    """The core refused the request; nothing was reserved for it."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.message)
+        self.refused = refused
+
+
+class Engine(Protocol):
+    """What the front door needs of a planner."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be served now: a worker and the cache service are there, nothing drains."""
+        ...
+
+    @property
+    def accepts(self) -> bool:
+        """Whether new requests are taken: when it is ready, and through a short outage, in which they wait."""
+        ...
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Tokens of one request, the last Output has `finish`. Closing the generator cancels the request.
+
+        Raises RequestRefused on the first iteration. The caller may read slowly: what has not been read is joined into
+        one Output, so that what waits for a reader is bounded by the request's own length.
+        """
+        ...
+
+    def finish(self, request_id: str) -> None:
+        """A stop string was found: end with Finish.STOP. Unknown and finished ids are ignored."""
+        ...
+
+    def stats(self) -> SchedulerStats: ...

@@ -1,0 +1,135 @@
+"""What the front door says no with. One type, so that REST and gRPC cannot differ in when they refuse.
+
+ApiError(kind, message, param, code, retry_after_ms)
+   HTTP   status of kind, {"error": {"message", "type", "param", "code"}}, Retry-After
+   gRPC   code of kind, the same message, details
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
+
+_SHOWN_CHARS = 100  # of what a client sent; gRPC has 16 KiB for a whole error
+
+
+class ErrorKind(Enum):
+    """(HTTP status, OpenAI's error type)."""
+
+    INVALID = (400, "invalid_request_error")
+    UNAUTHENTICATED = (401, "authentication_error")
+    NOT_FOUND = (404, "not_found_error")
+    METHOD = (405, "invalid_request_error")
+    TIMEOUT = (408, "invalid_request_error")
+    TOO_LARGE = (413, "invalid_request_error")
+    BUSY = (429, "rate_limit_error")
+    INTERNAL = (500, "server_error")
+    UNAVAILABLE = (503, "service_unavailable_error")
+    DEADLINE = (504, "timeout_error")
+
+    @property
+    def http_status(self) -> int:
+        return self.value[0]
+
+    @property
+    def type_name(self) -> str:
+        return self.value[1]
+
+
+class ApiError(Exception):
+    """A refusal or failure that the client is told. `retry_after_ms` 0 = trying again does not help by itself."""
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_ms: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+
+    def body(self) -> dict[str, object]:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind.type_name,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(ErrorKind.INVALID, message, param=param, code=code)
+
+
+def internal() -> ApiError:
+    return ApiError(ErrorKind.INTERNAL, "The server failed on this request. It has been logged.", code="internal")
+
+
+def model_not_found(asked: str, served: str) -> ApiError:
+    return ApiError(
+        ErrorKind.NOT_FOUND,
+        f"The model {asked[:_SHOWN_CHARS]!r} does not exist; this server has {served!r}.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def not_ready() -> ApiError:
+    return ApiError(
+        ErrorKind.UNAVAILABLE,
+        "No worker can take requests now; the service is starting, draining or has lost a part.",
+        code="not_ready",
+        retry_after_ms=1000,
+    )
+
+
+# What is not named here passes by itself: limits and shortages, which trying again later helps.
+_REFUSED_KIND = {
+    RefusedReason.TOO_LONG: ErrorKind.INVALID,
+    RefusedReason.NEVER_FITS: ErrorKind.INVALID,
+    RefusedReason.EMPTY: ErrorKind.INVALID,
+    RefusedReason.DRAINING: ErrorKind.UNAVAILABLE,
+}
+
+_OUTPUT_KIND = {
+    OutputErrorCode.QUEUE_TIMEOUT: ErrorKind.BUSY,
+    OutputErrorCode.TENANT_MAXIMUM: ErrorKind.BUSY,
+    OutputErrorCode.NEVER_FITS: ErrorKind.INVALID,
+    OutputErrorCode.DEADLINE: ErrorKind.DEADLINE,
+    OutputErrorCode.INTERNAL: ErrorKind.INTERNAL,
+}
+
+_RETRY_ANYWAY_MS = 1000  # for kinds that pass by themselves when the core names no time
+
+
+def from_refused(refused: Refused) -> ApiError:
+    """The core's verdict on admission."""
+    kind = _REFUSED_KIND.get(refused.reason, ErrorKind.BUSY)
+    code = "context_length_exceeded" if refused.reason is RefusedReason.TOO_LONG else refused.reason.value
+    return ApiError(kind, refused.message, code=code, retry_after_ms=_retry(kind, refused.retry_after_ms))
+
+
+def from_output(error: OutputError | None) -> ApiError:
+    """The core's verdict on a request that it had taken."""
+    if error is None:
+        return ApiError(ErrorKind.INTERNAL, "The request failed.", code="internal")
+    kind = _OUTPUT_KIND.get(error.code, ErrorKind.UNAVAILABLE)
+    code = "deadline_exceeded" if error.code is OutputErrorCode.DEADLINE else error.code.value
+    return ApiError(kind, error.message, code=code, retry_after_ms=_retry(kind, error.retry_after_ms))
+
+
+def _retry(kind: ErrorKind, retry_after_ms: int) -> int:
+    if kind in (ErrorKind.BUSY, ErrorKind.UNAVAILABLE):
+        return retry_after_ms or _RETRY_ANYWAY_MS
+    return 0

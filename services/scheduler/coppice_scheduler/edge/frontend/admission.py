@@ -1,0 +1,144 @@
+"""From what a client asks to what the core takes: every check that needs no engine, in the order of its cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.frontend.generation_spec import (
+    COMPLETION_MAX_TOKENS,
+    MAX_MESSAGES,
+    MAX_PROMPTS,
+    MAX_RUNS,
+    ROLES,
+    ChatPrompt,
+    GenerationSpec,
+    Prompt,
+    TextPrompt,
+)
+from coppice_scheduler.edge.text.chat import ChatTemplate
+from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A prompt that can run: packed tokens, and how many tokens may follow."""
+
+    tokens: bytes
+    max_new_tokens: int
+    text: str | None = None  # what the client sent, where that was text
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_DTYPE.itemsize
+
+
+def check_messages(prompt: ChatPrompt) -> None:
+    """Raises ApiError."""
+    if not prompt.messages:
+        raise invalid("messages is empty.", param="messages", code="empty")
+    if len(prompt.messages) > MAX_MESSAGES:
+        raise invalid(
+            f"messages has {len(prompt.messages)} entries; at most {MAX_MESSAGES} are taken.", param="messages"
+        )
+    for place, message in enumerate(prompt.messages):
+        if message.role not in ROLES:
+            raise invalid(
+                f"messages[{place}].role is {message.role[:50]!r}; supported are {', '.join(ROLES)}.",
+                param=f"messages[{place}].role",
+                code="unsupported_parameter",
+            )
+
+
+class PromptReader:
+    """Turns prompts into tokens that fit the model."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model: ModelInfo, chat_max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_context = model.max_context
+        self._chat_max_tokens = chat_max_tokens
+        self.vocab_size = model.vocab_size or tokenizer.vocab_size
+
+    async def admit(self, spec: GenerationSpec) -> tuple[Admitted, ...]:
+        """All prompts of a call, or ApiError for the first that cannot run."""
+        if not spec.prompts:
+            raise invalid("prompt is empty", param="prompt", code="empty")
+        if len(spec.prompts) > MAX_PROMPTS:
+            raise invalid(f"prompt has {len(spec.prompts)} entries; at most {MAX_PROMPTS} are taken", param="prompt")
+        if len(spec.prompts) * spec.n > MAX_RUNS:
+            raise invalid(f"{len(spec.prompts)} prompts with n={spec.n} are more than {MAX_RUNS} answers", param="n")
+        admitted = []
+        for prompt in spec.prompts:
+            tokens = await self.tokens_of(prompt, spec.prompt_field)
+            text = prompt.text if isinstance(prompt, TextPrompt) else None
+            admitted.append(Admitted(tokens, self._room(tokens, spec), text))
+        return tuple(admitted)
+
+    async def tokens_of(self, prompt: Prompt, field: str, *, add_special_tokens: bool = True) -> bytes:
+        """Packed tokens of one prompt; `field` is what an error names. A chat has its special tokens in its template.
+
+        Raises ApiError.
+        """
+        if isinstance(prompt, ChatPrompt):
+            check_messages(prompt)
+            text = await self._template.render(prompt.messages)
+            self._refuse_hopeless(text, field)
+            return await self._tokenizer.encode(text, add_special_tokens=False)
+        if isinstance(prompt, TextPrompt):
+            if not prompt.text:
+                raise invalid("The prompt is empty.", param=field, code="empty")
+            self._refuse_hopeless(prompt.text, field)
+            return await self._tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens)
+        self.check_ids(prompt.tokens, field)
+        return prompt.tokens
+
+    def _refuse_hopeless(self, text: str, field: str) -> None:
+        at_least = self._tokenizer.at_least_tokens(text)
+        if at_least >= self._max_context:
+            raise _too_long(f"at least {at_least}", self._max_context, field)
+
+    def check_ids(self, tokens: bytes, field: str) -> None:
+        """Raises ApiError for what is no list of token ids of this model."""
+        if len(tokens) % TOKEN_DTYPE.itemsize:
+            raise invalid(f"{len(tokens)} bytes are no whole number of 4-byte tokens", param=field)
+        ids = np.frombuffer(tokens, dtype=TOKEN_DTYPE)
+        if ids.size and int(ids.max()) >= self.vocab_size:
+            raise invalid(
+                f"token id {int(ids.max())} does not exist; token ids of this model are 0 to {self.vocab_size - 1}",
+                param=field,
+                code="invalid_token_id",
+            )
+
+    def _room(self, tokens: bytes, spec: GenerationSpec) -> int:
+        """How many tokens may follow."""
+        num_tokens = len(tokens) // TOKEN_DTYPE.itemsize
+        if not num_tokens:
+            raise invalid("The prompt is empty.", param=spec.prompt_field, code="empty")
+        room = self._max_context - num_tokens
+        if room < 1:
+            raise _too_long(str(num_tokens), self._max_context, spec.prompt_field)
+        if spec.max_tokens is None:
+            wanted = (self._chat_max_tokens or room) if spec.is_chat else COMPLETION_MAX_TOKENS
+            return min(wanted, room)
+        if spec.max_tokens > room:
+            raise invalid(
+                f"This model's context is {self._max_context} tokens; {num_tokens} in the prompt and max_tokens "
+                f"{spec.max_tokens} are {num_tokens + spec.max_tokens}. At most {room} tokens can follow this prompt.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        # The engine samples at least one; TextStream shows none of it where none was asked for.
+        return max(spec.max_tokens, 1)
+
+
+def _too_long(num_tokens: str, max_context: int, field: str) -> ApiError:
+    return invalid(
+        f"This model's context is {max_context} tokens and must hold at least one new one; the prompt has "
+        f"{num_tokens} tokens. Shorten it.",
+        param=field,
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,176 @@
+"""Calls at work: every answer of a call is one run, all runs at once, their deltas joined as they come.
+
+A refusal or failure of one run ends the call; closing `Call.deltas()` cancels what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from opentelemetry import trace
+
+from coppice_scheduler.core.state.request import Output, Request
+from coppice_scheduler.edge.base.engine import Engine, RequestRefused
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_refused
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.frontend.admission import Admitted
+from coppice_scheduler.edge.frontend.tracing import CallSpan
+from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, TextStream, Usage
+
+_MERGED_DELTAS_MAX = 64  # waiting for a slow reader of several answers; then the answers wait
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One admitted call. Iterate `deltas()` once, inside `aclosing`; until then nothing runs."""
+
+    call_id: str
+    prompts: tuple[Admitted, ...]
+    num_choices: int  # of each prompt; answer i belongs to prompt i // num_choices
+    _runs: tuple[Run, ...]
+    _span: CallSpan
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Text as it comes, of all answers. Raises ApiError, on the first iteration when the core refuses."""
+        usage, reasons = NO_USAGE, []
+        error: str | None = "cancelled"  # until we know better: closed by the caller
+        try:
+            async with aclosing(_merge(self._runs)) as merged:
+                async for delta in merged:
+                    if delta.ending is not None:
+                        usage += delta.ending.usage
+                        reasons.append(delta.ending.reason)
+                    yield delta
+            error = None
+        except BaseException as raised:
+            error = code_of(raised)
+            raise
+        finally:
+            self._span.end(usage, reasons, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One answer of a call."""
+
+    engine: Engine
+    metrics: FrontDoorMetrics
+    request: Request
+    span: CallSpan
+    make_stream: Callable[[Callable[[], None]], TextStream]
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        stream = self.make_stream(lambda: self.engine.finish(self.request.request_id))
+        clock = _Clock(self.metrics, self.request)
+        code: str | None = "cancelled"
+        try:
+            async with aclosing(self._outputs()) as outputs:
+                async for output in outputs:
+                    clock.saw(output)
+                    delta = stream.take(output)
+                    if output.timeline:
+                        self.span.timeline(output.timeline)
+                    if delta is not None and delta.ending is not None:
+                        clock.finished(delta.ending.reason, delta.ending.usage)
+                        code = None
+                        yield delta
+                        return
+                    if delta is not None:
+                        yield delta
+            raise ApiError(ErrorKind.INTERNAL, "The engine ended the request without a reason.", code="internal")
+        except BaseException as error:
+            code = code_of(error) if code is not None else None
+            raise
+        finally:
+            if code is not None:
+                self.metrics.failed(self.request.tenant, code, stream.num_tokens)
+
+    async def _outputs(self) -> AsyncGenerator[Output, None]:
+        """The engine's outputs. The first step runs under the call's span, so that the engine can carry it on."""
+        async with aclosing(self.engine.generate(self.request)) as outputs:
+            try:
+                with trace.use_span(self.span.span, record_exception=False, set_status_on_exception=False):
+                    first = await anext(outputs)
+            except RequestRefused as error:
+                raise from_refused(error.refused) from error
+            except StopAsyncIteration:
+                return
+            yield first
+            async for output in outputs:
+                yield output
+
+
+class _Clock:
+    """Latencies of one answer."""
+
+    def __init__(self, metrics: FrontDoorMetrics, request: Request) -> None:
+        self._metrics = metrics
+        self._request = request
+        self._last_ns = 0
+
+    def saw(self, output: Output) -> None:
+        now_ns = time.monotonic_ns()
+        num_tokens = len(output.tokens) // 4
+        if not num_tokens and not output.stop_token:
+            return
+        if not self._last_ns:
+            # Where all tokens come at once, the engine says when the first one was there.
+            at_once = not self._request.streams
+            marks = [end for name, _, end in output.timeline if name == "prefill"] if at_once else []
+            self._last_ns = max(marks, default=now_ns)
+            num_tokens -= 1
+            num_prompt_tokens = 0 if self._request.fork_of is not None else len(self._request.tokens) // 4
+            waited_s = (self._last_ns - self._request.arrived_ns) / 1e9
+            self._metrics.first_token(self._request.tenant, waited_s, num_prompt_tokens)
+            if not marks:
+                return
+        self._metrics.gap(self._request.tenant, (now_ns - self._last_ns) / 1e9, num_tokens)
+        self._last_ns = now_ns
+
+    def finished(self, reason: str, usage: Usage) -> None:
+        whole_s = (time.monotonic_ns() - self._request.arrived_ns) / 1e9
+        self._metrics.finished(self._request.tenant, whole_s, reason, usage.completion_tokens)
+
+
+def code_of(error: BaseException) -> str:
+    if isinstance(error, ApiError):
+        return error.code or error.kind.name.lower()
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+        return "cancelled"
+    return "internal"
+
+
+async def _merge(runs: tuple[Run, ...]) -> AsyncGenerator[Delta, None]:
+    """Deltas of all runs as they come. The first error ends all."""
+    if len(runs) == 1:
+        async with aclosing(runs[0].deltas()) as deltas:
+            async for delta in deltas:
+                yield delta
+        return
+    arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue(_MERGED_DELTAS_MAX)
+    tasks = [asyncio.create_task(_pump(run, arrived)) for run in runs]
+    try:
+        num_running = len(runs)
+        while num_running:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            num_running -= item.ending is not None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(run: Run, into: asyncio.Queue[Delta | Exception]) -> None:
+    try:
+        async with aclosing(run.deltas()) as deltas:
+            async for delta in deltas:
+                await into.put(delta)
+    except Exception as error:
+        await into.put(error)

@@ -1,0 +1,227 @@
+"""The front door without a framework: REST and gRPC both go through here, so they cannot differ.
+
+    1 tenant_of(bearer)                        who calls
+    2 open(tenant, spec) -> Call               everything that can be refused without the engine
+    3 Call.deltas() -> Delta, Delta, ...       engine -> tokens -> text -> stop strings -> usage
+
+Each prompt gets `n` answers. The first is a request as any other; the rest are forks of it, which share its prefill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from uuid import uuid4
+
+from opentelemetry.context import Context
+
+from coppice.messages.index import Reuse
+from coppice.messages.step import SamplingParams
+from coppice.tenants import Tenant, TenantDirectory
+from coppice_scheduler.core.state.request import Request
+from coppice_scheduler.edge.base.engine import Engine, ModelInfo
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, model_not_found, not_ready
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader
+from coppice_scheduler.edge.frontend.calls import Call, Run, code_of
+from coppice_scheduler.edge.frontend.generation_spec import MAX_TIMEOUT_S, GenerationSpec, Prompt
+from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice, stop_tokens_of
+from coppice_scheduler.edge.frontend.tracing import CallSpan
+from coppice_scheduler.edge.text.chat import ChatTemplate
+from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
+from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
+from coppice_scheduler.edge.text.logprobs import LogprobTrack
+from coppice_scheduler.edge.text.stops import StopScanner
+from coppice_scheduler.edge.text.text_stream import NO_USAGE, Echo, TextOptions, TextStream
+from coppice_scheduler.edge.text.token_texts import TokenTexts
+from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
+
+DEFAULT_MAX_RETAIN_MS = 30 * 60 * 1000
+_PROMPT_TAIL_BYTES = 4 * 16
+
+
+class FrontDoor:
+    """Serves one model to all tenants."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        checkpoint: CheckpointText,
+        tenants: TenantDirectory,
+        metrics: FrontDoorMetrics,
+        *,
+        max_retain_ms: int = DEFAULT_MAX_RETAIN_MS,
+    ) -> None:
+        self._engine = engine
+        self._tenants = tenants
+        self._metrics = metrics
+        self._max_retain_ms = max_retain_ms
+        self._defaults = checkpoint.defaults
+        self._eos_token_ids = checkpoint.eos_token_ids
+        self._detokenizers = DetokenizerFactory(checkpoint.raw)
+        self.token_texts = TokenTexts(checkpoint.raw)
+        self._prompts = PromptReader(
+            Tokenizer(checkpoint), ChatTemplate(checkpoint), engine.model, checkpoint.defaults.max_new_tokens
+        )
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._engine.model
+
+    @property
+    def ready(self) -> bool:
+        return self._engine.ready
+
+    def tenant_of(self, bearer: str | None) -> Tenant:
+        """Raises ApiError (UNAUTHENTICATED)."""
+        tenant = self._tenants.authenticate(bearer)
+        if tenant is None:
+            message = (
+                "An API key is needed: send `Authorization: Bearer KEY`."
+                if bearer is None
+                else "The API key is not known here."
+            )
+            raise ApiError(ErrorKind.UNAUTHENTICATED, message, code="invalid_api_key")
+        return tenant
+
+    def check_model(self, asked: str) -> None:
+        """Raises ApiError (NOT_FOUND)."""
+        if asked != self.model.id:
+            raise model_not_found(asked, self.model.id)
+
+    async def tokenize(self, prompt: Prompt, field: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt as a generation would have them. Raises ApiError; `field` is what it names."""
+        return unpack_tokens(await self._prompts.tokens_of(prompt, field, add_special_tokens=add_special_tokens))
+
+    async def detokenize(self, tokens: bytes, field: str) -> str:
+        """Text of packed tokens, special ones by their names. Raises ApiError."""
+        self._prompts.check_ids(tokens, field)
+        return await asyncio.to_thread(self._text_of, tokens)
+
+    def _text_of(self, tokens: bytes) -> str:
+        stream = self._detokenizers.start([], skip_special_tokens=False)
+        return stream.feed(unpack_tokens(tokens)) + stream.flush()
+
+    async def open(self, tenant: Tenant, spec: GenerationSpec, parent: Context | None = None) -> Call:
+        """Check everything that needs no engine, and tokenise. Raises ApiError; nothing is reserved yet."""
+        arrived_ns = time.monotonic_ns()
+        self.check_model(spec.model)
+        call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{uuid4().hex}"
+        span = CallSpan(spec, self.model.id, call_id, tenant.id, parent)
+        try:
+            sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
+            deadline_ns = _deadline_ns(spec, arrived_ns)
+            if not self._engine.accepts:
+                raise not_ready()
+            admitted = await self._prompts.admit(spec)
+            echoes = await asyncio.to_thread(self._echoes, admitted, spec) if spec.echo else [None] * len(admitted)
+        except BaseException as error:
+            code = code_of(error)
+            self._metrics.failed(tenant.id, code, 0)
+            span.end(NO_USAGE, (), code)
+            raise
+        whole = Request(
+            request_id=call_id,
+            tenant=tenant.id,
+            domain=tenant.domain,
+            tokens=b"",
+            sampling=sampling,
+            max_new_tokens=0,
+            stop_token_ids=stop_tokens_of(spec, self._eos_token_ids),
+            priority=spec.priority,
+            arrived_ns=arrived_ns,
+            traceparent=span.traceparent,
+            # A stop string must be seen when it comes; an answer that nobody reads before its end may come whole.
+            streams=spec.streams or bool(spec.stop),
+            retries_late=not spec.streams,
+            deadline_ns=deadline_ns,
+            reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
+            retain_ms=min(spec.retain_ms, self._max_retain_ms),
+        )
+        return Call(
+            call_id=call_id,
+            prompts=admitted,
+            num_choices=spec.n,
+            _runs=tuple(self._runs(whole, admitted, echoes, spec, span)),
+            _span=span,
+        )
+
+    def _runs(
+        self,
+        whole: Request,
+        prompts: tuple[Admitted, ...],
+        echoes: Sequence[Echo | None],
+        spec: GenerationSpec,
+        span: CallSpan,
+    ) -> Iterator[Run]:
+        """Requests in the order of the answers, so that the first choice of a prompt is submitted before its forks."""
+        for place, prompt in enumerate(prompts):
+            first = f"{whole.request_id}-{place * spec.n}"
+            for choice in range(spec.n):
+                index = place * spec.n + choice
+                request = replace(
+                    whole,
+                    request_id=f"{whole.request_id}-{index}",
+                    tokens=prompt.tokens,
+                    max_new_tokens=prompt.max_new_tokens,
+                    sampling=_sampling_of_choice(whole.sampling, spec, index, choice),
+                    # Log-probabilities of a prompt come from computing it: a fork has none.
+                    fork_of=first if choice and not whole.sampling.prompt_logprobs else None,
+                )
+                make_stream = self._stream_maker(index, prompt, echoes[place], spec, is_extra_choice=choice > 0)
+                yield Run(self._engine, self._metrics, request, span, make_stream)
+
+    def _stream_maker(
+        self, index: int, prompt: Admitted, echo: Echo | None, spec: GenerationSpec, *, is_extra_choice: bool
+    ) -> Callable[[Callable[[], None]], TextStream]:
+        def make(stop_now: Callable[[], None]) -> TextStream:
+            tail = unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:])
+            num_echoed = len(echo.text) if echo is not None else 0
+            return TextStream(
+                index,
+                prompt.num_prompt_tokens,
+                self._detokenizers.start(tail, skip_special_tokens=spec.skip_special_tokens),
+                StopScanner(spec.stop, keeps_stop=spec.include_stop) if spec.stop else None,
+                stop_now,
+                track=LogprobTrack(prompt.num_prompt_tokens, num_echoed) if spec.num_logprobs is not None else None,
+                options=TextOptions(
+                    min_tokens=spec.min_tokens,
+                    shows_output=spec.max_tokens != 0,
+                    shows_stop_token=spec.include_stop,
+                    is_extra_choice=is_extra_choice,
+                    echo=echo,
+                ),
+            )
+
+        return make
+
+    def _echoes(self, prompts: tuple[Admitted, ...], spec: GenerationSpec) -> list[Echo]:
+        return [self._echo(prompt, spec) for prompt in prompts]
+
+    def _echo(self, prompt: Admitted, spec: GenerationSpec) -> Echo:
+        """The text as it was sent, where it was text; places of tokens in it where they will be shown."""
+        if prompt.text is not None and spec.num_logprobs is None:
+            return Echo(prompt.text, (), ())
+        ids = unpack_tokens(prompt.tokens)
+        stream = self._detokenizers.start([], skip_special_tokens=spec.skip_special_tokens)
+        offsets, num_chars, pieces = [], 0, []
+        for token_id in ids:
+            offsets.append(num_chars)
+            pieces.append(stream.feed([token_id]))
+            num_chars += len(pieces[-1])
+        return Echo(prompt.text if prompt.text is not None else "".join(pieces) + stream.flush(), ids, offsets)
+
+
+def _deadline_ns(spec: GenerationSpec, arrived_ns: int) -> int | None:
+    if spec.timeout_s is None or spec.timeout_s > MAX_TIMEOUT_S:
+        return None
+    if not spec.timeout_s > 0:
+        raise ApiError(ErrorKind.INVALID, f"timeout is {spec.timeout_s:g}; it must be above 0", param="timeout")
+    return arrived_ns + int(spec.timeout_s * 1e9)
+
+
+def _sampling_of_choice(sampling: SamplingParams, spec: GenerationSpec, index: int, choice: int) -> SamplingParams:
+    """With a seed of the client's, every prompt gets the same ones; without, no two answers share one."""
+    return replace(sampling, seed=seed_of_choice(sampling.seed, choice if spec.seed is not None else index))

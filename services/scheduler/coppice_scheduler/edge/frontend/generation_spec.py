@@ -1,0 +1,84 @@
+"""What a client asks for, free of REST and gRPC: both make one of these, so that they cannot differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coppice_scheduler.edge.text.chat import ChatMessage
+
+MAX_BODY_BYTES = 2 * 1024 * 1024  # one request, as JSON or protobuf
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_PROMPTS = 128
+MAX_MESSAGES = 4096
+ROLES = ("system", "developer", "user", "assistant")
+MAX_TEMPERATURE = 2.0
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
+MAX_CHOICES = 8  # `n`
+MAX_RUNS = 128  # prompts x choices of one call
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+MAX_TIMEOUT_S = 7 * 24 * 3600.0  # a longer one is none
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    tokens: bytes  # packed u32; ids are checked against the vocabulary later
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: tuple[ChatMessage, ...]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """One call: one or several prompts under the same options. `None` = what the checkpoint or OpenAI has by default.
+
+    Ranges are checked by `FrontDoor.open`, not here.
+    """
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int = 1  # choices of each prompt
+    max_tokens: int | None = None  # 0 only with `echo`
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 or -1 = off
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False  # the stop string stays in the text
+    skip_special_tokens: bool = True
+    num_logprobs: int | None = None  # likeliest tokens to show beside the chosen one; None = none at all
+    echo: bool = False  # the text begins with the prompt
+    priority: int = 0  # lower goes first
+    timeout_s: float | None = None  # after it the answer is worth nothing
+    comes_again: bool = False  # the client says that others will share this prompt's beginning
+    retain_ms: int = 0  # how long the prompt should stay cached; the operator's maximum counts
+    streams: bool = True  # the client reads the answer as it comes
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.prompts[0], ChatPrompt) if self.prompts else False
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages" if self.is_chat else "prompt"

@@ -1,0 +1,132 @@
+"""The same front door over gRPC: `coppice_rpc.v1.Generation`, on the asyncio loop of the REST server.
+
+    key -> deadline -> message -> answer
+
+Every method takes its message as the first of a stream: the bytes are the same, and so nothing of a message is read
+before its key and its deadline were looked at. A call without a deadline is refused: it would hold memory for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from coppice.telemetry import context_from_metadata
+from coppice.tenants import Tenant
+from coppice_rpc.v1 import scheduler_pb2 as pb
+from coppice_scheduler.edge.base.auth import bearer_key
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, invalid
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
+from coppice_scheduler.edge.grpc.errors import abort
+from coppice_scheduler.edge.grpc.messages import response_of, spec_of, tokenize_prompt
+from coppice_scheduler.edge.text.tokenizer import pack_tokens
+
+log = logging.getLogger("coppice.scheduler.grpc")
+SERVICE = "coppice_rpc.v1.Generation"
+MESSAGE_TIMEOUT_S = 30.0  # as for the body of a REST request
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Answers = AsyncGenerator[Message, None]
+_Method = Callable[[Any, Tenant, Context], Answers]
+
+
+class Generation:
+    """`handler` is for a grpc.aio server that runs in the loop of `frontdoor`'s engine."""
+
+    def __init__(self, frontdoor: FrontDoor, *, message_timeout_s: float = MESSAGE_TIMEOUT_S) -> None:
+        self._frontdoor = frontdoor
+        self._message_timeout_s = message_timeout_s
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, tuple[type[Message], _Method]] = {
+            "Generate": (pb.GenerateRequest, self._generate),
+            "ListModels": (pb.ListModelsRequest, self._list_models),
+            "Tokenize": (pb.TokenizeRequest, self._tokenize),
+            "Detokenize": (pb.DetokenizeRequest, self._detokenize),
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {name: self._guarded(*method) for name, method in methods.items()}
+        )
+
+    def _guarded(self, request_type: type[Message], method: _Method) -> grpc.RpcMethodHandler[bytes, Message]:
+        async def answer(messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Message, None]:
+            tenant_id = ""
+            try:
+                tenant = self._tenant(context)
+                tenant_id = tenant.id
+                if context.time_remaining() is None:
+                    raise invalid("The call has no deadline; set one (a timeout).", code="no_deadline")
+                request = await self._read(messages, request_type)
+                async with aclosing(method(request, tenant, context)) as answers:
+                    async for response in answers:
+                        yield response
+            except ApiError as error:
+                await abort(context, error, tenant_id)
+            except Exception:
+                log.exception("a call failed")
+                await abort(context, internal())
+
+        return grpc.stream_stream_rpc_method_handler(answer, response_serializer=_serialized)
+
+    async def _read(self, messages: AsyncIterator[bytes], request_type: type[Message]) -> Message:
+        try:
+            async with asyncio.timeout(self._message_timeout_s):
+                data = await anext(messages)
+        except TimeoutError:
+            raise ApiError(
+                ErrorKind.TIMEOUT,
+                f"The message did not arrive within {self._message_timeout_s:g} s.",
+                code="request_timeout",
+            ) from None
+        except StopAsyncIteration:
+            raise invalid("The call has no message.", code="missing") from None
+        if len(data) > MAX_BODY_BYTES:
+            raise ApiError(
+                ErrorKind.TOO_LARGE, f"The request is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large"
+            )
+        try:
+            return request_type.FromString(data)
+        except DecodeError:
+            raise invalid(f"The message is no {request_type.DESCRIPTOR.name}.", code="invalid_message") from None
+
+    async def _generate(self, request: pb.GenerateRequest, tenant: Tenant, context: Context) -> Answers:
+        timeout_s = context.time_remaining() or 0.0
+        parent = context_from_metadata(_metadata(context))
+        call = await self._frontdoor.open(tenant, spec_of(request, max(timeout_s, 1e-9)), parent)
+        async with aclosing(call.deltas()) as deltas:
+            async for delta in deltas:
+                yield response_of(delta, self._frontdoor.token_texts)
+
+    async def _list_models(self, request: pb.ListModelsRequest, tenant: Tenant, context: Context) -> Answers:
+        model = self._frontdoor.model
+        yield pb.ListModelsResponse(models=[pb.Model(id=model.id, max_context=model.max_context)])
+
+    async def _tokenize(self, request: pb.TokenizeRequest, tenant: Tenant, context: Context) -> Answers:
+        self._frontdoor.check_model(request.model)
+        adds = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        tokens = await self._frontdoor.tokenize(tokenize_prompt(request), "prompt", add_special_tokens=adds)
+        yield pb.TokenizeResponse(tokens=pack_tokens(tokens), max_context=self._frontdoor.model.max_context)
+
+    async def _detokenize(self, request: pb.DetokenizeRequest, tenant: Tenant, context: Context) -> Answers:
+        self._frontdoor.check_model(request.model)
+        yield pb.DetokenizeResponse(text=await self._frontdoor.detokenize(request.tokens, "tokens"))
+
+    def _tenant(self, context: Context) -> Tenant:
+        values = [value for name, value in _metadata(context) if name == "authorization" and isinstance(value, str)]
+        return self._frontdoor.tenant_of(bearer_key(values[0] if values else ""))
+
+
+def _serialized(response: Message) -> bytes:
+    return response.SerializeToString()
+
+
+def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
+    found = context.invocation_metadata() or ()
+    return tuple((str(name), value) for name, value in found)

@@ -1,0 +1,115 @@
+"""Messages of the gRPC API to what the front door takes, and back."""
+
+from __future__ import annotations
+
+from coppice_rpc.v1 import scheduler_pb2 as pb
+from coppice_scheduler.edge.base.errors import invalid
+from coppice_scheduler.edge.frontend.generation_spec import (
+    ChatPrompt,
+    GenerationSpec,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from coppice_scheduler.edge.text.chat import ChatMessage
+from coppice_scheduler.edge.text.logprobs import TokenLogprob
+from coppice_scheduler.edge.text.text_stream import Delta
+from coppice_scheduler.edge.text.token_texts import TokenTexts
+
+
+def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
+    """`timeout_s` is what is left of the call's deadline. Raises ApiError."""
+    if not request.model:
+        raise invalid("model is required.", param="model", code="missing")
+
+    def given(name: str) -> bool:
+        return request.HasField(name)  # type: ignore[arg-type]
+
+    return GenerationSpec(
+        model=request.model,
+        prompts=(_prompt(request),),
+        n=request.n if given("n") else 1,
+        max_tokens=request.max_tokens if given("max_tokens") else None,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature if given("temperature") else None,
+        top_p=request.top_p if given("top_p") else None,
+        top_k=request.top_k if given("top_k") else None,
+        min_p=request.min_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        repetition_penalty=request.repetition_penalty if given("repetition_penalty") else 1.0,
+        logit_bias=dict(request.logit_bias),
+        seed=request.seed if given("seed") else None,
+        stop=tuple(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        include_stop=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens if given("skip_special_tokens") else True,
+        num_logprobs=request.num_logprobs if given("num_logprobs") else None,
+        echo=_echo(request),
+        priority=request.priority,
+        timeout_s=timeout_s,
+        comes_again=bool(request.prompt_cache_key),
+        retain_ms=request.prompt_cache_ttl_ms,
+    )
+
+
+def _echo(request: pb.GenerateRequest) -> bool:
+    if request.echo and request.WhichOneof("prompt") == "chat":
+        raise invalid("echo is only for text and token_ids.", param="echo")
+    return request.echo
+
+
+def tokenize_prompt(request: pb.TokenizeRequest) -> Prompt:
+    """Raises ApiError."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "chat":
+        if request.add_special_tokens:
+            raise invalid("A chat has the special tokens of its template.", param="add_special_tokens")
+        return _chat(request.chat)
+    raise invalid("prompt is required: text or chat.", param="prompt", code="missing")
+
+
+def _prompt(request: pb.GenerateRequest) -> Prompt:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "token_ids":
+        return TokenPrompt(request.token_ids.tokens)
+    if kind == "chat":
+        return _chat(request.chat)
+    raise invalid("prompt is required: text, token_ids or chat.", param="prompt", code="missing")
+
+
+def _chat(chat: pb.ChatMessages) -> ChatPrompt:
+    return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in chat.messages))
+
+
+def response_of(delta: Delta, texts: TokenTexts) -> pb.GenerateResponse:
+    response = pb.GenerateResponse(
+        text=delta.text,
+        tokens=delta.tokens,
+        index=delta.index,
+        logprobs=[_logprob(entry, texts) for entry in delta.logprobs],
+    )
+    if delta.ending is not None:
+        response.finish_reason = delta.ending.reason
+        response.stop = delta.ending.stop or ""
+        usage = delta.ending.usage
+        response.usage.prompt_tokens = usage.prompt_tokens
+        response.usage.cached_tokens = usage.cached_tokens
+        response.usage.completion_tokens = usage.completion_tokens
+        response.usage.cache_write_tokens = usage.written_tokens
+    return response
+
+
+def _logprob(entry: TokenLogprob, texts: TokenTexts) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        token=texts.bytes_of(entry.token_id),
+        text_offset=entry.text_offset,
+        top=[pb.LikelyToken(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+    )

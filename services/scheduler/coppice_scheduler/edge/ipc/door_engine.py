@@ -1,0 +1,162 @@
+"""The planner as a front door sees it: an `Engine` over the socket to the planner's process.
+
+    generate, finish --collected for a turn of the loop, or a moment of a long one--> Asks --> planner
+    Turn --> Streams --> generate's reader
+
+When the socket ends, the planner is gone: every stream ends with an error, and the front door with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.ipc.door_messages import (
+    DOOR_SHIFT,
+    Asks,
+    Beat,
+    Cancel,
+    FrameError,
+    FrameReader,
+    FromDoor,
+    Message,
+    Standing,
+    Stop,
+    Turn,
+    to_frame,
+)
+from coppice_scheduler.edge.text.streams import Streams
+
+_log = logging.getLogger("coppice.scheduler")
+BEAT_S = 1.0
+COLLECT_S = 0.001  # many requests that come at once need not wait for the last of them to be read
+
+
+class DoorEngine(asyncio.Protocol):
+    """Implements `Engine`; the protocol of the connection to the planner."""
+
+    def __init__(self, door: int, model: ModelInfo) -> None:
+        self._model = model
+        self._streams = Streams(door << DOOR_SHIFT)
+        self._frames = FrameReader()
+        self._transport: asyncio.WriteTransport | None = None
+        self._standing = Standing(False, False, _NO_STATS)
+        self._requests: list[Request] = []  # not sent yet, nor the cancels
+        self._cancels: list[Cancel] = []
+        self._collecting_since_s = 0.0
+        self._lost: OutputError | None = None
+        self.changed = asyncio.Event()  # readiness, or one of the two below
+        self.stop_wanted = False
+        self.planner_is_lost = False
+
+    # ---- Engine ----
+
+    @property
+    def ready(self) -> bool:
+        return self._standing.ready and self._lost is None
+
+    @property
+    def accepts(self) -> bool:
+        return self._standing.accepts and self._lost is None
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model
+
+    def stats(self) -> SchedulerStats:
+        return self._standing.stats
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        stream = self._streams.open(request)
+        if self._lost is not None:
+            self._streams.end_all(self._lost)
+        self._requests.append(stream.request)
+        self._ask_soon()
+        try:
+            finished = False
+            while not finished:
+                output = await stream.read()
+                finished = output.finish is not None
+                yield output
+        finally:
+            self._streams.close(stream)
+            if not stream.has_ended:
+                self._cancel(request.request_id, Finish.CANCELLED)
+
+    def finish(self, request_id: str) -> None:
+        self._cancel(request_id, Finish.STOP)
+
+    # ---- the connection ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+        self._beat()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                self._take(message)
+        except FrameError as error:
+            _log.error("the planner sent what is no message: %s", error)
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.planner_is_lost = True
+        self.end_streams("the scheduler failed while it served this request; send it again")
+
+    def send(self, message: FromDoor) -> None:
+        if self._transport is not None:
+            self._transport.write(to_frame(message))
+
+    def end_streams(self, why: str) -> None:
+        """End all streams with an error, now and from now on."""
+        self._lost = OutputError(OutputErrorCode.SCHEDULER_LOST, why, retry_after_ms=1000)
+        self._streams.end_all(self._lost)
+        self.changed.set()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Turn):
+            for refusal in message.refusals:
+                self._streams.refuse(refusal.request_id, refusal.refused)
+            self._streams.take(message.tokens, message.outputs)
+        elif isinstance(message, Standing):
+            if message.ready != self._standing.ready:
+                self.changed.set()
+            self._standing = message
+        elif isinstance(message, Stop):
+            self.stop_wanted = True
+            self.changed.set()
+        else:
+            raise FrameError(f"a {type(message).__name__} is not for a front door that runs")
+
+    def _beat(self) -> None:
+        if self._transport is not None:
+            self.send(Beat())
+            asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
+    def _cancel(self, request_id: str, finish: Finish) -> None:
+        self._cancels.append(Cancel(request_id, finish))
+        self._ask_soon()
+
+    def _ask_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        if len(self._requests) + len(self._cancels) == 1:
+            self._collecting_since_s = loop.time()
+            loop.call_soon(self._ask)
+        elif loop.time() - self._collecting_since_s > COLLECT_S:
+            self._ask()
+
+    def _ask(self) -> None:
+        if self._requests or self._cancels:
+            self.send(Asks(tuple(self._requests), tuple(self._cancels)))
+            self._requests.clear()
+            self._cancels.clear()
+
+
+_NO_STATS = SchedulerStats(0, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)

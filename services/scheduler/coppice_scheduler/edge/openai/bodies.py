@@ -1,0 +1,164 @@
+"""Answers in OpenAI's shape. Token ids stand where vLLM puts them (`return_token_ids`):
+
+completion          choices[i].prompt_token_ids, choices[i].token_ids
+completion stream   the first chunk of each choice has prompt_token_ids, every chunk token_ids
+chat                prompt_token_ids beside choices, choices[i].token_ids
+chat stream         the first role chunk has prompt_token_ids beside choices, every later chunk token_ids
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.frontend.calls import Call
+from coppice_scheduler.edge.openai.logprobs import chat_logprobs, completion_logprobs
+from coppice_scheduler.edge.openai.schema import Presentation
+from coppice_scheduler.edge.text.logprobs import TokenLogprob
+from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage
+from coppice_scheduler.edge.text.token_texts import TokenTexts
+from coppice_scheduler.edge.text.tokenizer import unpack_tokens
+
+Body = dict[str, Any]
+
+
+def model_body(model: ModelInfo) -> Body:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "coppice",
+        "max_model_len": model.max_context,
+    }
+
+
+def usage_body(usage: Usage) -> Body:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.written_tokens,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The frame of one answer: chat or completion, whole or in chunks."""
+
+    call: Call
+    model: str
+    created: int
+    is_chat: bool
+    presentation: Presentation
+    texts: TokenTexts
+    has_logprobs: bool = False
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.call.prompts) * self.call.num_choices
+
+    def _frame(self, kind: str, choices: list[Body]) -> Body:
+        return {
+            "id": self.call.call_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _prompt_ids(self, index: int) -> list[int]:
+        return unpack_tokens(self.call.prompts[index // self.call.num_choices].tokens)
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Body | None:
+        if not self.has_logprobs:
+            return None
+        show = chat_logprobs if self.is_chat else completion_logprobs
+        return show(entries, self.texts, as_ids=self.presentation.tokens_as_ids)
+
+    # --- chunks ---------------------------------------------------------------------------------------------------
+
+    def _chunk(self, choices: list[Body]) -> Body:
+        chunk = self._frame("chat.completion.chunk" if self.is_chat else "text_completion", choices)
+        if self.presentation.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def role_chunk(self, index: int) -> Body:
+        """First of an answer in a chat stream."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        if self.presentation.return_token_ids and index == 0:
+            chunk["prompt_token_ids"] = self._prompt_ids(0)
+        return chunk
+
+    def delta_chunk(self, delta: Delta, *, is_first: bool) -> Body:
+        choice: Body = {"index": delta.index}
+        if self.is_chat:
+            choice["delta"] = {"content": delta.text} if delta.text else {}
+        else:
+            choice["text"] = delta.text
+        choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
+        choice["finish_reason"] = delta.ending.reason if delta.ending else None
+        if delta.ending is not None:
+            choice["stop_reason"] = delta.ending.stop
+        if self.presentation.return_token_ids:
+            choice["token_ids"] = unpack_tokens(delta.tokens)
+            if is_first and not self.is_chat:
+                choice["prompt_token_ids"] = self._prompt_ids(delta.index)
+        return self._chunk([choice])
+
+    def usage_chunk(self, usage: Usage) -> Body:
+        """Last of a stream that asked for it: no choices."""
+        return {**self._chunk([]), "usage": usage_body(usage)}
+
+    # --- whole ----------------------------------------------------------------------------------------------------
+
+    def whole(self, answers: list[Answer]) -> Body:
+        usage = sum((answer.usage for answer in answers), NO_USAGE)
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        body = self._frame("chat.completion" if self.is_chat else "text_completion", choices)
+        body["usage"] = usage_body(usage)
+        if self.is_chat and self.presentation.return_token_ids:
+            body["prompt_token_ids"] = self._prompt_ids(0)
+        return body
+
+    def _choice(self, index: int, answer: Answer) -> Body:
+        text = "".join(answer.texts)
+        choice: Body = {"index": index}
+        if self.is_chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        choice["logprobs"] = self._logprobs(answer.logprobs)
+        choice["finish_reason"] = answer.ending.reason if answer.ending else None
+        choice["stop_reason"] = answer.ending.stop if answer.ending else None
+        if self.presentation.return_token_ids:
+            choice["token_ids"] = unpack_tokens(b"".join(answer.tokens))
+            if not self.is_chat:
+                choice["prompt_token_ids"] = self._prompt_ids(index)
+        return choice
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one answer got, gathered."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[bytes] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    ending: Ending | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.tokens.append(delta.tokens)
+        self.logprobs += delta.logprobs
+        self.ending = delta.ending
+
+    @property
+    def usage(self) -> Usage:
+        return self.ending.usage if self.ending is not None else NO_USAGE

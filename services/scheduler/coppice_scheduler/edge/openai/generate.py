@@ -1,0 +1,104 @@
+"""Generation over REST: whole answers, and streams of events."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from coppice.telemetry import context_from_headers
+from coppice_scheduler.edge.base.errors import ApiError, internal
+from coppice_scheduler.edge.frontend.calls import Call
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.http.requests import bearer_of, read_body
+from coppice_scheduler.edge.http.sse import DONE, EventStream, event, unless_disconnected
+from coppice_scheduler.edge.openai.bodies import Answer, Shape
+from coppice_scheduler.edge.openai.schema import ParsedRequest, parse_chat, parse_completion
+from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta
+
+CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
+
+log = logging.getLogger("coppice.scheduler.http")
+
+
+class GenerateApi:
+    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float) -> None:
+        self._frontdoor = frontdoor
+        self._body_timeout_s = body_timeout_s
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, parse_completion)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._generate(request, parse_chat)
+
+    async def _generate(self, request: Request, parse: Callable[[bytes], ParsedRequest]) -> Response:
+        tenant = self._frontdoor.tenant_of(bearer_of(request))
+        parsed = parse(await read_body(request, self._body_timeout_s))
+        call = await self._frontdoor.open(tenant, parsed.spec, context_from_headers(request.headers))
+        shape = Shape(
+            call=call,
+            model=self._frontdoor.model.id,
+            created=int(time.time()),
+            is_chat=parsed.spec.is_chat,
+            presentation=parsed.presentation,
+            texts=self._frontdoor.token_texts,
+            has_logprobs=parsed.spec.num_logprobs is not None,
+        )
+        if parsed.presentation.stream:
+            answer = await unless_disconnected(request.receive, lambda: _streamed(call, shape))
+        else:
+            answer = await unless_disconnected(request.receive, lambda: _whole(call, shape))
+        return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
+
+
+async def _whole(call: Call, shape: Shape) -> Response:
+    answers = [Answer() for _ in range(shape.num_answers)]
+    async with aclosing(call.deltas()) as deltas:
+        async for delta in deltas:
+            answers[delta.index].add(delta)
+    body = json.dumps(shape.whole(answers), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return Response(body, media_type="application/json", headers={"x-request-id": call.call_id})
+
+
+async def _streamed(call: Call, shape: Shape) -> Response:
+    """Waits for the first delta, so that a refusal still gets its own status instead of an event after a 200."""
+    deltas = call.deltas()
+    try:
+        first = await anext(deltas)
+    except BaseException:
+        await deltas.aclose()
+        raise
+    return EventStream(_events(first, deltas, shape), {"x-request-id": call.call_id})
+
+
+async def _events(first: Delta, deltas: AsyncGenerator[Delta, None], shape: Shape) -> AsyncGenerator[bytes, None]:
+    usage = NO_USAGE
+    seen: set[int] = set()
+    async with aclosing(deltas):
+        try:
+            if shape.is_chat:
+                for index in range(shape.num_answers):
+                    yield event(shape.role_chunk(index))
+            delta: Delta | None = first
+            while delta is not None:
+                usage += delta.ending.usage if delta.ending is not None else NO_USAGE
+                if delta.text or delta.logprobs or delta.ending is not None or shape.presentation.return_token_ids:
+                    yield event(shape.delta_chunk(delta, is_first=delta.index not in seen))
+                    seen.add(delta.index)
+                delta = await anext(deltas, None)
+        except ApiError as error:
+            yield event(error.body())
+            return
+        except Exception:
+            log.exception("a stream failed")
+            yield event(internal().body())
+            return
+        if shape.presentation.include_usage:
+            yield event(shape.usage_chunk(usage))
+        yield DONE

@@ -1,0 +1,76 @@
+"""Chat messages of the OpenAI API. Raises ApiError only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coppice_scheduler.edge.base.errors import invalid
+from coppice_scheduler.edge.http.json_body import Fields
+from coppice_scheduler.edge.text.chat import ChatMessage
+
+_MESSAGE_FIELDS = frozenset({"role", "content", "name"})
+MESSAGE_EMPTY = ("tool_calls", "function_call", "refusal", "audio", "annotations", "reasoning", "reasoning_content")
+
+
+def messages_of(fields: Fields) -> tuple[ChatMessage, ...]:
+    value = fields.get("messages")
+    if value is None:
+        raise invalid("messages is required.", param="messages", code="missing")
+    if not isinstance(value, list):
+        raise fields.wrong("messages", "a list of messages")
+    return tuple(_message(place, message) for place, message in enumerate(value))
+
+
+def _message(place: int, message: Any) -> ChatMessage:
+    where = f"messages[{place}]"
+    if not isinstance(message, dict):
+        raise invalid(f"{where} must be an object with role and content.", param=where)
+    fields = Fields(message, f"{where}.")
+    role = fields.required_text("role")
+    for name, value in message.items():
+        # An answer of ours, or of others, is often sent back whole, with its empty fields.
+        if name in _MESSAGE_FIELDS or (name in MESSAGE_EMPTY and value in (None, [], {}, "")):
+            continue
+        raise invalid(
+            f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
+        )
+    found = ChatMessage(role=role, content=_content(fields, where), name=fields.text("name"))
+    fields.assert_read(_MESSAGE_FIELDS)
+    return found
+
+
+def _content(fields: Fields, where: str) -> str:
+    """Text, or parts of type text; parts are joined by newlines, as vLLM does for templates that want a string."""
+    value = fields.get("content")
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise invalid(f"{where}.content is required.", param=f"{where}.content", code="missing")
+    if not isinstance(value, list):
+        raise fields.wrong("content", "a string or a list of text parts")
+    parts = []
+    for number, part in enumerate(value):
+        at = f"{where}.content[{number}]"
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            what = f"has the type {str(kind)[:50]!r}" if kind not in (None, "text") else "is no text part"
+            raise invalid(
+                f'{at} {what}; only {{"type": "text", "text": ...}} is supported.',
+                param=at,
+                code="unsupported_parameter",
+            )
+        _check_part(part, at)
+        parts.append(part["text"])
+    return "\n".join(parts)
+
+
+def _check_part(part: Mapping[str, Any], at: str) -> None:
+    """A breakpoint says that what is before it should be cached, as everything is here; it has no time of its own."""
+    for name, value in part.items():
+        if name in ("type", "text"):
+            continue
+        if name != "prompt_cache_breakpoint" or value not in (None, {"mode": "explicit"}):
+            raise invalid(
+                f"{at}.{name[:100]} is not supported.", param=f"{at}.{name[:100]}", code="unsupported_parameter"
+            )

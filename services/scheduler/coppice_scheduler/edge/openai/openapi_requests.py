@@ -1,0 +1,205 @@
+"""JSON schemas of request bodies. Bounds come from where they are enforced, refused fields from their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from coppice_scheduler.edge.frontend.generation_spec import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_PROMPTS,
+    MAX_STOP_BYTES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    ROLES,
+)
+from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, REFUSED, SUPPORTED
+from coppice_scheduler.edge.openai.messages import MESSAGE_EMPTY
+
+Schema = dict[str, Any]
+
+TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+_U31 = 2**31 - 1
+
+
+def one_of(kind: str, text: str = "", **rules: Any) -> Schema:
+    """A value of one type, or null, which is the same as leaving it out."""
+    return {"type": [kind, "null"], **({"description": text} if text else {}), **rules}
+
+
+def body(properties: dict[str, Schema], required: Iterable[str], text: str) -> Schema:
+    return {
+        "type": "object",
+        "description": text,
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def request_schemas(model_id: str) -> dict[str, Schema]:
+    model: Schema = {"type": "string", "enum": [model_id]}
+    shared = {"model": model, **_generation()}
+    chat = {**shared, **_chat_fields(), **_refused(SUPPORTED | CHAT_ONLY)}
+    completion = {**shared, **_completion_fields(), **_refused(SUPPORTED | COMPLETION_ONLY)}
+    messages = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": {"$ref": ref("Message")}}
+    return {
+        "Message": _message(),
+        "ChatRequest": body(chat, ("model", "messages"), "A chat to continue."),
+        "CompletionRequest": body(completion, ("model", "prompt"), "One prompt or several to continue."),
+        "TokenizeTextRequest": body(
+            {
+                "model": {"enum": [model_id, None]},
+                "prompt": {"type": "string", "minLength": 1},
+                "add_special_tokens": one_of("boolean", default=True),
+                "return_token_strs": one_of("boolean", default=False),
+                "messages": {"type": "null"},
+                "add_generation_prompt": one_of("boolean"),
+            },
+            ("prompt",),
+            "A text to tokenise.",
+        ),
+        "TokenizeChatRequest": body(
+            {
+                "model": {"enum": [model_id, None]},
+                "messages": messages,
+                "add_generation_prompt": {"enum": [True, None]},
+                "add_special_tokens": {"enum": [False, None]},
+                "return_token_strs": one_of("boolean", default=False),
+                "prompt": {"type": "null"},
+            },
+            ("messages",),
+            "A chat to tokenise, open for the assistant's answer.",
+        ),
+        "DetokenizeRequest": body(
+            {"model": {"enum": [model_id, None]}, "tokens": {"type": "array", "items": TOKEN_ID}},
+            ("tokens",),
+            "Token ids to show as text.",
+        ),
+    }
+
+
+def ref(name: str) -> str:
+    return f"#/components/schemas/{name}"
+
+
+def _generation() -> dict[str, Schema]:
+    return {
+        "n": one_of("integer", "Answers to each prompt.", minimum=1, maximum=MAX_CHOICES, default=1),
+        "best_of": one_of("integer", "Only as many as n.", minimum=1, maximum=MAX_CHOICES),
+        "max_tokens": one_of("integer", maximum=_U31),
+        "max_completion_tokens": one_of("integer", "The same under its newer name.", maximum=_U31),
+        "min_tokens": one_of("integer", minimum=0, maximum=_U31),
+        "temperature": one_of("number", minimum=0, maximum=MAX_TEMPERATURE),
+        "top_p": one_of("number", exclusiveMinimum=0, maximum=1),
+        "top_k": one_of("integer", "0 or -1: off.", minimum=-1, maximum=_U31),
+        "min_p": one_of("number", minimum=0, maximum=1),
+        "frequency_penalty": one_of("number", minimum=-2, maximum=2),
+        "presence_penalty": one_of("number", minimum=-2, maximum=2),
+        "repetition_penalty": one_of("number", exclusiveMinimum=0, maximum=2),
+        "logit_bias": one_of(
+            "object",
+            "By token id.",
+            maxProperties=MAX_LOGIT_BIASES,
+            propertyNames={"pattern": "^[0-9]{1,10}$"},
+            additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+        ),
+        "seed": one_of("integer", minimum=-(2**63), maximum=2**64 - 1),
+        "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}, {"type": "null"}]},
+        "stop_token_ids": one_of("array", maxItems=MAX_STOP_TOKEN_IDS, items=TOKEN_ID),
+        "ignore_eos": one_of("boolean", default=False),
+        "include_stop_str_in_output": one_of("boolean", default=False),
+        "skip_special_tokens": one_of("boolean", default=True),
+        "stream": one_of("boolean", default=False),
+        "stream_options": one_of("object", "Only with stream: true.", additionalProperties=False, properties=_STREAM),
+        "return_token_ids": one_of("boolean", default=False),
+        "return_tokens_as_token_ids": one_of("boolean", "Log-probabilities name tokens `token_id:5`.", default=False),
+        "prompt_cache_key": one_of("string", "Prompts with a key belong together: they are expected again."),
+        "prompt_cache_options": one_of(
+            "object", "How long the prompt stays cached at least.", additionalProperties=False, properties=_CACHE
+        ),
+        "prompt_cache_retention": {"enum": ["in_memory", "in-memory", "24h", None], "deprecated": True},
+        "priority": one_of("integer", "Lower goes first.", minimum=-(2**31), maximum=_U31),
+        "timeout": one_of("number", "Seconds after which the answer is worth nothing.", exclusiveMinimum=0),
+        "user": one_of("string"),
+        "safety_identifier": one_of("string"),
+    }
+
+
+_STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
+_STREAM: dict[str, Schema] = {
+    "include_usage": one_of("boolean"),
+    "include_obfuscation": {"enum": [False, None]},
+    "continuous_usage_stats": {"enum": [False, None]},
+}
+_CACHE: dict[str, Schema] = {
+    "mode": {"enum": ["implicit", None]},
+    "ttl": one_of("string", 'Such as "90s", "30m" or "2h".', pattern="^[0-9]{1,6}[smh]$"),
+}
+
+
+def _chat_fields() -> dict[str, Schema]:
+    items = {"$ref": ref("Message")}
+    return {
+        "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": items},
+        "logprobs": one_of("boolean", default=False),
+        "top_logprobs": one_of("integer", "Only with logprobs: true.", minimum=0, maximum=MAX_LOGPROBS),
+        "add_special_tokens": {"enum": [False, None], "description": "The template writes them."},
+    }
+
+
+def _completion_fields() -> dict[str, Schema]:
+    text, ids = {"type": "string", "minLength": 1}, {"type": "array", "minItems": 1, "items": TOKEN_ID}
+    return {
+        "prompt": {
+            "anyOf": [
+                text,
+                ids,
+                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": text},
+                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": ids},
+            ]
+        },
+        "logprobs": one_of("integer", "Likeliest tokens to tell.", minimum=0, maximum=MAX_LOGPROBS),
+        "echo": one_of("boolean", "The text begins with the prompt.", default=False),
+        "add_special_tokens": {"enum": [True, None]},
+    }
+
+
+def _refused(supported: frozenset[str]) -> dict[str, Schema]:
+    return {
+        name: {"enum": [*harmless, None], "description": "Not supported: only values that change nothing are taken."}
+        for name, harmless in REFUSED.items()
+        if name not in supported
+    }
+
+
+def _message() -> Schema:
+    breakpoint = {
+        "type": ["object", "null"],
+        "properties": {"mode": {"enum": ["explicit"]}},
+        "required": ["mode"],
+        "additionalProperties": False,
+    }
+    part = body(
+        {"type": {"enum": ["text"]}, "text": {"type": "string"}, "prompt_cache_breakpoint": breakpoint},
+        ("type", "text"),
+        "A part of a message.",
+    )
+    nothing: dict[str, Schema] = {
+        name: {"enum": [None, [], {}, ""], "description": "Of an answer that is sent back; nothing may be in it."}
+        for name in MESSAGE_EMPTY
+    }
+    return body(
+        {
+            "role": {"enum": list(ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
+            "name": one_of("string"),
+            **nothing,
+        },
+        ("role", "content"),
+        "One message of a chat.",
+    )

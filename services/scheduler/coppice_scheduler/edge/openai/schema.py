@@ -1,0 +1,203 @@
+"""Request bodies of the OpenAI API to a GenerationSpec, and how the answer is to be shown. Raises ApiError only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.frontend.generation_spec import (
+    MAX_PROMPTS,
+    ChatPrompt,
+    GenerationSpec,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from coppice_scheduler.edge.http.json_body import Fields, parse_object
+from coppice_scheduler.edge.openai.cache_retention import retain_ms_of
+from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, check_fields
+from coppice_scheduler.edge.openai.messages import messages_of
+from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
+
+_STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known, and only taken as false
+
+
+@dataclass(frozen=True, slots=True)
+class Presentation:
+    """How the answer is shown. None of it reaches the engine."""
+
+    stream: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False  # log-probabilities name tokens `token_id:5`
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    spec: GenerationSpec
+    presentation: Presentation
+
+
+def parse_chat(raw: bytes) -> ParsedRequest:
+    body = parse_object(raw)
+    check_fields(body, CHAT_ONLY)
+    fields = Fields(body)
+    parsed = _parse(fields, (ChatPrompt(messages_of(fields)),), _chat_logprobs(fields))
+    fields.assert_read(SUPPORTED | CHAT_ONLY)
+    return parsed
+
+
+def parse_completion(raw: bytes) -> ParsedRequest:
+    body = parse_object(raw)
+    check_fields(body, COMPLETION_ONLY)
+    fields = Fields(body)
+    parsed = _parse(fields, prompts_of(fields), fields.integer("logprobs"))
+    fields.assert_read(SUPPORTED | COMPLETION_ONLY)
+    return parsed
+
+
+def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None) -> ParsedRequest:
+    fields.text("user")
+    fields.text("safety_identifier")
+    presentation = _presentation(fields)
+    return ParsedRequest(
+        spec=GenerationSpec(
+            model=fields.required_text("model"),
+            prompts=prompts,
+            n=_choices(fields),
+            max_tokens=_max_tokens(fields),
+            min_tokens=fields.integer("min_tokens") or 0,
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            top_k=fields.integer("top_k"),
+            min_p=fields.number("min_p") or 0.0,
+            frequency_penalty=fields.number("frequency_penalty") or 0.0,
+            presence_penalty=fields.number("presence_penalty") or 0.0,
+            repetition_penalty=_or_default(fields.number("repetition_penalty"), 1.0),
+            logit_bias=fields.numbers_by_id("logit_bias"),
+            seed=fields.integer("seed"),
+            stop=fields.texts("stop"),
+            stop_token_ids=fields.integers("stop_token_ids"),
+            ignore_eos=fields.flag("ignore_eos"),
+            include_stop=fields.flag("include_stop_str_in_output"),
+            skip_special_tokens=fields.flag("skip_special_tokens", default=True),
+            num_logprobs=num_logprobs,
+            echo=fields.flag("echo"),
+            priority=fields.integer("priority") or 0,
+            timeout_s=fields.number("timeout"),
+            comes_again=fields.text("prompt_cache_key") is not None,
+            retain_ms=retain_ms_of(fields),
+            streams=presentation.stream,
+        ),
+        presentation=presentation,
+    )
+
+
+def _or_default(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _choices(fields: Fields) -> int:
+    n, best_of = fields.integer("n"), fields.integer("best_of")
+    n = 1 if n is None else n
+    if best_of is not None and best_of != n:
+        raise invalid(
+            f"best_of is {best_of} and n is {n}; choosing the best of more is not supported. Leave best_of out.",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    return n
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    num_top = fields.integer("top_logprobs")
+    if not fields.flag("logprobs"):
+        if num_top:
+            raise invalid("top_logprobs is only for logprobs: true.", param="top_logprobs")
+        return None
+    return num_top or 0
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    old, new = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise invalid(
+            f"max_tokens ({old}) and max_completion_tokens ({new}) mean the same and differ; send one.",
+            param="max_tokens",
+        )
+    return old if new is None else new
+
+
+def _presentation(fields: Fields) -> Presentation:
+    stream = fields.flag("stream")
+    return Presentation(
+        stream,
+        _include_usage(fields, stream),
+        fields.flag("return_token_ids"),
+        fields.flag("return_tokens_as_token_ids"),
+    )
+
+
+def _include_usage(fields: Fields, stream: bool) -> bool:
+    options = fields.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise fields.wrong("stream_options", "an object")
+    inner = Fields(options, "stream_options.")
+    for name in options:
+        if name != "include_usage" and (name not in _STREAM_OPTIONS_OFF or inner.flag(name)):
+            raise invalid(
+                f"stream_options.{name[:100]} is not supported; known: include_usage.",
+                param="stream_options",
+                code="unsupported_parameter",
+            )
+    if not stream:
+        raise invalid("stream_options is only for stream: true.", param="stream_options")
+    return inner.flag("include_usage")
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
+    """Text, a list of texts, token ids, or a list of lists of token ids."""
+    value = fields.get("prompt")
+    if value is None:
+        raise invalid("prompt is required.", param="prompt", code="missing")
+    if isinstance(value, str):
+        return (TextPrompt(value),)
+    if not isinstance(value, list):
+        raise fields.wrong("prompt", "a string, a list of strings, token ids or a list of those")
+    if not value:
+        raise invalid("prompt is an empty list.", param="prompt", code="empty")
+    if type(value[0]) is int:
+        return (TokenPrompt(packed_ids(value)),)
+    if len(value) > MAX_PROMPTS:
+        raise invalid(f"prompt has {len(value)} entries; at most {MAX_PROMPTS} are taken.", param="prompt")
+    if all(isinstance(item, str) for item in value):
+        return tuple(TextPrompt(item) for item in value)
+    if all(isinstance(item, list) for item in value):
+        return tuple(TokenPrompt(packed_ids(item)) for item in value)
+    raise fields.wrong("prompt", "a string, a list of strings, token ids or a list of those")
+
+
+def packed_ids(ids: list[Any], param: str = "prompt") -> bytes:
+    """Token ids as packed u32. Raises ApiError that names `param`."""
+    if set(map(type, ids)) - {int}:
+        raise invalid(f"{param} has a token id that is no integer.", param=param, code="invalid_token_id")
+    try:
+        array = np.array(ids, dtype=np.int64)
+    except OverflowError:
+        raise _no_token_id("larger than 64 bits", param) from None
+    if array.size and (int(array.min()) < 0 or int(array.max()) > 0xFFFFFFFF):
+        raise _no_token_id(str(int(array.min() if int(array.min()) < 0 else array.max())), param)
+    return array.astype(TOKEN_DTYPE).tobytes()
+
+
+def _no_token_id(what: str, param: str) -> ApiError:
+    message = f"{param} has a token id that is {what}; they are integers from 0, below the size of the vocabulary."
+    return invalid(message, param=param, code="invalid_token_id")

@@ -1,0 +1,169 @@
+"""The planner's side of the front doors: who asked for what, and one message for each of them per turn.
+
+    Asks  --planner's inbox-->  core.submit, core.cancel
+    Effects of a turn  --split by door-->  Turn  --DoorChannel-->  front door
+
+A front door that goes away takes its requests with it: they are cancelled in the next turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from coppice_scheduler.core.engine import SchedulerCore
+from coppice_scheduler.core.state.request import Effects, Finish, Output, Request, TokenBatch
+from coppice_scheduler.edge.ipc.door_messages import (
+    DOOR_SHIFT,
+    Asks,
+    RefusedRequest,
+    Standing,
+    ToDoor,
+    Turn,
+)
+from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, Planner
+from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
+
+_log = logging.getLogger("coppice.scheduler")
+OUTAGE_S = 15.0  # a part that is gone for so long is not merely restarting: clients are told to go elsewhere
+
+
+class Channel(Protocol):
+    def send(self, message: ToDoor) -> None:
+        """Never blocks; drops the message when the front door is gone."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Door:
+    """One front door as the planner knows it. Touched in the planner's turns only."""
+
+    number: int  # in the high bits of its requests' numbers
+    channel: Channel
+    refusals: list[RefusedRequest] = field(default_factory=list)  # since the last turn
+    requests: set[str] = field(default_factory=set)  # at work
+
+
+class Doors:
+    """All front doors of a planner. Its methods may be called from any thread."""
+
+    def __init__(
+        self, core: SchedulerCore, cache_address: str, name: str, failed: Callable[[BaseException], None]
+    ) -> None:
+        self.planner = Planner(core, cache_address, name, self._deliver, failed)
+        self._doors: dict[int, Door] = {}
+        self._door_of: dict[str, Door] = {}  # by request id
+        self._draining = False
+        self._standing: tuple[bool, bool] | None = None  # (ready, accepts), as last told
+        self._told_ns = 0
+
+    @property
+    def num_requests(self) -> int:
+        """At work, over all front doors."""
+        return len(self._door_of)
+
+    def opened(self, door: Door) -> None:
+        """`door` serves now; it hears at once how things are."""
+
+        def in_turn() -> None:
+            self._doors[door.number] = door
+            self._standing = None
+
+        self.planner.later(in_turn)
+
+    def asked(self, door: Door, asks: Asks) -> None:
+        self.planner.later(lambda: self._ask(door, asks))
+
+    def closed(self, door: Door) -> None:
+        """`door` is gone. Whatever it asked for is cancelled."""
+        self.planner.later(lambda: self._close(door))
+
+    def drain(self) -> None:
+        """Take no new request."""
+
+        def in_turn() -> None:
+            self._draining = True
+            self.planner.core.drain()
+
+        self.planner.later(in_turn)
+
+    # ---- in the planner's turns ----
+
+    def _ask(self, door: Door, asks: Asks) -> None:
+        now_ns = time.monotonic_ns()
+        for request in asks.requests:
+            self._submit(door, request, now_ns)
+        for cancel in asks.cancels:
+            self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
+
+    def _submit(self, door: Door, request: Request, now_ns: int) -> None:
+        refused = self.planner.core.submit(replace(request, arrived_ns=now_ns), now_ns)
+        if refused is not None:
+            door.refusals.append(RefusedRequest(request.request_id, refused))
+            return
+        door.requests.add(request.request_id)
+        self._door_of[request.request_id] = door
+
+    def _close(self, door: Door) -> None:
+        self._doors.pop(door.number, None)
+        now_ns = time.monotonic_ns()
+        for request_id in door.requests:
+            del self._door_of[request_id]
+            self.planner.core.cancel(request_id, now_ns, Finish.CANCELLED)
+        door.requests.clear()
+
+    def _deliver(self, effects: Effects) -> None:
+        tokens = by_door(effects.tokens)
+        outputs: dict[int, list[Output]] = {}
+        for output in effects.outputs:
+            door = self._door_of.get(output.request_id)
+            if door is not None:
+                outputs.setdefault(door.number, []).append(output)
+                if output.finish is not None:
+                    del self._door_of[output.request_id]
+                    door.requests.remove(output.request_id)
+        for number, door in self._doors.items():
+            if door.refusals or number in tokens or number in outputs:
+                made = tuple(tokens.get(number, ())), tuple(outputs.get(number, ()))
+                door.channel.send(Turn(tuple(door.refusals), *made))
+                door.refusals.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell all front doors how things are: at once when it changed, else a few times a second."""
+        ready = not self._draining and not self.planner.problems
+        standing = (ready, not self._draining and self.planner.seconds_in_trouble < OUTAGE_S)
+        now_ns = time.monotonic_ns()
+        if standing == self._standing and now_ns - self._told_ns < STATS_EVERY_NS:
+            return
+        self._standing, self._told_ns = standing, now_ns
+        for door in self._doors.values():
+            door.channel.send(Standing(*standing, self.planner.stats))
+
+
+def by_door(batches: Iterable[TokenBatch]) -> dict[int, list[TokenBatch]]:
+    """The batches of each front door, by the numbers of their requests."""
+    found: dict[int, list[TokenBatch]] = {}
+    for batch in batches:
+        for door, part in _parts(batch):
+            found.setdefault(door, []).append(part)
+    return found
+
+
+def _parts(batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
+    numbers = np.frombuffer(batch.numbers, dtype=TOKEN_DTYPE)
+    if not numbers.size:
+        return
+    doors = numbers >> DOOR_SHIFT
+    if (doors == doors[0]).all():
+        yield int(doors[0]), batch
+        return
+    tokens = np.frombuffer(batch.tokens, dtype=TOKEN_DTYPE)
+    for door in np.unique(doors):
+        of_door = doors == door
+        yield int(door), TokenBatch(numbers[of_door].tobytes(), tokens[of_door].tobytes())

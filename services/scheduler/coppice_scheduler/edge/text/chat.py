@@ -1,0 +1,135 @@
+"""Chat messages to a prompt, by the checkpoint's own template: the same text as transformers makes of it.
+
+The template comes with the checkpoint, messages come from anybody. The sandbox keeps a template from reaching anything
+but the values that it is given, and the size limit keeps one from filling memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from coppice.errors import UsageError
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
+from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
+
+MAX_RENDERED_CHARS = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str
+    name: str | None = None
+
+
+class ChatTemplate:
+    """Renders chats of one checkpoint. `missing` says why there is no template, when there is none."""
+
+    def __init__(self, checkpoint: CheckpointText, *, max_chars: int = MAX_RENDERED_CHARS) -> None:
+        self._special_tokens = dict(checkpoint.special_tokens)
+        self._max_chars = max_chars
+        self._template: jinja2.Template | None = None
+        self.missing = (
+            f"The checkpoint {checkpoint.directory!r} has no chat template (neither chat_template.jinja nor "
+            "chat_template in tokenizer_config.json). Use /v1/completions, or add a template to the checkpoint."
+        )
+        if checkpoint.chat_template is not None:
+            try:
+                self._template = _environment().from_string(checkpoint.chat_template)
+            except jinja2.TemplateSyntaxError as error:
+                raise UsageError(
+                    f"the chat template of {checkpoint.directory!r} is not valid: line {error.lineno}: {error.message}"
+                ) from error
+
+    def render_now(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt of `messages`, open for the assistant's answer. Raises ApiError."""
+        if self._template is None:
+            raise invalid(self.missing, param="messages", code="no_chat_template")
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(
+                **self._special_tokens,
+                messages=[_plain(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+            ):
+                size += len(part)
+                if size > self._max_chars:
+                    raise invalid(
+                        f"The chat renders to more than {self._max_chars} characters.",
+                        param="messages",
+                        code="context_length_exceeded",
+                    )
+                parts.append(part)
+        except jinja2.TemplateError as error:
+            # The template's own words, such as that roles must alternate.
+            raise invalid(f"The chat template refused the messages: {error}", param="messages") from error
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise ApiError(
+                ErrorKind.INVALID,
+                f"The chat template failed on these messages: {type(error).__name__}: {error}",
+                param="messages",
+            ) from error
+        return "".join(parts)
+
+    async def render(self, messages: Sequence[ChatMessage]) -> str:
+        return await asyncio.to_thread(self.render_now, messages)
+
+
+def _plain(message: ChatMessage) -> dict[str, str]:
+    plain = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; a prompt is the same without the mark."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's interface)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; jinja2's own filter escapes for HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

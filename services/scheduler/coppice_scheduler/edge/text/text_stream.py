@@ -1,0 +1,188 @@
+"""Outputs of the engine to pieces of text: detokenised, cut at a stop string, counted. One object per answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from coppice_scheduler.core.state.request import Finish, Output
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
+from coppice_scheduler.edge.text.detokenizer import Detokenizer
+from coppice_scheduler.edge.text.logprobs import LogprobTrack, TokenLogprob
+from coppice_scheduler.edge.text.stops import StopScanner
+from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, unpack_tokens
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    written_tokens: int = 0  # of the prompt, computed and made findable for others
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.written_tokens + other.written_tokens,
+        )
+
+
+NO_USAGE = Usage(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    reason: FinishReason
+    usage: Usage
+    stop: str | None = None  # the stop string that was found
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one answer of a call got since its last delta. Exactly one has `ending`, and it is the answer's last."""
+
+    index: int  # which answer: those of the first prompt come first
+    text: str
+    tokens: bytes  # packed u32, a stop token at the end included although it has no text
+    ending: Ending | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()  # of tokens whose text was sent; a stop token has none
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, where an answer begins with it."""
+
+    text: str
+    ids: Sequence[int]
+    offsets: Sequence[int]  # characters of `text` before each of its tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    min_tokens: int = 0  # stop strings count in the text after so many tokens
+    shows_output: bool = True  # False: only the echo was asked for
+    shows_stop_token: bool = False  # its text stays in the answer
+    is_extra_choice: bool = False  # its prompt was counted with the first choice
+    echo: Echo | None = None
+
+
+class TextStream:
+    """Follows one answer. `stop_now` is called when a stop string ends it before the engine does."""
+
+    def __init__(
+        self,
+        index: int,
+        num_prompt_tokens: int,
+        detokenizer: Detokenizer,
+        scanner: StopScanner | None,
+        stop_now: Callable[[], None],
+        *,
+        track: LogprobTrack | None = None,
+        options: TextOptions = TextOptions(),
+    ) -> None:
+        self._index = index
+        self._num_prompt_tokens = num_prompt_tokens
+        self._detokenizer = detokenizer
+        self._scanner = scanner
+        self._stop_now = stop_now
+        self._track = track
+        self._options = options
+        self._echo = options.echo
+        self._stop: str | None = None
+        self._num_sent_chars = 0
+        self.num_tokens = 0  # taken so far; after a stop string no more are
+
+    def take(self, output: Output) -> Delta | None:
+        """The delta of an Output, if it brings any. Raises ApiError where it says that the request failed."""
+        if self._stop is not None:
+            return None if output.finish is None else self._end("", b"", output)
+        if self._track is not None:
+            for report in output.logprobs:
+                self._track.add(report)
+        text, tokens = self._read(output.tokens) if self._options.shows_output else ("", b"")
+        if output.finish is None:
+            if self._stop is not None:
+                self._stop_now()
+            return self._delta(text, tokens, None) if text or tokens else None
+        if output.finish is Finish.ERROR and self._stop is None:
+            raise from_output(output.error)
+        if output.finish is Finish.CANCELLED and self._stop is None:
+            raise ApiError(ErrorKind.UNAVAILABLE, "The server cancelled the request.", code="cancelled")
+        if self._stop is None:
+            if output.stop_token and self._options.shows_stop_token:
+                text += self._scan(self._detokenizer.feed(unpack_tokens(output.stop_token)))
+            text += self._flush()
+        return self._end(text, tokens, output)
+
+    def _read(self, tokens: bytes) -> tuple[str, bytes]:
+        if not tokens:
+            return "", b""
+        ids = unpack_tokens(tokens)
+        if self._scanner is None and self._track is None:
+            self.num_tokens += len(ids)
+            return self._detokenizer.feed(ids), tokens
+        text = ""
+        for place, token_id in enumerate(ids, start=1):
+            # One by one: a stop string ends the output at the token that completes it, however tokens were joined.
+            self.num_tokens += 1
+            new = self._detokenizer.feed([token_id])
+            if self._track is not None:
+                self._track.saw(token_id, len(new), is_open=self._detokenizer.is_open)
+            text += self._scan(new)
+            if self._stop is not None:
+                return text, tokens[: place * TOKEN_DTYPE.itemsize]
+        return text, tokens
+
+    def _scan(self, new: str) -> str:
+        """What of `new`, and of what was held back, may be sent. Sets `_stop`."""
+        if self._scanner is None or self.num_tokens <= self._options.min_tokens:
+            return new
+        scanned = self._scanner.feed(new)
+        self._stop = scanned.stop
+        return scanned.text
+
+    def _flush(self) -> str:
+        if self._stop is not None:
+            return ""
+        text = self._scan(self._detokenizer.flush())
+        return text + self._scanner.flush() if self._scanner is not None and self._stop is None else text
+
+    def _delta(self, text: str, tokens: bytes, ending: Ending | None) -> Delta:
+        logprobs: tuple[TokenLogprob, ...] = ()
+        echo, self._echo = self._echo, None
+        if echo is not None:
+            text = echo.text + text
+            if self._track is not None:
+                logprobs = self._track.prompt(echo.ids, echo.offsets)
+        self._num_sent_chars += len(text)
+        if self._track is not None:
+            if ending is not None and ending.stop is None:
+                logprobs += self._track.release_all()
+            else:
+                logprobs += self._track.release(self._num_sent_chars)
+        return Delta(self._index, text, tokens, ending, logprobs)
+
+    def _end(self, text: str, tokens: bytes, output: Output) -> Delta:
+        stopped = self._stop is not None
+        reason: FinishReason = "stop" if stopped or output.finish is Finish.STOP else "length"
+        num_tokens = self.num_tokens if stopped else max(output.num_output_tokens, self.num_tokens)
+        if not self._options.shows_output:
+            num_tokens, reason = 0, "length"
+        elif not stopped:
+            tokens += output.stop_token
+        return self._delta(text, tokens, Ending(reason, self._usage(output, num_tokens), self._stop))
+
+    def _usage(self, output: Output, num_tokens: int) -> Usage:
+        if self._options.is_extra_choice:
+            return Usage(0, num_tokens, 0)
+        return Usage(
+            prompt_tokens=output.num_prompt_tokens or self._num_prompt_tokens,
+            completion_tokens=num_tokens,
+            cached_tokens=output.num_cached_tokens,
+            written_tokens=output.num_written_tokens,
+        )

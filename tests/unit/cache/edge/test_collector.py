@@ -1,0 +1,87 @@
+"""Memory without the cyclic collector: what is over is cut apart, so that reference counting frees it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from coppice.ids import CacheEpoch
+from coppice.messages.index import Distrust
+from coppice_cache.core.index import IndexCore
+from coppice_cache.core.radix.tree import Node
+from coppice_cache.edge.service import collector
+from coppice_cache.edge.service.collector import Collector
+from tests.unit.cache.world import W, World, lease_id, settings, tokens
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def num_nodes() -> int:
+    return sum(issubclass(type(thing), Node) for thing in gc.get_objects())
+
+
+def take_apart(core: IndexCore) -> None:
+    while core.state.dismantling:
+        core.tick(0)
+
+
+def with_orphans(world: World) -> None:
+    """Leaves [b c], read by lease 2 and distrusted, with [d] below them, read by lease 3."""
+    world.fill(1, tokens(12))
+    world.fill(4, tokens(4) + tokens(4, 90))
+    world.granted(2, tokens(13))
+    world.fill(5, tokens(12) + tokens(4, 50))
+    grant = world.granted(3, tokens(12) + tokens(5, 50))
+    world.do(Distrust(lease_id(2), grant.shared[8:16]))
+
+
+def test_nothing_of_a_dead_worker_is_left(quiet: None) -> None:
+    before = num_nodes()
+    world = World(num_blocks=32)
+    with_orphans(world)
+    assert num_nodes() > before + 3
+    world.core.end_worker(W, world.now_ns)
+    take_apart(world.core)
+    world.log.clear()
+    assert num_nodes() == before
+
+
+def test_nothing_of_an_earlier_incarnation_is_left(quiet: None) -> None:
+    before = num_nodes()
+    world = World(num_blocks=32)
+    with_orphans(world)
+    second = IndexCore(settings(), CacheEpoch(2), world.now_ns)
+    second.dismantle(world.core)
+    del world
+    take_apart(second)
+    assert num_nodes() == before
+
+
+def test_survivors_are_frozen_and_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "SURVIVORS_MAX", 1_000)
+    assert gc.isenabled()
+    ours = Collector()
+    ours.start()
+    try:
+        assert not gc.isenabled()
+        ours.tick()
+        frozen = gc.get_freeze_count()
+        few = [[number] for number in range(900)]
+        ours.tick()
+        assert gc.get_freeze_count() <= frozen, "not yet"
+        many = [[number] for number in range(2_000)]
+        ours.tick()
+        assert gc.get_freeze_count() >= frozen + len(few) + len(many)
+        assert not gc.get_objects(generation=1)
+    finally:
+        ours.stop()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0

@@ -1,0 +1,211 @@
+"""The world of the cache machine: pools, domains, and how one thing is done and everything compared afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from coppice.ids import DomainId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import (
+    Acquire,
+    Answer,
+    Candidate,
+    Grant,
+    Op,
+    Pending,
+    Release,
+)
+from coppice.messages.registration import CopiesDone, FenceAck, Register
+from coppice_cache.core.base.events import Tier
+from coppice_cache.core.base.settings import TierCosts
+from coppice_cache.core.index import DomainConfig, IndexCore, Mode
+from coppice_cache.core.inspection.snapshots import Cursor
+from coppice_cache.edge.events.kv_events_view import KvEventsView
+from tests.unit.cache import world as cache_world
+from tests.unit.cache.books import ModelLease, common, findable
+from tests.unit.cache.follower import Follower
+from tests.unit.cache.model import Model
+from tests.unit.cache.name_reader import NameReader
+from tests.unit.cache.world import MS, registration
+
+BLOCK = 2
+LENDS, CAPPED, STRICT, OFF = DomainId("lends"), DomainId("capped"), DomainId("strict"), DomainId("off")
+DOMAINS = (LENDS, CAPPED, STRICT, OFF)
+SPACES = (Namespace(b"model-a"), Namespace(b"model-b"))
+POOLS = {WorkerId("w"): (20, 12), WorkerId("v"): (12, 0)}  # blocks of the device and of the host
+CONFIG = cache_world.settings(
+    DomainConfig(LENDS, guarantee_share=0.3),
+    DomainConfig(CAPPED, maximum_share=0.6, zero_on_change=True),
+    DomainConfig(STRICT, mode=Mode.STRICT, guarantee_share=0.3),
+    DomainConfig(OFF, mode=Mode.DISABLED),
+    tiers=TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0),
+    demote_below_share=0.5,
+    flight_tokens_min=2,
+    record_events=True,
+)
+Choice = TypeVar("Choice")
+
+
+def prompt(length: int, differs_at: int, tail: int) -> bytes:
+    """Prompts that share beginnings: all go the same way, but for one token, after which a few ways are open."""
+    words = [(7 * position) % 3 for position in range(length)]
+    if differs_at < length:
+        words[differs_at:] = [5 + tail + position % 2 for position in range(length - differs_at)]
+    return b"".join(word.to_bytes(4, "little") for word in words)
+
+
+def one_of(choices: Sequence[Choice], which: int) -> Choice:
+    return choices[which % len(choices)]
+
+
+def fingerprint(core: IndexCore) -> object:
+    """All that answers can depend on."""
+    state = core.state
+    pools = []
+    for worker in state.workers.values():
+        for store in [worker] + ([worker.host.store] if worker.host is not None else []):
+            ledger = store.ledger
+            uses = [(use.config.domain, use.held, use.protected, use.leases) for use in store.quotas.uses.values()]
+            pools.append(
+                (bytes(ledger.state), ledger.generation.tobytes(), bytes(ledger.seals), list(ledger.free), uses)
+            )
+        pools.append((sorted(worker.leases), sorted(worker.fences), worker.flights.num_waiting, len(worker.flights)))
+        pools.append(sorted(worker.host.jobs) if worker.host is not None else [])
+    sessions = [(s.epoch, sorted(s.leases), sorted(s.draining), sorted(s.waiting)) for s in state.sessions.values()]
+    return pools, sessions, core.pins(), findable(core)
+
+
+class CacheStand:
+    def start(self) -> None:
+        self.world = cache_world.World(CONFIG)
+        self.core = self.world.core
+        self.model = Model(self.core, BLOCK)
+        self.follower, self.late = Follower(self.core), None
+        self.cursor: Cursor | None = None
+        self.view = KvEventsView(frozenset({*DOMAINS, LENDS}), "{worker}", with_tokens=False)
+        self.reader = NameReader()
+        for worker_id in POOLS:
+            self.register(worker_id, fresh=True)
+        self.sessions = [self.core.attach_client(SchedulerEpoch(0), self.world.now_ns) for _ in range(2)]
+        self.count = 0
+        self.pinned = 0
+        self.settle()
+
+    # helpers
+
+    def settle(self) -> None:
+        """Take the effects of what was just done, and compare everything."""
+        for effect in self.core.take_effects():
+            self.model.effect(effect, self.world.now_ns)
+        self.core.check()
+        self.model.learn(findable(self.core))
+        events = self.core.take_events()
+        self.follower.apply(events)
+        assert self.follower.findable() == self.model.found
+        if self.late is not None:
+            self.late.apply(events)
+        for event in events:
+            for told in self.view.tell(event):
+                self.reader.hear(told.topic, told.event)
+        assert self.follower.names() <= self.reader.has(), "a router is told that what is there is gone"
+
+    def do(self, op: Op, session: SchedulerEpoch) -> Answer:
+        self.world.now_ns += MS
+        answer = self.core.execute(session, op, self.world.now_ns)
+        self.model.said(session, op, answer, self.world.now_ns)
+        self.settle()
+        return answer
+
+    def without_effect(self, op: Op, session: SchedulerEpoch, expected: Answer) -> None:
+        before = fingerprint(self.core)
+        assert self.do(op, session) == expected
+        assert fingerprint(self.core) == before
+
+    def register(self, worker_id: WorkerId, *, fresh: bool) -> None:
+        num_blocks, num_host = POOLS[worker_id]
+        newest = {} if fresh else self.model.newest
+        epoch = self.core.state.last_epochs.get(worker_id, WorkerEpoch(0))
+
+        def reported(tier: Tier, count: int) -> bytes:
+            return b"".join((newest.get(((worker_id, tier), b), 0) >> 24).to_bytes(8, "little") for b in range(count))
+
+        message: Register = registration(
+            worker_id,
+            num_blocks=num_blocks,
+            block_size=BLOCK,
+            epoch=0 if fresh else epoch,
+            highest=1 if epoch else 0,
+            generations=reported(Tier.DEVICE, num_blocks),
+        )
+        host = (
+            {"host_generations": reported(Tier.HOST, num_host), "host_seals": bytes(16 * num_host)} if num_host else {}
+        )
+        self.core.receive_worker(worker_id, replace(message, num_host_blocks=num_host, **host), self.world.now_ns)
+        if fresh:
+            self.model.newest = {key: value for key, value in self.model.newest.items() if key[0][0] != worker_id}
+
+    def candidates(self, which: int) -> tuple[Candidate, ...]:
+        both = (Candidate(WorkerId("w"), which % 5), Candidate(WorkerId("v"), which % 3))
+        return (both, both[:1], both[1:], (*both, Candidate(WorkerId("nobody"), 0)), (both[0], both[0]))[which % 5]
+
+    def live(self, which: int) -> ModelLease:
+        return one_of(list(self.model.live.values()), which)
+
+    def acquired(self, op: Acquire, session: SchedulerEpoch) -> None:
+        matches, known = {}, (session, op.lease_id) in self.model.live
+        if self.core.state.domains.config(op.domain).mode is not Mode.DISABLED and not op.skip_match:
+            for place in self.model.found:
+                matches[place[0], place[1]] = self.model.longest(place, op.domain, op.namespace, op.tokens)
+        leaders, before = list(self.model.live.values()), self.model.waiting.get((session, op.lease_id))
+        answer = self.do(op, session)
+        if isinstance(answer, Grant) and not known:
+            assert answer.num_cached_tokens == BLOCK * matches.get((answer.worker_id, Tier.DEVICE), 0)
+        elif isinstance(answer, Pending) and before is not None and before[1:] == (op, answer):
+            self.model.happened["pending again"] += 1  # for what it was told before, some of which may be there by now
+        elif isinstance(answer, Pending):
+            prompts = [(x.grant.worker_id, x.op.domain, x.op.namespace, x.op.tokens) for x in leaders if not x.gone]
+            jobs = [job for job in self.model.jobs.values() if job.target[1] is Tier.DEVICE and job.source_keys]
+            prompts += [(job.worker_id, *job.source_keys[-1]) for job in jobs]
+            assert any(
+                worker_id in {candidate.worker_id for candidate in op.candidates}
+                and (domain, name) == (op.domain, op.namespace)
+                and common(tokens, op.tokens) >= 4 * (answer.num_tokens + BLOCK * matches[worker_id, Tier.DEVICE])
+                for worker_id, domain, name, tokens in prompts
+            ), "nobody of its domain computes what it should wait for"
+
+    def wait_for(self, ms: int, heard: Sequence[SchedulerEpoch] | None = None) -> None:
+        self.world.now_ns += ms * MS
+        for session in self.sessions if heard is None else heard:
+            self.core.heard_client(session, self.world.now_ns)
+        for worker_id in POOLS:
+            self.core.heard_worker(worker_id, self.world.now_ns)
+        self.core.tick(self.world.now_ns)
+        for session in [session for session in self.sessions if session not in self.core.state.sessions]:
+            self.sessions.remove(session)
+            self.model.ended(session)
+            self.model.happened["session expired"] += 1
+        self.settle()
+        bound_ns = self.world.now_ns - CONFIG.flight_wait_ms * MS
+        late = [key for key, (since_ns, *_) in self.model.waiting.items() if since_ns <= bound_ns]
+        assert not late, f"never woken: {late}"
+
+    def teardown(self) -> None:
+        """Everybody goes; nothing is left behind (I18)."""
+        if not hasattr(self, "model"):
+            return
+        for lease in list(self.model.live.values()):
+            self.do(Release(lease.op.lease_id), lease.epoch)
+        for order_id in list(self.model.jobs):
+            job = self.model.jobs[order_id]
+            self.model.copied_or_not(order_id, failed=False)
+            done = CopiesDone(job.worker_epoch, (order_id,))
+            self.core.receive_worker(job.worker_id, done, self.world.now_ns)
+            self.settle()
+        for worker_id, fence in list(self.model.fences):
+            self.model.acknowledged(worker_id, fence)
+            self.core.receive_worker(worker_id, FenceAck(fence.fence_id, fence.worker_epoch), self.world.now_ns)
+        self.wait_for(2_500)
+        assert not self.model.waiting
+        stats = self.core.stats()
+        assert (stats.leased_blocks, stats.draining_blocks, stats.leases) == (0, 0, 0)

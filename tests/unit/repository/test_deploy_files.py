@@ -1,0 +1,222 @@
+"""Deployment files agree with the code: what they build, mount, set and draw exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+from coppice.settings import Settings, parse_settings
+from coppice.tenants import load_tenants
+from coppice_cache.edge.settings import CacheSettings
+from coppice_scheduler.edge.base.settings import ServiceSettings
+from coppice_worker.edge.settings import WorkerSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVICES: dict[str, type[Settings]] = {
+    "cache": CacheSettings,
+    "scheduler": ServiceSettings,
+    "worker-cpu": WorkerSettings,
+    "worker-gpu": WorkerSettings,
+}
+SEAL_KEY = "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def with_defaults(text: str) -> str:
+    """A value with `${NAME:-default}` and `${NAME:?why}` as an empty environment and a seal key leave it."""
+    text = re.sub(r"\$\{COPPICE_SEAL_KEY:\?[^}]*\}", SEAL_KEY, text)
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def test_all_parts_are_there(compose: dict[str, Any]) -> None:
+    others = {"redis", "otel-collector", "jaeger", "prometheus", "grafana"}
+    assert set(compose["services"]) == others | set(SERVICES)
+
+
+def test_every_build_file_and_mounted_file_exists(compose: dict[str, Any]) -> None:
+    named_volumes = set(compose["volumes"])
+    for name, service in compose["services"].items():
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).is_file(), name
+        for volume in service.get("volumes", []):
+            source = with_defaults(volume).split(":")[0]
+            assert source in named_volumes or (ROOT / source).exists(), f"{name} mounts {source}"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_services_accept_their_environment(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][name]
+    environment = {key: with_defaults(str(value)) for key, value in service["environment"].items()}
+    settings = parse_settings(SERVICES[name], [], environment, name)
+    assert settings.host == "0.0.0.0"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_run_without_privileges_and_say_their_health(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][name]
+    dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
+    assert "\nUSER coppice\n" in dockerfile
+    grpc_port = SERVICES[name].model_fields["grpc_port"].default
+    assert f'CMD ["coppice", "health", "127.0.0.1:{grpc_port}"]' in dockerfile
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_services_wait_for_what_they_need(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert services["cache"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    for name in ("scheduler", "worker-cpu", "worker-gpu"):
+        assert services[name]["depends_on"] == {"cache": {"condition": "service_healthy"}}
+    assert services["worker-cpu"]["profiles"] == ["cpu"]
+    assert services["worker-gpu"]["profiles"] == ["gpu"]
+    devices = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
+
+
+def test_nothing_is_published_beyond_loopback_by_default(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        for port in service.get("ports", []):
+            assert with_defaults(port).startswith("127.0.0.1:"), f"{name} publishes {port}"
+
+
+def reaches_builds(source: str) -> bool:
+    """Whether a file or folder passes .dockerignore, whose last line that fits decides."""
+    passes = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        above = [source, *map(str, PurePosixPath(source).parents)]
+        if line and not line.startswith("#") and any(PurePosixPath(path).match(pattern) for path in above):
+            passes = line.startswith("!")
+    return passes
+
+
+def test_images_get_what_they_copy() -> None:
+    for dockerfile in (ROOT / "deploy" / "docker").glob("*.Dockerfile"):
+        copied = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.MULTILINE)
+        assert copied
+        for source in " ".join(copied).split():
+            assert (ROOT / source).exists(), f"{dockerfile.name} copies {source}"
+            assert reaches_builds(source), f".dockerignore hides {source} from {dockerfile.name}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["tools/coppice_bench", "tools/coppice_sim/run.py", "tests", "demo", "benchmarks", ".git", ".venv", ".env"],
+)
+def test_what_no_image_needs_reaches_no_build(path: str) -> None:
+    assert not reaches_builds(path)
+    assert reaches_builds("shared/coppice/demo_model/config.json")
+
+
+def test_each_profile_builds_the_worker_for_its_device(compose: dict[str, Any]) -> None:
+    for name, torch in (("worker-cpu", "cpu"), ("worker-gpu", "cuda")):
+        service = compose["services"][name]
+        assert service["build"]["args"]["TORCH"] == torch
+        assert service["environment"]["COPPICE_WORKER_DEVICE"] == torch
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_services_write_to_their_state_and_nowhere_else(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][name]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert [volume.split(":")[1] for volume in writable] == ([] if name == "scheduler" else ["/var/lib/coppice"])
+
+
+def test_the_example_tenants_load() -> None:
+    assert load_tenants(ROOT / "deploy" / "tenants.example.yaml").tenants
+
+
+def test_prometheus_scrapes_ports_that_are_served(compose: dict[str, Any]) -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    http_port = CacheSettings.model_fields["http_port"].default
+    assert jobs["cache"]["static_configs"] == [{"targets": [f"cache:{http_port}"]}]
+    metrics_port = compose["services"]["scheduler"]["environment"]["COPPICE_SCHEDULER_METRICS_PORT"]
+    assert jobs["scheduler"]["static_configs"] == [{"targets": [f"scheduler:{metrics_port}"]}]
+    published = [port.rsplit(":", 1)[1] for port in compose["services"]["scheduler"]["ports"]]
+    assert str(metrics_port) not in published
+    assert jobs["worker"]["dns_sd_configs"][0]["port"] == WorkerSettings.model_fields["http_port"].default
+    for name in ("worker-cpu", "worker-gpu"):
+        assert (
+            jobs["worker"]["dns_sd_configs"][0]["names"] == compose["services"][name]["networks"]["coppice"]["aliases"]
+        )
+
+
+def metric_names(expression: str) -> set[str]:
+    """Names of series in a PromQL expression."""
+    return set(re.findall(r"(?:vllm|coppice)[:_][a-z0-9_:]+", expression))
+
+
+def names_in_code() -> set[str]:
+    """Every metric name that a service writes down, as it is exposed."""
+    found: set[str] = set()
+    for file in (ROOT / "services").glob("*/*/edge/**/*metrics.py"):
+        for name in re.findall(r'"((?:vllm|coppice)[:_][a-z0-9_:]+)"', file.read_text()):
+            found |= {name, f"{name}_total", f"{name}_bucket", f"{name}_sum", f"{name}_count"}
+    return found
+
+
+def test_the_board_draws_only_metrics_that_exist() -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "coppice.json").read_text())
+    drawn = {name for panel in board["panels"] for target in panel["targets"] for name in metric_names(target["expr"])}
+    assert len(drawn) > 15
+    assert not drawn - names_in_code()
+
+
+def test_provisioning_points_at_the_board_and_its_source(compose: dict[str, Any]) -> None:
+    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    sources = yaml.safe_load((provisioning / "datasources" / "coppice.yaml").read_text())["datasources"]
+    uids = {source["uid"] for source in sources}
+    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "coppice.json").read_text())
+    assert {panel["datasource"]["uid"] for panel in board["panels"]} <= uids
+    provider = yaml.safe_load((provisioning / "dashboards" / "coppice.yaml").read_text())["providers"][0]
+    mounts = [volume.split(":")[1] for volume in compose["services"]["grafana"]["volumes"]]
+    assert provider["options"]["path"] in mounts
+
+
+def test_traces_go_from_services_through_the_collector_to_jaeger(compose: dict[str, Any]) -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "otel" / "collector.yaml").read_text())
+    pipeline = config["service"]["pipelines"]["traces"]
+    for kind in ("receivers", "processors", "exporters"):
+        assert set(pipeline[kind]) <= set(config[kind])
+    assert config["exporters"]["otlp"]["endpoint"].split(":")[0] in compose["services"]
+
+
+def has_compose_plugin() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_docker_compose_accepts_the_file(profile: str) -> None:
+    if not has_compose_plugin():
+        pytest.skip("docker compose is not installed here")
+    command = ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "--profile", profile, "config", "-q"]
+    environment = {**os.environ, "COPPICE_SEAL_KEY": SEAL_KEY}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_promtool_accepts_the_scrape_configuration() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed here")
+    file = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+    ended = subprocess.run(["promtool", "check", "config", str(file)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

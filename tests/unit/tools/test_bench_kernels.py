@@ -1,0 +1,51 @@
+"""`coppice bench kernels`: a small run measures what the worker serves with, and says how close it is to others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coppice.errors import EXIT_OK
+from coppice_bench.kernels.attention import ragged
+from coppice_cli.app import app
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--json"], catch_exceptions=False)
+    assert done.exit_code == EXIT_OK
+    (line,) = done.stdout.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_says_what_it_ran_on_and_the_ceilings(report: dict[str, Any]) -> None:
+    assert {"date", "machine", "versions", "load_average", "device", "threads"} <= report.keys()
+    assert report["copy_gb_per_s"] > 0
+    assert all(rate > 0 for rate in report["matmul_tflop_per_s"].values())
+
+
+def test_every_kernel_has_a_time_a_fraction_and_others(report: dict[str, Any]) -> None:
+    names = report["kernels"].keys()
+    for part in ("decode", "prefill", "rotate, write", "copy", "zero", "add, norm", "silu", "greedy", "top-k"):
+        assert any(name.startswith(part) for name in names), part
+    for name, found in report["kernels"].items():
+        assert found["time_us"] > 0, name
+        assert found["fraction"] > 0, name
+        assert all(ratio > 0 for ratio in found["vs"].values()), name
+
+
+def test_attention_is_measured_where_it_is_right(report: dict[str, Any]) -> None:
+    compared = {name: found["error"]["sdpa"] for name, found in report["kernels"].items() if "error" in found}
+    assert len(compared) >= 2
+    for name, error in compared.items():
+        assert error < (1e-5 if "float32" in name else 2e-2), name
+
+
+def test_ragged_lengths_have_the_sum() -> None:
+    lens = ragged(64 * 4096, 128, 32768)
+    assert (min(lens), max(lens)) == (128, 32768)
+    assert abs(sum(lens) / (64 * 4096) - 1) < 0.2

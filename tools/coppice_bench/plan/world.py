@@ -1,0 +1,276 @@
+"""A scheduler core with so many sequences at work, its cache service and its worker as fakes that always say yes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from coppice.edge.step_codec import plan_to_wire, result_from_wire, result_to_wire
+from coppice.handles import make_generation, pack_handle
+from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, SchedulerEpoch, WorkerEpoch
+from coppice.messages.index import (
+    Acquire,
+    Answer,
+    AnswerBatch,
+    Extend,
+    Extended,
+    Grant,
+    Op,
+    OpBatch,
+    Publish,
+    Published,
+    Released,
+    WorkerInfo,
+    Workers,
+)
+from coppice.messages.step import SamplingParams, StepPlan, StepResult
+from coppice.seals import SEAL_BYTES
+from coppice_bench.rpc.client import NAMESPACE, WORKER
+from coppice_rpc.v1 import worker_pb2
+from coppice_scheduler.core.engine import SchedulerCore
+from coppice_scheduler.core.state.request import Effects, Output, Request, TokenBatch
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
+from coppice_scheduler.edge.base.settings import ServiceSettings
+from coppice_scheduler.edge.text.detokenizer import Detokenizer, DetokenizerFactory
+from coppice_scheduler.edge.text.streams import pieces
+
+BLOCK = 16  # tokens
+PREFILL_TOKENS = 8_192  # of one step: more than new requests bring
+PROMPT_TOKENS = (64, 512)
+OUTPUT_TOKENS = (128, 512)
+STOP = 0  # the token that ends a request early
+EARLY_ENDS = 0.3  # share of the requests that end so, somewhere before their length
+NUM_TENANTS = 8
+STEP_NS = 20_000_000
+EPOCH = CacheEpoch(1)
+AS_SERVED: dict[str, Any] = {  # as the service is set where nobody says otherwise
+    name: ServiceSettings.model_fields[name].default
+    for name in (
+        "extend_more_blocks",
+        "match_window",
+        "max_chunk_tokens",
+        "max_overtake_ms",
+        "max_steps_in_flight",
+        "single_flight_wait_ms",
+    )
+}
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Processor time of one step, in ns."""
+
+    core: int = 0
+    edge: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.core + self.edge
+
+
+class PlanWorld:
+    """`size` sequences decode; `clock` is read around what is measured."""
+
+    def __init__(self, size: int, tokenizer: Tokenizer, clock: Callable[[], int]) -> None:
+        self._size = size
+        self._clock = clock
+        self._random = Random(7)
+        self._vocabulary = tokenizer.get_vocab_size()
+        self._detokenizers = DetokenizerFactory(tokenizer)
+        self._texts: dict[int, Detokenizer] = {}  # by number of the request
+        self._names: dict[str, int] = {}  # numbers of those at work
+        self._stops_after: dict[int, int] = {}  # tokens left before the stop token, by sequence
+        self._worker = _Worker(self._random, self._vocabulary)
+        self._cache = _Cache()
+        self._plans: deque[StepPlan] = deque()
+        self._batches: deque[tuple[Op, ...]] = deque()
+        self._now_ns = 0
+        self._num_asked = 0
+        everybody = TenantLimits(max_concurrency=2 * size + 64, max_queued=2 * size + 64)
+        self._core = SchedulerCore(
+            SchedulerSettings(
+                instance=b"instance",
+                max_running=size,
+                max_step_tokens=size + PREFILL_TOKENS,
+                max_queued=2 * size + 64,
+                max_queued_tokens=1 << 40,
+                contested_prefill_tokens=PREFILL_TOKENS,
+                max_decode_steps=1,
+                default_limits=everybody,
+                **AS_SERVED,
+            )
+        )
+        self._core.index_attached(SchedulerEpoch(1), EPOCH, True, 0)
+        info = WorkerInfo(WORKER, WorkerEpoch(1), "here:0", 1 << 24, BLOCK, NAMESPACE, "m", True)
+        self._core.index_message(Workers(EPOCH, (info,)), 0)
+        self._core.worker_attached(WORKER, WorkerEpoch(1), True, 0)
+
+    def warm_up(self) -> None:
+        """Until as many have ended as run at a time: then ends and block boundaries are spread over the steps."""
+        while self._num_asked < 2 * self._size + 8:
+            self.step()
+
+    def step(self) -> StepTimes:
+        """One result of the worker and what follows from it."""
+        times = StepTimes()
+        self._now_ns += STEP_NS
+        while len(self._names) < self._size:
+            self._submit(times)
+        if self._plans:
+            self._take_result(self._worker.result(self._plans.popleft()), times)
+        self._advance(times)
+        while self._batches:
+            ops = self._batches.popleft()
+            answers = AnswerBatch(EPOCH, tuple(self._cache.answer(op) for op in ops))
+            began = self._clock()
+            self._core.index_message(answers, self._now_ns)
+            times.core += self._clock() - began
+            self._advance(times)
+        return times
+
+    # --- what the core is told
+
+    def _submit(self, times: StepTimes) -> None:
+        self._num_asked += 1
+        number = self._num_asked
+        length = self._random.randrange(*PROMPT_TOKENS)
+        ids = np.random.default_rng(number).integers(1, self._vocabulary, length, dtype=np.uint32)
+        request = Request(
+            request_id=f"r{number}",
+            tenant=f"t{number % NUM_TENANTS}",
+            domain=DomainId(f"t{number % NUM_TENANTS}"),
+            tokens=ids.astype("<u4").tobytes(),
+            sampling=SamplingParams(),
+            max_new_tokens=self._random.randrange(*OUTPUT_TOKENS),
+            stop_token_ids=frozenset({STOP}),
+            arrived_ns=self._now_ns,
+            number=number,
+        )
+        self._names[request.request_id] = number
+        self._texts[number] = self._detokenizers.start([])
+        began = self._clock()
+        refused = self._core.submit(request, self._now_ns)
+        times.core += self._clock() - began
+        assert refused is None, refused
+
+    def _take_result(self, result: StepResult, times: StepTimes) -> None:
+        wire = result_to_wire(result).SerializeToString()
+        began = self._clock()
+        result = result_from_wire(worker_pb2.StepResult.FromString(wire))
+        arrived = self._clock()
+        self._core.worker_result(WORKER, result, self._now_ns)
+        times.core += self._clock() - arrived
+        times.edge += arrived - began
+
+    def _advance(self, times: StepTimes) -> None:
+        began = self._clock()
+        effects = self._core.advance(self._now_ns)
+        decided = self._clock()
+        for _, plan in effects.plans:
+            plan_to_wire(plan).SerializeToString()
+        self._to_streams(effects)
+        times.core += decided - began
+        times.edge += self._clock() - decided
+        self._plans.extend(plan for _, plan in effects.plans)
+        self._batches.extend(message.ops for message in effects.to_index if isinstance(message, OpBatch))
+
+    def _to_streams(self, effects: Effects) -> None:
+        for batch in effects.tokens:
+            self._to_text(batch)
+        for output in effects.outputs:
+            self._to_last_text(output)
+
+    def _to_text(self, batch: TokenBatch) -> None:
+        for number, tokens in pieces(batch):
+            self._texts[number].feed(np.frombuffer(tokens, "<u4").tolist())
+
+    def _to_last_text(self, output: Output) -> None:
+        assert output.finish is not None
+        assert output.error is None, output.error
+        text = self._texts.pop(self._names.pop(output.request_id))
+        text.feed(np.frombuffer(output.tokens, "<u4").tolist())
+        text.flush()
+
+
+class _Worker:
+    """Samples as a plan says, at random; now and then the stop token, where a request is to end early."""
+
+    def __init__(self, random: Random, vocabulary: int) -> None:
+        self._random = random
+        self._tokens = np.random.default_rng(3)
+        self._vocabulary = vocabulary
+        self._rows = self._counts = np.zeros(0, np.uint32)
+        self._left: dict[int, int] = {}  # tokens until the last known one, by sequence that is in its prompt
+        self._stops_at: dict[int, int] = {}  # step in which the sequence gets its stop token
+
+    def result(self, plan: StepPlan) -> StepResult:
+        for start in plan.attach:
+            self._left[start.sequence_id] = len(start.tokens) // 4 - start.num_computed_tokens
+            if self._random.random() < EARLY_ENDS:
+                self._stops_at[start.sequence_id] = plan.step + self._random.randrange(16, OUTPUT_TOKENS[1])
+        if not plan.repeat_rows:
+            self._rows = np.frombuffer(plan.rows, "<u4")
+            self._counts = np.frombuffer(plan.row_tokens, "<u4")
+        for sequence_id in np.frombuffer(plan.detach, "<u4").tolist():
+            self._stops_at.pop(sequence_id, None)
+        ids = self._rows[self._samples()]
+        tokens = self._tokens.integers(1, self._vocabulary, len(ids), dtype=np.uint32)
+        stopping = [row for row, step in self._stops_at.items() if step <= plan.step]
+        tokens[np.isin(ids, stopping)] = STOP
+        return StepResult(
+            plan.step,
+            ids.astype("<u4").tobytes(),
+            tokens.astype("<u4").tobytes(),
+            num_tokens=int(self._counts.sum()),
+            duration_us=20_000,
+        )
+
+    def _samples(self) -> NDArray[np.bool_]:
+        """[R]: rows that reach the end of what is known."""
+        samples = np.ones(len(self._rows), np.bool_)
+        for row in np.flatnonzero(np.isin(self._rows, list(self._left))).tolist():
+            sequence_id = int(self._rows[row])
+            self._left[sequence_id] -= int(self._counts[row])
+            samples[row] = not self._left[sequence_id]
+            if samples[row]:
+                del self._left[sequence_id]
+        return samples
+
+
+class _Cache:
+    """Grants everything, finds nothing."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[LeaseId, int] = {}
+        self._next_block = 0
+
+    def answer(self, op: Op) -> Answer:
+        if isinstance(op, Acquire):
+            owned = self._own(op.lease_id, op.reserve_tokens)
+            return Grant(op.lease_id, WORKER, WorkerEpoch(1), 0, b"", b"", owned, b"")
+        if isinstance(op, Extend):
+            have = self._blocks[op.lease_id]
+            return Extended(op.lease_id, have, self._own(op.lease_id, op.reserve_tokens), b"")
+        if isinstance(op, Publish):
+            count = len(op.tokens) // (4 * BLOCK)
+            return Published(op.lease_id, op.first_block + count, self._handles(count), bytes(SEAL_BYTES * count))
+        self._blocks.pop(op.lease_id, None)
+        return Released(op.lease_id)
+
+    def _own(self, lease_id: LeaseId, reserve_tokens: int) -> bytes:
+        have = self._blocks.get(lease_id, 0)
+        self._blocks[lease_id] = -(-reserve_tokens // BLOCK)
+        return self._handles(self._blocks[lease_id] - have)
+
+    def _handles(self, count: int) -> bytes:
+        first = self._next_block
+        self._next_block = (first + count) % (1 << 24)
+        generation = make_generation(EPOCH, 1)
+        return b"".join(pack_handle(BlockId(first + i), generation).to_bytes(8, "little") for i in range(count))

@@ -1,0 +1,170 @@
+"""The commands and their flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
+from coppice_cli import index_commands
+from coppice_cli.bench import commands as bench_commands
+from coppice_cli.cache import commands as cache_commands
+from coppice_cli.variables import refuse_unknown_variables_of
+from coppice_up.options import DEVICES, DTYPES, KV_DTYPES, UpOptions
+
+app = typer.Typer(
+    help="Multi-tenant LLM serving on paged, shared KV.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "COPPICE", "help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measurements.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+bench_commands.add_to(bench)
+cache = typer.Typer(help="Look into a running cache service.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+cache_commands.add_to(cache)
+index = typer.Typer(help="An index of what other engines have cached.", no_args_is_help=True)
+app.add_typer(index, name="index")
+index_commands.add_to(index)
+
+_DEFAULTS = UpOptions()
+
+Model = Annotated[str, typer.Option(help="Checkpoint folder or hub id (owner/name). Default: the demo model.")]
+Dtype = Annotated[str, typer.Option(help=f"Type of weights and computation: {', '.join(DTYPES)}.")]
+Device = Annotated[str, typer.Option(help=f"Where workers compute: {', '.join(DEVICES)}.")]
+NumBlocks = Annotated[int, typer.Option(help="KV blocks per worker; 0 leaves it to the worker.")]
+BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.")]
+Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
+TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker's model out.")]
+Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    model: Model = _DEFAULTS.model,
+    port: Annotated[int, typer.Option(help="Port of the REST API; 0 takes a free one.")] = _DEFAULTS.port,
+    host: Annotated[str, typer.Option(help="Address of REST and gRPC; other than loopback needs --tenants.")] = (
+        _DEFAULTS.host
+    ),
+    grpc_port: Annotated[int, typer.Option(help="Port of the gRPC API; 0 takes a free one.")] = _DEFAULTS.grpc_port,
+    dtype: Dtype = _DEFAULTS.dtype,
+    kv_dtype: Annotated[
+        str, typer.Option(help=f"Type of KV in blocks: {', '.join(KV_DTYPES)}. fp8 is less exact.")
+    ] = _DEFAULTS.kv_dtype,
+    device: Device = _DEFAULTS.device,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of a GPU's memory that a worker takes in all, when --num-blocks is not given.")
+    ] = _DEFAULTS.gpu_memory_utilization,
+    num_blocks: NumBlocks = _DEFAULTS.num_blocks,
+    block_size: BlockSize = _DEFAULTS.block_size,
+    host_memory_mib: Annotated[
+        int, typer.Option(help="Memory per worker for blocks that the device has no room for; 0 = none.")
+    ] = _DEFAULTS.host_memory_mib,
+    workers: Workers = _DEFAULTS.workers,
+    tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
+    threads: Threads = _DEFAULTS.threads,
+    tenants: Annotated[Path | None, typer.Option(help="Tenants file; without one everybody is one tenant.")] = None,
+    redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use. Default: an embedded Valkey.")] = "",
+    otlp_endpoint: Annotated[str, typer.Option(help="OTLP gRPC endpoint for traces, http://HOST:4317.")] = "",
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. Default: a temporary one.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of all processes.")] = False,
+) -> None:
+    """Start the whole stack on this machine, for development. Ctrl-C stops it."""
+    from coppice_cli.up import run_up
+
+    options = UpOptions(
+        model=model,
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        host_memory_mib=host_memory_mib,
+        workers=workers,
+        tensor_parallel=tensor_parallel,
+        threads=threads,
+        tenants=tenants,
+        redis_url=redis_url,
+        otlp_endpoint=otlp_endpoint,
+        log_dir=log_dir,
+        verbose=verbose,
+    )
+    refuse_unknown_variables_of(context)
+    raise typer.Exit(run_up(options))
+
+
+@bench.command()
+def smoke(
+    context: typer.Context,
+    url: Annotated[str, typer.Option(help="A running stack, http://HOST:PORT. Default: start one, then stop it.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")] = False,
+    api_key: Annotated[str, typer.Option(help="Bearer token, for a stack with tenants.")] = "",
+    model: Model = "",
+    dtype: Dtype = _DEFAULTS.dtype,
+    device: Device = _DEFAULTS.device,
+    num_blocks: NumBlocks = _DEFAULTS.num_blocks,
+    block_size: BlockSize = _DEFAULTS.block_size,
+    workers: Workers = _DEFAULTS.workers,
+    tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
+    threads: Threads = _DEFAULTS.threads,
+) -> None:
+    """Measure prefill, decode, and the first token with a cold and a warm cache; under a minute on a small machine."""
+    from coppice_cli.bench.smoke import run_smoke
+
+    refuse_unknown_variables_of(context)
+    options = UpOptions(
+        model=model,
+        port=0,
+        dtype=dtype,
+        device=device,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        workers=workers,
+        tensor_parallel=tensor_parallel,
+        threads=threads,
+    )
+    raise typer.Exit(run_smoke(url=url, api_key=api_key, as_json=json, options=options))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def sim(context: typer.Context) -> None:
+    """Run the deterministic simulation: coppice sim --seed N (see coppice sim --help)."""
+    try:
+        from coppice_sim.command import main
+    except ModuleNotFoundError as error:
+        raise CoppiceError(
+            f"the simulation is not installed ({error.name} is missing)", hint="install from a checkout: make venv"
+        ) from error
+    raise typer.Exit(main(context.args))
+
+
+@app.command()
+def health(address: Annotated[str, typer.Argument(help="HOST:PORT of a gRPC server.")]) -> None:
+    """Ask a service for its gRPC health: exit code 0 when it serves, 1 when not. For container health checks."""
+    from coppice.addresses import parse_address
+    from coppice_up.probe import grpc_serving
+
+    serves = grpc_serving(parse_address(address))()
+    typer.echo("serving" if serves else "not serving", err=not serves)
+    raise typer.Exit(EXIT_OK if serves else EXIT_FAILURE)
+
+
+@app.command()
+def version() -> None:
+    """Print the version of Coppice, of Python and of what computes."""
+    from coppice.versions import versions
+
+    for name, number in versions().items():
+        typer.echo(f"{name} {number}")

@@ -1,0 +1,157 @@
+"""`coppice bench ...`: measurements of the cache service, the scheduler, the worker, and servers under load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.errors import EXIT_OK
+from coppice_cli.bench.serve import serve
+from coppice_cli.variables import refuse_unknown_variables_of
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Small sizes and few rounds: shows that it runs, measures little.")
+]
+
+
+def add_to(bench: typer.Typer) -> None:
+    """Hang the commands up under `coppice bench`."""
+    bench.command()(index)
+    bench.command()(rpc)
+    bench.command()(churn)
+    bench.command()(trace)
+    bench.command()(serve)
+    bench.command()(split)
+    bench.command()(plan)
+    bench.command()(kernels)
+    bench.command()(step)
+
+
+def index(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the wheels of SGLang, vLLM, Dynamo unpacked; see benchmarks/README.md."),
+    ] = None,
+) -> None:
+    """Measure the core alone: match, acquire, publish, evict; memory per token; pauses; beside its peers."""
+    from coppice_bench.index.run import run_index
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    print_report(run_index(quick=quick, peers=peers), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def rpc(context: typer.Context, as_json: AsJson = False, quick: Quick = False) -> None:
+    """Measure acquire over a session against an echo of the same bytes on the same kind of session."""
+    from coppice_bench.report import print_report
+    from coppice_bench.rpc.run import run_rpc
+
+    refuse_unknown_variables_of(context)
+    print_report(run_rpc(quick=quick), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def churn(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace in Mooncake's format, plain or gzip. Default: a made-up one like it.")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="How many requests of it.")] = 3_000,
+    capacity_tokens: Annotated[int, typer.Option(help="Size of the worker's pool.")] = 3_000_000,
+) -> None:
+    """Measure how much of what is allocated a load of chats uses, by block size, and what happens near exhaustion."""
+    from coppice_bench.index.churn import run_churn
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    report = run_churn(trace=trace, requests=requests, capacity_tokens=capacity_tokens, quick=quick)
+    print_report(report, as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def trace(
+    context: typer.Context,
+    trace: Annotated[Path, typer.Option(help="Trace in Mooncake's format, plain or gzip.")],
+    capacity_blocks: Annotated[int, typer.Option(help="Size of the cache, in blocks of the trace.")],
+    policy: Annotated[str, typer.Option(help="adaptive, lru, arc, s3fifo or optimum.")] = "adaptive",
+    as_json: AsJson = False,
+) -> None:
+    """Measure the hit rate of an eviction policy on a trace, beside LRU and the optimum with foresight."""
+    from coppice_bench.trace.run import print_trace_report, run_trace
+
+    refuse_unknown_variables_of(context)
+    report = run_trace(path=trace, capacity_blocks=capacity_blocks, policy=policy)
+    print_trace_report(report, as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def split(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    streams: Annotated[int, typer.Option(help="Streams that decode throughout.")] = 32,
+    rounds: Annotated[int, typer.Option(help="Rounds of each length of a step, on each stack in turn.")] = 5,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture (SVG) to this file.")] = None,
+) -> None:
+    """Measure what the split into processes costs: the services beside the same cores in one process."""
+    from coppice_bench.report import print_report
+    from coppice_bench.split.plot import write_split_plot
+    from coppice_bench.split.run import run_split
+
+    refuse_unknown_variables_of(context)
+    report = run_split(quick=quick, streams=streams, rounds=rounds)
+    print_report(report, as_json=as_json)
+    if plot is not None:
+        write_split_plot(plot, report)
+    raise typer.Exit(EXIT_OK)
+
+
+def plan(context: typer.Context, as_json: AsJson = False, quick: Quick = False) -> None:
+    """Measure the processor time that a step costs the scheduler, by sequences that run."""
+    from coppice_bench.plan.run import run_plan
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    print_report(run_plan(quick=quick), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def kernels(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's own choice.")] = None,
+) -> None:
+    """Measure the worker's kernels beside the device's copy and matmul rates and beside others, on CUDA or the CPU."""
+    from coppice_bench.kernels.run import run_kernels
+    from coppice_bench.report import print_report
+
+    refuse_unknown_variables_of(context)
+    print_report(run_kernels(quick=quick, threads=threads), as_json=as_json)
+    raise typer.Exit(EXIT_OK)
+
+
+def step(
+    context: typer.Context,
+    as_json: AsJson = False,
+    quick: Quick = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of torch; default: torch's own choice.")
+    ] = None,
+) -> None:
+    """Measure whole steps of a worker, beside the floor and beside the same model without blocks."""
+    from coppice_bench.report import print_report
+    from coppice_bench.step.run import run_step
+
+    refuse_unknown_variables_of(context)
+    print_report(run_step(quick=quick, threads=threads), as_json=as_json)
+    raise typer.Exit(EXIT_OK)

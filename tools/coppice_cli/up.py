@@ -1,0 +1,65 @@
+"""`coppice up`: start, say where it listens, watch, stop."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from rich.console import Console
+
+from coppice.errors import EXIT_OK
+from coppice_up.display import display_for
+from coppice_up.options import UpOptions
+from coppice_up.plan import Services, StackPlan
+from coppice_up.stack import StopRequested, running_stack
+from coppice_up.supervisor import RESTARTS_MAX
+
+
+def run_up(options: UpOptions, services: Services | None = None) -> int:
+    """Run until a signal. Returns the exit code; raises CoppiceError when the stack cannot go on."""
+    console = Console()
+    display = display_for(console)
+    try:
+        with running_stack(options, display, services) as (plan, supervisor):
+            for line in welcome(plan, options):
+                display.note(line)
+            supervisor.watch()
+            display.note("stopping (Ctrl-C again stops at once)")
+    except StopRequested:
+        display.note("stopped before it was ready")
+    else:
+        display.note("stopped")
+    return EXIT_OK
+
+
+def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
+    """What a newcomer needs: addresses, one request to try, and what this set-up is not."""
+    body = {
+        "model": plan.model_name,
+        "messages": [{"role": "user", "content": "What does sorted do?"}],
+        "max_tokens": 60,
+        "stream": True,
+    }
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if options.tenants is not None else ""
+    metrics = (plan.scheduler_metrics, plan.cache_http, *plan.worker_http)
+    return [
+        "",
+        f"Coppice serves {plan.model_name}",
+        f"  OpenAI API     {plan.rest_url}/v1",
+        f"  gRPC           {plan.grpc}",
+        f"  cache admin    http://{plan.cache_http}",
+        f"  metrics        {' '.join(f'http://{address}/metrics' for address in metrics)} (scheduler, cache, workers)",
+        f"  logs           {plan.log_dir}" + ("" if options.log_dir else " (removed after an orderly stop)"),
+        "",
+        "Try:",
+        f"  curl -N {plan.rest_url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
+        f"    -d {shlex.quote(json.dumps(body))}",
+        "",
+        "Look inside:",
+        f"  export COPPICE_ADMIN_URL=http://{plan.cache_http}; coppice cache stats",
+        "",
+        "This is a development setup: one machine, "
+        + ("no credentials, " if options.tenants is None else "")
+        + "no TLS, nothing is kept when it stops.",
+        f"A process that crashes is started again, at most {RESTARTS_MAX} times a minute. Ctrl-C stops everything.",
+    ]

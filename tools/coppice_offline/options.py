@@ -1,0 +1,121 @@
+"""How to continue prompts: what a user of `coppice.LLM` can ask for, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from coppice.errors import UsageError
+from coppice.messages.step import SamplingParams
+from coppice_scheduler.edge.frontend.sampling_options import pack_bias, seed_of_choice
+from coppice_scheduler.edge.text.tokenizer import pack_tokens
+
+N_MAX = 8
+LOGPROBS_MAX = 20
+DEFAULT_MAX_TOKENS = 16  # of a completion, as in the REST API
+_U64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Options of one prompt. None: what the checkpoint says, else OpenAI's default. Raises UsageError."""
+
+    max_tokens: int | None = None  # None: 16 for a prompt; as many as the context holds for a chat
+    n: int = 1  # continuations of each prompt
+    temperature: float | None = None  # 0: the likeliest token, always
+    top_p: float | None = None
+    top_k: int | None = None  # 0 or -1: off
+    min_p: float = 0.0
+    seed: int | None = None  # None: another one for every call
+    stop: str | Sequence[str] = ()  # text that ends the output and is no part of it
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logprobs: int | None = None  # likeliest tokens beside each chosen one; 0: the chosen one's alone
+    prompt_logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not (low <= value <= high and math.isfinite(value)):
+                raise UsageError(f"{name} is {value!r}; it must be from {low:g} to {high:g}")
+        if self.top_p == 0 or self.repetition_penalty == 0:
+            raise UsageError("top_p and repetition_penalty must be above 0")
+        if any(not isinstance(stop, str) or not stop for stop in self.stops):
+            raise UsageError("stop must be a text, or several, none of them empty")
+        if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
+            raise UsageError("a logit_bias must be from -100 to 100")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop)
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, 1 << 31),
+    ("n", 1, N_MAX),
+    ("temperature", 0, 100),
+    ("top_p", 0, 1),
+    ("top_k", -1, (1 << 31) - 1),
+    ("min_p", 0, 1),
+    ("seed", -(1 << 63), _U64),
+    ("min_tokens", 0, 1 << 31),
+    ("frequency_penalty", -2, 2),
+    ("presence_penalty", -2, 2),
+    ("repetition_penalty", 0, 100),
+    ("logprobs", 0, LOGPROBS_MAX),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the checkpoint says."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+
+
+def stop_token_ids_of(options: SamplingOptions, defaults: Defaults) -> frozenset[int]:
+    """Tokens that end the output. Raises UsageError."""
+    named = frozenset(options.stop_token_ids)
+    for token_id in (*named, *options.logit_bias):
+        if not 0 <= token_id < defaults.vocab_size:
+            raise UsageError(f"token id {token_id} does not exist; this model's are 0 to {defaults.vocab_size - 1}")
+    return named if options.ignore_eos else named | defaults.eos_token_ids
+
+
+def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingParams]:
+    """One for each of the n continuations: the first has the seed that was asked for. Raises UsageError."""
+    seed = secrets.randbits(64) if options.seed is None else options.seed & _U64
+    stops = pack_tokens(sorted(stop_token_ids_of(options, defaults)))
+    temperature = defaults.temperature if options.temperature is None else options.temperature
+    top_p = defaults.top_p if options.top_p is None else options.top_p
+    top_k = defaults.top_k if options.top_k is None else options.top_k
+    return [
+        SamplingParams(
+            temperature=float(temperature),
+            top_k=max(top_k, 0),
+            top_p=float(top_p),
+            seed=seed_of_choice(seed, index),
+            min_p=options.min_p,
+            frequency_penalty=options.frequency_penalty,
+            presence_penalty=options.presence_penalty,
+            repetition_penalty=options.repetition_penalty,
+            logit_bias=pack_bias(options.logit_bias),
+            min_tokens=options.min_tokens,
+            stop_token_ids=stops,
+            num_logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+        )
+        for index in range(options.n)
+    ]

@@ -1,0 +1,116 @@
+"""Runs requests on a `LocalEngine` to their end: the loop behind `LLM.generate`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coppice_offline.engine import LocalEngine, Told
+from coppice_offline.errors import EngineBroken, RequestFailed
+from coppice_offline.interrupts import Interrupted, interrupts_wait
+from coppice_offline.progress import Reporter
+from coppice_offline.stream import RequestStream
+from coppice_scheduler.core.state.request import Finish, Output
+from coppice_scheduler.edge.text.streams import pieces
+
+_CUT_OFF = "a step was cut off in the middle"
+
+
+class Runner:
+    """Keeps at most `window` requests in the engine, so that a long list costs no more a step than a short one."""
+
+    def __init__(self, engine: LocalEngine, window: int) -> None:
+        self._engine = engine
+        self._window = window
+        self._num_requests = 0
+        self._broken = ""
+        self._is_running = False
+        self._open: dict[int, RequestStream] = {}  # by request number
+        self._waiting: deque[RequestStream] = deque()
+        self._failure = ""
+
+    def new_number(self) -> int:
+        """The number of the next request; its id is the same in digits."""
+        self._num_requests = (self._num_requests + 1) % (1 << 32)
+        return self._num_requests
+
+    def run(self, streams: Sequence[RequestStream], reporter: Reporter) -> None:
+        """Until each stream has its last output.
+
+        Raises RequestFailed, and KeyboardInterrupt after Ctrl-C, when nothing is at work any more; EngineBroken.
+        """
+        if self._broken:
+            raise EngineBroken(self._broken)
+        if self._is_running:
+            raise RequestFailed("another call of this LLM is at work", hint="an LLM serves one call at a time")
+        self._is_running = True
+        try:
+            with interrupts_wait() as interrupted:
+                self._run(streams, reporter, interrupted)
+        finally:
+            self._is_running = False
+
+    def _run(self, streams: Sequence[RequestStream], reporter: Reporter, interrupted: Interrupted) -> None:
+        self._failure = ""
+        self._waiting.extend(streams)
+        while self._waiting or self._open or not self._engine.is_idle:
+            if interrupted.is_set or self._failure:
+                self._give_up()
+            self._fill()
+            self._turn()
+            reporter.report(streams)
+        if interrupted.is_set:
+            raise KeyboardInterrupt
+        if self._failure:
+            raise RequestFailed(self._failure)
+
+    def _give_up(self) -> None:
+        self._waiting.clear()
+        for stream in self._open.values():
+            self._engine.cancel(stream.request.request_id)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._open) < self._window:
+            stream = self._waiting.popleft()
+            request = stream.request
+            if request.fork_of is not None and int(request.fork_of) not in self._open:
+                request = replace(request, fork_of=None)  # there is nobody left to fork from
+            self._open[request.number] = stream
+            refused = self._engine.submit(request)
+            if refused is not None:
+                del self._open[request.number]
+                self._failure = refused.message
+                return
+
+    def _turn(self) -> None:
+        """One step and what came of the one before."""
+        self._broken = _CUT_OFF
+        try:
+            told = self._engine.advance()
+            if not self._engine.step():
+                time.sleep(self._engine.wait_ns() / 1e9)
+        except Exception as error:
+            self._broken = f"a step failed with {type(error).__name__}: {error}"
+            raise EngineBroken(self._broken) from error
+        self._broken = ""
+        self._take(told)
+
+    def _take(self, told: Told) -> None:
+        # Only requests with stop texts stream; the others' tokens come with their last output.
+        for batch in told.tokens:
+            for number, tokens in pieces(batch):
+                self._take_output(Output(str(number), tokens))
+        for output in told.outputs:
+            self._take_output(output)
+
+    def _take_output(self, output: Output) -> None:
+        number = int(output.request_id)
+        stream = self._open[number]
+        if stream.take(output) and output.finish is None:
+            self._engine.cancel(output.request_id, Finish.STOP)
+        if output.finish is not None:
+            del self._open[number]
+        if output.finish is Finish.ERROR and output.error is not None:
+            self._failure = self._failure or output.error.message

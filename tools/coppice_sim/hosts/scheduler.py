@@ -1,0 +1,173 @@
+"""A scheduler as a process: the scheduler core, its session to the cache service, one to each worker it is told of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
+from coppice.session.frames import Reject, RejectCode
+from coppice.session.link import Attached, ClientLink
+from coppice_scheduler.core.engine import SchedulerCore
+from coppice_scheduler.core.state.request import Request
+from coppice_sim.base.links import ClientEnd
+from coppice_sim.base.network import Endpoint
+from coppice_sim.base.process import Process
+
+if TYPE_CHECKING:
+    from coppice_sim.world import World
+
+
+class SchedulerHost(Process):
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(name, world.timeline, world.rng)
+        self.world = world
+        self.core = SchedulerCore(world.scheduler_settings())
+        self.epoch = SchedulerEpoch(0)
+        self._workers: dict[WorkerId, _WorkerSession] = {}
+        self._listed_by: dict[WorkerId, CacheEpoch] = {}
+        self._wakeup_ns: int | None = None
+        self._cache = ClientEnd(
+            self,
+            world.network,
+            ClientLink(world.rng.randbytes(16), name),
+            lambda: world.cache.clients if world.cache.is_alive else None,
+            self,
+        )
+        world.oracle.watch_scheduler(self)
+
+    # -- requests
+
+    def submit(self, request: Request) -> bool:
+        refused = self.core.submit(request, self.now_ns)
+        self.turn()
+        return refused is None
+
+    def cancel(self, request_id: str) -> None:
+        self.core.cancel(request_id, self.now_ns)
+        self.turn()
+
+    # -- the session to the cache service
+
+    def link_attached(self, attached: Attached) -> None:
+        epoch = SchedulerEpoch(attached.epoch)
+        if epoch != self.epoch:
+            for worker_id in list(self._workers):
+                self._drop(worker_id)
+            self.epoch = epoch
+        self.core.index_attached(epoch, CacheEpoch(attached.server_epoch), attached.fresh, self.now_ns)
+        self.turn()
+
+    def link_body(self, body: Any) -> None:
+        if isinstance(body, Workers):
+            self._list(body)
+        preempted = self.core.stats().total_preemptions
+        self.core.index_message(body, self.now_ns)
+        if isinstance(body, Reclaim) and self.core.stats().total_preemptions > preempted:
+            self.world.sometimes["borrow then reclaim"] += 1
+        self.turn()
+
+    def link_lost(self) -> None:
+        self.core.index_lost(self.now_ns)
+        self.turn()
+
+    def link_rejected(self, reject: Reject) -> None:
+        """The link goes on trying."""
+
+    # -- workers
+
+    def refused(self, session: _WorkerSession, reject: Reject) -> None:
+        """A worker takes no plans of this epoch any more, while the cache service knows it: only a new one helps."""
+        if reject.code is RejectCode.FENCED and self.is_current(session) and self._cache.link.is_attached:
+            self.world.sometimes["epoch renewed"] += 1
+            self._cache.renew(self.world.rng.randbytes(16))
+
+    def _list(self, message: Workers) -> None:
+        """A cache service that has just restarted lists nobody yet: that is no reason to hang up."""
+        infos = {info.worker_id: info for info in message.workers}
+        for worker_id, session in list(self._workers.items()):
+            info = infos.get(worker_id)
+            is_gone = info is None and self._listed_by.get(worker_id) == message.cache_epoch
+            if is_gone or (info is not None and info.address != session.address):
+                self._drop(worker_id)
+        for worker_id, info in infos.items():
+            self._listed_by[worker_id] = message.cache_epoch
+            if worker_id not in self._workers:
+                self._workers[worker_id] = _WorkerSession(self, info)
+
+    def _drop(self, worker_id: WorkerId) -> None:
+        self._workers.pop(worker_id).end.stop()
+        self.core.worker_lost(worker_id, self.now_ns)
+
+    def is_current(self, session: _WorkerSession) -> bool:
+        return self._workers.get(session.worker_id) is session
+
+    # -- a turn of the planner
+
+    def turn(self) -> None:
+        if not self.is_alive:
+            return
+        effects = self.core.advance(self.now_ns)
+        for worker_id, plan in effects.plans:
+            session = self._workers.get(worker_id)
+            if session is None:
+                self.world.fail("plan", f"{self.name} plans for {worker_id} without a session")
+                return
+            self.world.sometimes["fork by copy"] += bool(plan.copy_dst)
+            self.world.sometimes["burst"] += plan.num_decode_steps > 1
+            session.end.post(plan)
+        for message in effects.to_index:
+            if isinstance(message, OpBatch):
+                for op in message.ops:
+                    if isinstance(op, Acquire):
+                        self.world.domain_of_lease[op.lease_id] = op.domain
+                        self.world.oracle.acquiring(op.lease_id)
+            self._cache.post(message)
+        for batch in effects.tokens:
+            self.world.workload.tokens(batch)
+        for output in effects.outputs:
+            self.world.workload.output(self, output)
+        self.world.touched(self)
+        self._plan_wakeup()
+
+    def _plan_wakeup(self) -> None:
+        wakeup_ns = self.core.next_wakeup_ns()
+        if wakeup_ns is None or (self._wakeup_ns is not None and self.now_ns < self._wakeup_ns <= wakeup_ns):
+            return
+        self._wakeup_ns = wakeup_ns
+        self.timeline.at(wakeup_ns, lambda: self.deliver(self.turn))
+
+
+class _WorkerSession:
+    """The session to one worker under one scheduler epoch."""
+
+    def __init__(self, host: SchedulerHost, info: WorkerInfo) -> None:
+        self.worker_id = info.worker_id
+        self.address = info.address
+        self._host = host
+        link: ClientLink[Any] = ClientLink(host.world.rng.randbytes(16), host.name)
+        link.epoch = host.epoch
+        self.end = ClientEnd(host, host.world.network, link, self._listener, self)
+
+    def _listener(self) -> Endpoint | None:
+        worker = self._host.world.workers.get(self.worker_id)
+        return worker.schedulers if worker is not None and worker.is_alive else None
+
+    def link_attached(self, attached: Attached) -> None:
+        if self._host.is_current(self):
+            epoch = WorkerEpoch(attached.server_epoch)
+            self._host.core.worker_attached(self.worker_id, epoch, attached.fresh, self._host.now_ns)
+            self._host.turn()
+
+    def link_body(self, body: Any) -> None:
+        if self._host.is_current(self):
+            self._host.core.worker_result(self.worker_id, body, self._host.now_ns)
+            self._host.turn()
+
+    def link_rejected(self, reject: Reject) -> None:
+        self._host.refused(self, reject)
+
+    def link_lost(self) -> None:
+        if self._host.is_current(self):
+            self._host.core.worker_lost(self.worker_id, self._host.now_ns)
+            self._host.turn()

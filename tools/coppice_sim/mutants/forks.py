@@ -1,0 +1,62 @@
+"""What may go wrong where one request goes on with what another has computed; see `registry.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from coppice_scheduler.core.lifecycle import Lifecycle
+from coppice_scheduler.core.state import forks
+from coppice_sim.hosts.kv_honest import KvHonest
+
+Patches = list[tuple[Any, str, Any]]
+
+
+def source_released_early() -> Patches:
+    def close(self: Lifecycle, sequence: Any) -> None:
+        running = self.workers[sequence.lease.worker_id].running.values()
+        is_source = any(other.source is sequence for other in running)
+        original(self, sequence)
+        if is_source:
+            self.release(sequence.lease)
+
+    original = Lifecycle.close
+    return [(Lifecycle, "close", close)]
+
+
+def copy_of_what_is_gone() -> Patches:
+    return [(forks, "_still_holds", lambda worker, source: True)]
+
+
+def fork_of_another_domain() -> Patches:
+    def join(request: Any, relative: Any) -> bool:
+        if relative is None:
+            return False
+        own = request.request
+        request.request = replace(own, domain=relative.request.domain)
+        waits = original(request, relative)
+        request.request = own
+        return waits
+
+    original = forks.join
+    return [(forks, "join", join)]
+
+
+def copy_omitted() -> Patches:
+    return [(KvHonest, "copy_blocks", lambda self, src, dst: None)]
+
+
+def copy_after_the_rows() -> Patches:
+    late: list[Any] = []
+
+    def copy_blocks(self: KvHonest, src: Any, dst: Any) -> None:
+        late.append((src, dst))
+
+    def execute(self: KvHonest, batch: Any) -> Any:
+        output = original(self, batch)
+        while late:
+            copy(self, *late.pop(0))
+        return output
+
+    original, copy = KvHonest.execute, KvHonest.copy_blocks
+    return [(KvHonest, "copy_blocks", copy_blocks), (KvHonest, "execute", execute)]

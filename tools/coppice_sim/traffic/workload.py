@@ -1,0 +1,190 @@
+"""Who asks what, and what became of it.
+
+Prompts are made of runs that several requests of several domains share, so that prefixes are found again and a leak
+between domains would be seen. Each accepted request must have exactly one outcome, and its tokens must be a prefix of
+the reference (all of it when it completed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coppice.ids import DomainId
+from coppice.messages.step import SamplingParams, TokenLogprobs
+from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, Request, TokenBatch
+from coppice_sim.base.timeline import MS
+from coppice_sim.hosts.kv_honest import VOCABULARY, logprobs_of, reference
+
+if TYPE_CHECKING:
+    from coppice_sim.hosts.scheduler import SchedulerHost
+    from coppice_sim.world import World
+
+NUM_RUNS = 6
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request as its client sees it."""
+
+    request: Request
+    host: SchedulerHost
+    expected: list[int]
+    told: list[int]  # prompt and expected tokens, and the stop token if one ends it
+    tokens: list[int] = field(default_factory=list)
+    num_logprobs: int = 0  # of `told`, those before this one were reported
+    outcome: str = ""
+
+
+class Workload:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        rng = world.rng
+        self.asks: dict[str, Ask] = {}
+        self._by_number: list[Ask] = []
+        self.num_open = 0
+        self.num_refused = 0
+        self._runs = [
+            [rng.randrange(VOCABULARY) for _ in range(rng.randrange(2, world.settings.max_context // 3))]
+            for _ in range(NUM_RUNS)
+        ]
+
+    def submit(self, host: SchedulerHost) -> None:
+        """One request from a random tenant, or several continuations of its prompt."""
+        rng = self._world.rng
+        domain = rng.choice(self._world.settings.domains)
+        tokens = self.a_prompt(rng)
+        num_forks = rng.choice((0, 0, 0, 1, 1, 3))
+        leader = self._submit_one(host, domain, tokens, None, wanted=rng.choice((8, 24)) if num_forks else 0)
+        for _ in range(num_forks):
+            if host.is_alive:
+                # A fork that names a request of another tenant, by mistake or not, is none.
+                stranger = rng.random() < 0.1
+                of_domain = rng.choice(self._world.settings.domains) if stranger else domain
+                self._submit_one(host, of_domain, tokens, leader)
+
+    def _submit_one(
+        self, host: SchedulerHost, domain: str, tokens: list[int], fork_of: str | None, *, wanted: int = 0
+    ) -> str:
+        """`wanted` tokens, or some. Returns its id."""
+        world, rng = self._world, self._world.rng
+        packed = np.array(tokens, "<u4").tobytes()
+        seed = rng.randrange(1 << 62)
+        room = world.settings.max_context - len(tokens)
+        wanted = min(room, wanted or rng.choice((1, 2, 4, 8, 24)))
+        expected = reference(packed, wanted, seed=seed, salt=world.salt_of_domain(domain))
+        stops = frozenset({rng.choice(expected)}) if rng.random() < 0.2 else frozenset()
+        streams = rng.random() < 0.6
+        request = Request(
+            request_id=f"r{len(self.asks)}",
+            tenant=domain,
+            domain=DomainId(domain),
+            tokens=packed,
+            sampling=SamplingParams(temperature=0.0, seed=seed),
+            max_new_tokens=wanted,
+            stop_token_ids=stops,
+            arrived_ns=host.now_ns,
+            number=len(self.asks),
+            streams=streams,
+            retries_late=not streams,
+            deadline_ns=host.now_ns + rng.randrange(20, 3_000) * MS if rng.random() < 0.1 else None,
+            fork_of=fork_of,
+        )
+        if world.demands is not None:
+            request = world.demands.wanted(request)
+        told = tokens + expected
+        if stops:
+            end = next(i for i, token in enumerate(expected) if token in stops)
+            expected, told = expected[:end], told[: len(tokens) + end + 1]
+        ask = Ask(request, host, expected, told)
+        ask.num_logprobs = 1 if request.sampling.prompt_logprobs else len(tokens)
+        self.asks[request.request_id] = ask
+        self._by_number.append(ask)
+        self.num_open += 1
+        if not host.submit(request):
+            self.num_refused += 1
+            self._close(ask, "refused")
+        return request.request_id
+
+    def a_prompt(self, rng: Random) -> list[int]:
+        """Of runs that others share."""
+        tokens = list(self._runs[rng.randrange(NUM_RUNS)])
+        if rng.random() < 0.5:
+            tokens += self._runs[rng.randrange(NUM_RUNS)]
+        tokens += [rng.randrange(VOCABULARY) for _ in range(rng.choice((0, 1, 3, 8)))]
+        return tokens[: self._world.settings.max_context - 1]
+
+    def cancel_one(self) -> None:
+        """Some client hangs up. Its word takes a while to arrive, and may come too late."""
+        asks = [ask for ask in self.asks.values() if not ask.outcome]
+        if asks:
+            ask, rng = self._world.rng.choice(asks), self._world.rng
+            ask.host.after(int(rng.expovariate(1.0) * 10 * MS), lambda: self._cancel(ask))
+
+    def _cancel(self, ask: Ask) -> None:
+        if ask.outcome:
+            self._world.sometimes["cancel loses to finish"] += 1
+        ask.host.cancel(ask.request.request_id)
+
+    def tokens(self, batch: TokenBatch) -> None:
+        numbers, tokens = np.frombuffer(batch.numbers, "<u4"), np.frombuffer(batch.tokens, "<u4")
+        for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
+            self._take(self._by_number[number], [token])
+
+    def _take(self, ask: Ask, tokens: list[int]) -> None:
+        name = ask.request.request_id
+        if ask.outcome:
+            self._world.fail("I16", f"{name} had its outcome ({ask.outcome}) and then {tokens}")
+        ask.tokens += tokens
+        if ask.tokens != ask.expected[: len(ask.tokens)]:
+            self._world.fail("I12", f"{name} of {ask.request.domain}: got {ask.tokens}, expected {ask.expected}")
+
+    def _take_logprobs(self, ask: Ask, reported: TokenLogprobs) -> None:
+        """Each position once, in order, and what is said there is about the token that is there."""
+        name, first, count = ask.request.request_id, reported.first_position, len(reported.chosen) // 4
+        if first != ask.num_logprobs or first + count > len(ask.told):
+            self._world.fail(
+                "O3", f"{name}: log-probabilities of {count} tokens from {first}, after {ask.num_logprobs}"
+            )
+        wanted = logprobs_of(np.array(ask.told[first : first + count], np.int64), reported.num_top)
+        if (reported.chosen, reported.top) != (wanted.chosen.tobytes(), wanted.top.tobytes()):
+            self._world.fail("I12", f"{name}: log-probabilities at {first} are those of other tokens")
+        ask.num_logprobs += count
+        self._world.sometimes["log-probabilities"] += 1
+
+    def output(self, host: SchedulerHost, output: Output) -> None:
+        ask = self.asks[output.request_id]
+        self._take(ask, np.frombuffer(output.tokens, "<u4").tolist())
+        for reported in output.logprobs:
+            self._take_logprobs(ask, reported)
+        if output.finish is not None:
+            self._finished(ask, output)
+
+    def _finished(self, ask: Ask, output: Output) -> None:
+        finish = output.finish
+        complete = ask.tokens == ask.expected
+        if finish in (Finish.STOP, Finish.LENGTH) and not complete:
+            self._world.fail("O3", f"{ask.request.request_id} ended with {finish} after {ask.tokens}: {ask.expected}")
+        wants = ask.request.sampling.num_logprobs is not None
+        if finish in (Finish.STOP, Finish.LENGTH) and wants and ask.num_logprobs != len(ask.told):
+            self._world.fail("O3", f"{ask.request.request_id}: log-probabilities end at {ask.num_logprobs}")
+        self._world.sometimes["cancel wins"] += finish is Finish.CANCELLED
+        if output.error is not None:
+            self._world.sometimes[f"error: {output.error.code.value}"] += 1
+            if output.error.code is OutputErrorCode.INTERNAL:
+                self._world.internal_errors.append(f"{ask.request.request_id}: {output.error.message}")
+        assert finish is not None
+        self._close(ask, finish.value)
+
+    def crashed(self, host: SchedulerHost) -> None:
+        """The stream of every request there breaks: that is its outcome."""
+        for ask in self.asks.values():
+            if ask.host is host and not ask.outcome:
+                self._close(ask, "broken stream")
+
+    def _close(self, ask: Ask, outcome: str) -> None:
+        ask.outcome = outcome
+        self.num_open -= 1

@@ -1,0 +1,108 @@
+"""One child process: how it is started, whether it lives and answers, what it said last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coppice.child_process import describe_exit, tethered
+from coppice_up.probe import Probe
+
+TAIL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run and how to tell that it is ready.
+
+    `stop_grace_s`: from SIGTERM to SIGKILL. `stop_turn`: children of turn 0 are stopped first, together.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    probe: Probe
+    log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop_grace_s: float = 5.0
+    stop_turn: int = 0
+
+
+class Child:
+    """A started `ChildSpec`. Its output goes to its log file; starting again appends to it."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self._process = self._spawn()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def restart(self) -> None:
+        assert not self.is_running(), "a running child is stopped before it is started again"
+        self._process = self._spawn()
+
+    def terminate(self) -> None:
+        """Ask it to stop. A process that is gone already is not an error."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """And with it what it started."""
+        if self.is_running():
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def describe_exit(self) -> str:
+        """`exit code 1` or `killed by SIGKILL`."""
+        code = self._process.poll()
+        assert code is not None, "only an ended child has an exit"
+        return describe_exit(code)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self.spec.log_path.open("ab") as log:
+            return subprocess.Popen(
+                tethered(self.spec.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.spec.environment},
+                # A session of its own: Ctrl-C in the terminal reaches the parent only, which stops children in order.
+                start_new_session=True,
+            )
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a log, cheaply; none when there is no log."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-count:]
+
+
+class LogFollower:
+    """Gives the lines that a growing log got since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
+
+    def new_lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as log:
+            log.seek(self._position)
+            added = log.read()
+        self._position += len(added)
+        *lines, self._rest = (self._rest + added).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]

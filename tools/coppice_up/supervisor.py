@@ -1,0 +1,177 @@
+"""Starts children in stages, brings a crashed one back, stops them in turns.
+
+    start:   stage 1 ready ──► stage 2 ready ──► ...      a death before the first readiness ends everything
+    watch:   a death after it: start again, at most RESTARTS_MAX times within RESTART_WINDOW_S, then end everything
+    stop:    turn 0, turn 1, ...: SIGTERM, grace, SIGKILL      a second request to stop: SIGKILL at once
+
+One thread does all of this. Children must be started by the thread that lives as long as the process: the kernel ties
+a child to the *thread* that started it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from coppice.errors import CoppiceError
+from coppice_up.child import Child, ChildSpec, LogFollower, last_lines
+from coppice_up.display import Display
+
+TICK_S = 0.1
+START_TIMEOUT_S = 900.0  # a large checkpoint on a slow disk
+RESTARTS_MAX = 5
+RESTART_WINDOW_S = 60.0
+RESTART_PAUSE_S = 0.5
+LOG_LINES_SHOWN = 15
+
+
+class ChildFailed(CoppiceError):
+    """A child died that cannot be brought back; its last log lines were shown."""
+
+
+class _Tended:
+    """A child and what the supervisor knows of it."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.child = Child(spec)
+        self.follower = LogFollower(spec.log_path)
+        self.started_at_s = time.monotonic()
+        self.was_ready = False
+        self.is_ready = False
+        self.death_noted = False
+        self.restarts_at_s: deque[float] = deque()
+
+    @property
+    def name(self) -> str:
+        return self.child.spec.name
+
+
+class Supervisor:
+    """Runs the children of `stages`; each stage starts when all of the one before it are ready."""
+
+    def __init__(self, stages: Sequence[Sequence[ChildSpec]], display: Display, *, show_logs: bool = False) -> None:
+        self._stages = stages
+        self._display = display
+        self._show_logs = show_logs
+        self._tended: list[list[_Tended]] = []
+        self._stop_requests = 0
+
+    def request_stop(self) -> None:
+        """Safe to call from a signal handler. The first asks for an orderly stop, the second for one at once."""
+        self._stop_requests += 1
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop_requests > 0
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by child name."""
+        return {tended.name: tended.child.pid for tended in self._all()}
+
+    def start(self) -> bool:
+        """Start all stages. False when a stop was requested meanwhile. Raises ChildFailed."""
+        self._display.begin([spec.name for stage in self._stages for spec in stage])
+        for specs in self._stages:
+            stage: list[_Tended] = []
+            self._tended.append(stage)
+            for spec in specs:
+                self._display.starting(spec.name, "")
+                stage.append(_Tended(spec))
+            while not all(tended.is_ready for tended in stage):
+                if self.stop_requested:
+                    return False
+                self.tick()
+                time.sleep(TICK_S)
+        self._display.all_ready()
+        return True
+
+    def watch(self) -> None:
+        """Tend the children until a stop is requested. Raises ChildFailed."""
+        while not self.stop_requested:
+            self.tick()
+            time.sleep(TICK_S)
+
+    def tick(self) -> None:
+        """Look after every child once. Raises ChildFailed."""
+        now_s = time.monotonic()
+        for tended in self._all():
+            self._follow_log(tended)
+            if not tended.child.is_running():
+                self._revive(tended, now_s)
+            elif not tended.is_ready:
+                self._look_for_readiness(tended, now_s)
+
+    def _follow_log(self, tended: _Tended) -> None:
+        if self._show_logs:
+            self._display.log_lines(tended.name, tended.follower.new_lines())
+        elif not tended.is_ready:
+            for line in tended.follower.new_lines()[-1:]:
+                self._display.starting(tended.name, line)
+
+    def stop(self) -> None:
+        """Stop what runs, turn by turn. Returns when no child is left."""
+        self._display.close()
+        children = [tended.child for tended in self._all()]
+        for turn in sorted({child.spec.stop_turn for child in children}):
+            self._stop_together([c for c in children if c.spec.stop_turn == turn and c.is_running()])
+        self._tended.clear()
+
+    def _stop_together(self, running: Sequence[Child]) -> None:
+        for child in running:
+            child.terminate()
+        deadline_s = time.monotonic() + max((child.spec.stop_grace_s for child in running), default=0.0)
+        while any(child.is_running() for child in running):
+            if self._stop_requests > 1 or time.monotonic() > deadline_s:
+                break
+            time.sleep(TICK_S / 4)
+        for child in running:
+            if child.is_running():
+                if self._stop_requests <= 1:
+                    self._display.note(f"{child.spec.name} did not stop in {child.spec.stop_grace_s:.0f} s; killed")
+                child.kill()
+
+    def _all(self) -> list[_Tended]:
+        return [tended for stage in self._tended for tended in stage]
+
+    def _look_for_readiness(self, tended: _Tended, now_s: float) -> None:
+        waited_s = now_s - tended.started_at_s
+        if tended.child.spec.probe():
+            tended.is_ready = tended.was_ready = True
+            self._display.ready(tended.name, waited_s)
+        elif waited_s > START_TIMEOUT_S:
+            self._show_last_lines(tended)
+            raise ChildFailed(f"{tended.name} runs but was not ready within {START_TIMEOUT_S:.0f} s")
+
+    def _revive(self, tended: _Tended, now_s: float) -> None:
+        how = tended.child.describe_exit()
+        if not tended.was_ready:
+            self._show_last_lines(tended)
+            raise ChildFailed(f"{tended.name} died while it started ({how})", hint="its last log lines are above")
+        if not tended.death_noted:
+            tended.death_noted = True
+            tended.is_ready = False
+            self._display.note(f"{tended.name} died ({how})")
+            self._show_last_lines(tended)
+        while tended.restarts_at_s and now_s - tended.restarts_at_s[0] > RESTART_WINDOW_S:
+            tended.restarts_at_s.popleft()
+        if len(tended.restarts_at_s) >= RESTARTS_MAX:
+            raise ChildFailed(
+                f"{tended.name} died again after {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s ({how})",
+                hint="its last log lines are above",
+            )
+        if tended.restarts_at_s and now_s - tended.restarts_at_s[-1] < RESTART_PAUSE_S:
+            return
+        tended.restarts_at_s.append(now_s)
+        tended.death_noted = False
+        tended.started_at_s = now_s
+        self._display.note(f"{tended.name} is started again ({len(tended.restarts_at_s)} of {RESTARTS_MAX} a minute)")
+        tended.child.restart()
+
+    def _show_last_lines(self, tended: _Tended) -> None:
+        self._display.close()
+        if self._show_logs:
+            self._display.log_lines(tended.name, tended.follower.new_lines())
+            return
+        lines = last_lines(tended.child.spec.log_path, LOG_LINES_SHOWN)
+        self._display.log_lines(tended.name, lines or ["(it wrote nothing)"])
