@@ -36,9 +36,9 @@ from coppice_scheduler.edge.ipc.door_messages import (
     FrameError,
     FrameReader,
     Message,
+    PlannerState,
     RefusedRequest,
     Serving,
-    Standing,
     Start,
     Stop,
     Turn,
@@ -80,7 +80,7 @@ LAST = Output(
 STATS = SchedulerStats(1, 2, 3, 4, {"t": TenantStats(1, 0)}, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 EVERY_MESSAGE: list[Message] = [
     Start(3, '{"model": "m"}', ModelInfo("m", 10, 11, 12), "folder"),
-    Standing(True, False, STATS),
+    PlannerState(True, False, STATS),
     Turn(
         (RefusedRequest("x", Refused(RefusedReason.QUEUE_FULL, "full", 9)),),
         (TokenBatch(b"\x01" * 8, b"\x02" * 8),),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from coppice_worker.edge.loading import Compute, load, settle
+from coppice_worker.edge.loading import Compute, load, resolve_settings
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.parallel.processes import Ranks
 from tests.fakes.checkpoints import write_tiny_checkpoint
@@ -30,7 +30,7 @@ NUM_NEW = 24
 @contextmanager
 def computing(checkpoint: Path, num_ranks: int, **more: Any) -> Iterator[Compute]:
     plain = {"model": str(checkpoint), "device": "cuda", "num_blocks": 64, "max_sequences": 8, "max_step_tokens": 512}
-    settings = settle(WorkerSettings(tensor_parallel=num_ranks, **plain, **more))
+    settings = resolve_settings(WorkerSettings(tensor_parallel=num_ranks, **plain, **more))
     if num_ranks == 1:
         loaded = load(settings)
         yield Compute(loaded.executor, loaded.host)
@@ -75,7 +75,7 @@ def test_the_pool_is_as_large_as_the_smallest_device_allows(tmp_path: Path) -> N
     settings = WorkerSettings(
         model=str(checkpoint), device="cuda", tensor_parallel=2, gpu_memory_utilization=0.2, max_step_tokens=512
     )
-    settings = settle(settings)
+    settings = resolve_settings(settings)
     with Ranks(settings) as ranks:
         compute = ranks.lead(load(settings, ranks.join()))
         last = np.array([compute.executor.pool.num_blocks - 1], np.int32)

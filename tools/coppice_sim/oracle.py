@@ -183,10 +183,10 @@ class Oracle:
             if isinstance(effect, ToClientEffect) and isinstance(effect.message, Reclaim):
                 self._reclaimed(core, effect.message)
         for worker in core.state.workers.values():
-            for domain, use in worker.quotas.uses.items():
+            for domain, account in worker.quotas.accounts.items():
                 key = (worker.worker_id, worker.epoch, domain)
-                forced = use.fenced_leases - self._fenced_of.get(key, 0)
-                self._fenced_of[key] = use.fenced_leases
+                forced = account.fenced_leases - self._fenced_of.get(key, 0)
+                self._fenced_of[key] = account.fenced_leases
                 self._world.sometimes["reclaim forced through a fence"] += max(0, forced)
         for flight, worker in self._followed.items():
             is_over = flight.lease.number not in worker.leases or flight.lease.draining
@@ -202,9 +202,9 @@ class Oracle:
     def _reclaimed(self, core: IndexCore, message: Reclaim) -> None:
         """I14: only what a domain has borrowed is asked back, and never a fixed share."""
         worker = core.state.workers.get(message.worker_id)
-        use = None if worker is None else worker.quotas.uses.get(message.domain)
-        if use is not None and (use.is_strict or message.num_blocks > use.held - use.guarantee):
-            self._world.fail("I14", f"{message} of {use.held} blocks held, {use.guarantee} guaranteed")
+        account = None if worker is None else worker.quotas.accounts.get(message.domain)
+        if account is not None and (account.is_strict or message.num_blocks > account.held - account.guarantee):
+            self._world.fail("I14", f"{message} of {account.held} blocks held, {account.guarantee} guaranteed")
 
     def _check_shared(self, grant: Grant) -> None:
         """I5: what is granted for reading is what the worker has now."""
@@ -225,10 +225,10 @@ class Oracle:
 
     def _count_evictions(self, worker: IndexWorker, lease: LeaseId) -> None:
         own = self._world.domain_of_lease[lease]
-        for domain, use in worker.quotas.uses.items():
+        for domain, account in worker.quotas.accounts.items():
             key = (worker.worker_id, worker.epoch, domain)
-            more = use.evicted_blocks - self._evicted_of.get(key, 0)
-            self._evicted_of[key] = use.evicted_blocks
+            more = account.evicted_blocks - self._evicted_of.get(key, 0)
+            self._evicted_of[key] = account.evicted_blocks
             if more > 0:
                 self._evicted += more
                 self._world.sometimes["evicted" if domain == own else "borrowed blocks taken back"] += 1

@@ -297,8 +297,8 @@ class World:
         for index in self.cache.core.state.workers.values():
             if index.host is not None and index.host.jobs:
                 left.append(f"{len(index.host.jobs)} copies are under way")
-            if index.needs.waiting or index.flights.num_waiting:
-                left.append(f"{len(index.needs.waiting)} needs, {index.flights.num_waiting} wait for flights")
+            if index.reservations.waiting or index.flights.num_waiting:
+                left.append(f"{len(index.reservations.waiting)} needs, {index.flights.num_waiting} wait for flights")
         for name, host in self.workers.items():
             known = self.cache.core.state.workers.get(WorkerId(name))
             if not host.is_alive or known is None or known.epoch != host.core.worker_epoch:

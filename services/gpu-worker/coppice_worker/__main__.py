@@ -22,7 +22,7 @@ from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging, configure_tracing, serve_metrics
 from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
-from coppice_worker.edge.loading import Compute, Loaded, load, settle
+from coppice_worker.edge.loading import Compute, Loaded, load, resolve_settings
 from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.service import WorkerService
 from coppice_worker.edge.settings import WorkerSettings
@@ -60,7 +60,7 @@ def run(settings: WorkerSettings) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    settings = settle(settings)
+    settings = resolve_settings(settings)
     if settings.tensor_parallel == 1:
         loaded = load(settings)
         return serve(settings, loaded, Compute(loaded.executor, loaded.host), stopping)

@@ -13,7 +13,7 @@ from coppice.messages.registration import Register
 from coppice.seals import SEAL_BYTES, chain_seals
 from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.index import CoreSettings
-from coppice_cache.core.pool.packed import unpack_handles
+from coppice_cache.core.pool.free_ring import unpack_handles
 from coppice_cache.core.radix.tree import Node
 from tests.unit.cache.world import KEY, NAMESPACE, W, World, registration, settings
 
@@ -60,7 +60,7 @@ class Before(World):
             made.append(
                 LeaseClaim(
                     lease_id=lease.lease_id,
-                    domain=lease.use.config.domain,
+                    domain=lease.account.config.domain,
                     namespace=NAMESPACE,
                     worker_id=W,
                     worker_epoch=self.worker_epoch,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from coppice.ids import DomainId, Namespace
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.core.index import IndexCore
-from coppice_cache.core.pool.packed import unpack_handles
+from coppice_cache.core.pool.free_ring import unpack_handles
 from coppice_cache.edge.events.kv_events_view import MEDIUM
 from tests.unit.cache.books import Key, Place
 

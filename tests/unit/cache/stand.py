@@ -66,9 +66,12 @@ def fingerprint(core: IndexCore) -> object:
     for worker in state.workers.values():
         for store in [worker] + ([worker.host.store] if worker.host is not None else []):
             ledger = store.ledger
-            uses = [(use.config.domain, use.held, use.protected, use.leases) for use in store.quotas.uses.values()]
+            accounts = [
+                (account.config.domain, account.held, account.protected, account.leases)
+                for account in store.quotas.accounts.values()
+            ]
             pools.append(
-                (bytes(ledger.state), ledger.generation.tobytes(), bytes(ledger.seals), list(ledger.free), uses)
+                (bytes(ledger.state), ledger.generation.tobytes(), bytes(ledger.seals), list(ledger.free), accounts)
             )
         pools.append((sorted(worker.leases), sorted(worker.fences), worker.flights.num_waiting, len(worker.flights)))
         pools.append(sorted(worker.host.jobs) if worker.host is not None else [])

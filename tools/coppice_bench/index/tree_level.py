@@ -6,7 +6,7 @@ from coppice.ids import TOKEN_BYTES
 from coppice_bench.index.core_driver import DOMAIN, CoreDriver
 from coppice_bench.rpc.client import NAMESPACE, WORKER
 from coppice_cache.core.pool.quotas import EvictionPlan
-from coppice_cache.core.radix.tree import settle_spot, walk
+from coppice_cache.core.radix.tree import split_edge, walk
 
 _ONE_OF_ITS_OWN = EvictionPlan(from_own=1, from_pool=0)
 
@@ -24,12 +24,12 @@ class TreeLevel:
 
     def lookup(self, tokens: bytes) -> int:
         """Walk, pin where the match ends, unpin; gives it a new place in the order of eviction. Returns blocks."""
-        spot = walk(self._tree, tokens, self._block_bytes)
-        node = settle_spot(spot, self._block_bytes)
+        position = walk(self._tree, tokens, self._block_bytes)
+        node = split_edge(position, self._block_bytes)
         self._worker.pin(self._lease, node)
         self._worker.unpin(self._lease, node)
-        return spot.num_blocks
+        return position.num_blocks
 
     def evict_one(self, _: int = 0) -> None:
         """Free one block: the coldest leaf loses its last one."""
-        self._worker.make_room(self._lease.use, _ONE_OF_ITS_OWN)
+        self._worker.make_room(self._lease.account, _ONE_OF_ITS_OWN)

@@ -17,7 +17,7 @@ from coppice.ids import DomainId, Namespace
 from coppice.messages.index import Reuse
 from coppice_bench.trace.file import Trace
 from coppice_cache.core.eviction.policy import EvictionPolicy
-from coppice_cache.core.radix.tree import Node, Tree, add_child, path, settle_spot, walk
+from coppice_cache.core.radix.tree import Node, Tree, add_child, path, split_edge, walk
 
 _BLOCK_BYTES = 8  # of an id, which stands for the tokens of its block
 _SEAL_REST = bytes(8)
@@ -57,7 +57,7 @@ class Replay:
         """Returns the number of blocks that were found. What exceeds the capacity is not stored."""
         tokens = array("q", ids[: self._capacity]).tobytes()
         spot = walk(self._tree, tokens, _BLOCK_BYTES)
-        node = settle_spot(spot, _BLOCK_BYTES)
+        node = split_edge(spot, _BLOCK_BYTES)
         if node is not spot.node:
             self._policy.split(node, spot.node)
         new = len(tokens) // _BLOCK_BYTES - spot.num_blocks

@@ -14,7 +14,7 @@ from coppice_bench.trace.file import Trace, read_trace
 from coppice_bench.trace.policies import Prompts
 from coppice_bench.trace.replay import replay
 from coppice_cache.core.base.settings import Eviction
-from coppice_cache.core.eviction.policies import POLICIES
+from coppice_cache.core.eviction.adaptive import POLICIES
 
 _OURS = {eviction.value: POLICIES[eviction] for eviction in Eviction}
 _OTHERS: Mapping[str, Callable[[Prompts, int], int]] = {

@@ -21,8 +21,8 @@ from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.ops import grants, ops, reclaim, waits
 from coppice_cache.core.pool import ledger
 from coppice_cache.core.pool.ledger import Ledger
-from coppice_cache.core.pool.quotas import DomainUse
-from coppice_cache.core.pool.reservations import Needs
+from coppice_cache.core.pool.quotas import Account
+from coppice_cache.core.pool.reservations import Reservations
 from coppice_cache.core.radix.tree import Node, walk
 from coppice_cache.core.recovery import clock, lifetimes, reattach, registration, regrowth
 from coppice_cache.core.state.state import State
@@ -94,24 +94,26 @@ def _no_epoch_bits() -> Patches:
 
 
 def _shared_root() -> Patches:
-    def offers(state: State, op: Acquire, config: Any) -> Any:
+    def placements(state: State, op: Acquire, config: Any) -> Any:
         found = original(state, op, config)
         if config.mode is Mode.DISABLED:
             return found
-        first = [offer._replace(tree=_any_tree(offer)) for offer in found]
+        first = [placement._replace(tree=_any_tree(placement)) for placement in found]
         return [
-            offer._replace(spot=walk(offer.tree, op.tokens[: _matchable(op, offer)], offer.worker.block_bytes))
-            for offer in first
+            placement._replace(
+                position=walk(placement.tree, op.tokens[: _matchable(op, placement)], placement.worker.block_bytes)
+            )
+            for placement in first
         ]
 
-    def _any_tree(offer: Any) -> Any:
-        return next((tree for tree in offer.worker.trees.values() if tree.children), offer.tree)
+    def _any_tree(placement: Any) -> Any:
+        return next((tree for tree in placement.worker.trees.values() if tree.children), placement.tree)
 
-    def _matchable(op: Acquire, offer: Any) -> int:
-        return waits.matchable_bytes(op.tokens, offer.worker.block_bytes)
+    def _matchable(op: Acquire, placement: Any) -> int:
+        return waits.matchable_bytes(op.tokens, placement.worker.block_bytes)
 
-    original = grants._offers
-    return [(grants, "_offers", offers)]
+    original = grants._placements
+    return [(grants, "_placements", placements)]
 
 
 def _double_release_frees_twice() -> Patches:
@@ -150,7 +152,7 @@ def _no_drain_pins() -> Patches:
         if lease.tree is not None:
             self.unpin(lease, lease.node)
             lease.tree = None
-            self.quotas.settle(lease.use)
+            self.quotas.refresh(lease.account)
 
     original = Worker.drain
     return [(Worker, "drain", drain)]
@@ -161,8 +163,8 @@ def _no_second_look() -> Patches:
 
 
 def _shared_claim_at_least() -> Patches:
-    def fits(state: State, worker: Worker, use: Any, claim: Any) -> bool:
-        return original(state, worker, use, replace(claim, shared=b"", shared_seals=b""))
+    def fits(state: State, worker: Worker, account: Any, claim: Any) -> bool:
+        return original(state, worker, account, replace(claim, shared=b"", shared_seals=b""))
 
     original = reattach._fits_worker
     return [(reattach, "_fits_worker", fits)]
@@ -207,16 +209,16 @@ def _no_pause_guard() -> Patches:
 
 
 def _nothing_is_kept() -> Patches:
-    return [(Needs, "promised", lambda self, use, key: 0)]
+    return [(Reservations, "promised", lambda self, account, key: 0)]
 
 
 def _reclaim_from_guarantees() -> Patches:
     """Whatever is leased counts as borrowed, and who has borrowed least is asked."""
 
     def divide(worker: Worker, lenders: Any, short: int) -> Any:
-        return [(min(lenders, key=lambda use: use.over), short)] if lenders else []
+        return [(min(lenders, key=lambda account: account.over), short)] if lenders else []
 
-    return [(DomainUse, "firm", property(lambda use: use.leased)), (reclaim, "_divide", divide)]
+    return [(Account, "firm", property(lambda account: account.leased)), (reclaim, "_divide", divide)]
 
 
 def _replay_without_generations() -> Patches:

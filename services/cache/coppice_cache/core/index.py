@@ -63,10 +63,9 @@ from coppice_cache.core.recovery.clock import Clock
 from coppice_cache.core.recovery.lifetimes import attach_session, end_session, end_worker
 from coppice_cache.core.recovery.reattach import reattach
 from coppice_cache.core.recovery.registration import acknowledge, drain, register
-from coppice_cache.core.state.pin_specs import PinSpec
 from coppice_cache.core.state.replay import ReplayCounts
 from coppice_cache.core.state.sessions import FIRST_EPOCHS, Session
-from coppice_cache.core.state.state import State
+from coppice_cache.core.state.state import PinSpec, State
 
 __all__ = [
     "FIRST_EPOCHS",
@@ -168,8 +167,8 @@ class IndexCore:
         tree = worker.find_tree(domain, namespace)
         if tree is None:
             return _NO_MATCH
-        spot = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
-        return Match(spot.num_blocks * worker.block_size, spot.num_blocks)
+        position = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
+        return Match(position.num_blocks * worker.block_size, position.num_blocks)
 
     def match_all(self, queries: MatchQueries) -> MatchHints:
         """Hints for several prompts, on all workers. Reads only. Raises MessageRefused."""

@@ -53,7 +53,7 @@ class Compute:
     hung: Callable[[], None] = exit_now  # called when a step never ends
 
 
-def settle(settings: WorkerSettings) -> WorkerSettings:
+def resolve_settings(settings: WorkerSettings) -> WorkerSettings:
     """The same settings with what is found here: a folder with the model, the device, threads for each rank.
 
     Raises CoppiceError where it cannot work.

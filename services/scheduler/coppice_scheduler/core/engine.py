@@ -28,8 +28,7 @@ from coppice_scheduler.core.kv_client.acquires import match_questions
 from coppice_scheduler.core.kv_client.answers import collect_ops, take_answer
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.admission import expire, max_context, refusal
-from coppice_scheduler.core.policy.preemption import relieve
-from coppice_scheduler.core.policy.reclaim import give_back
+from coppice_scheduler.core.policy.preemption import give_back, relieve
 from coppice_scheduler.core.state.request import (
     Effects,
     Finish,

@@ -97,7 +97,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "collect", lambda world: world.log.extend(world.core.take_effects()) or world.log)
     for name, value in (("_NODES_PER_STEP", 1), ("_KEYS_PER_STEP", 1)):
         monkeypatch.setattr(f"coppice_cache.core.inspection.audit_walk.{name}", value)
-    monkeypatch.setattr("coppice_cache.core.inspection.audit_queues._SUSPECTS_PER_STEP", 1)
+    monkeypatch.setattr("coppice_cache.core.inspection.audit_walk._SUSPECTS_PER_STEP", 1)
     monkeypatch.setattr("coppice_cache.core.inspection.audit._FEW", 1)
     monkeypatch.setattr("coppice_cache.core.inspection.audit._BLOCKS_PER_STEP", 8)
     monkeypatch.setattr("coppice_cache.core.inspection.audit._LEASES_PER_STEP", 1)
@@ -177,7 +177,7 @@ def seal_the_leased(worker: Worker, leaf: Node, lease: Lease) -> None:
 
 def change_the_owner(worker: Worker, leaf: Node, lease: Lease) -> None:
     owners = worker.ledger.owners
-    owners.index[block_of(leaf.handles, 0)] = owners.index_of(worker.quotas.uses[BOB])
+    owners.index[block_of(leaf.handles, 0)] = owners.index_of(worker.quotas.accounts[BOB])
 
 
 def free_the_leased(worker: Worker, leaf: Node, lease: Lease) -> None:
@@ -197,7 +197,7 @@ def lose_the_pin(worker: Worker, leaf: Node, lease: Lease) -> None:
 
 
 def miscount_protected(worker: Worker, leaf: Node, lease: Lease) -> None:
-    worker.quotas.uses[ALICE].protected += 1
+    worker.quotas.accounts[ALICE].protected += 1
 
 
 def settle_too_much(worker: Worker, leaf: Node, lease: Lease) -> None:
@@ -209,7 +209,7 @@ def forget_the_leaf(worker: Worker, leaf: Node, lease: Lease) -> None:
 
 
 def miscount_cached(worker: Worker, leaf: Node, lease: Lease) -> None:
-    worker.quotas.uses[ALICE].cached += 1
+    worker.quotas.accounts[ALICE].cached += 1
 
 
 def miscount_blocks(worker: Worker, leaf: Node, lease: Lease) -> None:

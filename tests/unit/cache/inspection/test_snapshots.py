@@ -10,7 +10,7 @@ from coppice.messages.index import Grant
 from coppice.seals import chain_seals, root_seal
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.core.inspection.snapshots import Cursor
-from coppice_cache.core.pool.packed import unpack_handles
+from coppice_cache.core.pool.free_ring import unpack_handles
 from coppice_cache.core.radix.tree import Node
 from tests.unit.cache.ops.test_offload import PROMPT, demoted
 from tests.unit.cache.world import ALICE, KEY, MS, NAMESPACE, World, settings, tokens

@@ -14,7 +14,7 @@ from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.ops import grants, invalidation, ops, pins, publication, waits
 from coppice_cache.core.ops import offload as tiers
 from coppice_cache.core.ops import partial_copy as copies
-from coppice_cache.core.pool.quotas import DomainUse, Quotas
+from coppice_cache.core.pool.quotas import Account, Quotas
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.tree import Node, Tree, common_run, root_of
 from coppice_cache.core.state import single_flight as flights
@@ -47,13 +47,13 @@ def _flights_across_domains() -> Patches:
     def any_place(node: Node) -> Any:
         return ("any", "") if isinstance(node, Tree) else place(node)
 
-    def coming(self: Flights, spot: Any, tokens: bytes) -> Any:
+    def coming(self: Flights, position: Any, tokens: bytes) -> Any:
         for flight in [flight for found in self._by_key.values() for flight in found]:
-            if spot.num_blocks == 0 and flight.lease.num_settled == 0 and flight.tokens[:8] == tokens[:8]:
+            if position.num_blocks == 0 and flight.lease.num_settled == 0 and flight.tokens[:8] == tokens[:8]:
                 return flights.Coming(
                     flight, common_run(tokens, 0, len(tokens), flight.tokens, self._block_bytes, least=1)
                 )
-        return original(self, spot, tokens)
+        return original(self, position, tokens)
 
     original = Flights.coming
     return [(flights, "_place", any_place), (Flights, "coming", coming)]
@@ -82,10 +82,10 @@ def _operator_pin_protects_nothing() -> Patches:
         original(state, worker, spec)
         held = worker.pins.get(spec.name)
         if held is not None and held.number in held.node.pins:
-            use = worker.quotas.uses[spec.domain]
-            use.protected -= held.node.unpin(held.number)
-            worker.offer(use, held.node)
-            worker.quotas.settle(use)
+            account = worker.quotas.accounts[spec.domain]
+            account.protected -= held.node.unpin(held.number)
+            worker.offer(account, held.node)
+            worker.quotas.refresh(account)
 
     def all_pins(self: Worker) -> Any:
         return iter(())
@@ -96,7 +96,7 @@ def _operator_pin_protects_nothing() -> Patches:
         worker.pins.pop(name, None)
 
     patches: Patches = [(pins, "_extend", extend), (Worker, "all_pins", all_pins), (pins, "_let_go", let_go)]
-    return [*patches, (pins, "_unpin_node", lambda worker, use, held: None)]
+    return [*patches, (pins, "_unpin_node", lambda worker, account, held: None)]
 
 
 def _invalidation_forgets_a_worker() -> Patches:
@@ -117,20 +117,20 @@ def _invalidation_forgets_a_worker() -> Patches:
 def _subtree_stays() -> Patches:
     """Only the named block goes; what follows it is found again as soon as somebody publishes it anew."""
 
-    def doom(store: BlockStore, top: Node) -> None:
-        use = store.quotas.uses[root_of(top).domain]
+    def cut_off(store: BlockStore, top: Node) -> None:
+        account = store.quotas.accounts[root_of(top).domain]
         if not top.children and not top.guards:
             original(store, top)
         else:
-            store.offer(use, top)
+            store.offer(account, top)
 
-    original = invalidation.doom
-    return [(invalidation, "doom", doom)]
+    original = BlockStore.cut_off
+    return [(BlockStore, "cut_off", cut_off)]
 
 
 def _stale_tree_takes_publications() -> Patches:
     def publish(state: Any, worker: Worker, lease: Any, op: Any, now_ns: int) -> Any:
-        if lease.tree is not None and lease.use.config.mode is not Mode.DISABLED:
+        if lease.tree is not None and lease.account.config.mode is not Mode.DISABLED:
             lease.tree.stamp = state.incarnations.stamp(lease.tree.domain, lease.tree.namespace)
         return original(state, worker, lease, op, now_ns)
 
@@ -144,7 +144,7 @@ def _demotion_holds_nothing() -> Patches:
         if direction is tiers.Direction.DEMOTE:
             del read_from.copying[source.number]
             read_from.unpin(source, source.node)
-            read_from.quotas.settle(source.use)
+            read_from.quotas.refresh(source.account)
         return job
 
     def let_go(store: BlockStore, lease: Any) -> None:
@@ -192,17 +192,17 @@ def _host_blocks_granted_twice() -> Patches:
 def _lru_across_tenants() -> Patches:
     """Whatever is coldest goes, whoever is guaranteed it."""
     return [
-        (DomainUse, "over", property(lambda use: use.held)),
-        (Quotas, "furthest_over", lambda self: next((u for u in self.uses.values() if u.evictable), None)),
+        (Account, "over", property(lambda account: account.held)),
+        (Quotas, "furthest_over", lambda self: next((u for u in self.accounts.values() if u.evictable), None)),
     ]
 
 
 def _unscoped_cached_tokens() -> Patches:
-    def take(state: Any, session: Any, op: Acquire, offer: Any, now_ns: int) -> Any:
-        answer = original(state, session, op, offer, now_ns)
+    def take(state: Any, session: Any, op: Acquire, placement: Any, now_ns: int) -> Any:
+        answer = original(state, session, op, placement, now_ns)
         if not isinstance(answer, grants.Grant):
             return answer
-        worker, size = offer.worker, offer.worker.block_bytes
+        worker, size = placement.worker, placement.worker.block_bytes
         seen = [grants.walk(tree, op.tokens, size, len(op.tokens) - 4).num_blocks for tree in worker.trees.values()]
         return replace(answer, num_cached_tokens=max(seen, default=0) * worker.block_size)
 
@@ -221,7 +221,7 @@ def _early_visibility() -> Patches:
             whole = op.tokens[
                 lease.num_settled * worker.block_bytes : len(op.tokens) // worker.block_bytes * worker.block_bytes
             ]
-            if whole and lease.use.config.mode is not Mode.DISABLED:
+            if whole and lease.account.config.mode is not Mode.DISABLED:
                 publication._advance(state, worker, lease, whole, now_ns)
         return answer
 

@@ -13,7 +13,7 @@ from coppice.messages.index import Acquire, Candidate, Grant
 from coppice.seals import chain_seals, root_seal
 from coppice_cache.core.index import DomainConfig, Mode
 from coppice_cache.core.radix.partial_match import ChildOrders, common_tokens
-from coppice_cache.core.radix.tree import Node, Spot, add_child
+from coppice_cache.core.radix.tree import MatchPosition, Node, add_child
 from tests.unit.cache import world as cache_world
 from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, lease_id, tokens
 
@@ -133,12 +133,12 @@ def test_the_nearest_child_is_the_best_of_all(first: list[bytes], later: list[by
                 add_child(root, key, bytes(8), block_bytes=16, now_ns=0)
 
     hang_up(first)
-    orders.find(Spot(root, 0, 0), wanted, 16)
+    orders.find(MatchPosition(root, 0, 0), wanted, 16)
     for key in first[::2]:
         if key in root.children:
             root.children[key].leave(16)
     hang_up(later)
-    found = orders.find(Spot(root, 0, 0), wanted, 16)
+    found = orders.find(MatchPosition(root, 0, 0), wanted, 16)
     best = max((common_tokens(key, wanted) for key in root.children), default=0)
     assert (found.num_tokens if found else 0) == best
     if found:

@@ -219,7 +219,7 @@ def test_a_strict_domain_has_its_memory_back_whatever_others_have_to_be_taken_ap
         here.fill(number, tokens(4, 100 * number), namespace=Namespace(b"%d" % number))
     invalidate(here)
     here.tick()
-    bob = here.core.state.workers[W].quotas.uses[BOB]
+    bob = here.core.state.workers[W].quotas.accounts[BOB]
     assert (bob.cached, bob.doomed) == (0, [])
 
 

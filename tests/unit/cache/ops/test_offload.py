@@ -244,7 +244,7 @@ def test_the_host_tier_keeps_no_more_accounts_than_the_device_may() -> None:
             answer(here, order)
     host = here.core.state.workers[W].host
     assert host is not None
-    assert len(host.store.quotas.uses) <= 3
+    assert len(host.store.quotas.accounts) <= 3
     assert len(orders(here)) >= 3
 
 

@@ -8,8 +8,8 @@ from coppice.ids import DomainId, SchedulerEpoch, WorkerId
 from coppice.messages.index import Answer, Grant, NoCapacity, NoCapacityReason, Reattached, Reclaim, Release
 from coppice_cache.core.index import DomainConfig, InvariantBroken, Mode
 from coppice_cache.core.ops import reclaim
-from coppice_cache.core.pool.quotas import DomainUse
-from coppice_cache.core.pool.reservations import NEEDS_PER_DOMAIN_MAX, Needs
+from coppice_cache.core.pool.quotas import Account
+from coppice_cache.core.pool.reservations import RESERVATIONS_PER_DOMAIN_MAX, Reservations
 from tests.unit.cache.world import ALICE, W, World, lease_id, registration, settings, tokens
 
 BOB, CAROL, DAN = DomainId("bob"), DomainId("carol"), DomainId("dan")
@@ -140,9 +140,9 @@ def test_who_is_within_a_guarantee_is_not_asked() -> None:
 
 def test_the_check_sees_a_reclaim_that_takes_from_a_guarantee(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: whoever has leased the least over its guarantee is asked, and what is leased counts as borrowed."""
-    monkeypatch.setattr(DomainUse, "firm", property(lambda use: use.leased))
+    monkeypatch.setattr(Account, "firm", property(lambda account: account.leased))
     monkeypatch.setattr(
-        reclaim, "_divide", lambda worker, lenders, short: [(min(lenders, key=lambda use: use.over), short)]
+        reclaim, "_divide", lambda worker, lenders, short: [(min(lenders, key=lambda account: account.over), short)]
     )
     world = Lending(DomainConfig(ALICE, guarantee_blocks=8), DomainConfig(BOB, guarantee_blocks=8))
     world.lend(1, 8)
@@ -186,7 +186,7 @@ def test_what_comes_back_is_kept_for_the_one_that_waits(lent: Lending) -> None:
 
 
 def test_without_the_reservation_it_would_starve(lent: Lending, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Needs, "promised", lambda self, use, key: 0)
+    monkeypatch.setattr(Reservations, "promised", lambda self, account, key: 0)
     for number in range(4, 14):
         refused(lent.want(100, 6))
         lent.give_back(number)
@@ -237,9 +237,9 @@ def test_a_need_that_nobody_asks_for_any_more_is_forgotten_and_nobody_is_fenced(
 
 
 def test_who_has_no_place_in_line_any_more_leaves_nothing_behind(lent: Lending) -> None:
-    for number in range(100, 100 + NEEDS_PER_DOMAIN_MAX + 5):
+    for number in range(100, 100 + RESERVATIONS_PER_DOMAIN_MAX + 5):
         refused(lent.want(number, 6))
-    assert len(lent.core.state.owed) == NEEDS_PER_DOMAIN_MAX
+    assert len(lent.core.state.owed) == RESERVATIONS_PER_DOMAIN_MAX
     lent.pass_ms(GRACE_MS + 1_100)
     assert not lent.core.state.owed
 
@@ -269,7 +269,7 @@ def test_a_request_for_several_workers_waits_at_one_of_them() -> None:
     assert {worker.worker_id for worker in world.core.state.owed.values()} == {"w"}
     refused(world.acquire(10, tokens(4), reserve=16, candidates=(("v", 0),)))
     assert {worker.worker_id for worker in world.core.state.owed.values()} == {"v"}
-    assert not world.core.state.workers[W].needs.waiting
+    assert not world.core.state.workers[W].reservations.waiting
 
 
 # --- who does not answer

@@ -156,7 +156,7 @@ def test_retaining_the_same_again_and_again_takes_no_memory(here: World) -> None
     here.publish(1, 0, PROMPT)
     for _ in range(500):
         retain(here, 1, 0, 16, ms=DURATION_MS_MAX)
-    policy = here.core.state.workers[W].quotas.uses[ALICE].queue
+    policy = here.core.state.workers[W].quotas.accounts[ALICE].eviction
     assert len(policy._expiries) < 200
     here.release(1)
     press(here)

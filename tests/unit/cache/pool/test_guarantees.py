@@ -245,8 +245,8 @@ class GuaranteeMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_accounts_agree(self) -> None:
-        for use in self.core.state.workers[W].quotas.uses.values():
-            assert use.held == self.blocks_of(use.config.domain)
+        for account in self.core.state.workers[W].quotas.accounts.values():
+            assert account.held == self.blocks_of(account.config.domain)
         assert sum(held.blocks for held in self.held.values()) <= POOL
 
 

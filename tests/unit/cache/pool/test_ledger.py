@@ -15,10 +15,9 @@ from coppice.handles import COUNTER_MAX, block_of, generation_of, make_generatio
 from coppice.ids import CacheEpoch, DomainId
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.pool import ledger as ledger_module
-from coppice_cache.core.pool.free_ring import FreeRing
+from coppice_cache.core.pool.free_ring import FreeRing, blocks_array
 from coppice_cache.core.pool.ledger import BlockState, Ledger
-from coppice_cache.core.pool.packed import blocks_array
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.quotas import Account
 
 EPOCH = CacheEpoch(3)
 BLOCKS = 24
@@ -31,10 +30,10 @@ class Side:
 
     few: int
     ledger: Ledger = field(init=False)
-    uses: list[DomainUse] = field(init=False)
-    leased: list[tuple[DomainUse, bytes]] = field(default_factory=list)
-    cached: list[tuple[DomainUse, bytes]] = field(default_factory=list)
-    draining: list[tuple[DomainUse, bytes]] = field(default_factory=list)
+    accounts: list[Account] = field(init=False)
+    leased: list[tuple[Account, bytes]] = field(default_factory=list)
+    cached: list[tuple[Account, bytes]] = field(default_factory=list)
+    draining: list[tuple[Account, bytes]] = field(default_factory=list)
     said: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -44,7 +43,7 @@ class Side:
         self.ledger.load(pack(f"<{BLOCKS}Q", *generations), bytes(range(1, 17)) * BLOCKS)
         names = (("plain", False, Mode.PRIVATE), ("wipes", True, Mode.PRIVATE), ("strict", False, Mode.STRICT))
         configs = [DomainConfig(DomainId(n), m, 0.5, zero_on_change=z) for n, z, m in names]
-        self.uses = [DomainUse(config, BLOCKS) for config in configs]
+        self.accounts = [Account(config, BLOCKS) for config in configs]
 
     def step(self, kind: str, number: int, count: int) -> None:
         with patch.object(ledger_module, "_FEW", self.few):
@@ -53,35 +52,35 @@ class Side:
     def _step(self, kind: str, number: int, count: int) -> object:
         ledger = self.ledger
         if kind == "grant":
-            use = self.uses[number % len(self.uses)]
-            granted = ledger.grant(use, min(count, ledger.num_free))
-            self.leased.append((use, granted.owned))
+            account = self.accounts[number % len(self.accounts)]
+            granted = ledger.grant(account, min(count, ledger.num_free))
+            self.leased.append((account, granted.owned))
             return granted
         lists = {"publish": self.leased, "drain": self.leased, "release": self.leased}
         lists |= {"evict": self.cached, "seals": self.cached, "fenced": self.draining}
         if not lists[kind]:
             return None
-        use, handles = chosen = lists[kind][number % len(lists[kind])]
+        account, handles = chosen = lists[kind][number % len(lists[kind])]
         if kind == "seals":
             return ledger.seals_of(handles)
         lists[kind].remove(chosen)
         if kind == "publish":
-            ledger.publish(use, handles, b"".join(handle.to_bytes(16) for handle in unpacked(handles)))
+            ledger.publish(account, handles, b"".join(handle.to_bytes(16) for handle in unpacked(handles)))
             self.cached.append(chosen)
         elif kind == "drain":
-            ledger.drain_all(use, handles)
+            ledger.drain_all(account, handles)
             self.draining.append(chosen)
         elif kind == "evict":
-            ledger.evict(use, handles)
+            ledger.evict(account, handles)
         else:
-            ledger.give_back(use, handles, drained=kind == "fenced")
+            ledger.give_back(account, handles, drained=kind == "fenced")
         return None
 
     def seen(self) -> object:
         ledger = self.ledger
         columns = bytes(ledger.state), ledger.generation.tobytes(), bytes(ledger.seals), bytes(ledger._zeroing)
         owners = [ledger.owners.use_of(block).config.domain for block in range(BLOCKS)]
-        accounts = [(use.leased, use.cached, use.draining) for use in self.uses]
+        accounts = [(account.leased, account.cached, account.draining) for account in self.accounts]
         return columns, owners, accounts, ledger.counts, list(ledger.free), self.said
 
 
@@ -110,16 +109,16 @@ def test_few_blocks_and_many_are_the_same(steps: list[tuple[str, int, int]]) -> 
 @pytest.mark.parametrize("few", [NEVER, ALWAYS])
 def test_a_block_in_another_state_is_refused(few: int) -> None:
     ledger = Ledger(8, EPOCH, any_wipes=False)
-    use = DomainUse(DomainConfig(DomainId("d")), 8)
+    account = Account(DomainConfig(DomainId("d")), 8)
     with patch.object(ledger_module, "_FEW", few):
-        owned = ledger.grant(use, 3).owned
+        owned = ledger.grant(account, 3).owned
         with pytest.raises(AssertionError, match="not CACHED"):
-            ledger.evict(use, owned)
-        ledger.publish(use, owned, bytes(range(48)))
+            ledger.evict(account, owned)
+        ledger.publish(account, owned, bytes(range(48)))
         with pytest.raises(AssertionError, match="not LEASED"):
-            ledger.publish(use, owned, bytes(48))
+            ledger.publish(account, owned, bytes(48))
         with pytest.raises(AssertionError, match="not LEASED"):
-            ledger.give_back(use, owned, drained=False)
+            ledger.give_back(account, owned, drained=False)
     assert ledger.counts == [5, 0, 3, 0]
 
 
@@ -127,37 +126,37 @@ def test_the_opening_frees_what_nobody_holds_in_order() -> None:
     ledger = Ledger(6, EPOCH, any_wipes=False)
     ledger.load(bytes(48), bytes(96))
     ledger.close()
-    use = DomainUse(DomainConfig(DomainId("d")), 6)
+    account = Account(DomainConfig(DomainId("d")), 6)
     for block in (1, 3):
-        ledger.adopt(block, make_generation(CacheEpoch(2), 1), use)
+        ledger.adopt(block, make_generation(CacheEpoch(2), 1), account)
     ledger.drain(3)
     ledger.drain(1)
     ledger.open([1])
     assert list(ledger.free) == [0, 2, 3, 4, 5]
-    assert (use.draining, ledger.counts) == (1, [5, 0, 0, 1])
+    assert (account.draining, ledger.counts) == (1, [5, 0, 0, 1])
 
 
 def test_accounts_that_left_nothing_behind_are_forgotten() -> None:
     """A thousand domains in turn on four blocks: the table follows the four."""
     ledger = Ledger(4, EPOCH, any_wipes=True)
     for number in range(1_000):
-        use = DomainUse(DomainConfig(DomainId(f"d{number}"), zero_on_change=True), 4)
-        granted = ledger.grant(use, 2)
+        account = Account(DomainConfig(DomainId(f"d{number}"), zero_on_change=True), 4)
+        granted = ledger.grant(account, 2)
         assert len(granted.zero) == (16 if number >= 2 else 0)
         for handle in unpacked(granted.owned):
-            assert ledger.owners.use_of(block_of(handle)) is use
-        ledger.give_back(use, granted.owned, drained=False)
-    assert len(ledger.owners.uses) < 200
+            assert ledger.owners.use_of(block_of(handle)) is account
+        ledger.give_back(account, granted.owned, drained=False)
+    assert len(ledger.owners.accounts) < 200
 
 
 def test_generations_rise_over_many_grants_at_once() -> None:
     ledger = Ledger(16, EPOCH, any_wipes=False)
-    use = DomainUse(DomainConfig(DomainId("d")), 16)
+    account = Account(DomainConfig(DomainId("d")), 16)
     for turn in range(1, 4):
-        owned = ledger.grant(use, 16).owned
+        owned = ledger.grant(account, 16).owned
         assert [generation_of(handle) for handle in unpacked(owned)] == [make_generation(EPOCH, turn)] * 16
         assert blocks_array(owned).tolist() == list(range(16))
-        ledger.give_back(use, owned, drained=False)
+        ledger.give_back(account, owned, drained=False)
     assert ledger.states.tolist() == [BlockState.FREE] * 16
 
 

@@ -218,7 +218,7 @@ def test_the_eviction_heap_stays_small() -> None:
     for number in range(1, 500):
         world.granted(number, tokens(9))
         world.release(number)
-    queue = world.core.state.workers[W].quotas.uses[ALICE].queue
+    queue = world.core.state.workers[W].quotas.accounts[ALICE].eviction
     assert len(queue) <= 70
     world.granted(999, tokens(32, 900))
     assert cached(world, tokens(8)) == 0
@@ -292,7 +292,7 @@ def test_the_check_sees_each_kind_of_damage() -> None:
     world.core.state.workers[W].num_nodes += 1
     assert broken(world) == "I11"
     world = fresh()
-    world.core.state.workers[W].quotas.uses[ALICE].maximum = 1
+    world.core.state.workers[W].quotas.accounts[ALICE].maximum = 1
     assert broken(world) == "I13"
 
 

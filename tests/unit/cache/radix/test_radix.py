@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace
 from coppice_cache.core.radix import tree as radix
-from coppice_cache.core.radix.sharded_dict import WIDE_FROM, WideDict
-from coppice_cache.core.radix.tree import Tree, add_child, path, settle_spot, unprotected_blocks, walk
+from coppice_cache.core.radix.sharded_dict import SHARDED_FROM, ShardedDict
+from coppice_cache.core.radix.tree import Tree, add_child, path, split_edge, unprotected_blocks, walk
 from tests.unit.cache.world import ALICE, World, settings, tokens
 
 BLOCK = 16
@@ -27,8 +27,8 @@ def test_a_walk_ends_where_the_tokens_differ(edge_blocks: int) -> None:
     tree = tree_of(edge_blocks)
     for agreeing in range(4 * edge_blocks + 1):
         data = tokens(agreeing) + tokens(40, 10_000)
-        spot = walk(tree, data, BLOCK)
-        assert spot.num_blocks == agreeing // 4
+        position = walk(tree, data, BLOCK)
+        assert position.num_blocks == agreeing // 4
         assert walk(tree, tokens(agreeing), BLOCK).num_blocks == agreeing // 4
 
 
@@ -45,7 +45,7 @@ def test_a_split_keeps_the_lower_nodes_identity(cut: int) -> None:
     tree = tree_of(8)
     (lower,) = tree.children.values()
     assert lower.pin(5) == 8
-    upper = settle_spot(walk(tree, tokens(4 * cut), BLOCK), BLOCK)
+    upper = split_edge(walk(tree, tokens(4 * cut), BLOCK), BLOCK)
     assert (upper.num_blocks, lower.num_blocks) == (cut, 8 - cut)
     assert path(lower) == [upper, lower]
     assert (upper.guards, lower.guards, set(lower.pins)) == (1, 1, {5})
@@ -57,9 +57,9 @@ def test_a_split_keeps_the_lower_nodes_identity(cut: int) -> None:
 
 def test_what_a_pin_protects_is_known_before() -> None:
     tree = tree_of(8)
-    spot = walk(tree, tokens(20), BLOCK)
-    assert unprotected_blocks(spot) == 5
-    upper = settle_spot(spot, BLOCK)
+    position = walk(tree, tokens(20), BLOCK)
+    assert unprotected_blocks(position) == 5
+    upper = split_edge(position, BLOCK)
     assert upper.pin(1) == 5
     assert unprotected_blocks(walk(tree, tokens(12), BLOCK)) == 0
     assert unprotected_blocks(walk(tree, tokens(28), BLOCK)) == 2
@@ -82,7 +82,7 @@ def test_trimming_takes_the_tail_and_then_the_node() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=2)), max_size=200))
 def test_a_dict_in_parts_is_a_dict(changes: list[tuple[bool, bytes]]) -> None:
     plain: dict[bytes, int] = {b"first": 0}
-    parts: WideDict[int] = WideDict(plain)
+    parts: ShardedDict[int] = ShardedDict(plain)
     for number, (keeps, key) in enumerate(changes):
         if keeps:
             plain[key] = parts[key] = number
@@ -101,9 +101,9 @@ def test_a_dict_in_parts_is_a_dict(changes: list[tuple[bool, bytes]]) -> None:
 
 def test_a_node_with_very_many_children_keeps_them_in_parts() -> None:
     tree = Tree(DomainId("d"), Namespace(b"n"), bytes(16), BLOCK)
-    keys = [number.to_bytes(BLOCK, "little") for number in range(WIDE_FROM + 5)]
+    keys = [number.to_bytes(BLOCK, "little") for number in range(SHARDED_FROM + 5)]
     nodes = [add_child(tree, key, bytes(8), block_bytes=BLOCK, now_ns=1) for key in keys]
-    assert isinstance(tree.children, WideDict)
+    assert isinstance(tree.children, ShardedDict)
     assert [walk(tree, key, BLOCK).node for key in keys] == nodes
     for node in nodes:
         node.leave(BLOCK)
@@ -116,7 +116,7 @@ def test_audits_snapshots_and_invalidations_reach_all_children_of_a_wide_node(mo
     for number in range(10):
         here.fill(number, tokens(8, 100 * number))
     (tree,) = here.core.state.workers[here.granted(99, tokens(4, 9_000)).worker_id].trees.values()
-    assert isinstance(tree.children, WideDict)
+    assert isinstance(tree.children, ShardedDict)
     here.core.check()
     told, cursor = here.core.snapshot_slice(None, 4)
     while cursor is not None:

@@ -11,7 +11,7 @@ from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec, TextPrompt
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice
 from coppice_scheduler.edge.text.checkpoint_text import SamplingDefaults
-from coppice_scheduler.edge.text.token_texts import TokenTexts
+from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from tests.unit.scheduler.edge.test_frontdoor_text import TOKENIZERS
 
 SPEC = GenerationSpec("m", (TextPrompt("x"),))

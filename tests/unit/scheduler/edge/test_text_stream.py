@@ -13,11 +13,10 @@ from coppice.ids import SequenceId
 from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.base.errors import ApiError
-from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
+from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory, TokenTexts
 from coppice_scheduler.edge.text.logprobs import LEAST_LOGPROB, LogprobTrack, TokenLogprob
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import Delta, Echo, TextOptions, TextStream
-from coppice_scheduler.edge.text.token_texts import TokenTexts
 from tests.fakes.engine import pack, report
 from tests.unit.scheduler.edge.test_frontdoor_text import TOKENIZERS
 

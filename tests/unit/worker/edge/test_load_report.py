@@ -65,5 +65,5 @@ def test_a_small_model_is_counted_in_millions(caplog: pytest.LogCaptureFixture) 
 def test_a_worker_says_what_it_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "coppice.worker")
     folder = write_tiny_checkpoint(tmp_path / "tiny")
-    loading.load(loading.settle(WorkerSettings(model=str(folder), num_blocks=4, device="cpu")))
+    loading.load(loading.resolve_settings(WorkerSettings(model=str(folder), num_blocks=4, device="cpu")))
     assert any(message.startswith("loaded 0.1 M parameters") for message in caplog.messages)

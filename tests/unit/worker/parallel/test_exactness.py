@@ -14,7 +14,7 @@ import torch
 
 from coppice.errors import UsageError
 from coppice_worker.core.batch.step_batch import PromptTokens
-from coppice_worker.edge.loading import settle
+from coppice_worker.edge.loading import resolve_settings
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.parallel.follower import follow_copies
@@ -148,4 +148,4 @@ def test_each_rank_has_its_part_of_a_block_on_the_host(tmp_path: Path) -> None:
 def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path)
     with pytest.raises(UsageError, match="3 ranks cannot share the model's 4 heads"):
-        settle(WorkerSettings(model=str(checkpoint), tensor_parallel=3, device="cpu"))
+        resolve_settings(WorkerSettings(model=str(checkpoint), tensor_parallel=3, device="cpu"))

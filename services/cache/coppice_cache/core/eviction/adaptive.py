@@ -14,11 +14,14 @@ domain are a function of its own operations.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import Final
 
 from coppice.messages.index import Reuse
 from coppice.seals import SEAL_BYTES
+from coppice_cache.core.base.settings import Eviction
 from coppice_cache.core.eviction.hazard import (
     BEGUN,
     COMMON_USES,
@@ -32,7 +35,7 @@ from coppice_cache.core.eviction.hazard import (
     features,
     untaught_ranking,
 )
-from coppice_cache.core.eviction.policy import EvictionPolicy
+from coppice_cache.core.eviction.policy import EvictionPolicy, LruPolicy
 from coppice_cache.core.eviction.samples import Samples
 from coppice_cache.core.radix.tree import Link, Node
 
@@ -287,3 +290,8 @@ def _insert(ring: Link, node: Node) -> None:
     before, after = (ring, first) if is_oldest else (last, ring)
     node.colder, node.warmer = before, after
     before.warmer = after.colder = node
+
+
+POLICIES: Mapping[Eviction, Callable[[], EvictionPolicy]] = MappingProxyType(
+    {Eviction.ADAPTIVE: AdaptivePolicy, Eviction.LRU: LruPolicy}
+)

@@ -30,10 +30,9 @@ import numpy as np
 from coppice.ids import LeaseId
 from coppice.messages.index import lease_hash
 from coppice_cache.core.inspection import check
-from coppice_cache.core.inspection.audit_queues import Queues
-from coppice_cache.core.inspection.audit_walk import Marks, TreeWalk
+from coppice_cache.core.inspection.audit_walk import Marks, Queues, TreeWalk
 from coppice_cache.core.inspection.check import require
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.tree import Node
 from coppice_cache.core.state.sessions import Session
@@ -111,7 +110,7 @@ def _audit_worker(state: State, worker: Worker, looked: Looked) -> Iterator[None
             yield stage
     check.check_flights(state, worker)
     yield
-    worker.needs.check()
+    worker.reservations.check()
     yield
 
 
@@ -200,27 +199,27 @@ class _StoreAudit:
         yield
 
     def _check_pins(self) -> Iterator[None]:
-        uses: set[DomainUse] = set()
+        accounts: set[Account] = set()
         num_leases = 0
-        for use in list(self.store.quotas.uses.values()):
-            uses.add(use)
-            num_leases += use.leases + 1
+        for account in list(self.store.quotas.accounts.values()):
+            accounts.add(account)
+            num_leases += account.leases + 1
             if num_leases > _LEASES_PER_STEP:
-                check.check_pins(self.store, uses, self._guarded(uses))
-                uses, num_leases = set(), 0
+                check.check_pins(self.store, accounts, self._guarded(accounts))
+                accounts, num_leases = set(), 0
                 yield
-        check.check_pins(self.store, uses, self._guarded(uses))
+        check.check_pins(self.store, accounts, self._guarded(accounts))
         yield
 
-    def _guarded(self, uses: set[DomainUse]) -> list[Node]:
-        return [node for use in uses for node in self.walk.guarded.pop(use.config.domain, ())]
+    def _guarded(self, accounts: set[Account]) -> list[Node]:
+        return [node for account in accounts for node in self.walk.guarded.pop(account.config.domain, ())]
 
     def _check_accounts(self) -> Iterator[None]:
         quotas, ledger = self.store.quotas, self.store.ledger
-        for use in list(quotas.uses.values()):
-            if quotas.uses.get(use.config.domain) is use:
-                check.check_account(ledger, use)
+        for account in list(quotas.accounts.values()):
+            if quotas.accounts.get(account.config.domain) is account:
+                check.check_account(ledger, account)
                 yield
-                yield from self.queues.confirm(use)
+                yield from self.queues.confirm(account)
         check.check_sums(quotas)
         yield

@@ -1,4 +1,9 @@
-"""The walk of an audit over all nodes of a store, and the marks that it leaves on blocks."""
+"""The walk of an audit over all nodes of a store, and the marks that it leaves on blocks.
+
+The walk also asks whether the eviction policy holds every leaf without pins (I11). A leaf that is not held when the
+walk comes by is a suspect: something above it may have been cut off meanwhile. Suspects are few, and are asked about
+once more when the walk is over.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,43 @@ from collections.abc import Iterator
 import numpy as np
 
 from coppice.handles import HANDLE_BYTES
+from coppice.ids import DomainId
 from coppice_cache.core.inspection import check
-from coppice_cache.core.inspection.audit_queues import Queues
 from coppice_cache.core.inspection.check import FEW_BLOCKS, require, require_all
-from coppice_cache.core.pool.free_ring import Blocks
+from coppice_cache.core.pool.free_ring import Blocks, blocks_array, unpack_blocks
 from coppice_cache.core.pool.ledger import BlockState, Ledger
-from coppice_cache.core.pool.packed import blocks_array, unpack_blocks
+from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.sharded_dict import Keys, key_parts
-from coppice_cache.core.radix.tree import Node, Tree
+from coppice_cache.core.radix.tree import Node, Tree, is_cut_off
+
+_SUSPECTS_PER_STEP = 256
+
+
+class Queues:
+    """The queues of all domains of one store."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+        self._suspects: dict[str, list[Node]] = {}
+
+    def ask(self, domain: str, leaf: Node) -> None:
+        """A leaf that can be evicted at this moment, unless something above it was cut off."""
+        account = self._store.quotas.accounts.get(DomainId(domain))
+        if account is None or not account.eviction.holds(leaf):
+            self._suspects.setdefault(domain, []).append(leaf)
+
+    def confirm(self, account: Account) -> Iterator[None]:
+        suspects = self._suspects.pop(account.config.domain, [])
+        while suspects:
+            part = suspects[-_SUSPECTS_PER_STEP:]
+            del suspects[-_SUSPECTS_PER_STEP:]
+            missing = [
+                leaf for leaf in part if leaf.is_evictable and not account.eviction.holds(leaf) and not is_cut_off(leaf)
+            ]
+            require(not missing, "I11", f"{len(missing)} leaves of {account.config.domain!r} cannot be evicted")
+            yield
+
 
 _NODES_PER_STEP = 32
 _KEYS_PER_STEP = 2_048  # under which nothing stands any more
@@ -127,8 +160,8 @@ class TreeWalk:
                 yield from self._look_again(top, domain)
 
     def _doomed(self) -> list[tuple[str, Node]]:
-        uses = self._store.quotas.uses.values()
-        return [(use.config.domain, node) for use in uses if use.doomed for node in use.doomed]
+        accounts = self._store.quotas.accounts.values()
+        return [(account.config.domain, node) for account in accounts if account.doomed for node in account.doomed]
 
     def _walk(self, top: Node, domain: str) -> Iterator[None]:
         """All that is listed below `top`, itself included."""

@@ -13,11 +13,10 @@ from coppice.handles import BLOCK_BITS, BLOCKS_MAX, HANDLE_BYTES
 from coppice.seals import NO_SEAL
 from coppice_cache.core.base.errors import InvariantBroken
 from coppice_cache.core.base.settings import Mode
-from coppice_cache.core.pool.free_ring import Blocks
+from coppice_cache.core.pool.free_ring import Blocks, blocks_array, unpack_handles
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.ledger import BlockState, Bool, Ledger, are_current
-from coppice_cache.core.pool.packed import blocks_array, unpack_handles
-from coppice_cache.core.pool.quotas import DomainUse, Quotas
+from coppice_cache.core.pool.quotas import Account, Quotas
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.tree import Node, Tree, is_cut_off, root_of, top_of
 from coppice_cache.core.state.state import State
@@ -78,10 +77,10 @@ def check_blocks(store: BlockStore, lease: Lease) -> Blocks:
     should_be = BlockState.DRAINING if lease.draining else BlockState.LEASED
     require(len(set(blocks.tolist())) == len(blocks), "I7", f"lease {number} owns a block twice")
     require_all(ledger.states[blocks] == should_be, "I1", f"lease {number} has them, not as {should_be.name}", blocks)
-    require_all(ledger.are_owned_by(lease.use, blocks), "I3", "they are another domain's", blocks)
+    require_all(ledger.are_owned_by(lease.account, blocks), "I3", "they are another domain's", blocks)
     if not lease.num_claimed:  # the worker may have sealed what came back unpublished
         require_all(~_are_sealed(ledger, blocks), "I7", "writable and sealed", blocks)
-    require(lease.tree is None or lease.tree.domain == lease.use.config.domain, "I3", f"tree of lease {number}")
+    require(lease.tree is None or lease.tree.domain == lease.account.config.domain, "I3", f"tree of lease {number}")
     if not lease.draining:
         # A live lease's handles are current, or its blocks were published and its pin keeps them.
         current = are_current(ledger, lease.table)
@@ -115,7 +114,7 @@ def check_node(store: BlockStore, domain: str, node: Node) -> None:
     require_all(ledger.states[blocks] == BlockState.CACHED, "I1", f"in the tree of {domain!r}, not cached", blocks)
     require_all(are_current(ledger, node.handles), "I5", f"stale in the tree of {domain!r}", blocks)
     require_all(_are_sealed(ledger, blocks), "I8", "findable and not sealed", blocks)
-    owners = {use.config.domain for use in ledger.owners.uses_of(blocks)}
+    owners = {account.config.domain for account in ledger.owners.uses_of(blocks)}
     require(owners == {domain}, "I3", f"blocks of {sorted(owners)} are in the tree of {domain!r}")
 
 
@@ -151,12 +150,12 @@ def check_hidden(store: BlockStore, node: Node) -> None:
     require(is_cut_off(node) or top is not known, "I11", "a node is lost")
 
 
-def check_pins(store: BlockStore, uses: set[DomainUse], others: Iterable[Node]) -> None:
+def check_pins(store: BlockStore, accounts: set[Account], others: Iterable[Node]) -> None:
     """I2, for all leases and operators' pins of these domains: pins, guards and protected blocks follow from them.
 
     `others` are nodes of these domains; those among them that have pins or guards must be explained too.
     """
-    pins = _pins_of(store, uses)
+    pins = _pins_of(store, accounts)
     guards: dict[Node, int] = {}
     for pinned in pins:
         for node in upwards(pinned):
@@ -166,14 +165,14 @@ def check_pins(store: BlockStore, uses: set[DomainUse], others: Iterable[Node]) 
     suspects = [node for node in others if (node.guards or node.pins) and node not in guards]
     for node in [*guards, *suspects]:
         _check_guards(store, node, pins.get(node, set()), guards.get(node, 0))
-    _check_protected(uses, guards)
+    _check_protected(accounts, guards)
 
 
-def _pins_of(store: BlockStore, uses: set[DomainUse]) -> dict[Node, set[int]]:
-    domains = {use.config.domain for use in uses}
+def _pins_of(store: BlockStore, accounts: set[Account]) -> dict[Node, set[int]]:
+    domains = {account.config.domain for account in accounts}
     pins: dict[Node, set[int]] = {}
     for lease in store.all_leases():
-        if lease.use not in uses or lease.tree is None:
+        if lease.account not in accounts or lease.tree is None:
             continue
         number, depth = lease.number, sum(node.num_blocks for node in upwards(lease.node))
         require(depth == lease.num_settled, "I2", f"lease {number}: pin at {depth}, not {lease.num_settled}")
@@ -195,15 +194,15 @@ def _check_guards(store: BlockStore, node: Node, pins: set[int], guards: int) ->
         require(hangs, "I2", "a pin is outside of every tree")
 
 
-def _check_protected(uses: set[DomainUse], guards: dict[Node, int]) -> None:
-    protected = {use.config.domain: 0 for use in uses}
+def _check_protected(accounts: set[Account], guards: dict[Node, int]) -> None:
+    protected = {account.config.domain: 0 for account in accounts}
     for node in guards:
         domain = root_of(node).domain
         require(domain in protected, "I3", f"a lease is pinned in the tree of {domain!r}")
         protected[domain] += node.num_blocks
-    for use in uses:
-        domain, found = use.config.domain, protected[use.config.domain]
-        require(found == use.protected, "I2", f"{use.protected} protected blocks of {domain!r}, found {found}")
+    for account in accounts:
+        domain, found = account.config.domain, protected[account.config.domain]
+        require(found == account.protected, "I2", f"{account.protected} protected blocks of {domain!r}, found {found}")
 
 
 # ---- ledger and accounts
@@ -240,27 +239,31 @@ def check_generations(ledger: Ledger, blocks: slice) -> None:
     ledger.checked[blocks] = now
 
 
-def check_account(ledger: Ledger, use: DomainUse) -> None:
+def check_account(ledger: Ledger, account: Account) -> None:
     """I1, I13, I14 of one domain."""
-    domain = use.config.domain
+    domain = account.config.domain
     found = [0, 0, 0, 0]
-    if ledger.owners.uses[use.owner_index] is use:
-        states = ledger.states[ledger.owners.indices == use.owner_index]
+    if ledger.owners.accounts[account.owner_index] is account:
+        states = ledger.states[ledger.owners.indices == account.owner_index]
         found = [int(np.count_nonzero(states == state)) for state in BlockState]
-    require(found[1:] == [use.leased, use.cached, use.draining], "I1", f"account of {domain!r}: {found[1:]}")
-    most = max(use.maximum, use.reattached_peak)
-    require(use.held <= most, "I13", f"{domain!r} holds {use.held} blocks; its maximum is {use.maximum}")
-    require(use.lendable == min(use.evictable, use.over), "I14", f"lendable blocks of {domain!r}")
-    strict = use.config.mode is Mode.STRICT
-    require(use.reserve == (max(0, use.guarantee - use.held) if strict else 0), "I14", f"reserve of {domain!r}")
+    require(
+        found[1:] == [account.leased, account.cached, account.draining], "I1", f"account of {domain!r}: {found[1:]}"
+    )
+    most = max(account.maximum, account.reattached_peak)
+    require(account.held <= most, "I13", f"{domain!r} holds {account.held} blocks; its maximum is {account.maximum}")
+    require(account.lendable == min(account.evictable, account.over), "I14", f"lendable blocks of {domain!r}")
+    strict = account.config.mode is Mode.STRICT
+    require(
+        account.reserve == (max(0, account.guarantee - account.held) if strict else 0), "I14", f"reserve of {domain!r}"
+    )
 
 
 def check_sums(quotas: Quotas) -> None:
     """I13, I14: what decisions rest on."""
-    uses = quotas.uses.values()
-    require(sum(use.lendable for use in uses) == quotas.lendable, "I14", "sum of lendable blocks")
-    require(sum(use.reserve for use in uses) == quotas.reserve, "I14", "sum of strict reserves")
-    require(sum(use.guarantee for use in uses) <= quotas.num_blocks, "I13", "sum of guarantees")
+    accounts = quotas.accounts.values()
+    require(sum(account.lendable for account in accounts) == quotas.lendable, "I14", "sum of lendable blocks")
+    require(sum(account.reserve for account in accounts) == quotas.reserve, "I14", "sum of strict reserves")
+    require(sum(account.guarantee for account in accounts) <= quotas.num_blocks, "I13", "sum of guarantees")
 
 
 def check_flights(state: State, worker: Worker) -> None:

@@ -11,7 +11,7 @@ from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.inspection.tree_pages import first_seal
 from coppice_cache.core.ops.offload import host_match
 from coppice_cache.core.ops.waits import matchable_bytes
-from coppice_cache.core.radix.tree import Node, Spot, Tree, path, walk
+from coppice_cache.core.radix.tree import MatchPosition, Node, Tree, path, walk
 from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Worker
 
@@ -45,12 +45,12 @@ def _namespaces(worker: Worker, domain: DomainId) -> list[Namespace]:
 class _Case:
     worker: Worker
     tokens: bytes
-    spot: Spot
+    position: MatchPosition
 
     @property
     def end(self) -> int:
         """Bytes of the prompt that matched."""
-        return self.spot.num_blocks * self.worker.block_bytes
+        return self.position.num_blocks * self.worker.block_bytes
 
     @property
     def next_block(self) -> bytes:
@@ -59,7 +59,7 @@ class _Case:
     @property
     def goes_on(self) -> bool:
         """Whether anything is cached behind the end of the match."""
-        return self.spot.blocks_into < self.spot.node.num_blocks or bool(self.spot.node.children)
+        return self.position.blocks_into < self.position.node.num_blocks or bool(self.position.node.children)
 
 
 def _explain(worker: Worker, config: DomainConfig, namespace: Namespace, tokens: bytes) -> Explanation:
@@ -72,13 +72,15 @@ def _explain(worker: Worker, config: DomainConfig, namespace: Namespace, tokens:
         return Explanation(
             worker.worker_id, namespace, 0, StoppedBy.NO_TREE, why + _host(worker, config, namespace, tokens, 0)
         )
-    spot = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
-    case = _Case(worker, tokens, spot)
+    position = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
+    case = _Case(worker, tokens, position)
     partial = _partial_tokens(case)
     pending = _pending_tokens(case)
     stopped_by = _stopped_by(case, partial, pending)
-    count = spot.num_blocks * worker.block_size
-    sentence = _sentence(case, stopped_by, partial, pending) + _host(worker, config, namespace, tokens, spot.num_blocks)
+    count = position.num_blocks * worker.block_size
+    sentence = _sentence(case, stopped_by, partial, pending) + _host(
+        worker, config, namespace, tokens, position.num_blocks
+    )
     return Explanation(
         worker_id=worker.worker_id,
         namespace=namespace,
@@ -87,21 +89,21 @@ def _explain(worker: Worker, config: DomainConfig, namespace: Namespace, tokens:
         sentence=sentence,
         partial_tokens=partial,
         pending_tokens=pending,
-        lease_ids=_holders(worker, spot.node, tree),
-        path=tuple(first_seal(worker, node) for node in path(spot.node)[:_NODES_MAX]),
+        lease_ids=_holders(worker, position.node, tree),
+        path=tuple(first_seal(worker, node) for node in path(position.node)[:_NODES_MAX]),
     )
 
 
 def _partial_tokens(case: _Case) -> int:
-    found = case.worker.child_orders.find(case.spot, case.next_block, case.worker.block_bytes)
+    found = case.worker.child_orders.find(case.position, case.next_block, case.worker.block_bytes)
     return found.num_tokens if found is not None else 0
 
 
 def _pending_tokens(case: _Case) -> int:
     """What live leases will publish of the whole blocks that follow."""
     whole = case.tokens[: matchable_bytes(case.tokens, case.worker.block_bytes)]
-    coming = case.worker.flights.coming(case.spot, whole) if len(whole) > case.end else None
-    return (coming.num_blocks - case.spot.num_blocks) * case.worker.block_size if coming is not None else 0
+    coming = case.worker.flights.coming(case.position, whole) if len(whole) > case.end else None
+    return (coming.num_blocks - case.position.num_blocks) * case.worker.block_size if coming is not None else 0
 
 
 def _stopped_by(case: _Case, partial: int, pending: int) -> StoppedBy:
@@ -118,7 +120,7 @@ def _stopped_by(case: _Case, partial: int, pending: int) -> StoppedBy:
 
 
 def _sentence(case: _Case, stopped_by: StoppedBy, partial: int, pending: int) -> str:
-    size, block = case.worker.block_size, case.spot.num_blocks
+    size, block = case.worker.block_size, case.position.num_blocks
     num_tokens = len(case.tokens) // TOKEN_BYTES
     left = num_tokens - block * size
     agree = f"{partial} of its {size} tokens agree" if partial else "not one of its tokens agrees at the beginning"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coppice_cache.core.base.results import DomainStats, IndexStats, WorkerStats
 from coppice_cache.core.pool.ledger import BlockState
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Worker
 
@@ -46,7 +46,7 @@ def _worker_stats(worker: Worker) -> WorkerStats:
         fences=len(worker.fences),
         trees=len(worker.trees),
         nodes=worker.num_nodes,
-        domains=tuple(_domain_stats(worker, use) for use in worker.quotas.uses.values()),
+        domains=tuple(_domain_stats(worker, account) for account in worker.quotas.accounts.values()),
         num_host_blocks=sum(host_counts),
         host_free_blocks=host_counts[BlockState.FREE],
         host_leased_blocks=host_counts[BlockState.LEASED],
@@ -55,18 +55,18 @@ def _worker_stats(worker: Worker) -> WorkerStats:
     )
 
 
-def _domain_stats(worker: Worker, use: DomainUse) -> DomainStats:
+def _domain_stats(worker: Worker, account: Account) -> DomainStats:
     return DomainStats(
         worker_id=worker.worker_id,
-        domain=use.config.domain,
-        leased_blocks=use.leased,
-        cached_blocks=use.cached,
-        draining_blocks=use.draining,
-        pinned_blocks=use.protected,
-        guarantee_blocks=use.guarantee,
-        maximum_blocks=use.maximum,
-        leases=use.leases,
-        hit_tokens=use.hit_tokens,
-        query_tokens=use.query_tokens,
-        evicted_blocks=use.evicted_blocks,
+        domain=account.config.domain,
+        leased_blocks=account.leased,
+        cached_blocks=account.cached,
+        draining_blocks=account.draining,
+        pinned_blocks=account.protected,
+        guarantee_blocks=account.guarantee,
+        maximum_blocks=account.maximum,
+        leases=account.leases,
+        hit_tokens=account.hit_tokens,
+        query_tokens=account.query_tokens,
+        evicted_blocks=account.evicted_blocks,
     )

@@ -19,13 +19,13 @@ from coppice.seals import root_seal
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
 from coppice_cache.core.ops.partial_copy import blocks_newly_protected, find_copy, with_copy
-from coppice_cache.core.ops.reclaim import owe, retry_ms, settle
-from coppice_cache.core.ops.waits import Offer, matchable_bytes, still_waiting, wait_for, weigh_waiting
+from coppice_cache.core.ops.reclaim import end_reservation, owe, retry_ms
+from coppice_cache.core.ops.waits import Placement, matchable_bytes, still_waiting, wait_for, weigh_waiting
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.ledger import Granted
-from coppice_cache.core.pool.quotas import DomainUse, EvictionPlan
-from coppice_cache.core.pool.reservations import NeedKey
-from coppice_cache.core.radix.tree import Spot, path, unprotected_blocks, walk
+from coppice_cache.core.pool.quotas import Account, EvictionPlan
+from coppice_cache.core.pool.reservations import ReservationKey
+from coppice_cache.core.radix.tree import MatchPosition, path, unprotected_blocks, walk
 from coppice_cache.core.state.sessions import Session
 from coppice_cache.core.state.state import NS_PER_MS, State
 from coppice_cache.core.state.workers import Worker
@@ -47,34 +47,34 @@ def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
     if (pending := still_waiting(state, session, op)) is not None:
         return pending
     config = state.domains.config(op.domain)
-    offers = _offers(state, op, config)
-    if len(offers) > 1:
-        offers.sort(key=lambda offer: offer.cost)
-    if offers and op.may_wait and (pending := wait_for(state, session, op, offers[0], now_ns)) is not None:
-        settle(state, session.epoch, op.lease_id)
+    placements = _placements(state, op, config)
+    if len(placements) > 1:
+        placements.sort(key=lambda placement: placement.cost)
+    if placements and op.may_wait and (pending := wait_for(state, session, op, placements[0], now_ns)) is not None:
+        end_reservation(state, session.epoch, op.lease_id)
         return pending
     session.stop_waiting(op.lease_id)
-    if not offers:
+    if not placements:
         return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, _until_open_ms(state, op, now_ns))
     refusals = []
-    for offer in offers:
-        answer = _take(state, session, op, offer, now_ns)
+    for placement in placements:
+        answer = _take(state, session, op, placement, now_ns)
         if isinstance(answer, Grant):
-            settle(state, session.epoch, op.lease_id)
+            end_reservation(state, session.epoch, op.lease_id)
             return answer
         refusals.append(answer)
     passing = [refusal for refusal in refusals if refusal.reason is not NoCapacityReason.NEVER_FITS]
-    full = [offer for offer, refusal in zip(offers, refusals, strict=True) if refusal.reason is _POOL_FULL]
+    full = [placement for placement, refusal in zip(placements, refusals, strict=True) if refusal.reason is _POOL_FULL]
     return (_owe(state, session, op, full, now_ns) if full else None) or (passing or refusals)[0]
 
 
-def _owe(state: State, session: Session, op: Acquire, full: list[Offer], now_ns: int) -> NoCapacity | None:
+def _owe(state: State, session: Session, op: Acquire, full: list[Placement], now_ns: int) -> NoCapacity | None:
     """Have what is the domain's by right brought back on one worker: where it waits already, or the cheapest."""
     waits_at = state.owed.get((session.epoch, op.lease_id))
-    for offer in sorted(full, key=lambda offer: offer.worker is not waits_at):
-        count = offer.worker.blocks_for(op.reserve_tokens) - offer.spot.num_blocks
-        protects = unprotected_blocks(offer.spot)
-        if owe(state, session.epoch, offer.worker, op.lease_id, offer.use, count, protects, now_ns):
+    for placement in sorted(full, key=lambda placement: placement.worker is not waits_at):
+        count = placement.worker.blocks_for(op.reserve_tokens) - placement.position.num_blocks
+        protects = unprotected_blocks(placement.position)
+        if owe(state, session.epoch, placement.worker, op.lease_id, placement.account, count, protects, now_ns):
             return NoCapacity(op.lease_id, _POOL_FULL, retry_ms(state))
     return None
 
@@ -92,54 +92,54 @@ def extend(state: State, worker: Worker, lease: Lease, op: Extend, now_ns: int) 
         return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, state.settings.heartbeat_ms)
     count = wanted - before
     key = (lease.epoch, op.lease_id)
-    plan = _plan(worker, lease.use, key, wanted, count, newly_protected=0)
+    plan = _plan(worker, lease.account, key, wanted, count, newly_protected=0)
     if isinstance(plan, NoCapacity):
         full = plan.reason is _POOL_FULL
-        if full and owe(state, lease.epoch, worker, op.lease_id, lease.use, count, 0, now_ns):
+        if full and owe(state, lease.epoch, worker, op.lease_id, lease.account, count, 0, now_ns):
             return NoCapacity(op.lease_id, _POOL_FULL, retry_ms(state))
         return plan
-    settle(state, lease.epoch, op.lease_id)
-    granted = _grant(worker, lease.use, plan, count)
+    end_reservation(state, lease.epoch, op.lease_id)
+    granted = _grant(worker, lease.account, plan, count)
     lease.table += granted.owned
     answer = Extended(op.lease_id, before, granted.owned, granted.zero)
     lease.last_extend = (op.reserve_tokens, answer)
     return answer
 
 
-def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int) -> Grant | NoCapacity:
+def _take(state: State, session: Session, op: Acquire, placement: Placement, now_ns: int) -> Grant | NoCapacity:
     """Decide on the offer; only when it has room, pin, evict, grant and record the lease."""
-    worker, use, tree, spot = offer.worker, offer.use, offer.tree, offer.spot
+    worker, account, tree, position = placement.worker, placement.account, placement.tree, placement.position
     total = worker.blocks_for(op.reserve_tokens)
-    count = total - spot.num_blocks
-    protects = unprotected_blocks(spot)
-    partial = find_copy(worker, use, op, spot)
-    more = blocks_newly_protected(spot, partial)
+    count = total - position.num_blocks
+    protects = unprotected_blocks(position)
+    partial = find_copy(worker, account, op, position)
+    more = blocks_newly_protected(position, partial)
     key = (session.epoch, op.lease_id)
-    plan = _plan(worker, use, key, total, count, newly_protected=protects + more)
+    plan = _plan(worker, account, key, total, count, newly_protected=protects + more)
     if isinstance(plan, NoCapacity) and partial is not None:
         partial = None
-        plan = _plan(worker, use, key, total, count, newly_protected=protects)
+        plan = _plan(worker, account, key, total, count, newly_protected=protects)
     if isinstance(plan, NoCapacity):
-        if use.is_strict or worker.may_get_room:  # a strict domain is told of its own leases only
+        if account.is_strict or worker.may_get_room:  # a strict domain is told of its own leases only
             return plan
         return NoCapacity(op.lease_id, NoCapacityReason.NEVER_FITS, _NEVER_RETRY_MS)
     worker.hang_up_tree(tree)
-    node = worker.settle(use, spot)
+    node = worker.split(account, position)
     nodes = path(node)
-    use.queue.touched(nodes, count, op.reuse, use.cached, now_ns)
+    account.eviction.touched(nodes, count, op.reuse, account.cached, now_ns)
     node.last_use_ns = now_ns
     number = state.next_lease_number()
-    use.protected += node.pin(number)
+    account.protected += node.pin(number)
     if partial is not None:
-        use.protected += partial.node.pin(number)
-    worker.quotas.settle(use)
-    granted = _grant(worker, use, plan, count)
+        account.protected += partial.node.pin(number)
+    worker.quotas.refresh(account)
+    granted = _grant(worker, account, plan, count)
     shared = b"".join(part.handles for part in nodes)
     grant = Grant(
         lease_id=op.lease_id,
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
-        num_cached_tokens=spot.num_blocks * worker.block_size,
+        num_cached_tokens=position.num_blocks * worker.block_size,
         shared=shared,
         shared_seals=worker.ledger.seals_of(shared),
         owned=granted.owned,
@@ -150,83 +150,85 @@ def _take(state: State, session: Session, op: Acquire, offer: Offer, now_ns: int
         number=number,
         lease_id=op.lease_id,
         epoch=session.epoch,
-        use=use,
+        account=account,
         namespace=op.namespace,
         node=node,
         table=bytearray(shared + granted.owned),
-        num_shared=spot.num_blocks,
-        num_settled=spot.num_blocks,
+        num_shared=position.num_blocks,
+        num_settled=position.num_blocks,
         granted_ns=now_ns,
         grant=grant,
         tree=tree,
         reuse=op.reuse,
         copy_node=None if partial is None else partial.node,
     )
-    expected = op.tokens if use.config.mode is not Mode.DISABLED else b""
+    expected = op.tokens if account.config.mode is not Mode.DISABLED else b""
     worker.flights.start(lease, expected, lambda: worker.is_findable(lease))
     worker.leases[number] = lease
-    use.leases += 1
-    use.query_tokens += 0 if op.skip_match else len(op.tokens) // TOKEN_BYTES
-    use.hit_tokens += grant.num_cached_tokens
+    account.leases += 1
+    account.query_tokens += 0 if op.skip_match else len(op.tokens) // TOKEN_BYTES
+    account.hit_tokens += grant.num_cached_tokens
     session.add(lease, worker)
     return grant
 
 
-def _offers(state: State, op: Acquire, config: DomainConfig) -> list[Offer]:
+def _placements(state: State, op: Acquire, config: DomainConfig) -> list[Placement]:
     """One per candidate that may grant now. Nothing is changed, but for the account of a domain that is new there."""
-    offers: list[Offer] = []
+    placements: list[Placement] = []
     if state.reincarnating:
-        return offers
+        return placements
     num_tokens = len(op.tokens) // TOKEN_BYTES
     matches = config.mode is not Mode.DISABLED and not op.skip_match
     for candidate in op.candidates:
         worker = state.workers.get(candidate.worker_id)
         if worker is None or not worker.is_open:
             continue
-        use = worker.use_of(config, state.settings.domains_per_worker_max)
+        account = worker.use_of(config, state.settings.domains_per_worker_max)
         tree = worker.find_tree(op.domain, op.namespace)
         if tree is None:
             tree = worker.new_tree(op.domain, op.namespace, root_seal(state.settings.seal_key, op.domain, op.namespace))
-        spot = Spot(tree, 0, 0)
+        position = MatchPosition(tree, 0, 0)
         if matches:
-            spot = walk(tree, op.tokens, worker.block_bytes, matchable_bytes(op.tokens, worker.block_bytes))
-        offer = Offer(worker, use, tree, spot, num_tokens - spot.num_blocks * worker.block_size + candidate.load_cost)
+            position = walk(tree, op.tokens, worker.block_bytes, matchable_bytes(op.tokens, worker.block_bytes))
+        placement = Placement(
+            worker, account, tree, position, num_tokens - position.num_blocks * worker.block_size + candidate.load_cost
+        )
         if op.may_wait and matches:
-            offer = weigh_waiting(state, op, offer)
-        offers.append(offer)
-    return offers
+            placement = weigh_waiting(state, op, placement)
+        placements.append(placement)
+    return placements
 
 
 def _plan(
-    worker: Worker, use: DomainUse, key: NeedKey, total: int, count: int, *, newly_protected: int
+    worker: Worker, account: Account, key: ReservationKey, total: int, count: int, *, newly_protected: int
 ) -> EvictionPlan | NoCapacity:
     """How `count` more blocks can be granted to a lease of `total`, or why not. Changes nothing."""
-    if total > worker.quotas.ceiling(use):
+    if total > worker.quotas.ceiling(account):
         return NoCapacity(key[1], NoCapacityReason.NEVER_FITS, _NEVER_RETRY_MS)
-    promised = worker.needs.promised(use, key)
+    promised = worker.reservations.promised(account, key)
     plan = worker.quotas.plan(
-        use, count, num_free=worker.ledger.num_free, newly_protected=newly_protected, promised=promised
+        account, count, num_free=worker.ledger.num_free, newly_protected=newly_protected, promised=promised
     )
     if isinstance(plan, NoCapacityReason):
-        return NoCapacity(key[1], plan, _retry_after_ms(worker, use, plan, count))
+        return NoCapacity(key[1], plan, _retry_after_ms(worker, account, plan, count))
     return plan
 
 
-def _grant(worker: Worker, use: DomainUse, plan: EvictionPlan, count: int) -> Granted:
+def _grant(worker: Worker, account: Account, plan: EvictionPlan, count: int) -> Granted:
     """Evict what was decided and lease the blocks."""
-    worker.make_room(use, plan)
-    granted = worker.ledger.grant(use, count)
-    worker.quotas.settle(use)
+    worker.make_room(account, plan)
+    granted = worker.ledger.grant(account, count)
+    worker.quotas.refresh(account)
     return granted
 
 
-def _retry_after_ms(worker: Worker, use: DomainUse, reason: NoCapacityReason, count: int) -> int:
+def _retry_after_ms(worker: Worker, account: Account, reason: NoCapacityReason, count: int) -> int:
     """Little's law: leased blocks come back at a rate of leased / mean time held.
 
     A domain at its own maximum, and a strict one always, is told of its own leases only.
     """
     if reason is NoCapacityReason.DOMAIN_MAXIMUM:
-        leased, mean_hold_ms = use.leased + use.draining, use.mean_hold_ms
+        leased, mean_hold_ms = account.leased + account.draining, account.mean_hold_ms
     else:
         leased, mean_hold_ms = sum(worker.ledger.counts) - worker.ledger.counts[0], worker.mean_hold_ms
     hint = ceil(mean_hold_ms * min(count, max(1, leased)) / max(1, leased))
@@ -246,7 +248,7 @@ def _until_open_ms(state: State, op: Acquire, now_ns: int) -> int:
 
 
 def _repeated(lease: Lease, op: Acquire) -> Answer:
-    if lease.use.config.domain != op.domain or lease.namespace != op.namespace:
+    if lease.account.config.domain != op.domain or lease.namespace != op.namespace:
         raise OpRefused("this lease id is in use for another domain or namespace; choose a new one")
     return lease.grant
 

@@ -29,7 +29,7 @@ def _match(state: State, query: MatchQuery) -> MatchHint:
         if tree is None:
             continue
         stop = matchable_bytes(query.tokens, worker.block_bytes)
-        spot = walk(tree, query.tokens, worker.block_bytes, stop)
-        if spot.num_blocks:
-            found.append((worker.worker_id, spot.num_blocks * worker.block_size))
+        position = walk(tree, query.tokens, worker.block_bytes, stop)
+        if position.num_blocks:
+            found.append((worker.worker_id, position.num_blocks * worker.block_size))
     return MatchHint(tuple(worker_id for worker_id, _ in found), tuple(count for _, count in found))

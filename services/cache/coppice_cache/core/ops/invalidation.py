@@ -1,18 +1,25 @@
-"""Forget what is cached, of a domain, of a namespace, of both, of everything, or what follows one prefix.
+"""Forget what is cached: of a domain, of a namespace, of both, of everything, what follows one prefix, or what a worker
+refused although the tree says that it has it.
 
 From the call on nobody finds it: a tree by its stamp, a subtree because its parent does not list it. Nothing is walked
 then. Leases that read it go on, and publish there no more. The memory comes back in slices at every tick, at once where
 it is needed, and before anything that can still be found.
+
+    tree    [a b c]--[d e f]--[g]        a worker refused e
+            [a b c]--[d]    [e f]--[g]   [e f] and [g] are orphans: found by nobody, freed when no lease reads them
 """
 
 from __future__ import annotations
 
+from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES, DomainId, Namespace
-from coppice_cache.core.base.errors import MessageRefused
+from coppice.messages.index import Distrust, Distrusted
+from coppice_cache.core.base.errors import MessageRefused, OpRefused
 from coppice_cache.core.base.settings import is_text
-from coppice_cache.core.pool.deferred_free import doom
+from coppice_cache.core.pool.free_ring import unpack_handles
+from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.store import BlockStore
-from coppice_cache.core.radix.tree import Spot, Tree, root_of, walk
+from coppice_cache.core.radix.tree import MatchPosition, Tree, path, root_of, walk
 from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Worker
 
@@ -59,16 +66,47 @@ def _cut_prefix(store: BlockStore, domain: DomainId, namespace: Namespace, token
     num_blocks = len(tokens) // store.block_bytes
     if tree is None or not num_blocks:
         return False
-    spot = walk(tree, tokens, store.block_bytes, num_blocks * store.block_bytes)
-    if spot.num_blocks < num_blocks:
+    position = walk(tree, tokens, store.block_bytes, num_blocks * store.block_bytes)
+    if position.num_blocks < num_blocks:
         return False  # the block in question is not there, so nothing follows it
-    cut(store, Spot(spot.node, spot.blocks_into - 1, 0))
+    cut(store, MatchPosition(position.node, position.blocks_into - 1, 0))
     return True
 
 
-def cut(store: BlockStore, spot: Spot) -> None:
+def cut(store: BlockStore, position: MatchPosition) -> None:
     """What follows the spot, on its edge and below, is found by nobody any more."""
-    node = spot.node
-    if spot.blocks_into:
-        store.settle(store.quotas.uses[root_of(node).domain], spot)
-    doom(store, node)
+    node = position.node
+    if position.blocks_into:
+        store.split(store.quotas.accounts[root_of(node).domain], position)
+    store.cut_off(node)
+
+
+_NODES_AT_ONCE = 256  # the rest of a larger subtree is taken apart later
+
+
+def distrust(worker: Worker, lease: Lease, op: Distrust) -> Distrusted:
+    """Only what stands on the lease's own path is listened to; so a client can hurt nobody else's tree.
+
+    Raises OpRefused for handles that are cut.
+    """
+    if len(op.handles) % HANDLE_BYTES:
+        raise OpRefused(f"handles have {len(op.handles)} bytes; they must be packed u64")
+    accused = set(unpack_handles(op.handles))
+    is_found = lease.tree is not None and worker.is_current(lease.tree)  # else all of it is forgotten already
+    position = _first_accused(lease, accused) if is_found else None
+    if position is not None:
+        cut(worker, position)
+        worker.free_deferred(lease.account, num_blocks=worker.num_blocks, num_nodes=_NODES_AT_ONCE)
+        worker.quotas.refresh(lease.account)
+    return Distrusted(op.lease_id)
+
+
+def _first_accused(lease: Lease, accused: set[int]) -> MatchPosition | None:
+    """Just above the first accused block that can still be found; None when there is none."""
+    for node in path(lease.node):
+        if node.is_orphan:
+            return None
+        for index, handle in enumerate(unpack_handles(node.handles)):
+            if handle in accused:
+                return MatchPosition(node, index, 0)
+    return None

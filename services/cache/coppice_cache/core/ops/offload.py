@@ -22,15 +22,14 @@ from coppice.messages.registration import CopyOrder, Direction
 from coppice.seals import SEAL_BYTES, root_seal
 from coppice_cache.core.ops.invalidation import cut
 from coppice_cache.core.ops.pins import extend_pins
-from coppice_cache.core.pool.insert import settle_path
+from coppice_cache.core.pool.free_ring import unpack_blocks
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.pool.packed import unpack_blocks
-from coppice_cache.core.pool.quotas import DomainUse, EvictionPlan
+from coppice_cache.core.pool.quotas import Account, EvictionPlan
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.tree import (
     NEVER_COPIED,
+    MatchPosition,
     Node,
-    Spot,
     Tree,
     is_cut_off,
     path,
@@ -38,16 +37,17 @@ from coppice_cache.core.radix.tree import (
     unprotected_blocks,
     walk,
 )
-from coppice_cache.core.state.host_tier import CopyJob
 from coppice_cache.core.state.state import State
-from coppice_cache.core.state.workers import Worker
+from coppice_cache.core.state.workers import CopyJob, Worker
 
 _NO_ID = LeaseId(b"")
 _NO_EPOCH = SchedulerEpoch(0)
 _NO_GRANT = Grant(_NO_ID, WorkerId(""), WorkerEpoch(0), 0, b"", b"", b"", b"")
 
 
-def host_match(worker: Worker, domain: DomainId, namespace: Namespace, tokens: bytes, stop: int) -> Spot | None:
+def host_match(
+    worker: Worker, domain: DomainId, namespace: Namespace, tokens: bytes, stop: int
+) -> MatchPosition | None:
     """Where a walk of the host trees ends; None without a host tier or a tree there."""
     if worker.host is None:
         return None
@@ -56,26 +56,38 @@ def host_match(worker: Worker, domain: DomainId, namespace: Namespace, tokens: b
 
 
 def promote(
-    state: State, worker: Worker, tree: Tree, spot: Spot, use: DomainUse, tokens: bytes, num_host_blocks: int
+    state: State,
+    worker: Worker,
+    tree: Tree,
+    position: MatchPosition,
+    account: Account,
+    tokens: bytes,
+    num_host_blocks: int,
 ) -> bool:
     """Order the `num_host_blocks` that the host tier has beyond `spot` to the device, if that is worth it and there is
     room."""
     if worker.host is None or not _has_place(state, worker):
         return False
     count = min(num_host_blocks, _copies_left(state, worker))
-    if worker.needs.waiting or count <= 0 or not state.settings.tiers.is_worth_promoting(count, worker.block_size):
+    if (
+        worker.reservations.waiting
+        or count <= 0
+        or not state.settings.tiers.is_worth_promoting(count, worker.block_size)
+    ):
         return False
-    plan = worker.quotas.plan(use, count, num_free=worker.ledger.num_free, newly_protected=unprotected_blocks(spot))
+    plan = worker.quotas.plan(
+        account, count, num_free=worker.ledger.num_free, newly_protected=unprotected_blocks(position)
+    )
     if not isinstance(plan, EvictionPlan):
         return False
     host = worker.host.store
-    end = (spot.num_blocks + count) * worker.block_bytes
+    end = (position.num_blocks + count) * worker.block_bytes
     found = host_match(worker, tree.domain, tree.namespace, tokens, end)
     assert found is not None
-    assert found.num_blocks == spot.num_blocks + count, "the host tier has less than was said"
-    target = _claim(state, worker, use, tree, spot, plan, count)
-    host_use = host.quotas.uses[tree.domain]
-    source = _hold(state, host, host_use, root_of(found.node), host.settle(host_use, found), found.num_blocks)
+    assert found.num_blocks == position.num_blocks + count, "the host tier has less than was said"
+    target = _claim(state, worker, account, tree, position, plan, count)
+    host_use = host.quotas.accounts[tree.domain]
+    source = _hold(state, host, host_use, root_of(found.node), host.split(host_use, found), found.num_blocks)
     _order(state, worker, Direction.PROMOTE, host, source, target, tokens[:end])
     worker.flights.start(target, tokens[:end], partial(host.is_findable, source))
     return True
@@ -90,13 +102,13 @@ def plan_demotions(state: State, worker: Worker) -> None:
         return
     # A copy holds its source for as long as the worker takes, which a strict domain could feel, and nobody zeroes
     # host blocks: who asks for that stays on the device (I15).
-    lending = [use for use in worker.quotas.uses.values() if not use.config.wipes]
-    for use in sorted(lending, key=lambda use: -use.over):
-        for node in use.queue.next_victims(state.settings.copy_orders_max):
+    lending = [account for account in worker.quotas.accounts.values() if not account.config.wipes]
+    for account in sorted(lending, key=lambda account: -account.over):
+        for node in account.eviction.next_victims(state.settings.copy_orders_max):
             if not _has_place(state, worker) or wanted <= 0:
                 return
             wanted -= node.num_blocks
-            _demote(state, worker, use, node)
+            _demote(state, worker, account, node)
 
 
 def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tuple[int, ...], now_ns: int) -> None:
@@ -126,7 +138,7 @@ def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tup
             _note_seals(to_store, job.order)
 
 
-def _demote(state: State, worker: Worker, use: DomainUse, node: Node) -> None:
+def _demote(state: State, worker: Worker, account: Account, node: Node) -> None:
     """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room.
 
     Once for each use: where the host holds less than the victims, it has dropped some again, and copying those would
@@ -136,36 +148,38 @@ def _demote(state: State, worker: Worker, use: DomainUse, node: Node) -> None:
     host = worker.host.store
     if node.copied_use_ns == node.last_use_ns:
         return
-    if is_cut_off(node) or not _may_enter(state, host, use):
+    if is_cut_off(node) or not _may_enter(state, host, account):
         return  # invalidated, and not taken apart yet; or the accounts of the host tier are full
     tree, nodes = root_of(node), path(node)
     tokens = b"".join(part.tokens for part in nodes)
-    host_use = host.quotas.use_of(use.config)
+    host_use = host.quotas.use_of(account.config)
     there = host.find_tree(tree.domain, tree.namespace)
     if there is None:
         there = host.new_tree(
             tree.domain, tree.namespace, root_seal(state.settings.seal_key, tree.domain, tree.namespace)
         )
-    spot = walk(there, tokens, worker.block_bytes)
-    count = len(tokens) // worker.block_bytes - spot.num_blocks
+    position = walk(there, tokens, worker.block_bytes)
+    count = len(tokens) // worker.block_bytes - position.num_blocks
     if not 0 < count <= _copies_left(state, worker) or not worker.is_current(tree):
         return
     if not state.settings.tiers.is_worth_demoting(count, worker.block_size):
         return
-    plan = host.quotas.plan(host_use, count, num_free=host.ledger.num_free, newly_protected=unprotected_blocks(spot))
+    plan = host.quotas.plan(
+        host_use, count, num_free=host.ledger.num_free, newly_protected=unprotected_blocks(position)
+    )
     if not isinstance(plan, EvictionPlan):
         return
-    target = _claim(state, host, host_use, there, spot, plan, count)
-    source = _hold(state, worker, use, tree, node, len(tokens) // worker.block_bytes)
+    target = _claim(state, host, host_use, there, position, plan, count)
+    source = _hold(state, worker, account, tree, node, len(tokens) // worker.block_bytes)
     _order(state, worker, Direction.DEMOTE, worker, source, target, tokens)
     node.copied_use_ns = node.last_use_ns
 
 
-def _may_enter(state: State, host: BlockStore, use: DomainUse) -> bool:
-    uses, limit = host.quotas.uses, state.settings.domains_per_worker_max
-    if use.config.domain not in uses and len(uses) >= limit:
+def _may_enter(state: State, host: BlockStore, account: Account) -> bool:
+    accounts, limit = host.quotas.accounts, state.settings.domains_per_worker_max
+    if account.config.domain not in accounts and len(accounts) >= limit:
         host.quotas.forget_idle()
-    return use.config.domain in uses or len(uses) < limit
+    return account.config.domain in accounts or len(accounts) < limit
 
 
 def _has_place(state: State, worker: Worker) -> bool:
@@ -197,25 +211,31 @@ def _order(
 
 
 def _claim(
-    state: State, store: BlockStore, use: DomainUse, tree: Tree, spot: Spot, plan: EvictionPlan, count: int
+    state: State,
+    store: BlockStore,
+    account: Account,
+    tree: Tree,
+    position: MatchPosition,
+    plan: EvictionPlan,
+    count: int,
 ) -> Lease:
     """The written end: a pin at the spot, and `count` blocks that follow it."""
     store.hang_up_tree(tree)
-    target = _hold(state, store, use, tree, store.settle(use, spot), spot.num_blocks)
-    store.make_room(use, plan)
-    target.table += store.ledger.grant(use, count).owned
-    store.quotas.settle(use)
+    target = _hold(state, store, account, tree, store.split(account, position), position.num_blocks)
+    store.make_room(account, plan)
+    target.table += store.ledger.grant(account, count).owned
+    store.quotas.refresh(account)
     return target
 
 
-def _hold(state: State, store: BlockStore, use: DomainUse, tree: Tree, node: Node, num_blocks: int) -> Lease:
+def _hold(state: State, store: BlockStore, account: Account, tree: Tree, node: Node, num_blocks: int) -> Lease:
     """A lease of nobody's session: a pin on `node`, which ends `num_blocks` from its root."""
     table = bytearray(b"".join(part.handles for part in path(node)))
     lease = Lease(
         number=state.next_lease_number(),
         lease_id=_NO_ID,
         epoch=_NO_EPOCH,
-        use=use,
+        account=account,
         namespace=tree.namespace,
         node=node,
         table=table,
@@ -227,7 +247,7 @@ def _hold(state: State, store: BlockStore, use: DomainUse, tree: Tree, node: Nod
     )
     store.copying[lease.number] = lease
     store.pin(lease, node)
-    store.quotas.settle(use)
+    store.quotas.refresh(account)
     return lease
 
 
@@ -235,8 +255,8 @@ def _store(state: State, store: BlockStore, job: CopyJob, now_ns: int) -> None:
     """The written end is full: publish it, unless its place was invalidated meanwhile."""
     target = job.target
     if store.is_findable(target):
-        settle_path(store, target, job.tokens, state.settings.seal_key, now_ns)
-        store.quotas.settle(target.use)
+        store.insert(target, job.tokens, state.settings.seal_key, now_ns)
+        store.quotas.refresh(target.account)
 
 
 def _forget(store: BlockStore, job: CopyJob) -> None:
@@ -245,8 +265,8 @@ def _forget(store: BlockStore, job: CopyJob) -> None:
     if source.tree is not None and store.is_findable(source):
         first = source.num_settled - len(job.order.src) // HANDLE_BYTES
         tokens = b"".join(part.tokens for part in path(source.node))
-        spot = walk(source.tree, tokens, store.block_bytes, (first + 1) * store.block_bytes)
-        cut(store, Spot(spot.node, spot.blocks_into - 1, 0))
+        position = walk(source.tree, tokens, store.block_bytes, (first + 1) * store.block_bytes)
+        cut(store, MatchPosition(position.node, position.blocks_into - 1, 0))
 
 
 def _note_seals(store: BlockStore, order: CopyOrder) -> None:
@@ -258,5 +278,5 @@ def _note_seals(store: BlockStore, order: CopyOrder) -> None:
 def _let_go(store: BlockStore, lease: Lease) -> None:
     del store.copying[lease.number]
     store.unpin(lease, lease.node)
-    store.ledger.give_back(lease.use, lease.own_handles(), drained=False)
-    store.quotas.settle(lease.use)
+    store.ledger.give_back(lease.account, lease.own_handles(), drained=False)
+    store.quotas.refresh(lease.account)

@@ -25,10 +25,10 @@ from coppice.messages.index import (
     Reuse,
 )
 from coppice_cache.core.base.errors import OpRefused
-from coppice_cache.core.ops.distrust import distrust
 from coppice_cache.core.ops.grants import acquire, extend
+from coppice_cache.core.ops.invalidation import distrust
 from coppice_cache.core.ops.publication import publish
-from coppice_cache.core.ops.reclaim import settle
+from coppice_cache.core.ops.reclaim import end_reservation
 from coppice_cache.core.ops.retention import retain
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.state.sessions import Session
@@ -67,7 +67,7 @@ def _dispatch(state: State, session: Session, op: Op, now_ns: int) -> Answer:
     lease = session.leases.get(op.lease_id)
     if isinstance(op, Release | Abandon):
         session.stop_waiting(op.lease_id)
-        settle(state, session.epoch, op.lease_id)
+        end_reservation(state, session.epoch, op.lease_id)
         if lease is not None:
             worker = session.workers[op.lease_id]
             if isinstance(op, Release):
@@ -91,10 +91,10 @@ def release(session: Session, worker: Worker, lease: Lease, now_ns: int, reuse: 
     session.remove(lease.lease_id)
     held_ms = (now_ns - lease.granted_ns) / NS_PER_MS
     worker.mean_hold_ms += _HOLD_WEIGHT * (held_ms - worker.mean_hold_ms)
-    lease.use.mean_hold_ms += _HOLD_WEIGHT * (held_ms - lease.use.mean_hold_ms)
+    lease.account.mean_hold_ms += _HOLD_WEIGHT * (held_ms - lease.account.mean_hold_ms)
     lease.node.last_use_ns = now_ns
     if reuse is not Reuse.UNKNOWN and lease.tree is not None:
-        lease.use.queue.hinted(lease.node, reuse)
+        lease.account.eviction.hinted(lease.node, reuse)
     worker.finish(lease)
 
 

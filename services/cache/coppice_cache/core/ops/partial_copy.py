@@ -12,26 +12,26 @@ from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import Acquire, Grant
 from coppice_cache.core.base.settings import Mode
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.radix.partial_match import PartialMatch
-from coppice_cache.core.radix.tree import Spot
+from coppice_cache.core.radix.tree import MatchPosition
 from coppice_cache.core.state.workers import Worker
 
 
-def find_copy(worker: Worker, use: DomainUse, op: Acquire, spot: Spot) -> PartialMatch | None:
+def find_copy(worker: Worker, account: Account, op: Acquire, position: MatchPosition) -> PartialMatch | None:
     """The best source for the first block after the match. The last token is computed, never copied."""
-    if not op.wants_copy or op.skip_match or use.config.mode is Mode.DISABLED:
+    if not op.wants_copy or op.skip_match or account.config.mode is Mode.DISABLED:
         return None
-    start = spot.num_blocks * worker.block_bytes
+    start = position.num_blocks * worker.block_bytes
     rest = op.tokens[start : min(start + worker.block_bytes, len(op.tokens) - TOKEN_BYTES)]
-    return worker.child_orders.find(spot, rest, worker.block_bytes) if rest else None
+    return worker.child_orders.find(position, rest, worker.block_bytes) if rest else None
 
 
-def blocks_newly_protected(spot: Spot, partial: PartialMatch | None) -> int:
+def blocks_newly_protected(position: MatchPosition, partial: PartialMatch | None) -> int:
     """By the second pin, beside those on the path to `spot`."""
     if partial is None or partial.node.guards:
         return 0
-    return partial.node.num_blocks - (spot.blocks_into if partial.node is spot.node else 0)
+    return partial.node.num_blocks - (position.blocks_into if partial.node is position.node else 0)
 
 
 def with_copy(worker: Worker, grant: Grant, partial: PartialMatch | None) -> Grant:

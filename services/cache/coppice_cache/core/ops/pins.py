@@ -14,11 +14,10 @@ from coppice.ids import TOKEN_BYTES, DomainId, WorkerId
 from coppice_cache.core.base.errors import MessageRefused, OpRefused
 from coppice_cache.core.base.results import PinView
 from coppice_cache.core.base.settings import is_text
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.store import HeldPin
 from coppice_cache.core.radix.tree import Tree, is_cut_off, walk
-from coppice_cache.core.state.pin_specs import PinSpec
-from coppice_cache.core.state.state import State
+from coppice_cache.core.state.state import PinSpec, State
 from coppice_cache.core.state.workers import Worker
 
 NAME_BYTES_MAX = 128
@@ -82,48 +81,48 @@ def _extend(state: State, worker: Worker, spec: PinSpec) -> None:
     have = held.num_blocks if held is not None else 0
     if have == len(spec.tokens) // worker.block_bytes:
         return
-    spot = walk(tree, spec.tokens, worker.block_bytes)
-    if spot.num_blocks <= have:
+    position = walk(tree, spec.tokens, worker.block_bytes)
+    if position.num_blocks <= have:
         return
-    use = worker.quotas.uses[spec.domain]
-    wanted = min(spot.num_blocks, have + _allowance(worker, use))
+    account = worker.quotas.accounts[spec.domain]
+    wanted = min(position.num_blocks, have + _allowance(worker, account))
     if wanted <= have:
         return
-    if wanted < spot.num_blocks:
-        spot = walk(tree, spec.tokens, worker.block_bytes, wanted * worker.block_bytes)
-    node = worker.settle(use, spot)
+    if wanted < position.num_blocks:
+        position = walk(tree, spec.tokens, worker.block_bytes, wanted * worker.block_bytes)
+    node = worker.split(account, position)
     number = state.next_lease_number()
-    use.protected += node.pin(number)
+    account.protected += node.pin(number)
     if held is not None:
-        _unpin_node(worker, use, held)
+        _unpin_node(worker, account, held)
     worker.pins[spec.name] = HeldPin(number, tree, node, wanted)
-    worker.quotas.settle(use)
+    worker.quotas.refresh(account)
 
 
-def _allowance(worker: Worker, use: DomainUse) -> int:
+def _allowance(worker: Worker, account: Account) -> int:
     """How many more blocks pins of this domain may hold."""
     pinned: dict[DomainId, int] = {}
     for held in worker.pins.values():
         pinned[held.tree.domain] = pinned.get(held.tree.domain, 0) + held.num_blocks
-    uses = worker.quotas.uses
-    nobodys = worker.num_blocks - sum(other.guarantee for other in uses.values())
-    borrowed = sum(max(0, count - uses[domain].guarantee) for domain, count in pinned.items())
-    own = pinned.get(use.config.domain, 0)
-    room = max(0, use.guarantee - own) + max(0, nobodys - borrowed)
-    return max(0, min(room, use.maximum - own))
+    accounts = worker.quotas.accounts
+    nobodys = worker.num_blocks - sum(other.guarantee for other in accounts.values())
+    borrowed = sum(max(0, count - accounts[domain].guarantee) for domain, count in pinned.items())
+    own = pinned.get(account.config.domain, 0)
+    room = max(0, account.guarantee - own) + max(0, nobodys - borrowed)
+    return max(0, min(room, account.maximum - own))
 
 
 def _let_go(worker: Worker, name: str) -> None:
     held = worker.pins.pop(name, None)
     if held is not None:
-        use = worker.quotas.uses[held.tree.domain]
-        _unpin_node(worker, use, held)
-        worker.quotas.settle(use)
+        account = worker.quotas.accounts[held.tree.domain]
+        _unpin_node(worker, account, held)
+        worker.quotas.refresh(account)
 
 
-def _unpin_node(worker: Worker, use: DomainUse, held: HeldPin) -> None:
-    use.protected -= held.node.unpin(held.number)
-    worker.offer(use, held.node)
+def _unpin_node(worker: Worker, account: Account, held: HeldPin) -> None:
+    account.protected -= held.node.unpin(held.number)
+    worker.offer(account, held.node)
 
 
 def _check(state: State, spec: PinSpec) -> None:

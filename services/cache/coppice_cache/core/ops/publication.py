@@ -15,7 +15,6 @@ from coppice.seals import NO_SEAL, SEAL_BYTES, chain_seals
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.ops.pins import extend_pins
-from coppice_cache.core.pool.insert import settle_path
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.radix.tree import path
 from coppice_cache.core.state.state import NS_PER_MS, State
@@ -24,7 +23,7 @@ from coppice_cache.core.state.workers import Worker
 
 def publish(state: State, worker: Worker, lease: Lease, op: Publish, now_ns: int) -> Answer:
     """Blocks [first_block, first_block + n) of the sequence are full and written."""
-    if lease.use.config.mode is Mode.DISABLED:
+    if lease.account.config.mode is Mode.DISABLED:
         return NotPublished(op.lease_id, NotPublishedReason.DOMAIN_DISABLED)
     if lease.tree is None or lease.held or not worker.is_findable(lease):
         worker.flights.end(lease)
@@ -47,11 +46,11 @@ def _advance(state: State, worker: Worker, lease: Lease, tokens: bytes, now_ns: 
     worker.end_copy(lease)
     if worker.flights.departs(lease, tokens):
         worker.flights.end(lease)
-    cached = settle_path(worker, lease, tokens, state.settings.seal_key, now_ns)
+    cached = worker.insert(lease, tokens, state.settings.seal_key, now_ns)
     if cached:
         worker.remember_publication(cached, now_ns, state.settings.worker_ttl_ms * NS_PER_MS)
     worker.flights.advance(lease)
-    worker.quotas.settle(lease.use)
+    worker.quotas.refresh(lease.account)
 
 
 def _answer(worker: Worker, lease: Lease, op: Publish, end: int) -> Published:

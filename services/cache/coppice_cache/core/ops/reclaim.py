@@ -21,8 +21,8 @@ from coppice.handles import HANDLE_BYTES
 from coppice.ids import LeaseId, SchedulerEpoch
 from coppice.messages.index import Reattached, Reclaim
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.pool.quotas import DomainUse
-from coppice_cache.core.pool.reservations import Ask
+from coppice_cache.core.pool.quotas import Account
+from coppice_cache.core.pool.reservations import ReclaimRequest
 from coppice_cache.core.radix.tree import Node
 from coppice_cache.core.state.state import NS_PER_MS, State
 from coppice_cache.core.state.workers import Worker
@@ -40,7 +40,7 @@ def owe(
     epoch: SchedulerEpoch,
     worker: Worker,
     lease_id: LeaseId,
-    use: DomainUse,
+    account: Account,
     count: int,
     newly_protected: int,
     now_ns: int,
@@ -49,32 +49,32 @@ def owe(
 
     A request that could go to several workers waits for the one that it waits for already.
     """
-    if not use.is_within(count, newly_protected):
-        settle(state, epoch, lease_id)
+    if not account.is_within(count, newly_protected):
+        end_reservation(state, epoch, lease_id)
         return False
     known = state.owed.get((epoch, lease_id))
     if known is not None and known is not worker:
-        settle(state, epoch, lease_id)
-    if worker.needs.note((epoch, lease_id), use, count + newly_protected, now_ns):
+        end_reservation(state, epoch, lease_id)
+    if worker.reservations.note((epoch, lease_id), account, count + newly_protected, now_ns):
         state.owed[epoch, lease_id] = worker
     ask_back(state, worker, now_ns)
     return True
 
 
-def settle(state: State, epoch: SchedulerEpoch, lease_id: LeaseId) -> None:
+def end_reservation(state: State, epoch: SchedulerEpoch, lease_id: LeaseId) -> None:
     """It was granted, or is over: nothing is kept for it any more."""
     worker = state.owed.pop((epoch, lease_id), None)
     if worker is not None:
-        worker.needs.forget((epoch, lease_id))
+        worker.reservations.forget((epoch, lease_id))
 
 
-def settle_session(state: State, epoch: SchedulerEpoch) -> None:
+def end_reservations_of_session(state: State, epoch: SchedulerEpoch) -> None:
     for owner, lease_id in [key for key in state.owed if key[0] == epoch]:
-        settle(state, owner, lease_id)
+        end_reservation(state, owner, lease_id)
 
 
-def settle_worker(state: State, worker: Worker) -> None:
-    for key in worker.needs.waiting:
+def end_reservations_of_worker(state: State, worker: Worker) -> None:
+    for key in worker.reservations.waiting:
         state.owed.pop(key, None)
 
 
@@ -88,21 +88,21 @@ def retry_ms(state: State) -> int:
 
 def ask_back(state: State, worker: Worker, now_ns: int) -> None:
     """Ask for what the needs lack and nobody is asked for yet: of those furthest over their guarantees first."""
-    needs = worker.needs
-    needs.settle()
-    short = needs.lacking() - needs.coming()
-    if short <= 0 or now_ns < needs.quiet_until_ns:
+    reservations = worker.reservations
+    reservations.drop_answered()
+    short = reservations.lacking() - reservations.coming()
+    if short <= 0 or now_ns < reservations.quiet_until_ns:
         return
     grace_ns = state.settings.reclaim_grace_ms * NS_PER_MS
     lenders = _lenders(worker)
-    for use, count in _divide(worker, lenders, short):
-        target = use.firm - needs.outstanding(use) - count
-        asks = needs.asks.setdefault(use, deque())
-        asks.append(Ask(target, again_ns=now_ns + grace_ns // _AGAIN, due_ns=now_ns + grace_ns))
-        _say(state, worker, use, lenders[use])
+    for account, count in _divide(worker, lenders, short):
+        target = account.firm - reservations.outstanding(account) - count
+        requests = reservations.requests.setdefault(account, deque())
+        requests.append(ReclaimRequest(target, again_ns=now_ns + grace_ns // _AGAIN, due_ns=now_ns + grace_ns))
+        _say(state, worker, account, lenders[account])
         short -= count
     if short > 0:
-        needs.quiet_until_ns = now_ns + grace_ns // _QUIET
+        reservations.quiet_until_ns = now_ns + grace_ns // _QUIET
 
 
 @dataclass(slots=True)
@@ -124,12 +124,12 @@ class Lender:
         return chosen
 
 
-def _lenders(worker: Worker) -> dict[DomainUse, Lender]:
+def _lenders(worker: Worker) -> dict[Account, Lender]:
     """Cost: the leases of the worker and the paths of those that borrow."""
-    found: dict[DomainUse, Lender] = {}
+    found: dict[Account, Lender] = {}
     for lease in reversed(worker.leases.values()):
-        if not lease.draining and not lease.use.is_strict and lease.use.firm:
-            found.setdefault(lease.use, Lender()).leases.append(lease)
+        if not lease.draining and not lease.account.is_strict and lease.account.firm:
+            found.setdefault(lease.account, Lender()).leases.append(lease)
     for lender in found.values():
         lender.gains = _gains(lender.leases)
     return found
@@ -164,33 +164,33 @@ def _unprotected(node: Node | None, pins: dict[Node, int], guards: dict[Node, in
     return lost
 
 
-def _divide(worker: Worker, lenders: dict[DomainUse, Lender], short: int) -> list[tuple[DomainUse, int]]:
+def _divide(worker: Worker, lenders: dict[Account, Lender], short: int) -> list[tuple[Account, int]]:
     """How much to ask of whom: never more than was borrowed (I14), nor than leases can give back."""
-    room: dict[DomainUse, int] = {}
-    heap: list[tuple[int, int, DomainUse]] = []
-    for order, (use, lender) in enumerate(lenders.items()):
-        asked = worker.needs.outstanding(use)
-        room[use] = min(use.firm, sum(lender.gains)) - asked
-        heap.append((asked - use.over, order, use))
+    room: dict[Account, int] = {}
+    heap: list[tuple[int, int, Account]] = []
+    for order, (account, lender) in enumerate(lenders.items()):
+        asked = worker.reservations.outstanding(account)
+        room[account] = min(account.firm, sum(lender.gains)) - asked
+        heap.append((asked - account.over, order, account))
     heapify(heap)
-    parts: dict[DomainUse, int] = {}
+    parts: dict[Account, int] = {}
     while short > 0 and heap:
-        key, order, use = heappop(heap)
-        count = min(short, room[use], _CHUNK_BLOCKS)
+        key, order, account = heappop(heap)
+        count = min(short, room[account], _CHUNK_BLOCKS)
         if count > 0:
-            parts[use] = parts.get(use, 0) + count
-            room[use] -= count
+            parts[account] = parts.get(account, 0) + count
+            room[account] -= count
             short -= count
-            heappush(heap, (key + count, order, use))
+            heappush(heap, (key + count, order, account))
     return list(parts.items())
 
 
-def _say(state: State, worker: Worker, use: DomainUse, lender: Lender) -> None:
+def _say(state: State, worker: Worker, account: Account, lender: Lender) -> None:
     by_session: dict[SchedulerEpoch, int] = {}
-    for lease, count in lender.latest(worker.needs.outstanding(use)):
+    for lease, count in lender.latest(worker.reservations.outstanding(account)):
         by_session[lease.epoch] = by_session.get(lease.epoch, 0) + count
     for epoch, count in by_session.items():
-        state.tell_client(epoch, Reclaim(state.cache_epoch, worker.worker_id, use.config.domain, count))
+        state.tell_client(epoch, Reclaim(state.cache_epoch, worker.worker_id, account.config.domain, count))
 
 
 # --- time
@@ -198,34 +198,34 @@ def _say(state: State, worker: Worker, use: DomainUse, lender: Lender) -> None:
 
 def tick(state: State, worker: Worker, now_ns: int) -> None:
     """Needs that nobody asks for any more end; asks that nobody answers are said again, then taken through a fence."""
-    needs = worker.needs
-    if not needs.waiting and not needs.asks:
+    reservations = worker.reservations
+    if not reservations.waiting and not reservations.requests:
         return
-    for key in needs.expired(now_ns - state.settings.reclaim_grace_ms * NS_PER_MS):
-        settle(state, *key)
-    needs.settle()
-    for use in tuple(needs.asks):
-        _tick_asks(state, worker, use, now_ns)
-    if needs.waiting:
+    for key in reservations.expired(now_ns - state.settings.reclaim_grace_ms * NS_PER_MS):
+        end_reservation(state, *key)
+    reservations.drop_answered()
+    for account in tuple(reservations.requests):
+        _tick_asks(state, worker, account, now_ns)
+    if reservations.waiting:
         ask_back(state, worker, now_ns)
 
 
-def _tick_asks(state: State, worker: Worker, use: DomainUse, now_ns: int) -> None:
-    needs = worker.needs
-    asks = needs.asks[use]
-    still_short = needs.lacking() - needs.draining()
-    if still_short > 0 and any(ask.again_ns <= now_ns for ask in asks):
-        _say(state, worker, use, _lenders(worker).get(use, Lender()))
+def _tick_asks(state: State, worker: Worker, account: Account, now_ns: int) -> None:
+    reservations = worker.reservations
+    requests = reservations.requests[account]
+    still_short = reservations.lacking() - reservations.draining()
+    if still_short > 0 and any(request.again_ns <= now_ns for request in requests):
+        _say(state, worker, account, _lenders(worker).get(account, Lender()))
     overdue = 0
-    while asks and asks[0].due_ns <= now_ns:
-        overdue = use.firm - asks.popleft().target
-    for ask in asks:
-        if ask.again_ns <= now_ns:
-            ask.again_ns = ask.due_ns
-    if not asks:
-        del needs.asks[use]
+    while requests and requests[0].due_ns <= now_ns:
+        overdue = account.firm - requests.popleft().target
+    for request in requests:
+        if request.again_ns <= now_ns:
+            request.again_ns = request.due_ns
+    if not requests:
+        del reservations.requests[account]
     if min(overdue, still_short) > 0:
-        lender = _lenders(worker).get(use, Lender())
+        lender = _lenders(worker).get(account, Lender())
         for lease, _ in lender.latest(min(overdue, still_short)):
             take_away(state, worker, lease)
 
@@ -235,6 +235,6 @@ def take_away(state: State, worker: Worker, lease: Lease) -> None:
     session = state.sessions[lease.epoch]
     session.remove(lease.lease_id)
     session.draining.add(lease.lease_id)
-    lease.use.fenced_leases += 1
+    lease.account.fenced_leases += 1
     state.tell_client(lease.epoch, Reattached(state.cache_epoch, (), (lease.lease_id,)))
     state.fence_leases(worker, lease)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from coppice.messages.index import RETAIN_PRIORITY_MAX, Answer, Retain, Retained
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.radix.tree import Node, Spot, path
+from coppice_cache.core.radix.tree import MatchPosition, Node, path
 from coppice_cache.core.state.workers import Worker
 
 _NS_PER_MS = 1_000_000
@@ -27,7 +27,7 @@ def retain(worker: Worker, lease: Lease, op: Retain, now_ns: int) -> Answer:
     if lease.tree is None or not worker.is_findable(lease) or end <= first:
         return Retained(op.lease_id, 0)
     nodes = _nodes_between(worker, lease, first, end)
-    lease.use.queue.retain(nodes, op.priority, now_ns + op.duration_ms * _NS_PER_MS)
+    lease.account.eviction.retain(nodes, op.priority, now_ns + op.duration_ms * _NS_PER_MS)
     covered = min(op.end_token, end * size) - op.first_token
     return Retained(op.lease_id, covered)
 
@@ -48,7 +48,7 @@ def _cut_at(worker: Worker, lease: Lease, at: int) -> None:
     depth = 0
     for node in path(lease.node):
         if depth < at < depth + node.num_blocks:
-            worker.settle(lease.use, Spot(node, at - depth, at))
+            worker.split(lease.account, MatchPosition(node, at - depth, at))
             return
         depth += node.num_blocks
 

@@ -1,4 +1,4 @@
-"""Free blocks of one worker, first in, first out.
+"""Free blocks of one worker, first in, first out; and packed handles to numbers and back.
 
 A ring of as many places as there are blocks: each block is in it at most once, so it never overflows. Taking and adding
 cost one or two copies of a slice, whatever the number of blocks.
@@ -7,9 +7,12 @@ cost one or two copies of a slice, whatever the number of blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import unpack
 
 import numpy as np
 import numpy.typing as npt
+
+from coppice.handles import BLOCKS_MAX, HANDLE_BYTES
 
 Blocks = npt.NDArray[np.int64]
 
@@ -78,3 +81,22 @@ class FreeRing:
             return self._places[start:stop].astype(np.int64)
         wrapped = (self._places[start:], self._places[: stop - len(self._places)])
         return np.concatenate(wrapped).astype(np.int64)
+
+
+_HANDLE = np.dtype("<i8")
+_BLOCK_MASK = np.int64(BLOCKS_MAX - 1)
+
+
+def unpack_handles(packed: bytes | bytearray) -> tuple[int, ...]:
+    return unpack(f"<{len(packed) // HANDLE_BYTES}Q", packed)
+
+
+def unpack_blocks(packed: bytes | bytearray) -> list[int]:
+    if len(packed) == HANDLE_BYTES:  # one block, again and again while decoding
+        return [int.from_bytes(packed, "little") & (BLOCKS_MAX - 1)]
+    return [handle & (BLOCKS_MAX - 1) for handle in unpack_handles(packed)]
+
+
+def blocks_array(packed: bytes | bytearray) -> Blocks:
+    """Block ids of packed handles, shape [N], as an index array."""
+    return np.frombuffer(packed, _HANDLE) & _BLOCK_MASK

@@ -19,8 +19,8 @@ from coppice.handles import BLOCKS_MAX, HANDLE_BYTES
 from coppice.ids import LeaseId, Namespace, SchedulerEpoch
 from coppice.messages.index import Extended, Grant, Reuse
 from coppice_cache.core.base.settings import Mode
-from coppice_cache.core.pool.packed import unpack_blocks
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.free_ring import unpack_blocks
+from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.radix.tree import Node, Tree
 
 _HANDLE_MASK = BLOCKS_MAX - 1
@@ -33,7 +33,7 @@ class Lease:
     number: int
     lease_id: LeaseId
     epoch: SchedulerEpoch
-    use: DomainUse
+    account: Account
     namespace: Namespace
     node: Node
     table: bytearray  # handles of all blocks of the sequence, in order
@@ -53,7 +53,7 @@ class Lease:
     @property
     def may_publish(self) -> bool:
         """It has a place in a tree, and holds nothing there that the tree does not know."""
-        return self.tree is not None and not self.held and self.use.config.mode is not Mode.DISABLED
+        return self.tree is not None and not self.held and self.account.config.mode is not Mode.DISABLED
 
     @property
     def num_blocks(self) -> int:

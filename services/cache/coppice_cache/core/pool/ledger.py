@@ -36,10 +36,8 @@ from coppice.handles import (
 from coppice.ids import CacheEpoch, Generation
 from coppice.seals import NO_SEAL, SEAL_BYTES
 from coppice_cache.core.base.settings import Mode
-from coppice_cache.core.pool.free_ring import Blocks, FreeRing
-from coppice_cache.core.pool.owners import UNKNOWN_INDEX, Owners
-from coppice_cache.core.pool.packed import blocks_array, unpack_blocks
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.free_ring import Blocks, FreeRing, blocks_array, unpack_blocks
+from coppice_cache.core.pool.quotas import UNKNOWN_INDEX, Account, Owners
 
 Bool = npt.NDArray[np.bool_]
 
@@ -142,16 +140,16 @@ class Ledger:
         """The window's fence was acknowledged: what drains and is not held is free."""
         drains = self.states == _DRAINING
         drains[list(held)] = False
-        for use in self.owners.uses_of(np.flatnonzero(drains)):
-            blocks = np.flatnonzero(drains & (self.owners.indices == use.owner_index))
-            self._move_all(blocks, use, _DRAINING, _FREE)
+        for account in self.owners.uses_of(np.flatnonzero(drains)):
+            blocks = np.flatnonzero(drains & (self.owners.indices == account.owner_index))
+            self._move_all(blocks, account, _DRAINING, _FREE)
         self._list_free(np.flatnonzero(drains))
 
     # for checks
 
-    def are_owned_by(self, use: DomainUse, blocks: Blocks) -> Bool:
-        known = self.owners.uses[use.owner_index] is use
-        owned: Bool = (self.owners.indices[blocks] == use.owner_index) & known
+    def are_owned_by(self, account: Account, blocks: Blocks) -> Bool:
+        known = self.owners.accounts[account.owner_index] is account
+        owned: Bool = (self.owners.indices[blocks] == account.owner_index) & known
         return owned
 
     # one block
@@ -175,7 +173,7 @@ class Ledger:
         assert self.state[block] in (_LEASED, _DRAINING)
         self._move(block, _LEASED)
 
-    def adopt(self, block: int, generation: int, use: DomainUse) -> None:
+    def adopt(self, block: int, generation: int, account: Account) -> None:
         """A claim on a block of the closed ledger was accepted (rule 4)."""
         assert self.state[block] in (_LEASED, _DRAINING)
         assert generation >= self.generation[block]
@@ -186,19 +184,19 @@ class Ledger:
             self.set_seal(block, NO_SEAL)
         # Whether the claimant has zeroed it, of whatever was there before, is not known here.
         self._zeroing[block] = self._any_wipes
-        self.owners.index[block] = self.owners.index_of(use)
-        use.draining += 1
+        self.owners.index[block] = self.owners.index_of(account)
+        account.draining += 1
         self._move(block, _LEASED)
 
-    def restore(self, use: DomainUse, blocks: Blocks) -> None:
+    def restore(self, account: Account, blocks: Blocks) -> None:
         """LEASED or DRAINING -> CACHED, of whichever accounts: the worker has what was published before a restart."""
-        owner = self.owners.index_of(use)
+        owner = self.owners.index_of(account)
         for came_from in (_LEASED, _DRAINING):
             found = blocks[self.states[blocks] == came_from]
             for before in self.owners.uses_of(found):
                 part = found[self.owners.indices[found] == before.owner_index]
                 _count(before, came_from, -len(part))
-                _count(use, _CACHED, len(part))
+                _count(account, _CACHED, len(part))
             self.counts[came_from] -= len(found)
             self.counts[_CACHED] += len(found)
         assert bool(np.isin(self.states[blocks], (_LEASED, _DRAINING)).all()), "a free block cannot be restored"
@@ -219,51 +217,51 @@ class Ledger:
 
     # many blocks
 
-    def grant(self, use: DomainUse, count: int) -> Granted:
+    def grant(self, account: Account, count: int) -> Granted:
         """Lease `count` free blocks under new generations."""
         if count <= _FEW:
-            return self._grant_few(use, count)
+            return self._grant_few(account, count)
         blocks = self.free.take(count)
         handles = self._following(self.generations[blocks])
         self.generations[blocks] = handles
         self._whole_seals[blocks] = _NO_SEAL
         handles <<= _BLOCK_BITS
         handles |= blocks.view(np.uint64)
-        zero = self._zero_first(blocks, handles, use) if self._any_wipes else b""
-        self.owners.indices[blocks] = self.owners.index_of(use)
-        self._move_all(blocks, use, _FREE, _LEASED)
+        zero = self._zero_first(blocks, handles, account) if self._any_wipes else b""
+        self.owners.indices[blocks] = self.owners.index_of(account)
+        self._move_all(blocks, account, _FREE, _LEASED)
         return Granted(handles.tobytes(), zero)
 
-    def publish(self, use: DomainUse, handles: bytes, seals: bytes) -> None:
+    def publish(self, account: Account, handles: bytes, seals: bytes) -> None:
         """LEASED -> CACHED. They were written under their generation, and zeroed before that."""
         if len(handles) > _FEW * HANDLE_BYTES:
             blocks = blocks_array(handles)
-            self._move_all(blocks, use, _LEASED, _CACHED)
+            self._move_all(blocks, account, _LEASED, _CACHED)
             self._whole_seals[blocks] = np.frombuffer(seals, _SEAL)
             self._zeroings[blocks] = False
             return
         few = unpack_blocks(handles)
-        self._move_few(few, use, _LEASED, _CACHED)
+        self._move_few(few, account, _LEASED, _CACHED)
         for index, block in enumerate(few):
             self.seals[block * SEAL_BYTES : (block + 1) * SEAL_BYTES] = seals[
                 index * SEAL_BYTES : (index + 1) * SEAL_BYTES
             ]
             self._zeroing[block] = False
 
-    def evict(self, use: DomainUse, handles: bytes) -> None:
+    def evict(self, account: Account, handles: bytes) -> None:
         """CACHED -> FREE; in their order they are granted again last."""
-        self._free_all(use, handles, _CACHED)
+        self._free_all(account, handles, _CACHED)
 
-    def give_back(self, use: DomainUse, handles: bytes, *, drained: bool) -> None:
+    def give_back(self, account: Account, handles: bytes, *, drained: bool) -> None:
         """LEASED -> FREE, or DRAINING -> FREE for those that were drained before."""
-        self._free_all(use, handles, _DRAINING if drained else _LEASED)
+        self._free_all(account, handles, _DRAINING if drained else _LEASED)
 
-    def drain_all(self, use: DomainUse, handles: bytes) -> None:
+    def drain_all(self, account: Account, handles: bytes) -> None:
         """LEASED -> DRAINING."""
         if len(handles) > _FEW * HANDLE_BYTES:
-            self._move_all(blocks_array(handles), use, _LEASED, _DRAINING)
+            self._move_all(blocks_array(handles), account, _LEASED, _DRAINING)
             return
-        self._move_few(unpack_blocks(handles), use, _LEASED, _DRAINING)
+        self._move_few(unpack_blocks(handles), account, _LEASED, _DRAINING)
 
     def seals_of(self, handles: bytes) -> bytes:
         """The seals of these blocks, packed in the same order."""
@@ -274,9 +272,9 @@ class Ledger:
         seals, size = self.seals, SEAL_BYTES
         return b"".join([seals[block * size : (block + 1) * size] for block in unpack_blocks(handles)])
 
-    def _grant_few(self, use: DomainUse, count: int) -> Granted:
+    def _grant_few(self, account: Account, count: int) -> Granted:
         blocks, owned, zero = [], [], []
-        generation, owner, below = self.generation, self.owners.index_of(use), below_first(self.cache_epoch)
+        generation, owner, below = self.generation, self.owners.index_of(account), below_first(self.cache_epoch)
         for _ in range(count):
             block = self.free.popleft()
             before = generation[block]
@@ -287,13 +285,13 @@ class Ledger:
             assert is_of_epoch(after, self.cache_epoch), _EPOCH_TOO_LOW
             self.seals[block * SEAL_BYTES : (block + 1) * SEAL_BYTES] = NO_SEAL
             handle = (after << BLOCK_BITS | block).to_bytes(HANDLE_BYTES, "little")
-            if self._any_wipes and (self._zeroing[block] or self._must_zero(self.owners.use_of(block), use)):
+            if self._any_wipes and (self._zeroing[block] or self._must_zero(self.owners.use_of(block), account)):
                 self._zeroing[block] = True
                 zero.append(handle)
             self.owners.index[block] = owner
             blocks.append(block)
             owned.append(handle)
-        self._move_few(blocks, use, _FREE, _LEASED)
+        self._move_few(blocks, account, _FREE, _LEASED)
         return Granted(b"".join(owned), b"".join(zero))
 
     def _following(self, generations: UInt64) -> UInt64:
@@ -311,14 +309,14 @@ class Ledger:
         assert is_of_epoch(int(np.maximum.reduce(after)), self.cache_epoch), _EPOCH_TOO_LOW
         return after
 
-    def _free_all(self, use: DomainUse, handles: bytes, came_from: BlockState) -> None:
+    def _free_all(self, account: Account, handles: bytes, came_from: BlockState) -> None:
         if len(handles) > _FEW * HANDLE_BYTES:
             blocks = blocks_array(handles)
-            self._move_all(blocks, use, came_from, _FREE)
+            self._move_all(blocks, account, came_from, _FREE)
             self._list_free(blocks)
             return
         few = unpack_blocks(handles)
-        self._move_few(few, use, came_from, _FREE)
+        self._move_few(few, account, came_from, _FREE)
         for block in few:
             if not self.is_used_up(block):
                 self.free.append(block)
@@ -336,17 +334,17 @@ class Ledger:
 
     # residue (I15)
 
-    def _zero_first(self, blocks: Blocks, handles: UInt64, use: DomainUse) -> bytes:
+    def _zero_first(self, blocks: Blocks, handles: UInt64, account: Account) -> bytes:
         """Those of the handles whose blocks must be zeroed; asked before they change their owner."""
         zero = self._zeroings[blocks]
         owners = self.owners.indices[blocks].tolist()
-        verdicts = {owner: self._must_zero(self.owners.uses[owner], use) for owner in set(owners)}
+        verdicts = {owner: self._must_zero(self.owners.accounts[owner], account) for owner in set(owners)}
         if any(verdicts.values()):
             zero |= np.array([verdicts[owner] for owner in owners])
             self._zeroings[blocks] = zero
         return handles[zero].tobytes()
 
-    def _must_zero(self, before: DomainUse, after: DomainUse) -> bool:
+    def _must_zero(self, before: Account, after: Account) -> bool:
         if after.config.mode is Mode.STRICT:
             return True
         if before is self.owners.nobody:
@@ -362,29 +360,29 @@ class Ledger:
         self.state[block] = to
         self._account(self.owners.use_of(block), came_from, to, 1)
 
-    def _move_few(self, blocks: list[int], use: DomainUse, came_from: BlockState, to: BlockState) -> None:
+    def _move_few(self, blocks: list[int], account: Account, came_from: BlockState, to: BlockState) -> None:
         state = self.state
         for block in blocks:
             assert state[block] == came_from, f"block {block} is not {came_from.name}"
             state[block] = to
-        self._account(use, came_from, to, len(blocks))
+        self._account(account, came_from, to, len(blocks))
 
-    def _move_all(self, blocks: Blocks, use: DomainUse, came_from: BlockState, to: BlockState) -> None:
+    def _move_all(self, blocks: Blocks, account: Account, came_from: BlockState, to: BlockState) -> None:
         assert self.states[blocks].tobytes().count(came_from) == len(blocks), f"a block is not {came_from.name}"
         self.states[blocks] = to
-        self._account(use, came_from, to, len(blocks))
+        self._account(account, came_from, to, len(blocks))
 
-    def _account(self, use: DomainUse, came_from: int, to: int, count: int) -> None:
+    def _account(self, account: Account, came_from: int, to: int, count: int) -> None:
         self.counts[came_from] -= count
         self.counts[to] += count
-        _count(use, came_from, -count)
-        _count(use, to, count)
+        _count(account, came_from, -count)
+        _count(account, to, count)
 
 
-def _count(use: DomainUse, state: int, change: int) -> None:
+def _count(account: Account, state: int, change: int) -> None:
     if state == _LEASED:
-        use.leased += change
+        account.leased += change
     elif state == _CACHED:
-        use.cached += change
+        account.cached += change
     elif state == _DRAINING:
-        use.draining += change
+        account.draining += change

@@ -7,25 +7,30 @@
 Never more than `maximum` is held (I13); nobody else ever evicts a domain below its guarantee (I14). What a strict
 domain does not use of its share is reserved in the free list, so that its answers depend on its own history alone.
 What others borrowed and still use has to be asked back (see `reclaim`); meanwhile what comes back is `promised`.
-Both sums are kept up to date by `settle`, so that a decision costs the same with one domain or ten thousand.
+Both sums are kept up to date by `refresh`, so that a decision costs the same with one domain or ten thousand.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
+from coppice.ids import DomainId
 from coppice.messages.index import NoCapacityReason
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.eviction.adaptive import AdaptivePolicy
 from coppice_cache.core.eviction.policy import EvictionPolicy
+from coppice_cache.core.pool.free_ring import Blocks
 from coppice_cache.core.radix.tree import Node
 
 _SLACK = 64
 
 
-class DomainUse:
+class Account:
     """One domain on one worker: its limits, its blocks by state, its eviction queue, its counters."""
 
     __slots__ = (
@@ -34,6 +39,7 @@ class DomainUse:
         "doomed",
         "draining",
         "evicted_blocks",
+        "eviction",
         "fenced_leases",
         "guarantee",
         "hit_tokens",
@@ -46,7 +52,6 @@ class DomainUse:
         "owner_index",
         "protected",
         "query_tokens",
-        "queue",
         "queued_over",
         "reattached_peak",
         "reserve",
@@ -74,7 +79,7 @@ class DomainUse:
         self.fenced_leases = 0  # that were taken away because their session did not give back what it had borrowed
         self.mean_hold_ms = 1_000.0
         self.owner_index = 0  # where the ledger keeps this account
-        self.queue = make_policy()
+        self.eviction = make_policy()
         self.doomed: list[Node] = []  # invalidated nodes that were not taken apart yet; the last one is next
 
     @property
@@ -131,51 +136,55 @@ class Quotas:
     ) -> None:
         self.num_blocks = num_blocks
         self._make_policy = make_policy
-        self.uses = {config.domain: DomainUse(config, num_blocks, make_policy) for config in configs}
+        self.accounts = {config.domain: Account(config, num_blocks, make_policy) for config in configs}
         self.lendable = 0
         self.reserve = 0
         self.num_settled = 0  # changes so far, for those who want to know whether there were any
-        self._strict = [use for use in self.uses.values() if use.is_strict]
-        self.strict_share = sum(use.guarantee for use in self._strict)
-        self._heap: list[tuple[int, int, DomainUse]] = []
+        self._strict = [account for account in self.accounts.values() if account.is_strict]
+        self.strict_share = sum(account.guarantee for account in self._strict)
+        self._heap: list[tuple[int, int, Account]] = []
         self._order = 0
         self._compact_at = _SLACK
-        for use in self.uses.values():
-            self.settle(use)
+        for account in self.accounts.values():
+            self.refresh(account)
 
-    def use_of(self, config: DomainConfig) -> DomainUse:
-        use = self.uses.get(config.domain)
-        if use is None:
-            use = self.uses[config.domain] = DomainUse(config, self.num_blocks, self._make_policy)
-        return use
+    def use_of(self, config: DomainConfig) -> Account:
+        account = self.accounts.get(config.domain)
+        if account is None:
+            account = self.accounts[config.domain] = Account(config, self.num_blocks, self._make_policy)
+        return account
 
     def forget_idle(self) -> None:
         """Drop unlisted domains that hold nothing; their counters go with them."""
-        idle = [use for use in self.uses.values() if not use.held and not use.leases and not use.guarantee]
-        for use in idle:
-            del self.uses[use.config.domain]
+        idle = [
+            account
+            for account in self.accounts.values()
+            if not account.held and not account.leases and not account.guarantee
+        ]
+        for account in idle:
+            del self.accounts[account.config.domain]
 
-    def settle(self, use: DomainUse) -> None:
+    def refresh(self, account: Account) -> None:
         """Bring the sums up to date after any change of the domain's blocks or pins."""
         self.num_settled += 1
-        cached = use.cached
-        held = use.leased + cached + use.draining
-        over = held - use.guarantee
+        cached = account.cached
+        held = account.leased + cached + account.draining
+        over = held - account.guarantee
         if over < 0:
             over = 0
-        evictable = cached - use.protected
+        evictable = cached - account.protected
         lendable = evictable if evictable < over else over
-        if lendable != use.lendable:
-            self.lendable += lendable - use.lendable
-            use.lendable = lendable
-        if use.is_strict:
-            reserve = max(0, use.guarantee - held)
-            self.reserve += reserve - use.reserve
-            use.reserve = reserve
-        if lendable and use.queued_over != over:
-            use.queued_over = over
+        if lendable != account.lendable:
+            self.lendable += lendable - account.lendable
+            account.lendable = lendable
+        if account.is_strict:
+            reserve = max(0, account.guarantee - held)
+            self.reserve += reserve - account.reserve
+            account.reserve = reserve
+        if lendable and account.queued_over != over:
+            account.queued_over = over
             self._order += 1
-            heappush(self._heap, (-over, self._order, use))
+            heappush(self._heap, (-over, self._order, account))
             if len(self._heap) > self._compact_at:
                 self._compact()
 
@@ -185,34 +194,34 @@ class Quotas:
 
     @property
     def strict_draining(self) -> int:
-        return sum(use.draining for use in self._strict)
+        return sum(account.draining for account in self._strict)
 
-    def ceiling(self, use: DomainUse) -> int:
+    def ceiling(self, account: Account) -> int:
         """Most blocks that this domain could ever hold on this worker."""
-        if use.config.mode is Mode.STRICT:
-            return use.maximum
-        return min(use.maximum, self.num_blocks - self.strict_share)
+        if account.config.mode is Mode.STRICT:
+            return account.maximum
+        return min(account.maximum, self.num_blocks - self.strict_share)
 
     def plan(
-        self, use: DomainUse, count: int, *, num_free: int, newly_protected: int, promised: int = 0
+        self, account: Account, count: int, *, num_free: int, newly_protected: int, promised: int = 0
     ) -> EvictionPlan | NoCapacityReason:
         """Decide, without doing anything, how `count` more blocks could be granted.
 
         Of what everybody could have, `promised` blocks are kept for others.
         """
-        own_evictable = use.cached - use.protected - newly_protected
-        from_own = use.leased + use.cached + use.draining + count - use.maximum
+        own_evictable = account.cached - account.protected - newly_protected
+        from_own = account.leased + account.cached + account.draining + count - account.maximum
         if from_own < 0:
             from_own = 0
         if from_own > own_evictable:
-            whole_pool = use.maximum >= self.num_blocks
+            whole_pool = account.maximum >= self.num_blocks
             return NoCapacityReason.POOL_FULL if whole_pool else NoCapacityReason.DOMAIN_MAXIMUM
-        free = max(0, num_free - (self.reserve - use.reserve))
+        free = max(0, num_free - (self.reserve - account.reserve))
         if count <= free and not from_own and not promised and own_evictable >= 0:
             return NOTHING
-        others = self.lendable - use.lendable
+        others = self.lendable - account.lendable
         if promised:
-            own_lendable = min(own_evictable, use.over)
+            own_lendable = min(own_evictable, account.over)
             surplus = max(0, free + others + own_lendable - promised)
             if count > surplus + own_evictable - own_lendable:
                 return NoCapacityReason.POOL_FULL
@@ -222,21 +231,83 @@ class Quotas:
             return NoCapacityReason.POOL_FULL
         return EvictionPlan(from_own, from_pool) if from_own or from_pool else NOTHING
 
-    def furthest_over(self) -> DomainUse | None:
+    def furthest_over(self) -> Account | None:
         """The domain that is furthest over its guarantee and has something to lend; None when nobody has."""
         while self._heap:
-            negative_over, _, use = self._heap[0]
-            if use.lendable and use.over == -negative_over:
-                return use
+            negative_over, _, account = self._heap[0]
+            if account.lendable and account.over == -negative_over:
+                return account
             heappop(self._heap)
-            if use.queued_over == -negative_over:
-                use.queued_over = 0
+            if account.queued_over == -negative_over:
+                account.queued_over = 0
         return None
 
     def _compact(self) -> None:
-        live = {id(use): (key, order, use) for key, order, use in self._heap if use.lendable and use.over == -key}
-        for use in self.uses.values():
-            use.queued_over = use.over if id(use) in live else 0
+        live = {
+            id(account): (key, order, account)
+            for key, order, account in self._heap
+            if account.lendable and account.over == -key
+        }
+        for account in self.accounts.values():
+            account.queued_over = account.over if id(account) in live else 0
         self._heap = list(live.values())
         heapify(self._heap)
         self._compact_at = 2 * len(self._heap) + _SLACK
+
+
+# Stand-ins for the last domain of a block; no client can name either.
+_NOBODY = DomainConfig(DomainId(""))  # never granted
+_UNKNOWN = DomainConfig(DomainId("\0unknown"))  # granted by an earlier cache epoch
+UNKNOWN_INDEX = 1
+_VACANT_SLACK = 64
+
+
+class Owners:
+    """Which account had each block last: an index per block into a table of accounts.
+
+    An account that was the last one of no block can be forgotten and its place used again, so the table grows with the
+    domains that left something behind, not with all that ever were.
+    `index` has one entry per block; `indices` is its numpy view, shape [num_blocks].
+    """
+
+    __slots__ = ("_sweep_at", "_vacant", "accounts", "index", "indices", "nobody", "unknown")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.index = array("i", bytes(4 * num_blocks))
+        self.indices = np.frombuffer(self.index, np.int32)
+        self.nobody = Account(_NOBODY, 0)
+        self.unknown = Account(_UNKNOWN, 0)
+        self.unknown.owner_index = UNKNOWN_INDEX
+        self.accounts = [self.nobody, self.unknown]
+        self._vacant: list[int] = []
+        self._sweep_at = _VACANT_SLACK
+
+    def use_of(self, block: int) -> Account:
+        return self.accounts[self.index[block]]
+
+    def uses_of(self, blocks: Blocks) -> list[Account]:
+        """The accounts of these blocks, each once."""
+        return [self.accounts[index] for index in set(self.indices[blocks].tolist())]
+
+    def index_of(self, account: Account) -> int:
+        """The place of an account in the table; it gets one when it has none."""
+        index = account.owner_index
+        if index < len(self.accounts) and self.accounts[index] is account:
+            return index
+        if not self._vacant and len(self.accounts) >= self._sweep_at:
+            self._sweep()
+        if self._vacant:
+            account.owner_index = self._vacant.pop()
+            self.accounts[account.owner_index] = account
+        else:
+            account.owner_index = len(self.accounts)
+            self.accounts.append(account)
+        return account.owner_index
+
+    def _sweep(self) -> None:
+        """Find the places that no block points to; the next sweep waits until the table has doubled."""
+        counted = np.bincount(self.indices, minlength=len(self.accounts))
+        self._vacant = [index for index in np.flatnonzero(counted == 0).tolist() if index > UNKNOWN_INDEX]
+        for index in self._vacant:
+            self.accounts[index] = self.nobody
+        self._sweep_at = 2 * (len(self.accounts) - len(self._vacant)) + _VACANT_SLACK

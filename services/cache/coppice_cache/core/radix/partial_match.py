@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from coppice.ids import TOKEN_BYTES
-from coppice_cache.core.radix.tree import Node, Spot, common_run
+from coppice_cache.core.radix.tree import MatchPosition, Node, common_run
 
 ORDERS_MAX = 1_024  # nodes whose children are kept in order, on one worker
 CHILDREN_MAX = 16_384  # a node with more is not searched: each new child would move as many pointers
@@ -53,16 +53,16 @@ class ChildOrders:
         if at == len(order) or order[at] != key:
             insort(order, key)
 
-    def find(self, spot: Spot, tokens: bytes, block_bytes: int) -> PartialMatch | None:
+    def find(self, position: MatchPosition, tokens: bytes, block_bytes: int) -> PartialMatch | None:
         """The best partly matching block after `spot` for `tokens`, which follow the match and are to be cached."""
         wanted = tokens[:block_bytes]
-        if spot.blocks_into < spot.node.num_blocks:
-            start = spot.blocks_into * block_bytes
-            shared = common_tokens(spot.node.tokens[start : start + block_bytes], wanted)
-            return PartialMatch(spot.node, spot.blocks_into, shared) if shared else None
-        if not spot.node.children or len(spot.node.children) > CHILDREN_MAX:
+        if position.blocks_into < position.node.num_blocks:
+            start = position.blocks_into * block_bytes
+            shared = common_tokens(position.node.tokens[start : start + block_bytes], wanted)
+            return PartialMatch(position.node, position.blocks_into, shared) if shared else None
+        if not position.node.children or len(position.node.children) > CHILDREN_MAX:
             return None
-        return self._nearest(spot.node, self._order(spot.node), wanted)
+        return self._nearest(position.node, self._order(position.node), wanted)
 
     def _order(self, node: Node) -> list[bytes]:
         order = self._orders.get(node)

@@ -10,13 +10,13 @@ from itertools import chain
 from typing import Any, TypeVar
 from zlib import crc32
 
-WIDE_FROM = 16_384  # entries
+SHARDED_FROM = 16_384  # entries
 _MASK = 63
 Value = TypeVar("Value")
 Keys = list[bytes] | dict[bytes, Any]  # a part of the keys; a dict is to be listed when its turn comes
 
 
-class WideDict(Mapping[bytes, Value]):
+class ShardedDict(Mapping[bytes, Value]):
     """Keys are spread by a checksum, which does not differ from process to process like `hash`."""
 
     __slots__ = ("_count", "_parts")
@@ -60,4 +60,4 @@ class WideDict(Mapping[bytes, Value]):
 
 def key_parts(entries: Mapping[bytes, Any]) -> list[Keys]:
     """All keys, in parts none of which takes long to list."""
-    return [*entries._parts] if isinstance(entries, WideDict) else [list(entries)]
+    return [*entries._parts] if isinstance(entries, ShardedDict) else [list(entries)]

@@ -31,13 +31,13 @@ from typing import NamedTuple
 
 from coppice.handles import BLOCKS_MAX, HANDLE_BYTES
 from coppice.ids import DomainId, Namespace
-from coppice_cache.core.radix.sharded_dict import WIDE_FROM, WideDict
+from coppice_cache.core.radix.sharded_dict import SHARDED_FROM, ShardedDict
 
 EDGE_BLOCKS_MAX = 256  # an edge that grows in place is copied with every block; past this a child is started
 NEVER_COPIED = -1  # in a node's `copied_use_ns`
 NEUTRAL_LEVEL = 16  # of a node that the eviction policy knows nothing of
 _NO_PINS: frozenset[int] = frozenset()
-_LISTS = (dict, WideDict)  # of children, when there are any
+_LISTS = (dict, ShardedDict)  # of children, when there are any
 
 
 class Link:
@@ -164,8 +164,8 @@ class Node(Link):
             return
         assert isinstance(self.children, _LISTS)
         self.children[key] = child
-        if len(self.children) == WIDE_FROM and isinstance(self.children, dict):
-            self.children = WideDict(self.children)
+        if len(self.children) == SHARDED_FROM and isinstance(self.children, dict):
+            self.children = ShardedDict(self.children)
 
     def unlist_child(self, key: bytes, child: Node) -> None:
         """No more find `child`; another one may stand under its key by now, and stays."""
@@ -239,7 +239,7 @@ class Tree(Node):
         return not self.children and not self.guards
 
 
-class Spot(NamedTuple):
+class MatchPosition(NamedTuple):
     """Where a walk ended: `blocks_into` blocks into the edge of `node`, `num_blocks` from the root."""
 
     node: Node
@@ -261,7 +261,7 @@ def common_run(tokens: bytes, start: int, stop: int, edge: bytes, unit: int, *, 
     return low
 
 
-def walk(start: Node, tokens: bytes, block_bytes: int, stop: int | None = None) -> Spot:
+def walk(start: Node, tokens: bytes, block_bytes: int, stop: int | None = None) -> MatchPosition:
     """Longest run of whole blocks of `tokens`, or of their first `stop` bytes, below `start`. Reads only.
 
     `num_blocks` and a `blocks_into` of 0 are relative to the end of `start`.
@@ -276,28 +276,28 @@ def walk(start: Node, tokens: bytes, block_bytes: int, stop: int | None = None) 
         end = position + len(edge)
         if end > stop or not tokens.startswith(edge, position):
             common = common_run(tokens, position, stop, edge, block_bytes, least=1)  # we came by the child's key
-            return Spot(child, common, position // block_bytes + common)
+            return MatchPosition(child, common, position // block_bytes + common)
         node, position, into = child, end, len(edge) // block_bytes
-    return Spot(node, into, position // block_bytes)
+    return MatchPosition(node, into, position // block_bytes)
 
 
-def unprotected_blocks(spot: Spot) -> int:
+def unprotected_blocks(position: MatchPosition) -> int:
     """How many blocks a pin at this spot would newly protect."""
-    if spot.node.guards:
+    if position.node.guards:
         return 0
-    blocks, node = spot.blocks_into, spot.node.parent
+    blocks, node = position.blocks_into, position.node.parent
     while node is not None and not node.guards:
         blocks += node.num_blocks
         node = node.parent
     return blocks
 
 
-def settle_spot(spot: Spot, block_bytes: int) -> Node:
+def split_edge(position: MatchPosition, block_bytes: int) -> Node:
     """The node that ends exactly at the spot; splits an edge when there is none yet.
 
     The lower part keeps its identity: pins, children and eviction entries stay valid.
     """
-    lower, into = spot.node, spot.blocks_into
+    lower, into = position.node, position.blocks_into
     if into == lower.num_blocks:
         return lower
     assert 0 < into < lower.num_blocks

@@ -9,7 +9,6 @@ from __future__ import annotations
 from coppice_cache.core.ops import reclaim
 from coppice_cache.core.ops.offload import plan_demotions
 from coppice_cache.core.ops.pins import drop_dead_pins
-from coppice_cache.core.pool.deferred_free import sweep
 from coppice_cache.core.recovery.lifetimes import end_session, end_worker
 from coppice_cache.core.recovery.reattach import close_windows, give_up_ns, refuse_held_claims
 from coppice_cache.core.state.state import NS_PER_MS, State
@@ -42,8 +41,8 @@ class Clock:
             drop_dead_pins(worker)
             plan_demotions(state, worker)
             if worker.host is not None:
-                sweep(worker.host.store, state.settings.nodes_dismantled_per_tick)
-            sweep(worker, state.settings.nodes_dismantled_per_tick)
+                worker.host.store.sweep(state.settings.nodes_dismantled_per_tick)
+            worker.sweep(state.settings.nodes_dismantled_per_tick)
         _dismantle(state)
 
 
@@ -53,7 +52,7 @@ def _extend_deadlines(state: State, gap_ns: int, now_ns: int) -> None:
     for worker in state.workers.values():
         worker.last_heard_ns = min(now_ns, worker.last_heard_ns + gap_ns)
         worker.window.deadline_ns += gap_ns
-        worker.needs.delay(gap_ns)
+        worker.reservations.delay(gap_ns)
     state.reattach_deadline_ns += gap_ns
 
 

@@ -7,7 +7,7 @@ from coppice.messages.registration import Fence
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import SessionEnded, WorkerEnded
 from coppice_cache.core.ops.ops import drop_claim
-from coppice_cache.core.ops.reclaim import settle_session, settle_worker
+from coppice_cache.core.ops.reclaim import end_reservations_of_session, end_reservations_of_worker
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.state.sessions import Session
 from coppice_cache.core.state.state import State
@@ -47,7 +47,7 @@ def end_session(state: State, epoch: SchedulerEpoch) -> None:
         drop_claim(state, session, lease_id)
     for lease_id in tuple(session.waiting):
         session.stop_waiting(lease_id)
-    settle_session(state, epoch)
+    end_reservations_of_session(state, epoch)
     # Of a scheduler all workers, also those where it held nothing: they take plans of nobody older until they know.
     by_worker: dict[WorkerId, list[Lease]] = {worker_id: [] for worker_id in state.workers} if session.plans else {}
     for lease_id, lease in session.leases.items():
@@ -66,7 +66,7 @@ def end_worker(state: State, worker_id: WorkerId) -> None:
     if worker is None:
         return
     worker.flights.wake_all()
-    settle_worker(state, worker)
+    end_reservations_of_worker(state, worker)
     for lease in worker.leases.values():
         forget_lease(state, lease)
     state.dismantling += worker.roots()

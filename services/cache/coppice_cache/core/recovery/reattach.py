@@ -18,9 +18,9 @@ from coppice.messages.registration import Fence, FenceAck
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.ops.ops import drop_claim
+from coppice_cache.core.pool.free_ring import unpack_handles
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.pool.packed import unpack_handles
-from coppice_cache.core.pool.quotas import DomainUse
+from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.radix.tree import Node
 from coppice_cache.core.recovery.lifetimes import end_session, end_worker, finish_fenced
 from coppice_cache.core.recovery.regrowth import open_worker
@@ -140,13 +140,13 @@ def _judge(state: State, session: Session, worker: Worker, claim: LeaseClaim, no
     if session.num_leases >= state.settings.leases_per_session_max:
         return False
     try:
-        use = worker.use_of(state.domains.config(claim.domain), state.settings.domains_per_worker_max)
+        account = worker.use_of(state.domains.config(claim.domain), state.settings.domains_per_worker_max)
     except OpRefused:
         return False
-    if not _is_well_formed(state, worker, claim) or not _fits_worker(state, worker, use, claim):
+    if not _is_well_formed(state, worker, claim) or not _fits_worker(state, worker, account, claim):
         return False
     _displace_lower(state, worker, claim)
-    _adopt(state, session, worker, use, claim, now_ns)
+    _adopt(state, session, worker, account, claim, now_ns)
     return True
 
 
@@ -163,7 +163,7 @@ def _is_well_formed(state: State, worker: Worker, claim: LeaseClaim) -> bool:
     return len(set(blocks)) == len(blocks) and all(block < worker.num_blocks for block in blocks)
 
 
-def _fits_worker(state: State, worker: Worker, use: DomainUse, claim: LeaseClaim) -> bool:
+def _fits_worker(state: State, worker: Worker, account: Account, claim: LeaseClaim) -> bool:
     """Rule 4. The ledger's generation is the worker's, raised by every accepted claim; a raise clears the seal."""
     ledger = worker.ledger
     for index, handle in enumerate(unpack_handles(claim.shared)):
@@ -171,7 +171,7 @@ def _fits_worker(state: State, worker: Worker, use: DomainUse, claim: LeaseClaim
         seal = claim.shared_seals[index * SEAL_BYTES : (index + 1) * SEAL_BYTES]
         if generation != ledger.generation[block] or seal != ledger.seal(block) or not any(seal):
             return False
-        if any(holder.use is not use for holder in worker.holders.get(block, {}).values()):
+        if any(holder.account is not account for holder in worker.holders.get(block, {}).values()):
             return False
     for handle in unpack_handles(claim.owned):
         block, generation = block_of(handle), generation_of(handle)
@@ -180,7 +180,7 @@ def _fits_worker(state: State, worker: Worker, use: DomainUse, claim: LeaseClaim
         if generation > ledger.generation[block]:
             continue
         for holder in worker.holders.get(block, {}).values():
-            if holder.use is not use or block in holder.held[holder.num_shared :]:
+            if holder.account is not account or block in holder.held[holder.num_shared :]:
                 return False
     return True
 
@@ -207,7 +207,7 @@ def _lose(state: State, lease: Lease) -> None:
     state.tell_client(lease.epoch, Reattached(state.cache_epoch, (), (lease.lease_id,)))
 
 
-def _adopt(state: State, session: Session, worker: Worker, use: DomainUse, claim: LeaseClaim, now_ns: int) -> None:
+def _adopt(state: State, session: Session, worker: Worker, account: Account, claim: LeaseClaim, now_ns: int) -> None:
     handles = unpack_handles(claim.shared + claim.owned)
     num_shared = len(claim.shared) // HANDLE_BYTES
     grant = Grant(
@@ -224,7 +224,7 @@ def _adopt(state: State, session: Session, worker: Worker, use: DomainUse, claim
         number=state.next_lease_number(),
         lease_id=claim.lease_id,
         epoch=session.epoch,
-        use=use,
+        account=account,
         namespace=claim.namespace,
         node=Node(None, b"", b"", now_ns),
         table=bytearray(claim.shared + claim.owned),

@@ -31,8 +31,8 @@ from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.ops.pins import extend_pins
 from coppice_cache.core.pool.free_ring import Blocks
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.pool.quotas import DomainUse, EvictionPlan
-from coppice_cache.core.radix.tree import Node, Spot, Tree
+from coppice_cache.core.pool.quotas import Account, EvictionPlan
+from coppice_cache.core.radix.tree import MatchPosition, Node, Tree
 from coppice_cache.core.state.replay import Forest, Ints, ReplayCounts
 from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Phase, Worker
@@ -137,36 +137,36 @@ def open_worker(state: State, worker: Worker, now_ns: int) -> None:
     entries = Entries(worker, state.replay.take(worker.worker_id, worker.epoch))
     state.drop_replay(worker.worker_id)
     counts = state.replay.counts
-    uses = _uses(state, worker, entries.forest)
-    entries.judge([use is not None for use in uses], counts)
+    accounts = _uses(state, worker, entries.forest)
+    entries.judge([account is not None for account in accounts], counts)
     places = _place_all(entries, counts)
     worker.phase = Phase.OPEN
     worker.ledger.open({*worker.holders, *entries.blocks[entries.alive].tolist()})
-    nodes = _hang_up(state, entries, uses, now_ns)
+    nodes = _hang_up(state, entries, accounts, now_ns)
     for place in places:
-        _settle(state, entries, place)
+        _place_lease(state, entries, place)
     for tree in tuple(worker.trees.values()):
         extend_pins(state, worker, tree)
     _report(state, places, counts)
-    _offer(worker, entries, uses, nodes, counts)
+    _offer(worker, entries, accounts, nodes, counts)
     counts.replayed += int(entries.alive.sum())
     if entries.alive.any():
         state.effects.append(Regrown(worker.worker_id))
 
 
-def _uses(state: State, worker: Worker, forest: Forest) -> list[DomainUse | None]:
+def _uses(state: State, worker: Worker, forest: Forest) -> list[Account | None]:
     """Per tree the account of its domain as it is configured now; None where nothing may be found."""
-    uses: list[DomainUse | None] = []
+    accounts: list[Account | None] = []
     for tree in forest.trees:
-        use = None
+        account = None
         known = (tree.domain, tree.namespace) not in state.replay.distrusted and worker.is_current(tree)
         if forest.block_bytes == worker.block_bytes and known:
             try:
-                use = worker.use_of(state.domains.config(tree.domain), state.settings.domains_per_worker_max)
+                account = worker.use_of(state.domains.config(tree.domain), state.settings.domains_per_worker_max)
             except OpRefused:
-                use = None
-        uses.append(use if use is not None and use.config.mode is not Mode.DISABLED else None)
-    return uses
+                account = None
+        accounts.append(account if account is not None and account.config.mode is not Mode.DISABLED else None)
+    return accounts
 
 
 # leases
@@ -195,7 +195,7 @@ def _place(entries: Entries, lease: Lease) -> _Place:
     if not _may_be_settled(entries, lease, handles, blocks):
         return nowhere
     found = entries.of_blocks(blocks)
-    tree = entries.trees.get((lease.use.config.domain, lease.namespace), -1)
+    tree = entries.trees.get((lease.account.config.domain, lease.namespace), -1)
     fits = (found >= 0) & (entries.forest.depth[found] == np.arange(len(found)))
     fits &= entries.node_tree[entries.forest.node_of[found]] == tree
     if not fits.any():
@@ -211,18 +211,18 @@ def _place(entries: Entries, lease: Lease) -> _Place:
 
 def _may_be_settled(entries: Entries, lease: Lease, handles: UInt64, blocks: Blocks) -> bool:
     """A lease with a block that is someone else's by now is over, and what it says of the rest counts for nothing."""
-    if not len(entries.alive) or lease.use.config.mode is Mode.DISABLED:
+    if not len(entries.alive) or lease.account.config.mode is Mode.DISABLED:
         return False
     current: bool = (entries.worker.ledger.generations[blocks] == handles >> np.uint64(BLOCK_BITS)).all()
     return current
 
 
-def _settle(state: State, entries: Entries, place: _Place) -> None:
+def _place_lease(state: State, entries: Entries, place: _Place) -> None:
     """Pin the lease, and make its own what only it holds; else that stays held."""
     worker, lease = entries.worker, place.lease
     _let_go(worker, lease, place.on_path)
     alone = all(len(worker.holders[block]) == 1 for block in place.rest.tolist())
-    may_publish = alone and lease.use.config.mode is not Mode.DISABLED and _is_current(worker, lease)
+    may_publish = alone and lease.account.config.mode is not Mode.DISABLED and _is_current(worker, lease)
     lease.held = place.rest.tolist()
     lease.num_settled = place.num_settled
     if may_publish:
@@ -256,7 +256,7 @@ def _runs(mask: Bool) -> Iterator[tuple[int, int]]:
 
 
 def _find_tree(state: State, worker: Worker, lease: Lease) -> Tree:
-    domain, namespace = lease.use.config.domain, lease.namespace
+    domain, namespace = lease.account.config.domain, lease.namespace
     tree = worker.find_tree(domain, namespace)
     if tree is None:
         tree = worker.new_tree(domain, namespace, root_seal(state.settings.seal_key, domain, namespace))
@@ -275,7 +275,7 @@ def _node_at(entries: Entries, place: _Place, tree: Tree) -> Node:
         assert node.parent is not None
         node = node.parent
     into = place.num_settled - (end - node.num_blocks)
-    return entries.worker.settle(place.lease.use, Spot(node, into, place.num_settled))
+    return entries.worker.split(place.lease.account, MatchPosition(node, into, place.num_settled))
 
 
 def _report(state: State, places: list[_Place], counts: ReplayCounts) -> None:
@@ -295,16 +295,16 @@ def _report(state: State, places: list[_Place], counts: ReplayCounts) -> None:
 # trees
 
 
-def _hang_up(state: State, entries: Entries, uses: list[DomainUse | None], now_ns: int) -> list[int]:
+def _hang_up(state: State, entries: Entries, accounts: list[Account | None], now_ns: int) -> list[int]:
     """Cut the trees down to what counts and have them found; returns the nodes that are left, by index."""
     worker, forest = entries.worker, entries.forest
     num_alive = np.bincount(forest.node_of[entries.alive], minlength=len(forest.nodes))
     _cut(state, entries, num_alive)
     bounds = np.searchsorted(entries.node_tree[forest.node_of], np.arange(len(forest.trees) + 1)).tolist()
-    for (start, stop), tree, use in zip(pairwise(bounds), forest.trees, uses, strict=True):
+    for (start, stop), tree, account in zip(pairwise(bounds), forest.trees, accounts, strict=True):
         mine = entries.blocks[start:stop][entries.alive[start:stop]]
-        if use is not None and len(mine):
-            worker.ledger.restore(use, mine)
+        if account is not None and len(mine):
+            worker.ledger.restore(account, mine)
             worker.hang_up_tree(tree)
         else:
             state.dismantling.append(tree)
@@ -333,20 +333,20 @@ def _cut(state: State, entries: Entries, num_alive: Ints) -> None:
 
 
 def _offer(
-    worker: Worker, entries: Entries, uses: list[DomainUse | None], nodes: list[int], counts: ReplayCounts
+    worker: Worker, entries: Entries, accounts: list[Account | None], nodes: list[int], counts: ReplayCounts
 ) -> None:
     """What nobody reads may be evicted, the earliest of the log first, and at once what is over a maximum by now."""
     forest = entries.forest
     for index in sorted(nodes, key=forest.node_number.__getitem__):
-        use = uses[forest.node_tree[index]]
-        assert use is not None
-        use.queue.offer(forest.nodes[index])
-    for use in worker.quotas.uses.values():
-        worker.quotas.settle(use)
-        excess = min(use.held - use.maximum, use.evictable)
+        account = accounts[forest.node_tree[index]]
+        assert account is not None
+        account.eviction.offer(forest.nodes[index])
+    for account in worker.quotas.accounts.values():
+        worker.quotas.refresh(account)
+        excess = min(account.held - account.maximum, account.evictable)
         if excess > 0:
-            worker.make_room(use, EvictionPlan(from_own=excess, from_pool=0))
+            worker.make_room(account, EvictionPlan(from_own=excess, from_pool=0))
             counts.refused_domain += excess
             counts.replayed -= excess
-        if use.held > use.maximum:
-            use.reattached_peak = max(use.reattached_peak, use.held)
+        if account.held > account.maximum:
+            account.reattached_peak = max(account.reattached_peak, account.held)

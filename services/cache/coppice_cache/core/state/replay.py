@@ -25,8 +25,7 @@ from coppice.handles import BLOCKS_MAX, HANDLE_BYTES, UInt64
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.seals import SEAL_BYTES, chain_seals, root_seal
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
-from coppice_cache.core.pool.free_ring import Blocks
-from coppice_cache.core.pool.packed import unpack_handles
+from coppice_cache.core.pool.free_ring import Blocks, unpack_handles
 from coppice_cache.core.radix.tree import EDGE_BLOCKS_MAX, Node, Tree, add_child
 
 TreeKey = tuple[DomainId, Namespace]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.radix.tree import Node, Spot, Tree, common_run
+from coppice_cache.core.radix.tree import MatchPosition, Node, Tree, common_run
 
 # Where the leader's pin is, and the block that comes next. A root stands by its name: an empty tree is forgotten with
 # its last lease, while those who waited for that lease go on waiting.
@@ -143,17 +143,17 @@ class Flights:
 
     # ---- those who wait
 
-    def coming(self, spot: Spot, tokens: bytes) -> Coming | None:
+    def coming(self, position: MatchPosition, tokens: bytes) -> Coming | None:
         """The flight that goes furthest along `tokens` (whole blocks, from the root) beyond the end of a match."""
-        if spot.blocks_into != spot.node.num_blocks:
+        if position.blocks_into != position.node.num_blocks:
             return None
-        start = spot.num_blocks * self._block_bytes
+        start = position.num_blocks * self._block_bytes
         best: Coming | None = None
-        for flight in self._by_key.get((_place(spot.node), tokens[start : start + self._block_bytes]), ()):
-            if flight.lease.node is not spot.node or not flight.delivers():
+        for flight in self._by_key.get((_place(position.node), tokens[start : start + self._block_bytes]), ()):
+            if flight.lease.node is not position.node or not flight.delivers():
                 continue  # in a tree of that name which was invalidated, or a copy of what was
             further = common_run(tokens, start, len(tokens), flight.tokens[start:], self._block_bytes, least=1)
-            shared = spot.num_blocks + further
+            shared = position.num_blocks + further
             if best is None or shared > best.num_blocks:
                 best = Coming(flight, shared)
         return best
@@ -164,7 +164,7 @@ class Flights:
         if waiter is None or waiter.flight is None or not waiter.flight.delivers():
             return None
         flight = waiter.flight
-        same = name == (flight.lease.use.config.domain, flight.lease.namespace)
+        same = name == (flight.lease.account.config.domain, flight.lease.namespace)
         shared = flight.tokens[: waiter.num_blocks * self._block_bytes]
         return waiter if same and tokens.startswith(shared) else None
 

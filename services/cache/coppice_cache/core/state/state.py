@@ -1,22 +1,56 @@
-"""What all parts of the core share: sessions, workers, counters and the effects that wait to be taken."""
+"""What all parts of the core share: sessions, workers, counters, pins as declared, effects that wait to be taken."""
 
 from __future__ import annotations
 
-from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
+from dataclasses import dataclass
+
+from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import LeaseClaim, ToClient, Wake, Workers
 from coppice.messages.registration import CopyOrder, CopyOrders, Fence, ToWorker
 from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, Domains
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.pool.reservations import NeedKey
+from coppice_cache.core.pool.reservations import ReservationKey
 from coppice_cache.core.radix.incarnations import Incarnations
 from coppice_cache.core.radix.tree import Node
-from coppice_cache.core.state.pin_specs import PinSpecs
 from coppice_cache.core.state.replay import ReplayBook
 from coppice_cache.core.state.sessions import EPOCH_SHIFT, Session, minted_by
 from coppice_cache.core.state.single_flight import Waiter
 from coppice_cache.core.state.workers import PendingFence, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class PinSpec:
+    """What was declared."""
+
+    name: str
+    domain: DomainId
+    namespace: Namespace
+    tokens: bytes
+
+
+class PinSpecs:
+    """All declared pins, found by name and by tree."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, PinSpec] = {}
+        self._by_tree: dict[tuple[DomainId, Namespace], list[PinSpec]] = {}
+
+    def of_tree(self, domain: DomainId, namespace: Namespace) -> list[PinSpec]:
+        return self._by_tree.get((domain, namespace), [])
+
+    def add(self, spec: PinSpec) -> None:
+        self.by_name[spec.name] = spec
+        self._by_tree.setdefault((spec.domain, spec.namespace), []).append(spec)
+
+    def remove(self, name: str) -> None:
+        spec = self.by_name.pop(name)
+        specs = self._by_tree[spec.domain, spec.namespace]
+        specs.remove(spec)
+        if not specs:
+            del self._by_tree[spec.domain, spec.namespace]
+
 
 NS_PER_MS = 1_000_000
 
@@ -45,7 +79,7 @@ class State:
         self.replay = ReplayBook()
         self.incarnations = Incarnations()
         self.pins = PinSpecs()
-        self.owed: dict[NeedKey, Worker] = {}  # which worker each need waits for; see `reclaim`
+        self.owed: dict[ReservationKey, Worker] = {}  # which worker each need waits for; see `reclaim`
         self.woken: list[Waiter] = []  # by flights of any worker; told at the end of the call
         self._copying: dict[WorkerEpoch, tuple[Worker, list[CopyOrder]]] = {}
         self._fencing: dict[WorkerEpoch, Worker] = {}  # with leases that `flush` has to fence

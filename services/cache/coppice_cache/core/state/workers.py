@@ -1,4 +1,4 @@
-"""One worker as the cache sees it: its ledger, trees, quotas, leases and fences.
+"""One worker as the cache sees it: its ledger, trees, quotas, leases, fences and, where it has one, its host tier.
 
     WINDOW --all named sessions are back, or time is up--> CLOSING --acknowledged--> OPEN
        ^ after a restart of the cache (rule 3)                                         ^ a new pool starts here
@@ -13,21 +13,43 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from coppice.handles import HANDLE_BYTES
 from coppice.ids import LeaseId, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import WorkerInfo
-from coppice.messages.registration import Fence, Register
+from coppice.messages.registration import CopyOrder, Fence, Register
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.base.settings import DomainConfig
 from coppice_cache.core.pool.changes import Changes
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.ledger import BlockState, Ledger
-from coppice_cache.core.pool.quotas import DomainUse, Quotas
-from coppice_cache.core.pool.reservations import Needs
+from coppice_cache.core.pool.quotas import Account, Quotas
+from coppice_cache.core.pool.reservations import Reservations
 from coppice_cache.core.pool.store import BlockStore, HeldPin
 from coppice_cache.core.radix.incarnations import Incarnations
-from coppice_cache.core.state.host_tier import HostTier
 from coppice_cache.core.state.single_flight import Flights, Waiter
+
+
+@dataclass(slots=True, eq=False)
+class CopyJob:
+    """One order under way: `source` pins what is read, `target` owns what is written from its `num_settled` on."""
+
+    order: CopyOrder
+    source: Lease
+    target: Lease
+    tokens: bytes  # of the blocks that are copied
+
+
+class HostTier:
+    """The store of the host pool, and all copies under way in either direction."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self.store = store
+        self.jobs: dict[int, CopyJob] = {}
+
+    @property
+    def num_copying(self) -> int:
+        return sum(len(job.order.src) // HANDLE_BYTES for job in self.jobs.values())
 
 
 class Phase(Enum):
@@ -90,7 +112,7 @@ class Worker(BlockStore):
         self.published: deque[tuple[int, bytes]] = deque()  # lately: when, and which handles
         self.mean_hold_ms = 1_000.0
         self.flights = Flights(self.block_bytes, woken)
-        self.needs = Needs(quotas, ledger)
+        self.reservations = Reservations(quotas, ledger)
         self.host: HostTier | None = None
         self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
 
@@ -125,16 +147,16 @@ class Worker(BlockStore):
         """Whether anything could come back that is not to be had now. If not, what is kept from a domain is what the
         others are guaranteed, and no wait helps."""
         draining = self.ledger.counts[BlockState.DRAINING]
-        protected = any(use.protected for use in self.quotas.uses.values())
-        return bool(self.leases or self.copying or draining or protected or self.needs.waiting)
+        protected = any(account.protected for account in self.quotas.accounts.values())
+        return bool(self.leases or self.copying or draining or protected or self.reservations.waiting)
 
-    def use_of(self, config: DomainConfig, domains_max: int) -> DomainUse:
+    def use_of(self, config: DomainConfig, domains_max: int) -> Account:
         """The domain's account. Raises OpRefused when there are too many domains that hold something."""
-        uses = self.quotas.uses
-        if config.domain not in uses and len(uses) >= domains_max:
+        accounts = self.quotas.accounts
+        if config.domain not in accounts and len(accounts) >= domains_max:
             self.quotas.forget_idle()
-            if len(uses) >= domains_max:
-                raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {len(uses)} domains")
+            if len(accounts) >= domains_max:
+                raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {len(accounts)} domains")
         return self.quotas.use_of(config)
 
     def end_copy(self, lease: Lease) -> None:
@@ -166,25 +188,25 @@ class Worker(BlockStore):
             self.unpin(lease, lease.node)
         own = lease.own_handles()
         if self.is_open:
-            self.ledger.give_back(lease.use, own, drained=lease.draining)
+            self.ledger.give_back(lease.account, own, drained=lease.draining)
         elif not lease.draining:
-            self.ledger.drain_all(lease.use, own)
+            self.ledger.drain_all(lease.account, own)
         for block in lease.held:
             del self.holders[block][lease.number]
             self._settle_held(block)
         del self.leases[lease.number]
-        lease.use.leases -= 1
-        self.quotas.settle(lease.use)
+        lease.account.leases -= 1
+        self.quotas.refresh(lease.account)
 
     def drain(self, lease: Lease) -> None:
         """The holder's word is missing: blocks wait for a fence, the pin stays as a drain pin (rule 7)."""
         assert not lease.draining
         lease.draining = True
         self.flights.end(lease)
-        self.ledger.drain_all(lease.use, lease.own_handles())
+        self.ledger.drain_all(lease.account, lease.own_handles())
         for block in lease.held:
             self._settle_held(block)
-        self.quotas.settle(lease.use)
+        self.quotas.refresh(lease.account)
 
     def _give_back(self, block: int) -> None:
         if self.is_open:
@@ -207,9 +229,9 @@ class Worker(BlockStore):
     def adopt(self, lease: Lease, generations: Iterable[int]) -> None:
         """Take a re-attached lease in; its claims were judged and displaced ones are gone."""
         for block, generation in zip(lease.held, generations, strict=True):
-            self.ledger.adopt(block, generation, lease.use)
+            self.ledger.adopt(block, generation, lease.account)
             self.holders.setdefault(block, {})[lease.number] = lease
         self.leases[lease.number] = lease
-        lease.use.leases += 1
-        lease.use.reattached_peak = max(lease.use.reattached_peak, lease.use.held)
-        self.quotas.settle(lease.use)
+        lease.account.leases += 1
+        lease.account.reattached_peak = max(lease.account.reattached_peak, lease.account.held)
+        self.quotas.refresh(lease.account)

@@ -97,6 +97,6 @@ class Inspection:
     def _require_domain(self, domain: str) -> None:
         """Known is what is configured, and what has blocks or trees."""
         with self._service.looking() as core:
-            known = any(domain in worker.quotas.uses for worker in core.state.workers.values())
+            known = any(domain in worker.quotas.accounts for worker in core.state.workers.values())
         if not known and all(config.domain != domain for config in self._service.settings.domains):
             raise NotThere(f"no domain {domain!r} is configured or in use", "domain_not_found")

@@ -149,11 +149,11 @@ class EventStream:
             if self._asked or self._farthest >= 0:
                 return self._restarted(now_ns)
             self.counts.restarts += 1  # and the new one has said nothing yet
-            self._settle()
+            self._trust()
             return self._forget(ClearReason.RESTARTED)
         effects = self._drain()
         if self._farthest < self.next:
-            self._settle()
+            self._trust()
             return effects
         return effects + self._again(now_ns)
 
@@ -237,7 +237,7 @@ class EventStream:
         if self._attempts < self._limits.attempts_max:
             return [self._ask(now_ns)]
         effects = self._forget(ClearReason.LOST)
-        self._settle()
+        self._trust()
         self._takes_any_base = True
         return effects
 
@@ -248,7 +248,7 @@ class EventStream:
         self._takes_any_base = False
         self._attempts = 0
 
-    def _settle(self) -> None:
+    def _trust(self) -> None:
         self.is_trusted = True
         self._deadline_ns = 0
         self._drop_held()

@@ -6,19 +6,19 @@ something happens: a first token, a block that became full, an end, log-probabil
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
-from coppice.messages.step import Refusal, RefusalCode, StepResult
-from coppice_scheduler.core.batch.logprobs import take_logprobs
+from coppice.messages.step import Refusal, RefusalCode, StepResult, TokenLogprobs
 from coppice_scheduler.core.batch.multi_step import note_pace
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state.forks import lost_source
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
-from coppice_scheduler.core.state.sequences import Sequence
+from coppice_scheduler.core.state.sequences import RequestState, Sequence
 from coppice_scheduler.core.state.slot_table import TAIL_MAX, Bool, Int64, SlotTable, UInt32
 from coppice_scheduler.core.state.workers import InFlight, PlanRows, Worker
 
@@ -282,4 +282,43 @@ def _silent(worker: Worker, step: int) -> OutputError:
         OutputErrorCode.INTERNAL,
         f"worker {worker.worker_id} returned no token for this request in step {step}",
         retry_after_ms=1000,
+    )
+
+
+FLOAT_BYTES = 4
+
+
+def take_logprobs(worker: Worker, result: StepResult, stopped: frozenset[int]) -> list[RequestState]:
+    """Keep what is new for each request, and say which have something new. `stopped`: sequences that this result ends
+    with a stop token, whose entry counts; tokens that were computed beyond an end have none."""
+    found = []
+    for reported in result.logprobs:
+        sequence = worker.running.get(reported.sequence_id)
+        if sequence is None or not sequence.request.wants_logprobs:
+            continue
+        request = sequence.request
+        end = request.num_tokens + (reported.sequence_id in stopped)
+        part = part_of(reported, request.num_logprob_positions, end)
+        if part is not None:
+            request.fresh_logprobs.append(part)
+            request.num_logprob_positions = part.first_position + len(part.chosen) // FLOAT_BYTES
+            found.append(request)
+    return found
+
+
+def part_of(reported: TokenLogprobs, start: int, end: int) -> TokenLogprobs | None:
+    """Those of positions `start` <= position < `end`; None when there are none. After a preemption the worker reports
+    once more what it computes once more."""
+    first = reported.first_position
+    low = max(start, first) - first
+    high = min(end - first, len(reported.chosen) // FLOAT_BYTES)
+    if low >= high:
+        return None
+    row = reported.num_top * FLOAT_BYTES
+    return replace(
+        reported,
+        first_position=first + low,
+        chosen=reported.chosen[low * FLOAT_BYTES : high * FLOAT_BYTES],
+        top_ids=reported.top_ids[low * row : high * row],
+        top=reported.top[low * row : high * row],
     )

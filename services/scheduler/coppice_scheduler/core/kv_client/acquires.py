@@ -9,8 +9,8 @@ from coppice.ids import LEASE_ID_BYTES, DomainId, WorkerId
 from coppice.messages.index import Acquire, Candidate, MatchQueries, Op
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.policy.admission import max_context
-from coppice_scheduler.core.policy.dispatch_order import Turns
-from coppice_scheduler.core.policy.guarantee_usage import Standing
+from coppice_scheduler.core.policy.dispatch_order import DispatchOrder
+from coppice_scheduler.core.policy.guarantee_usage import GuaranteeUsage
 from coppice_scheduler.core.policy.running_slots import giving_way
 from coppice_scheduler.core.policy.virtual_time import Ranks
 from coppice_scheduler.core.state.forks import near_its_prompt
@@ -57,10 +57,10 @@ class _Round:
         self.life = life
         self.workers = workers
         self.now_ns = now_ns
-        self.places = life.settings.max_running - life.counts.running - life.counts.asking
-        self.standing = Standing(life)
+        self.running_slots = life.settings.max_running - life.counts.running - life.counts.asking
+        self.guarantee_usage = GuaranteeUsage(life)
         self.ranks = Ranks(life)
-        self.turns = Turns(life.queue, self.ranks)
+        self.dispatch_order = DispatchOrder(life.queue, self.ranks)
         self.room = _room(life, workers)
         self.loads: dict[DomainId | None, dict[WorkerId, int]] = {}
         self.gate = life.gates.pool_gate()
@@ -72,9 +72,9 @@ class _Round:
         ops: list[Op] = []
         while True:
             able = [worker for worker in self.workers if self.room[worker.worker_id] > 0]
-            is_full = self.places <= 0 or not able
+            is_full = self.running_slots <= 0 or not able
             kept_out = partial(self._is_kept_out, self.workers if is_full else able)
-            request = self.turns.next(kept_out, self._bar())
+            request = self.dispatch_order.next(kept_out, self._bar())
             if request is None:
                 break
             if is_full:
@@ -91,14 +91,14 @@ class _Round:
             return True
         is_shut = self.is_shut and not self._goes_before_refused(request)
         for worker in workers:
-            past = self.standing.covers(worker, domain, 1)
+            past = self.guarantee_usage.covers(worker, domain, 1)
             if (past or not is_shut) and not worker.is_short(domain, past=past):
                 return False
         return True
 
     def _bar(self) -> float:
         """Rank from which on everybody is kept out: while the pool is full and nobody has anything by right."""
-        if not self.is_shut or self.standing.gives_rights:
+        if not self.is_shut or self.guarantee_usage.gives_rights:
             return inf
         refused = self.life.gates.pool_request
         return -inf if refused is None else self.ranks.of(refused.tenant_number)
@@ -113,7 +113,7 @@ class _Round:
     def _ask(self, request: RequestState, able: list[Worker], ops: list[Op]) -> None:
         domain = request.request.domain
         is_shut = self.is_shut and not self._goes_before_refused(request)
-        covered = [worker for worker in able if self.standing.covers(worker, domain, request.num_tokens + 1)]
+        covered = [worker for worker in able if self.guarantee_usage.covers(worker, domain, request.num_tokens + 1)]
         fit = [
             worker
             for worker in able
@@ -133,11 +133,11 @@ class _Round:
         ops.append(op)
         for worker in fit:
             self.room[worker.worker_id] -= 1
-            self.standing.asked(worker, domain, op.reserve_tokens)
+            self.guarantee_usage.asked(worker, domain, op.reserve_tokens)
         self.ranks.took_place(request.tenant_number, lease.num_prefill_tokens)
         self.life.gates.asked(domain, past=past)
         self.is_shut = self.is_shut or (self.gate is not None and not past)
-        self.places -= 1
+        self.running_slots -= 1
 
     # --- when there is no place, or no memory
 
@@ -161,7 +161,7 @@ class _Round:
         if sequence is None:
             return
         worker = self.life.workers[sequence.lease.worker_id]
-        if not self.standing.covers(worker, sequence.lease.domain, 0):
+        if not self.guarantee_usage.covers(worker, sequence.lease.domain, 0):
             self._preempt(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -170,8 +170,8 @@ class _Round:
         left = max(0, sequence.num_start_tokens - sequence.num_planned)
         self.ranks.gave_place(request.tenant_number, left)
         self.life.preempt(request, self.now_ns)
-        self.turns = Turns(self.life.queue, self.ranks)
-        self.places += 1
+        self.dispatch_order = DispatchOrder(self.life.queue, self.ranks)
+        self.running_slots += 1
         self.room[worker_id] += 1
 
     # --- loads

@@ -12,7 +12,7 @@ from coppice_scheduler.core.state.sequences import RequestState
 UNKNOWN = (-(1 << 62), 0)  # order of a head that was not looked at: before every other
 
 
-class Turns:
+class DispatchOrder:
     """A heap of the lines by the turns of their tenants, then by the orders of their heads. In it a line may only come
     to stand later than it did; who makes one stand earlier, or appear, starts over with a new heap."""
 

@@ -15,7 +15,7 @@ from coppice_scheduler.core.state.leases import LeaseState
 from coppice_scheduler.core.state.workers import Worker
 
 
-class Standing:
+class GuaranteeUsage:
     """Own blocks of each domain on each worker, with those that were asked for and not answered yet."""
 
     def __init__(self, life: Lifecycle) -> None:

@@ -22,10 +22,10 @@ import numpy as np
 
 from coppice.handles import handles_array
 from coppice.ids import DomainId
-from coppice.messages.index import NoCapacityReason
+from coppice.messages.index import NoCapacityReason, Reclaim
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
-from coppice_scheduler.core.policy.guarantee_usage import Standing
-from coppice_scheduler.core.policy.running_slots import EXCESS_SLACK, Places
+from coppice_scheduler.core.policy.guarantee_usage import GuaranteeUsage
+from coppice_scheduler.core.policy.running_slots import EXCESS_SLACK, RunningSlots
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import Sequence
 from coppice_scheduler.core.state.workers import Stall, Worker
@@ -37,14 +37,14 @@ class Stakes:
     def __init__(self, worker: Worker) -> None:
         leases = [sequence.lease for sequence in worker.running.values()]
         handles = handles_array(b"".join(lease.shared + lease.owned for lease in leases))
-        _, places, self._holders = np.unique(handles, return_inverse=True, return_counts=True)
+        _, running_slots, self._holders = np.unique(handles, return_inverse=True, return_counts=True)
         ends = np.cumsum([lease.num_shared_blocks + lease.num_owned_blocks for lease in leases])
-        parts = np.split(places, ends[:-1]) if leases else []
+        parts = np.split(running_slots, ends[:-1]) if leases else []
         self._places = dict(zip(worker.running, parts, strict=True))
 
     def of(self, sequence: Sequence) -> int:
-        places = self._places[sequence.sequence_id]
-        return int((self._holders[places] == 1).sum())
+        running_slots = self._places[sequence.sequence_id]
+        return int((self._holders[running_slots] == 1).sum())
 
     def take(self, sequence: Sequence) -> int:
         """The sequence gives way; what it shared may be held by one other alone now."""
@@ -115,12 +115,12 @@ def take_back(
     credit = sum(lease.num_owned_blocks for lease in returning)
     if num_needed() <= credit:
         return
-    stakes, places = Stakes(worker), Places(life)
+    stakes, running_slots = Stakes(worker), RunningSlots(life)
     while (num_lacking := num_needed() - credit) > 0:
         found = [sequence for sequence in among() if stakes.of(sequence)]
         if not found:
             return
-        victim = _choose_victim(found, places, stakes, num_lacking)
+        victim = _choose_victim(found, running_slots, stakes, num_lacking)
         credit += stakes.take(victim)
         life.preempt(victim.request, now_ns)
 
@@ -132,8 +132,8 @@ def _sharing(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: Domai
         running = [sequence for sequence in running if sequence.lease.domain == domain]
         return _but_oldest(running)
     wanting = {stall.sequence.lease.domain for stall in stalls if _is_refused(worker, stall)}
-    standing = Standing(life)
-    within = {sequence.lease.domain for sequence in running if standing.covers(worker, sequence.lease.domain, 0)}
+    guarantee_usage = GuaranteeUsage(life)
+    within = {sequence.lease.domain for sequence in running if guarantee_usage.covers(worker, sequence.lease.domain, 0)}
     borrowing = [sequence for sequence in running if sequence.lease.domain not in within]
     if wanting & within and borrowing:
         return borrowing
@@ -148,14 +148,16 @@ def _but_oldest(sequences: list[Sequence]) -> list[Sequence]:
     return sorted(sequences, key=lambda sequence: sequence.request.order)[1:]
 
 
-def _choose_victim(sequences: Iterable[Sequence], places: Places, stakes: Stakes, num_lacking: int) -> Sequence:
+def _choose_victim(
+    sequences: Iterable[Sequence], running_slots: RunningSlots, stakes: Stakes, num_lacking: int
+) -> Sequence:
     """Of a tenant over its share of the places, then of the least priority, then one whose blocks are enough, then the
     latest."""
 
     def how_fit(sequence: Sequence) -> tuple[bool, int, bool, int]:
         request = sequence.request
         priority, arrival = request.order
-        is_over = places.excess(request.tenant_number) > EXCESS_SLACK
+        is_over = running_slots.excess(request.tenant_number) > EXCESS_SLACK
         return is_over, priority, stakes.of(sequence) >= num_lacking, arrival
 
     return max(sequences, key=how_fit)
@@ -186,4 +188,25 @@ def stall_error(worker: Worker, stall: Stall, timeout_ms: int) -> OutputError:
         OutputErrorCode.QUEUE_TIMEOUT,
         f"no block came free on worker {worker.worker_id} for {timeout_ms} ms; send it again later",
         retry_after_ms=timeout_ms,
+    )
+
+
+def give_back(life: Lifecycle, message: Reclaim, now_ns: int) -> None:
+    """The cache service wants borrowed blocks back: preempt the latest of that domain until so many are on their way.
+
+    `num_blocks` counts everything that the domain still has to give back there, so what returns already is credit, and
+    a Reclaim that is said again asks for nothing twice.
+    """
+    worker = life.workers.get(message.worker_id)
+    if worker is None or message.cache_epoch != life.leases.cache_epoch:
+        return
+    life.totals.reclaims += 1
+    running, domain = worker.running, message.domain
+    take_back(
+        life,
+        worker,
+        domain,
+        lambda: message.num_blocks,
+        lambda: [sequence for sequence in running.values() if sequence.lease.domain == domain],
+        now_ns,
     )

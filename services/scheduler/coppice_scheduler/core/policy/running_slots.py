@@ -27,7 +27,7 @@ MARGIN = 2
 EXCESS_SLACK = 1e-9
 
 
-class Places:
+class RunningSlots:
     """Places held, running or asking, and fair shares of that number among all tenants at work, as they are now."""
 
     def __init__(self, life: Lifecycle) -> None:
@@ -63,18 +63,18 @@ class Places:
 
 def giving_way(life: Lifecycle, request: RequestState, ranks: Ranks, workers: Iterable[Worker]) -> Sequence | None:
     """Whose place on these workers the request may have; None: it is not due one, or nobody can give it."""
-    places = Places(life)
+    running_slots = RunningSlots(life)
     number = request.tenant_number
     bar = ranks.of(number)
-    if not places.fits_its_share(number):
-        if not places.is_short(number):
+    if not running_slots.fits_its_share(number):
+        if not running_slots.is_short(number):
             return None
         bar += MARGIN * life.shares.price(number, request.num_tokens_max)
     running: dict[int, list[RequestState]] = {}
     for worker in workers:
         for sequence in worker.running.values() if worker.usable else ():
             running.setdefault(sequence.request.tenant_number, []).append(sequence.request)
-    for giver in places.givers():
+    for giver in running_slots.givers():
         if ranks.of(giver) < bar or giver == number:
             continue
         requests = sorted(running.get(giver, ()), key=lambda request: request.order)

@@ -12,7 +12,7 @@ from collections import deque
 from coppice.ids import CacheEpoch, Namespace
 from coppice.messages.index import MatchHints, MatchQueries, MatchQuery
 from coppice_scheduler.core.queue.lazy_heap import LazyHeap
-from coppice_scheduler.core.queue.queues import LineKey, WaitingQueue
+from coppice_scheduler.core.queue.queues import TenantQueueKey, WaitingQueue
 from coppice_scheduler.core.state.sequences import RequestState, RequestStatus
 
 REFRESH_NS = 500_000_000
@@ -22,10 +22,10 @@ QUERY_BYTES_MAX = 256 * 1024  # tokens of one question, but for its first prompt
 class Hints:
     def __init__(self, window: int) -> None:
         self._window = window
-        self._open: deque[tuple[LineKey, list[RequestState]]] = deque()  # questions without an answer, in order
-        self._asking: set[LineKey] = set()  # lines with one of these
-        self._due: dict[LineKey, int] = {}  # when the others are looked at next, if somebody is in them
-        self._times: LazyHeap[tuple[int, LineKey]] = LazyHeap(self._is_due)
+        self._open: deque[tuple[TenantQueueKey, list[RequestState]]] = deque()  # questions without an answer, in order
+        self._asking: set[TenantQueueKey] = set()  # lines with one of these
+        self._due: dict[TenantQueueKey, int] = {}  # when the others are looked at next, if somebody is in them
+        self._times: LazyHeap[tuple[int, TenantQueueKey]] = LazyHeap(self._is_due)
 
     def forget(self) -> None:
         """The link started over: what is open will not be answered."""
@@ -52,7 +52,7 @@ class Hints:
                 found.append(MatchQueries(tuple(MatchQuery(key[1], namespace, bytes(r.tokens)) for r in requests)))
         return found
 
-    def _worth_asking(self, queue: WaitingQueue, key: LineKey, now_ns: int) -> list[RequestState]:
+    def _worth_asking(self, queue: WaitingQueue, key: TenantQueueKey, now_ns: int) -> list[RequestState]:
         """About whom this line asks now; whoever it asks about counts as looked up."""
         line = queue.line(key)
         first = line.first(self._window) if line is not None else []
@@ -65,12 +65,12 @@ class Hints:
             self._look_at(key, min(request.matched_ns or now_ns for request in first) + REFRESH_NS)
         return requests
 
-    def _look_at(self, key: LineKey, at_ns: int) -> None:
+    def _look_at(self, key: TenantQueueKey, at_ns: int) -> None:
         if at_ns < self._due.get(key, at_ns + 1):
             self._due[key] = at_ns
             self._times.push((at_ns, key))
 
-    def _is_due(self, entry: tuple[int, LineKey]) -> bool:
+    def _is_due(self, entry: tuple[int, TenantQueueKey]) -> bool:
         return self._due.get(entry[1]) == entry[0]
 
     def take(self, message: MatchHints, queue: WaitingQueue, cache_epoch: CacheEpoch) -> None:

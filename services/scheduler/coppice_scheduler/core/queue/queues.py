@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from coppice.ids import DomainId, LeaseId
 from coppice_scheduler.core.queue.lazy_heap import LazyHeap
-from coppice_scheduler.core.queue.tenant_queue import Line
+from coppice_scheduler.core.queue.tenant_queue import TenantQueue
 from coppice_scheduler.core.state.fairness import FairShares
 from coppice_scheduler.core.state.sequences import RequestState, RequestStatus
 
-LineKey = tuple[int, DomainId]  # the tenant's number
+TenantQueueKey = tuple[int, DomainId]  # the tenant's number
 
 
 class WaitingQueue:
@@ -24,8 +24,8 @@ class WaitingQueue:
         self._timeout_ns = timeout_ns
         self._max_overtake_ns = max_overtake_ns
         self._next_ticket = 1
-        self._lines: dict[LineKey, Line] = {}
-        self._changed: dict[LineKey, None] = {}  # since somebody asked, in order
+        self._lines: dict[TenantQueueKey, TenantQueue] = {}
+        self._changed: dict[TenantQueueKey, None] = {}  # since somebody asked, in order
         self._stays: OrderedDict[int, RequestState] = OrderedDict()  # by ticket; one timeout for all: oldest first
 
     def enter(self, request: RequestState, now_ns: int) -> None:
@@ -57,11 +57,11 @@ class WaitingQueue:
         key = request.tenant_number, request.request.domain
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(self._max_overtake_ns)
+            line = self._lines[key] = TenantQueue(self._max_overtake_ns)
         line.push(request)
         self._changed[key] = None
 
-    def head(self, key: LineKey) -> RequestState | None:
+    def head(self, key: TenantQueueKey) -> RequestState | None:
         """Who goes next of this line. One that has nobody left is dropped."""
         head = self._lines[key].head()
         if head is None:
@@ -75,14 +75,14 @@ class WaitingQueue:
         assert taken is request
         self._changed[key] = None
 
-    def keys(self) -> list[LineKey]:
+    def keys(self) -> list[TenantQueueKey]:
         """Of all lines; some may have nobody left in them."""
         return list(self._lines)
 
-    def line(self, key: LineKey) -> Line | None:
+    def line(self, key: TenantQueueKey) -> TenantQueue | None:
         return self._lines.get(key)
 
-    def take_changed(self) -> list[LineKey]:
+    def take_changed(self) -> list[TenantQueueKey]:
         """Lines that somebody joined, or left to ask, since the last call."""
         changed = list(self._changed)
         self._changed.clear()

@@ -20,7 +20,7 @@ from coppice_scheduler.core.state.sequences import RequestState, RequestStatus
 Entry = tuple[int, int, int, int, RequestState]  # priority, time, arrival, stamp, request
 
 
-class Line:
+class TenantQueue:
     """Waiting requests of one tenant. A stamp is a request's last place in the line: older ones count no more."""
 
     __slots__ = ("_by_age", "_by_deadline", "_max_overtake_ns")

@@ -31,11 +31,10 @@ from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_o
 from coppice_scheduler.edge.frontend.tracing import CallSpan
 from coppice_scheduler.edge.text.chat import ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
-from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
+from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory, TokenTexts
 from coppice_scheduler.edge.text.logprobs import LogprobTrack
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Echo, TextOptions, TextStream
-from coppice_scheduler.edge.text.token_texts import TokenTexts
 from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
 
 DEFAULT_MAX_RETAIN_MS = 30 * 60 * 1000

@@ -12,9 +12,9 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     TokenPrompt,
 )
 from coppice_scheduler.edge.text.chat import ChatMessage
+from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.text_stream import Delta
-from coppice_scheduler.edge.text.token_texts import TokenTexts
 
 
 def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:

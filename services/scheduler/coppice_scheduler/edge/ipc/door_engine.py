@@ -23,7 +23,7 @@ from coppice_scheduler.edge.ipc.door_messages import (
     FrameReader,
     FromDoor,
     Message,
-    Standing,
+    PlannerState,
     Stop,
     Turn,
     to_frame,
@@ -43,7 +43,7 @@ class DoorEngine(asyncio.Protocol):
         self._streams = Streams(door << DOOR_SHIFT)
         self._frames = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
-        self._standing = Standing(False, False, _NO_STATS)
+        self._standing = PlannerState(False, False, _NO_STATS)
         self._requests: list[Request] = []  # not sent yet, nor the cancels
         self._cancels: list[Cancel] = []
         self._collecting_since_s = 0.0
@@ -125,7 +125,7 @@ class DoorEngine(asyncio.Protocol):
             for refusal in message.refusals:
                 self._streams.refuse(refusal.request_id, refusal.refused)
             self._streams.take(message.tokens, message.outputs)
-        elif isinstance(message, Standing):
+        elif isinstance(message, PlannerState):
             if message.ready != self._standing.ready:
                 self.changed.set()
             self._standing = message

@@ -82,7 +82,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PlannerState:
     """How things are with the planner."""
 
     ready: bool
@@ -95,10 +95,10 @@ class Stop:
     """Serve what is there, take nothing new, end."""
 
 
-ToDoor = Start | Standing | Turn | Stop
+ToDoor = Start | PlannerState | Turn | Stop
 FromDoor = Serving | CannotServe | Asks | Beat
 Message = ToDoor | FromDoor
-_KINDS: tuple[type[Message], ...] = (Start, Standing, Turn, Stop, Serving, CannotServe, Asks, Beat)
+_KINDS: tuple[type[Message], ...] = (Start, PlannerState, Turn, Stop, Serving, CannotServe, Asks, Beat)
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

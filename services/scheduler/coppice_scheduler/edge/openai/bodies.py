@@ -1,24 +1,25 @@
 """Answers in OpenAI's shape. Token ids stand where vLLM puts them (`return_token_ids`):
 
-completion          choices[i].prompt_token_ids, choices[i].token_ids
-completion stream   the first chunk of each choice has prompt_token_ids, every chunk token_ids
-chat                prompt_token_ids beside choices, choices[i].token_ids
-chat stream         the first role chunk has prompt_token_ids beside choices, every later chunk token_ids
+    completion          choices[i].prompt_token_ids, choices[i].token_ids
+    completion stream   the first chunk of each choice has prompt_token_ids, every chunk token_ids
+    chat                prompt_token_ids beside choices, choices[i].token_ids
+    chat stream         the first role chunk has prompt_token_ids beside choices, every later chunk token_ids
+
+Log-probabilities have OpenAI's two shapes: a list of entries for chats, parallel lists for completions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.frontend.calls import Call
-from coppice_scheduler.edge.openai.logprobs import chat_logprobs, completion_logprobs
 from coppice_scheduler.edge.openai.schema import Presentation
+from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage
-from coppice_scheduler.edge.text.token_texts import TokenTexts
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 
 Body = dict[str, Any]
@@ -162,3 +163,41 @@ class Answer:
     @property
     def usage(self) -> Usage:
         return self.ending.usage if self.ending is not None else NO_USAGE
+
+
+def chat_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> Body:
+    name = _namer(texts, as_ids)
+
+    def shown(token_id: int, logprob: float | None) -> Body:
+        return {"token": name(token_id), "logprob": logprob, "bytes": list(texts.bytes_of(token_id))}
+
+    content = [
+        {**shown(entry.token_id, entry.logprob), "top_logprobs": [shown(*likely) for likely in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> Body:
+    name = _namer(texts, as_ids)
+    entries = tuple(entries)
+    return {
+        "text_offset": [entry.text_offset for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "tokens": [name(entry.token_id) for entry in entries],
+        "top_logprobs": [_top(entry, name) for entry in entries],
+    }
+
+
+def _top(entry: TokenLogprob, name: Callable[[int], str]) -> dict[str, float] | None:
+    """The likeliest tokens and the one that was chosen. Of those that look alike the likeliest is told."""
+    if entry.logprob is None:
+        return None
+    top: dict[str, float] = {}
+    for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+        top.setdefault(name(token_id), logprob)
+    return top
+
+
+def _namer(texts: TokenTexts, as_ids: bool) -> Callable[[int], str]:
+    return (lambda token_id: f"token_id:{token_id}") if as_ids else texts.text_of

@@ -21,8 +21,8 @@ from coppice_scheduler.core.state.request import Effects, Finish, Output, Reques
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     Asks,
+    PlannerState,
     RefusedRequest,
-    Standing,
     ToDoor,
     Turn,
 )
@@ -143,7 +143,7 @@ class Doors:
             return
         self._standing, self._told_ns = standing, now_ns
         for door in self._doors.values():
-            door.channel.send(Standing(*standing, self.planner.stats))
+            door.channel.send(PlannerState(*standing, self.planner.stats))
 
 
 def by_door(batches: Iterable[TokenBatch]) -> dict[int, list[TokenBatch]]:
