@@ -36,7 +36,8 @@ from coppice.session.link import Attached
 from coppice_bench.report import describe_run
 from coppice_bench.rpc.client import NAMESPACE, WORKER, RegisteredWorker, registration
 from coppice_cache.core.base.events import Stored
-from coppice_cache.core.index import CoreSettings, DomainConfig, IndexCore
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig
+from coppice_cache.core.index import IndexCore
 from coppice_cache.edge.durability.log_codec import LogKeys
 from coppice_cache.edge.durability.log_store import LogStream, connect_log, load
 

@@ -25,7 +25,8 @@ from coppice.session.frames import KEY_BYTES, Reject
 from coppice.session.link import Attached, ClientLink
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch.step_batch import Int32, PoolSpec, StepBatch, StepOutput
-from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.runner import StepObserver
 from coppice_worker.edge.service import WorkerService

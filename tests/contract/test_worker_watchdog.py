@@ -15,7 +15,8 @@ from coppice.ids import CacheEpoch, Namespace, SchedulerEpoch, WorkerEpoch, Work
 from coppice.messages.registration import Registered
 from coppice.messages.step import StepPlan
 from coppice_worker.core.batch.step_batch import PoolSpec, StepBatch, StepOutput
-from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.runner import StepObserver, StepRunner
 from coppice_worker.edge.watchdog import StepWatchdog
 from tests.contract.test_worker_service import CountingExecutor, handle, start, u32

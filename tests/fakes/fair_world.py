@@ -19,7 +19,8 @@ import numpy as np
 from coppice.ids import DomainId, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.step import SamplingParams, StepPlan, StepResult
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Output, Refused, Request, SchedulerSettings
+from coppice_scheduler.core.state.request import Output, Refused, Request
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.fair_cache import FairCache
 
 MS = 1_000_000

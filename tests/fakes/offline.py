@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 
 from coppice.ids import DomainId, Namespace, WorkerId
 from coppice.messages.step import SamplingParams
-from coppice_cache.core.index import CoreSettings, DomainConfig
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_offline.engine import EngineSettings, LocalEngine
 from coppice_offline.runner import Runner
 from coppice_offline.stream import RequestStream
@@ -18,7 +18,7 @@ from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
 from coppice_sim.hosts.kv_honest import KvHonest
 from coppice_worker.core.batch.step_batch import Executor, PoolSpec
-from coppice_worker.core.worker import WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
 
 DOMAIN = DomainId("offline")
 MAX_CONTEXT = 96

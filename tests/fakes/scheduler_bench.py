@@ -32,8 +32,9 @@ from coppice.messages.index import (
 )
 from coppice.messages.step import Refusal, SamplingParams, StepPlan, StepResult
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Effects, Output, Refused, Request, SchedulerSettings
-from tests.fakes.scheduler_index import NAMESPACE
+from coppice_scheduler.core.state.request import Effects, Output, Refused, Request
+from coppice_scheduler.core.state.settings import SchedulerSettings
+from tests.fakes.scheduler_ledger import NAMESPACE
 from tests.fakes.scheduler_worker import u32
 
 BLOCK = 4

@@ -57,8 +57,6 @@ from coppice.messages.index import (
 )
 from tests.fakes.scheduler_ledger import NAMESPACE, Entry, HeldLease, Ledger, packed, seal_of
 
-__all__ = ["NAMESPACE", "Entry", "FakeIndex", "HeldLease", "Ledger", "packed", "seal_of"]
-
 
 class FakeIndex:
     def __init__(self, block_size: int, domain_blocks_max: int = 1 << 20, retry_after_ms: int = 20) -> None:

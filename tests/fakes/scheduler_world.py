@@ -20,7 +20,8 @@ from coppice.ids import DomainId, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import FromClient, Publish, ToClient
 from coppice.messages.step import SamplingParams, StepPlan
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Effects, Finish, Output, Refused, Request, SchedulerSettings
+from coppice_scheduler.core.state.request import Effects, Finish, Output, Refused, Request
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_worker import FakeWorker, reference, u32, u64
 

@@ -7,11 +7,15 @@ import numpy as np
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
 from coppice.messages.registration import Registered
 from coppice.messages.step import SamplingParams
-from coppice_cache.core.index import CoreSettings, DomainConfig, IndexCore, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.results import ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig
+from coppice_cache.core.index import IndexCore
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Output, Request, SchedulerSettings
+from coppice_scheduler.core.state.request import Output, Request
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_worker.core.batch.step_batch import PoolSpec, StepOutput
-from coppice_worker.core.worker import Applied, WorkerCore, WorkerCoreSettings
+from coppice_worker.core.batch.steps import Applied, WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 
 WORKER = WorkerId("w0")
 

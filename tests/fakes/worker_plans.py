@@ -19,7 +19,8 @@ from coppice.ids import (
 from coppice.messages.registration import Registered
 from coppice.messages.step import Growth, SamplingParams, SequenceStart, StepPlan, StepResult
 from coppice_worker.core.batch.step_batch import NO_OUTPUT, Executor, PoolSpec, StepOutput
-from coppice_worker.core.worker import Applied, SchedulerAccepted, WorkerCore, WorkerCoreSettings
+from coppice_worker.core.batch.steps import Applied, SchedulerAccepted, WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 
 BLOCK_SIZE = 4
 EPOCH = SchedulerEpoch(7)

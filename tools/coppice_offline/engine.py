@@ -18,13 +18,16 @@ from dataclasses import dataclass
 from coppice.ids import CacheEpoch, SchedulerEpoch
 from coppice.messages.registration import Fence, Registered
 from coppice.messages.step import StepPlan, StepResult
-from coppice_cache.core.index import CoreSettings, IndexCore, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.results import ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.settings import CoreSettings
+from coppice_cache.core.index import IndexCore
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Finish, Output, Refused, Request, SchedulerStats, TokenBatch
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_worker.core.batch.run import run
 from coppice_worker.core.batch.step_batch import Executor
-from coppice_worker.core.worker import Applied, SchedulerAccepted, WorkerCore, WorkerCoreSettings
+from coppice_worker.core.batch.steps import Applied, SchedulerAccepted, WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 
 _CACHE_EPOCH = CacheEpoch(1)
 _TICK_NS = 100_000_000

@@ -34,7 +34,7 @@ from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 from coppice_up.checkpoint import find_checkpoint
 from coppice_worker.core.batch.step_batch import StepLimits
-from coppice_worker.core.worker import WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
 
 _DOMAIN = DomainId("offline")
 _WORKER = WorkerId("offline")

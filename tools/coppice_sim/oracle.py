@@ -27,7 +27,8 @@ from coppice.messages.index import (
     Release,
 )
 from coppice.seals import chain_seals, root_seal
-from coppice_cache.core.index import Effect, IndexCore, ToClientEffect
+from coppice_cache.core.base.results import Effect, ToClientEffect
+from coppice_cache.core.index import IndexCore
 from coppice_cache.core.pool.ledger import BlockState
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.tree import Node
@@ -35,8 +36,8 @@ from coppice_cache.core.state.single_flight import Flight
 from coppice_cache.core.state.workers import Worker as IndexWorker
 from coppice_scheduler.core.state.sequences import RequestState
 from coppice_sim.hosts.kv_honest import KvHonest, prefix_hashes
+from coppice_worker.core.batch.steps import Applied
 from coppice_worker.core.blocks.pool import BlockPool
-from coppice_worker.core.worker import Applied
 
 if TYPE_CHECKING:
     from coppice_sim.base.process import Process

@@ -8,8 +8,7 @@ from hashlib import blake2b
 from random import Random
 
 from coppice.ids import CacheEpoch, DomainId, LeaseId, WorkerId
-from coppice_cache.core.base.settings import TierCosts
-from coppice_cache.core.index import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode, TierCosts
 from coppice_scheduler.core.state.settings import Guarantee, SchedulerSettings
 from coppice_sim.base.names import NAMESPACE
 from coppice_sim.base.network import Network
@@ -24,7 +23,7 @@ from coppice_sim.oracle import Oracle
 from coppice_sim.traffic.demands import Demands
 from coppice_sim.traffic.workload import Workload
 from coppice_worker.core.batch.step_batch import PoolSpec
-from coppice_worker.core.worker import WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
 
 BLOCK_SIZE = 4
 TTL_MS = 1_000

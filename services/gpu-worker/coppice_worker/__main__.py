@@ -21,7 +21,8 @@ from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging, configure_tracing, serve_metrics
-from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.loading import Compute, Loaded, load, resolve_settings
 from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.service import WorkerService

@@ -12,7 +12,7 @@ from coppice.messages.index import LeaseClaim, Reattach, Reattached
 from coppice.messages.registration import Register
 from coppice.seals import SEAL_BYTES, chain_seals
 from coppice_cache.core.base.events import IndexEvent
-from coppice_cache.core.index import CoreSettings
+from coppice_cache.core.base.settings import CoreSettings
 from coppice_cache.core.pool.free_ring import unpack_handles
 from coppice_cache.core.radix.tree import Node
 from tests.unit.cache.world import KEY, NAMESPACE, W, World, registration, settings

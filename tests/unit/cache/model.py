@@ -35,7 +35,9 @@ from coppice.messages.index import (
 from coppice.messages.registration import CopyOrder, CopyOrders, Direction, Fence
 from coppice.seals import chain_seals, root_seal
 from coppice_cache.core.base.events import Tier
-from coppice_cache.core.index import Effect, IndexCore, Mode, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.settings import Mode
+from coppice_cache.core.index import IndexCore
 from tests.unit.cache.books import Job, Key, LeaseKey, ModelLease, Place, block_of, common, handles
 from tests.unit.cache.world import KEY
 

@@ -18,8 +18,8 @@ from coppice.messages.index import (
 )
 from coppice.messages.registration import CopiesDone, FenceAck, Register
 from coppice_cache.core.base.events import Tier
-from coppice_cache.core.base.settings import TierCosts
-from coppice_cache.core.index import DomainConfig, IndexCore, Mode
+from coppice_cache.core.base.settings import DomainConfig, Mode, TierCosts
+from coppice_cache.core.index import IndexCore
 from coppice_cache.core.inspection.snapshots import Cursor
 from coppice_cache.edge.events.kv_events_view import KvEventsView
 from tests.unit.cache import world as cache_world

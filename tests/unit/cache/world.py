@@ -15,14 +15,9 @@ from coppice.ids import (
 )
 from coppice.messages.index import Acquire, Answer, Candidate, Extend, Grant, Publish, Release
 from coppice.messages.registration import Fence, FenceAck, Register, Registered
-from coppice_cache.core.index import (
-    CoreSettings,
-    DomainConfig,
-    Effect,
-    IndexCore,
-    ToClientEffect,
-    ToWorkerEffect,
-)
+from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig
+from coppice_cache.core.index import IndexCore
 
 KEY = b"k" * 16
 MS = 1_000_000

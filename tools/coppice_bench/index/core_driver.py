@@ -6,7 +6,8 @@ from coppice.errors import CoppiceError
 from coppice.ids import TOKEN_BYTES, CacheEpoch, DomainId, LeaseId, SchedulerEpoch
 from coppice.messages.index import Acquire, Answer, Candidate, Grant, Op, Publish, Published, Release
 from coppice_bench.rpc.client import NAMESPACE, WORKER, registration
-from coppice_cache.core.index import CoreSettings, DomainConfig, IndexCore
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig
+from coppice_cache.core.index import IndexCore
 
 DOMAIN = DomainId("bench")
 _CANDIDATES = (Candidate(WORKER, 0),)

@@ -12,7 +12,7 @@ from coppice_bench.split.sleeper import SleepingExecutor
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
 from coppice_worker.core.batch.step_batch import Executor, PoolSpec
-from coppice_worker.core.worker import WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 32_768

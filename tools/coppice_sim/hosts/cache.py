@@ -10,10 +10,8 @@ from coppice.messages.index import AnswerBatch, OpBatch
 from coppice.messages.registration import Registered
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLink, ServerLinks
-from coppice_cache.core.index import (
-    FIRST_EPOCHS,
-    IndexCore,
-    MessageRefused,
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.results import (
     Regrown,
     Reincarnate,
     SessionEnded,
@@ -21,6 +19,8 @@ from coppice_cache.core.index import (
     ToWorkerEffect,
     WorkerEnded,
 )
+from coppice_cache.core.index import IndexCore
+from coppice_cache.core.state.sessions import FIRST_EPOCHS
 from coppice_sim.base.links import ServerEnd
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS

@@ -19,14 +19,8 @@ from coppice_sim.base.timeline import MS
 from coppice_sim.hosts.host_tier import HostTier
 from coppice_sim.hosts.kv_honest import KvHonest
 from coppice_worker.core.batch.step_batch import NO_OUTPUT, PoolSpec, UInt64
-from coppice_worker.core.worker import (
-    Applied,
-    MalformedPlanError,
-    Replayed,
-    SchedulerAccepted,
-    WorkerCore,
-    WorkerCoreSettings,
-)
+from coppice_worker.core.batch.steps import Applied, MalformedPlanError, Replayed, SchedulerAccepted, WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 
 if TYPE_CHECKING:
     from coppice_sim.world import World

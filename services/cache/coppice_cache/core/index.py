@@ -26,27 +26,17 @@ from coppice.messages.index import (
     Reattached,
 )
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
-from coppice_cache.core.base.errors import CoreError, InvariantBroken, MessageRefused, SettingsRefused
+from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import IndexEvent, Stored
 from coppice_cache.core.base.results import (
-    DomainStats,
     Effect,
     Explanation,
     IndexStats,
     Match,
-    NodeView,
     PinView,
-    Regrown,
-    Reincarnate,
-    SessionEnded,
-    ToClientEffect,
-    ToWorkerEffect,
     TreeDump,
-    TreeView,
-    WorkerEnded,
-    WorkerStats,
 )
-from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.base.settings import CoreSettings
 from coppice_cache.core.inspection.audit import Looked, audit, check_state
 from coppice_cache.core.inspection.explain import explain
 from coppice_cache.core.inspection.snapshots import Cursor, next_slice
@@ -66,33 +56,6 @@ from coppice_cache.core.recovery.registration import acknowledge, drain, registe
 from coppice_cache.core.state.replay import ReplayCounts
 from coppice_cache.core.state.sessions import FIRST_EPOCHS, Session
 from coppice_cache.core.state.state import PinSpec, State
-
-__all__ = [
-    "FIRST_EPOCHS",
-    "CoreError",
-    "CoreSettings",
-    "DomainConfig",
-    "DomainStats",
-    "Effect",
-    "IndexCore",
-    "IndexStats",
-    "InvariantBroken",
-    "Match",
-    "MessageRefused",
-    "Mode",
-    "NodeView",
-    "PinView",
-    "Regrown",
-    "Reincarnate",
-    "SessionEnded",
-    "SettingsRefused",
-    "ToClientEffect",
-    "ToWorkerEffect",
-    "TreeDump",
-    "TreeView",
-    "WorkerEnded",
-    "WorkerStats",
-]
 
 _NO_MATCH = Match(0, 0)
 

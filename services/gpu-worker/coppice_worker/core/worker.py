@@ -44,19 +44,6 @@ from coppice_worker.core.check import check_users
 from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
 from coppice_worker.core.sequences import SequenceTable
 
-__all__ = [
-    "Applied",
-    "MalformedPlanError",
-    "Replayed",
-    "SchedulerAccepted",
-    "SchedulerRefused",
-    "SchedulerRefusedReason",
-    "StepGap",
-    "WorkerCore",
-    "WorkerCoreSettings",
-    "WorkerStats",
-]
-
 _NO_BLOCKS = np.zeros(0, np.int32)
 
 

@@ -25,7 +25,8 @@ from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
 from coppice_worker.core.batch.run import run
 from coppice_worker.core.batch.step_batch import Executor, StepBatch, StepOutput
-from coppice_worker.core.worker import Applied, MalformedPlanError, Replayed, StepGap, WorkerCore
+from coppice_worker.core.batch.steps import Applied, MalformedPlanError, Replayed, StepGap
+from coppice_worker.core.worker import WorkerCore
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from coppice.session.frames import KEY_BYTES, Hello, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch.step_batch import Executor
-from coppice_worker.core.worker import SchedulerAccepted, WorkerCore
+from coppice_worker.core.batch.steps import SchedulerAccepted
+from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.copies import Copier, TierCopier
 from coppice_worker.edge.runner import StepObserver, StepRunner
 

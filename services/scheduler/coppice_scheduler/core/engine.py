@@ -32,35 +32,15 @@ from coppice_scheduler.core.policy.preemption import give_back, relieve
 from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
-    Output,
-    OutputError,
-    OutputErrorCode,
     Refused,
     RefusedReason,
     Request,
-    SchedulerSettings,
     SchedulerStats,
-    TenantLimits,
     TenantStats,
 )
 from coppice_scheduler.core.state.sequences import RequestState
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_scheduler.core.state.workers import Worker
-
-__all__ = [
-    "Effects",
-    "Finish",
-    "Output",
-    "OutputError",
-    "OutputErrorCode",
-    "Refused",
-    "RefusedReason",
-    "Request",
-    "SchedulerCore",
-    "SchedulerSettings",
-    "SchedulerStats",
-    "TenantLimits",
-    "TenantStats",
-]
 
 
 class SchedulerCore:

@@ -15,12 +15,11 @@ from coppice.messages.index import Grant, Release, Reuse
 from coppice_bench.trace.file import Request, Trace
 from coppice_bench.trace.policies import lru
 from coppice_bench.trace.replay import Replay, replay
-from coppice_cache.core.base.settings import Eviction
+from coppice_cache.core.base.settings import DomainConfig, Eviction, Mode
 from coppice_cache.core.eviction import hazard, samples
 from coppice_cache.core.eviction.adaptive import AdaptivePolicy
 from coppice_cache.core.eviction.hazard import HazardModel, features
 from coppice_cache.core.eviction.policy import EvictionPolicy, LruPolicy
-from coppice_cache.core.index import DomainConfig, Mode
 from coppice_cache.core.radix.tree import Node, Tree, add_child, walk
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, settings, tokens
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coppice.ids import DomainId
 from coppice.messages.index import Grant, Published
 from coppice_cache.core.base.errors import InvariantBroken
-from coppice_cache.core.index import DomainConfig
+from coppice_cache.core.base.settings import DomainConfig
 from coppice_cache.core.inspection.audit import Looked
 from coppice_cache.core.inspection.audit_walk import Marks
 from coppice_cache.core.pool.leases import Lease

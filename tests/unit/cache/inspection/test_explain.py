@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coppice.ids import DomainId, Namespace, WorkerId
+from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import Explanation, StoppedBy
-from coppice_cache.core.index import DomainConfig, MessageRefused, Mode
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache.world import ALICE, NAMESPACE, World, lease_id, registration, settings, tokens
 
 BLOCK = 4

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coppice.ids import DomainId, WorkerId
+from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import NodeView, TreeDump
-from coppice_cache.core.index import MessageRefused
 from coppice_cache.core.inspection import tree_pages
 from tests.unit.cache.world import ALICE, NAMESPACE, World, registration, tokens
 

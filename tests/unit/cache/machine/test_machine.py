@@ -35,7 +35,7 @@ from coppice.messages.index import (
 )
 from coppice.messages.registration import CopiesDone, FenceAck
 from coppice_cache.core.base.events import Tier
-from coppice_cache.core.index import ToClientEffect
+from coppice_cache.core.base.results import ToClientEffect
 from tests.unit.cache.follower import Follower
 from tests.unit.cache.player import play
 from tests.unit.cache.stand import BLOCK, CAPPED, DOMAINS, LENDS, POOLS, SPACES, CacheStand, fingerprint, one_of, prompt

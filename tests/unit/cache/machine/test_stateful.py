@@ -35,7 +35,7 @@ from coppice.messages.index import (
 )
 from coppice.messages.registration import FenceAck
 from coppice.seals import chain_seals, root_seal
-from coppice_cache.core.index import DomainConfig, Mode
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache import world as cache_world
 from tests.unit.cache.world import KEY, MS, NAMESPACE, W, World, lease_id, registration
 

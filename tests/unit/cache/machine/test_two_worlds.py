@@ -30,8 +30,9 @@ from coppice.messages.index import (
     Wake,
 )
 from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck
+from coppice_cache.core.base.results import ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import Mode
-from coppice_cache.core.index import IndexCore, ToClientEffect, ToWorkerEffect
+from coppice_cache.core.index import IndexCore
 from tests.unit.cache.stand import BLOCK, CAPPED, CONFIG, DOMAINS, POOLS, SPACES, STRICT, prompt
 from tests.unit.cache.world import MS, World, lease_id, registration
 

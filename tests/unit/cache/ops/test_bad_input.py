@@ -33,7 +33,7 @@ from coppice.messages.index import (
     Retain,
 )
 from coppice.messages.registration import CopiesDone, Draining, FenceAck, Register
-from coppice_cache.core.index import MessageRefused
+from coppice_cache.core.base.errors import MessageRefused
 from tests.unit.cache.stand import fingerprint
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, registration, settings, tokens
 

@@ -11,7 +11,7 @@ from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Candidate, Grant
 from coppice.seals import chain_seals, root_seal
-from coppice_cache.core.index import DomainConfig, Mode
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.radix.partial_match import ChildOrders, common_tokens
 from coppice_cache.core.radix.tree import MatchPosition, Node, add_child
 from tests.unit.cache import world as cache_world

@@ -17,8 +17,7 @@ from coppice.messages.index import (
     NotPublishedReason,
     Published,
 )
-from coppice_cache.core.base.settings import DomainConfig
-from coppice_cache.core.index import Mode
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, settings, tokens
 
 BOB = DomainId("bob")

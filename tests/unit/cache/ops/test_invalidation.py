@@ -6,8 +6,9 @@ import pytest
 
 from coppice.ids import CacheEpoch, DomainId, Namespace
 from coppice.messages.index import Distrust, Grant, NotPublished, NotPublishedReason, Published
-from coppice_cache.core.base.settings import Eviction
-from coppice_cache.core.index import DomainConfig, IndexCore, MessageRefused, Mode
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.settings import DomainConfig, Eviction, Mode
+from coppice_cache.core.index import IndexCore
 from coppice_cache.core.radix.tree import Tree
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, registration, settings, tokens
 

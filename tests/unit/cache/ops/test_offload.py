@@ -11,8 +11,8 @@ from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Answer, Candidate, Grant, Pending, Wake
 from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction
 from coppice.seals import chain_seals, root_seal
-from coppice_cache.core.base.settings import TierCosts
-from coppice_cache.core.index import DomainConfig, Mode, ToWorkerEffect
+from coppice_cache.core.base.results import ToWorkerEffect
+from coppice_cache.core.base.settings import DomainConfig, Mode, TierCosts
 from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, lease_id, registration, settings, tokens
 
 BLOCK = 4

@@ -26,7 +26,9 @@ from coppice.messages.index import (
     Released,
 )
 from coppice.seals import chain_seals, root_seal
-from coppice_cache.core.index import DomainConfig, Match, MessageRefused, Mode
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.results import Match
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.radix.tree import EDGE_BLOCKS_MAX
 from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, lease_id, registration, settings, tokens
 

@@ -6,7 +6,8 @@ import pytest
 
 from coppice.ids import DomainId
 from coppice.messages.index import Grant, NoCapacity
-from coppice_cache.core.index import DomainConfig, MessageRefused
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.settings import DomainConfig
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, registration, settings, tokens
 
 BLOCK = 4

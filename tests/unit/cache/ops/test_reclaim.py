@@ -6,7 +6,8 @@ import pytest
 
 from coppice.ids import DomainId, SchedulerEpoch, WorkerId
 from coppice.messages.index import Answer, Grant, NoCapacity, NoCapacityReason, Reattached, Reclaim, Release
-from coppice_cache.core.index import DomainConfig, InvariantBroken, Mode
+from coppice_cache.core.base.errors import InvariantBroken
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.ops import reclaim
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.reservations import RESERVATIONS_PER_DOMAIN_MAX, Reservations

@@ -6,8 +6,7 @@ import pytest
 
 from coppice.ids import DomainId
 from coppice.messages.index import Answer, Gone, Invalid, Retain, Retained
-from coppice_cache.core.base.settings import Eviction
-from coppice_cache.core.index import DomainConfig
+from coppice_cache.core.base.settings import DomainConfig, Eviction
 from coppice_cache.core.ops.retention import DURATION_MS_MAX
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, settings, tokens
 

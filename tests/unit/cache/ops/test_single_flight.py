@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coppice.ids import DomainId, LeaseId, SchedulerEpoch, WorkerId
 from coppice.messages.index import Abandon, Acquire, Answer, Candidate, Grant, OpBatch, Pending, Release, Wake
-from coppice_cache.core.index import DomainConfig, Mode
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, registration, settings, tokens
 
 BLOCK = 4

@@ -29,7 +29,8 @@ from coppice.messages.index import (
     Reclaim,
     Release,
 )
-from coppice_cache.core.index import DomainConfig, Mode, ToClientEffect
+from coppice_cache.core.base.results import ToClientEffect
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache import world as cache_world
 from tests.unit.cache.world import MS, NAMESPACE, W, World, lease_id, tokens
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from coppice.handles import COUNTER_MAX, block_ids, block_of, epoch_of, generation_of, make_generation
 from coppice.ids import CacheEpoch, DomainId
 from coppice.messages.index import Answer, Extended, NoCapacity, NoCapacityReason
-from coppice_cache.core.base.settings import Eviction
-from coppice_cache.core.index import CoreSettings, DomainConfig, InvariantBroken, Mode
+from coppice_cache.core.base.errors import InvariantBroken
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode
 from coppice_cache.core.pool.ledger import BlockState
 from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, registration, settings, tokens
 

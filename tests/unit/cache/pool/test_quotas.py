@@ -8,7 +8,8 @@ import pytest
 
 from coppice.ids import DomainId
 from coppice.messages.index import Answer, Grant, NoCapacity, NoCapacityReason
-from coppice_cache.core.index import CoreSettings, DomainConfig, MessageRefused, Mode, SettingsRefused
+from coppice_cache.core.base.errors import MessageRefused, SettingsRefused
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, registration, settings, tokens
 
 BOB, CAROL = DomainId("bob"), DomainId("carol")

@@ -17,7 +17,8 @@ from coppice.handles import block_of, generation_of
 from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch
 from coppice.messages.index import Abandon, Extended, Grant, LeaseClaim, Published, Reattach, Reattached, Release
 from coppice.messages.registration import Fence, FenceAck, Register
-from coppice_cache.core.index import IndexCore, ToClientEffect
+from coppice_cache.core.base.results import ToClientEffect
+from coppice_cache.core.index import IndexCore
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, registration, settings, tokens
 
 BLOCKS = 16

@@ -20,7 +20,7 @@ from coppice.messages.index import (
 )
 from coppice_cache.core.base.events import Stored
 from coppice_cache.core.base.results import Regrown
-from coppice_cache.core.index import DomainConfig, Mode
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache.crash import After, Before, found
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, registration, settings, tokens
 

@@ -21,7 +21,9 @@ from coppice.messages.index import (
     Reattached,
     Release,
 )
-from coppice_cache.core.index import DomainConfig, MessageRefused, SessionEnded
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.results import SessionEnded
+from coppice_cache.core.base.settings import DomainConfig
 from tests.unit.cache.restart import (
     BLOCKS,
     OLD_WORKER,

@@ -6,7 +6,9 @@ import pytest
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import DEAD_EPOCHS_MAX, DeadWorker, Reattach
-from coppice_cache.core.index import FIRST_EPOCHS, IndexCore, SessionEnded, WorkerEnded
+from coppice_cache.core.base.results import SessionEnded, WorkerEnded
+from coppice_cache.core.index import IndexCore
+from coppice_cache.core.state.sessions import FIRST_EPOCHS
 from tests.unit.cache.restart import OLD_WORKER, S1, S2, Pool, Restarted, claim, handle, ids
 from tests.unit.cache.world import W, World, registration, settings
 

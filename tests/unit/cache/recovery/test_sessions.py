@@ -19,7 +19,9 @@ from coppice.messages.index import (
     lease_hash,
 )
 from coppice.messages.registration import Register
-from coppice_cache.core.index import IndexCore, MessageRefused, SessionEnded
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.results import SessionEnded
+from coppice_cache.core.index import IndexCore
 from tests.unit.cache.world import (
     MS,
     W,

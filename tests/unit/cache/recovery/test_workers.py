@@ -20,7 +20,9 @@ from coppice.messages.index import (
     Release,
 )
 from coppice.messages.registration import Draining, Fence, FenceAck, Register
-from coppice_cache.core.index import IndexCore, MessageRefused, Reincarnate, ToWorkerEffect, WorkerEnded
+from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.results import Reincarnate, ToWorkerEffect, WorkerEnded
+from coppice_cache.core.index import IndexCore
 from tests.unit.cache.world import (
     ALICE,
     NAMESPACE,

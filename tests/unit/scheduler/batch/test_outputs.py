@@ -6,7 +6,8 @@ import numpy as np
 
 from coppice.ids import SequenceId, WorkerEpoch
 from coppice.messages.step import Refusal, RefusalCode, SamplingParams, StepResult, TokenLogprobs
-from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, SchedulerSettings
+from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_scheduler.core.state.slot_table import FIRST_SLOTS, STOPS_MAX, TAIL_MAX
 from tests.fakes.scheduler_bench import BLOCK, Bench, W
 from tests.fakes.scheduler_index import FakeIndex

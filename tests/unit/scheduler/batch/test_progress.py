@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from coppice_scheduler.core import engine
 from coppice_scheduler.core.policy.preemption import Stakes
-from coppice_scheduler.core.state.request import Finish, SchedulerSettings
+from coppice_scheduler.core.state.request import Finish
 from coppice_scheduler.core.state.sequences import RequestState
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import World
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coppice.messages.index import Acquire, OpBatch, Publish, Reclaim, Release
-from coppice_scheduler.core.state.request import Effects, SchedulerSettings
+from coppice_scheduler.core.state.request import Effects
 from coppice_scheduler.core.state.sequences import OUTPUT_BLOCKS_TOGETHER, Sequence, blocks_together
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import BLOCK, Bench, W, tokens_of
 
 STOP = 5

@@ -18,7 +18,8 @@ from coppice.ids import SequenceId
 from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
 from coppice_worker.core.batch.sampling import SamplingTable
 from coppice_worker.core.batch.step_batch import SampleRows
-from coppice_worker.core.worker import MalformedPlanError, WorkerCore
+from coppice_worker.core.batch.steps import MalformedPlanError
+from coppice_worker.core.worker import WorkerCore
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.model.decoder.logits import change_logits
 from coppice_worker.model.decoder.sampler import sample

@@ -12,8 +12,9 @@ from coppice.messages.step import RefusalCode
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state.leases import Lease, LeaseTable
-from coppice_scheduler.core.state.request import Finish, SchedulerSettings
+from coppice_scheduler.core.state.request import Finish
 from coppice_scheduler.core.state.sequences import Sequence
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import MS, World
 

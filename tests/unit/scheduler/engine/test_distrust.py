@@ -8,7 +8,8 @@ import pytest
 
 from coppice.messages.index import Acquire, AnswerBatch, Distrust, Distrusted, Grant, Invalid, Op, Release
 from coppice.messages.step import Refusal, RefusalCode, SequenceStart
-from coppice_scheduler.core.state.request import OutputErrorCode, SchedulerSettings
+from coppice_scheduler.core.state.request import OutputErrorCode
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, W
 from tests.fakes.scheduler_worker import u32
 

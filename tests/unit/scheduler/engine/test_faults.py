@@ -12,7 +12,8 @@ from coppice.messages.index import (
     Release,
 )
 from coppice.messages.step import Refusal, RefusalCode
-from coppice_scheduler.core.state.request import OutputErrorCode, SchedulerSettings
+from coppice_scheduler.core.state.request import OutputErrorCode
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, W
 from tests.fakes.scheduler_worker import u32
 

@@ -7,7 +7,8 @@ import pytest
 from coppice.handles import HANDLE_BYTES
 from coppice.messages.index import Acquire, NoCapacityReason, OpBatch, Publish, Reattached, Release
 from coppice.messages.step import Refusal, RefusalCode, SamplingParams
-from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason, SchedulerSettings, TenantLimits
+from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
 from tests.fakes.scheduler_bench import BLOCK, Bench, rows_of, tokens_of
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_worker import u32, u64

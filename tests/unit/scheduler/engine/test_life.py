@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coppice.messages.index import Acquire, AnswerBatch, Extend, Publish, Release
-from coppice_scheduler.core.state.request import Finish, SchedulerSettings
+from coppice_scheduler.core.state.request import Finish
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import BLOCK, MS, Bench, rows_of, tokens_of
 from tests.fakes.scheduler_worker import u32
 

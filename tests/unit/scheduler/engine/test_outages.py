@@ -20,7 +20,8 @@ from coppice.messages.index import (
     Release,
     lease_hash,
 )
-from coppice_scheduler.core.state.request import OutputErrorCode, SchedulerSettings
+from coppice_scheduler.core.state.request import OutputErrorCode
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import BLOCK, Bench, W
 from tests.fakes.scheduler_worker import u32
 

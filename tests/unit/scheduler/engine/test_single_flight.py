@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch
 from coppice.messages.index import Acquire, Gone, LeaseDigest, NoCapacityReason, Op, Pending, Release, Wake
-from coppice_scheduler.core.state.request import Finish, OutputErrorCode, SchedulerSettings, TenantLimits
+from coppice_scheduler.core.state.request import Finish, OutputErrorCode
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
 from tests.fakes.scheduler_bench import Bench
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import World

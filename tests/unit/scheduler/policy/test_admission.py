@@ -15,7 +15,7 @@ from coppice_scheduler.core.state.request import Finish, OutputErrorCode, Refuse
 from coppice_scheduler.core.state.settings import Maximum, SchedulerSettings, TenantLimits
 from coppice_scheduler.core.state.workers import DECODE_LOAD_TOKENS
 from tests.fakes.scheduler_bench import BLOCK, MS, Bench, W
-from tests.fakes.scheduler_index import NAMESPACE
+from tests.fakes.scheduler_ledger import NAMESPACE
 
 V = WorkerId("v")
 S = 1_000_000_000

@@ -4,7 +4,7 @@ counted, not time."""
 from __future__ import annotations
 
 from coppice.messages.index import Acquire, MatchHint, MatchHints, MatchQueries
-from coppice_scheduler.core.state.request import SchedulerSettings
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import Bench
 from tests.unit.repository.test_no_per_token_python import count_lines
 

@@ -6,7 +6,8 @@ import pytest
 
 from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release
-from coppice_scheduler.core.state.request import Finish, OutputErrorCode, SchedulerSettings
+from coppice_scheduler.core.state.request import Finish, OutputErrorCode
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, rows_of
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_worker import u32

@@ -9,8 +9,8 @@ from coppice.messages.index import Acquire, NoCapacityReason, Reclaim, Release
 from coppice_scheduler.core import engine
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.policy.preemption import Stakes
-from coppice_scheduler.core.state.request import Finish, SchedulerSettings
-from coppice_scheduler.core.state.settings import Guarantee
+from coppice_scheduler.core.state.request import Finish
+from coppice_scheduler.core.state.settings import Guarantee, SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, W
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import World

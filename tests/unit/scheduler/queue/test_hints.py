@@ -18,7 +18,8 @@ from coppice.messages.index import (
     Reuse,
 )
 from coppice.messages.step import SamplingParams
-from coppice_scheduler.core.state.request import Finish, OutputErrorCode, SchedulerSettings
+from coppice_scheduler.core.state.request import Finish, OutputErrorCode
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import Bench
 
 

@@ -8,7 +8,8 @@ from coppice.ids import WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire
 from coppice_scheduler.core.batch import chunked_prefill as chunks
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason, SchedulerSettings
+from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
+from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler_bench import Bench, rows_of
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import World

@@ -6,13 +6,8 @@ import pytest
 
 from coppice.ids import DomainId
 from coppice.messages.index import Acquire, NoCapacityReason, Release
-from coppice_scheduler.core.state.request import (
-    Finish,
-    OutputErrorCode,
-    RefusedReason,
-    SchedulerSettings,
-    TenantLimits,
-)
+from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
 from tests.fakes.scheduler_bench import Bench
 from tests.fakes.scheduler_index import FakeIndex
 from tests.fakes.scheduler_world import World

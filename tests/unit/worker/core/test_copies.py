@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
 from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction, Fence, FenceAck, Registered
 from coppice.messages.step import StepPlan
+from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.blocks.copies import CopyWork
 from coppice_worker.core.blocks.pool import COPIER
-from coppice_worker.core.worker import WorkerCore, WorkerCoreSettings
+from coppice_worker.core.worker import WorkerCore
 from tests.fakes.worker_plans import EPOCH, codes, h, handles, ready_core, run, seal, start, u32
 from tests.fakes.worker_plans import settings as core_settings
 

@@ -13,14 +13,9 @@ from coppice.messages.registration import Fence, Registered
 from coppice.messages.step import StepPlan
 from coppice.session.frames import RejectCode
 from coppice_worker.core.batch.step_batch import StepOutput
+from coppice_worker.core.batch.steps import SchedulerAccepted, SchedulerRefused, SchedulerRefusedReason, StepGap
 from coppice_worker.core.blocks.fences import FencedEpochs
-from coppice_worker.core.worker import (
-    SchedulerAccepted,
-    SchedulerRefused,
-    SchedulerRefusedReason,
-    StepGap,
-    WorkerCore,
-)
+from coppice_worker.core.worker import WorkerCore
 from tests.fakes.worker_plans import (
     EPOCH,
     applied,

@@ -13,7 +13,7 @@ from coppice.messages.registration import Fence
 from coppice.messages.step import StepPlan, StepResult
 from coppice_sim.hosts.kv_honest import KvHonest
 from coppice_worker.core.batch.step_batch import NO_OUTPUT
-from coppice_worker.core.worker import MalformedPlanError, Replayed, SchedulerAccepted
+from coppice_worker.core.batch.steps import MalformedPlanError, Replayed, SchedulerAccepted
 from tests.fakes.worker_plans import (
     EPOCH,
     applied,

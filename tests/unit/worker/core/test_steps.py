@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coppice.messages.step import SequenceStart, StepPlan
-from coppice_worker.core.worker import MalformedPlanError, Replayed, StepGap
+from coppice_worker.core.batch.steps import MalformedPlanError, Replayed, StepGap
 from tests.fakes.worker_plans import (
     EPOCH,
     applied,

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace, WorkerId
 from coppice.messages.step import SamplingParams
-from coppice_cache.core.index import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
 from coppice_offline.engine import EngineSettings, LocalEngine
 from coppice_scheduler.core.state.request import Finish, Request
 from coppice_scheduler.core.state.sequences import RequestStatus
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_sim.hosts.kv_honest import KvHonest, reference
 from coppice_worker.core.batch.step_batch import Executor, PoolSpec
-from coppice_worker.core.worker import WorkerCoreSettings
+from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.oracle import Oracle

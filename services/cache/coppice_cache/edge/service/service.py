@@ -38,7 +38,8 @@ from coppice_cache.core.base.results import (
     WorkerEnded,
 )
 from coppice_cache.core.base.settings import CoreSettings
-from coppice_cache.core.index import FIRST_EPOCHS, IndexCore
+from coppice_cache.core.index import IndexCore
+from coppice_cache.core.state.sessions import FIRST_EPOCHS
 from coppice_cache.edge.service.auditor import Auditor
 from coppice_cache.edge.service.clients import ClientSessions
 from coppice_cache.edge.service.collector import Collector

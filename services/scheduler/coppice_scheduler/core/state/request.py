@@ -9,24 +9,6 @@ from enum import Enum
 from coppice.ids import DomainId, WorkerId
 from coppice.messages.index import FromClient, Reuse
 from coppice.messages.step import SamplingParams, StepPlan, TokenLogprobs
-from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
-
-__all__ = [
-    "Effects",
-    "Finish",
-    "Mark",
-    "Output",
-    "OutputError",
-    "OutputErrorCode",
-    "Refused",
-    "RefusedReason",
-    "Request",
-    "SchedulerSettings",
-    "SchedulerStats",
-    "TenantLimits",
-    "TenantStats",
-    "TokenBatch",
-]
 
 Mark = tuple[str, int, int]  # (name, start_ns, end_ns)
 
