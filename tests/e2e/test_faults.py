@@ -1,4 +1,4 @@
-"""kill -9 of each service in turn under load: what DESIGN promises, and the stack serves again."""
+"""kill -9 of each service in turn under load: what DESIGN section 8 says, and the stack serves again."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_it_holds_with_the_repair_and_not_without(
     ids=["2053", "50233", "50531", "60043"],
 )
 def test_copies_come_to_rest(seed: int, faults: FaultProfile | None) -> None:
-    """Without the rule that a leaf is copied once for each use they went on for ever (`test_cache_tiers_at_rest`)."""
+    """Without the rule that a leaf is copied once for each use they went on for ever (`test_offload_at_rest`)."""
     report = report_of(seed, faults)
     assert not report.broken
     assert report.sometimes["demoted"]

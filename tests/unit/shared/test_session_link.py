@@ -15,7 +15,6 @@ from hypothesis.stateful import (
 from coppice.session import link as link_module
 from coppice.session.frames import PROTOCOL_VERSION, Data, Heartbeat, Hello, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink, LinkBroken, LinkOverflow, ServerLink, ServerLinks
-from coppice.session.pause import PauseGuard
 from tests.fakes.session_machine import KEY, SessionMachine
 
 SETTINGS = settings(
@@ -199,10 +198,3 @@ def test_a_server_knows_the_incarnations_that_it_gave_out() -> None:
     assert {incarnation >> 32 for incarnation in given} == {7}
     others = [0, given[0] - 1, given[2] + 1, given[0] + (1 << 32), attach(ClientLink(KEY, "c"), before).incarnation]
     assert not any(mine.issued(incarnation) for incarnation in others)
-
-
-def test_a_pause_moves_deadlines_by_its_length() -> None:
-    guard = PauseGuard(now_ns=0, tolerated_ns=100)
-    assert guard.observe(100) == 0
-    assert guard.observe(201) == 101
-    assert guard.observe(202) == 0

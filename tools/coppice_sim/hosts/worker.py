@@ -137,7 +137,7 @@ class WorkerHost(Process):
             self.world.sometimes["plan replayed"] += 1
             self._answer(link, outcome.result)
         elif not again:
-            self.world.fail("I10", f"{self.name} expects step {outcome.expected} of {epoch}, got {plan.step}")
+            self.world.fail("rule 1", f"{self.name} expects step {outcome.expected} of {epoch}, got {plan.step}")
 
     def _launch(self, link: ServerLink[Any], applied: Applied, salts: UInt64) -> None:
         self.outstanding = applied

@@ -119,9 +119,9 @@ def _shared_root() -> Patches:
 def _double_release_frees_twice() -> Patches:
     finished: dict[bytes, tuple[Worker, list[int]]] = {}
 
-    def release(session: Any, worker: Worker, lease: Any, now_ns: int) -> None:
+    def release(session: Any, worker: Worker, lease: Any, now_ns: int, *reuse: Any) -> None:
         finished[lease.lease_id] = (worker, lease.own_blocks())
-        original(session, worker, lease, now_ns)
+        original(session, worker, lease, now_ns, *reuse)
 
     def execute(state: State, session: Any, op: Any, now_ns: int) -> Any:
         if isinstance(op, Release) and op.lease_id in finished and op.lease_id not in session.leases:

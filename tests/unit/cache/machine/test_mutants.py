@@ -229,6 +229,11 @@ def _early_visibility() -> Patches:
     return [(ops, "acquire", acquire)]
 
 
+def _inner_nodes_go() -> Patches:
+    """Whatever has no pin may be evicted, although something hangs below it."""
+    return [(Node, "is_evictable", property(lambda self: bool(self.handles) and not self.guards))]
+
+
 MUTANTS = (
     Mutant("leader aborts and wakes nobody", "single flight: nobody waits for the dead", _no_wake_on_abort),
     Mutant("flights across domains", "I3: a wait tells of another domain's prompts", _flights_across_domains),
@@ -243,6 +248,7 @@ MUTANTS = (
     Mutant("host blocks granted twice", "I7 in the host tier", _host_blocks_granted_twice),
     Mutant("LRU across tenants", "I14: a guarantee is evicted for another domain", _lru_across_tenants),
     Mutant("cached tokens of everybody", "num_cached_tokens tells of other domains", _unscoped_cached_tokens),
+    Mutant("inner nodes are evicted", "I11: a prefix without its beginning", _inner_nodes_go),
     Mutant("early visibility", "I8: findable before anything is written", _early_visibility),
     *(m for m in WHOLE_RUN_MUTANTS if m.name in ("shared root", "double release frees twice", "pins protect nothing")),
 )

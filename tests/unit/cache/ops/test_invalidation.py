@@ -221,7 +221,7 @@ def test_a_strict_domain_has_its_memory_back_whatever_others_have_to_be_taken_ap
     invalidate(here)
     here.tick()
     bob = here.core.state.workers[W].quotas.accounts[BOB]
-    assert (bob.cached, bob.doomed) == (0, [])
+    assert (bob.cached, bob.deferred_free) == (0, [])
 
 
 def test_the_next_incarnation_keeps_what_operators_said(here: World) -> None:

@@ -111,7 +111,7 @@ def test_a_node_with_very_many_children_keeps_them_in_parts() -> None:
 
 
 def test_audits_snapshots_and_invalidations_reach_all_children_of_a_wide_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix, "WIDE_FROM", 3)
+    monkeypatch.setattr(radix, "SHARDED_FROM", 3)
     here = World(settings(record_events=True), num_blocks=64, block_size=4)
     for number in range(10):
         here.fill(number, tokens(8, 100 * number))

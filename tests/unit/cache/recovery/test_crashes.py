@@ -133,7 +133,7 @@ class Survivors:
         if (number := self.pick()) is not None:
             self.running[number] = self.live.pop(number)
             self.world.do(Abandon(number), self.running[number].session)
-            self.acknowledge()  # an abandoned lease that a crash overtakes is the open question in the design
+            self.acknowledge()  # an abandoned lease that a crash overtakes is claimed again by its scheduler (rule 3)
 
     def expire(self) -> None:
         session = self.random.choice(self.sessions)

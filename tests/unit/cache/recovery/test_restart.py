@@ -176,7 +176,7 @@ def test_a_reconnect_during_the_window_keeps_it() -> None:
     assert world.core.stats().leased_blocks == 1
 
 
-# rules 5 to 8
+# rules 6 to 8
 
 
 def test_reattached_leases_extend_and_release_and_publish_only_what_nobody_else_holds() -> None:

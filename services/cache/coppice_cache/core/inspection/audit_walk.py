@@ -159,9 +159,9 @@ class TreeWalk:
             if top not in self._tops:
                 yield from self._look_again(top, domain)
 
-    def _doomed(self) -> list[tuple[str, Node]]:
+    def _cut_off(self) -> list[tuple[str, Node]]:
         accounts = self._store.quotas.accounts.values()
-        return [(account.config.domain, node) for account in accounts if account.doomed for node in account.doomed]
+        return [(account.config.domain, node) for account in accounts for node in account.deferred_free]
 
     def _walk(self, top: Node, domain: str) -> Iterator[None]:
         """All that is listed below `top`, itself included."""
@@ -206,8 +206,8 @@ class TreeWalk:
     # ---- what no walk finds
 
     def _gather(self, tops: dict[Node, str]) -> Iterator[None]:
-        """Where paths are cut off: above what is doomed, and above the pins of leases and operators."""
-        for index, (domain, node) in enumerate(self._doomed()):
+        """Where paths are cut off: above what waits to be freed, and above the pins of leases and operators."""
+        for index, (domain, node) in enumerate(self._cut_off()):
             if node.handles:
                 self._gather_above(node, domain, tops)
             if index % _NODES_PER_STEP == 0:

@@ -92,7 +92,7 @@ def check_holders(worker: Worker, block: int, holders: dict[int, Lease]) -> None
     """A block that re-attached leases share."""
     alive = any(not lease.draining for lease in holders.values())
     should_be = BlockState.LEASED if alive else BlockState.DRAINING
-    require(bool(holders), "I7", f"block {block} is held by nobody")
+    require(bool(holders), "I2", f"block {block} is held by nobody")
     require(worker.ledger.state[block] == should_be, "I1", f"held block {block} is not {should_be.name}")
     require(all(worker.leases.get(n) is h for n, h in holders.items()), "I2", f"holders of block {block}")
 

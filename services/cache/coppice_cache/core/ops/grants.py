@@ -107,8 +107,9 @@ def extend(state: State, worker: Worker, lease: Lease, op: Extend, now_ns: int) 
 
 
 def _take(state: State, session: Session, op: Acquire, placement: Placement, now_ns: int) -> Grant | NoCapacity:
-    """Decide on the offer; only when it has room, pin, evict, grant and record the lease."""
+    """One lease on one worker, or why there is no room for it. Nothing changes unless it is granted."""
     worker, account, tree, position = placement.worker, placement.account, placement.tree, placement.position
+    # 1. Decide: how many blocks have to be free, and whose may go for it.
     total = worker.blocks_for(op.reserve_tokens)
     count = total - position.num_blocks
     protects = unprotected_blocks(position)
@@ -123,6 +124,7 @@ def _take(state: State, session: Session, op: Acquire, placement: Placement, now
         if account.is_strict or worker.may_get_room:  # a strict domain is told of its own leases only
             return plan
         return NoCapacity(op.lease_id, NoCapacityReason.NEVER_FITS, _NEVER_RETRY_MS)
+    # 2. Pin what is cached, so that nothing evicts it from here on.
     worker.hang_up_tree(tree)
     node = worker.split(account, position)
     nodes = path(node)
@@ -133,7 +135,9 @@ def _take(state: State, session: Session, op: Acquire, placement: Placement, now
     if partial is not None:
         account.protected += partial.node.pin(number)
     worker.quotas.refresh(account)
+    # 3. Evict and grant the rest.
     granted = _grant(worker, account, plan, count)
+    # 4. Say what was granted.
     shared = b"".join(part.handles for part in nodes)
     grant = Grant(
         lease_id=op.lease_id,
@@ -146,6 +150,7 @@ def _take(state: State, session: Session, op: Acquire, placement: Placement, now
         zero=granted.zero,
     )
     grant = with_copy(worker, grant, partial)
+    # 5. Record the lease: others may wait for what it computes.
     lease = Lease(
         number=number,
         lease_id=op.lease_id,

@@ -36,7 +36,7 @@ class Account:
     __slots__ = (
         "cached",
         "config",
-        "doomed",
+        "deferred_free",
         "draining",
         "evicted_blocks",
         "eviction",
@@ -80,7 +80,7 @@ class Account:
         self.mean_hold_ms = 1_000.0
         self.owner_index = 0  # where the ledger keeps this account
         self.eviction = make_policy()
-        self.doomed: list[Node] = []  # invalidated nodes that were not taken apart yet; the last one is next
+        self.deferred_free: list[Node] = []  # invalidated nodes that were not taken apart yet; the last one is next
 
     @property
     def held(self) -> int:

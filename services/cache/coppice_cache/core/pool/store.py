@@ -150,7 +150,7 @@ class BlockStore:
             self.num_nodes -= 1
             node = parent
         account.eviction.offer(node)
-        if account.doomed:
+        if account.deferred_free:
             self._offer_above_cuts(account, node)
         self.drop_if_unused(node)
 
@@ -260,7 +260,7 @@ class BlockStore:
         Returns how many became free: what was invalidated goes by whole nodes, so they can be more.
         """
         reaped = 0
-        if account.doomed:
+        if account.deferred_free:
             reaped = self.free_deferred(account, num_blocks=count)
         freed = max(count, reaped)
         count = freed - reaped
@@ -290,7 +290,7 @@ class BlockStore:
     def retire(self, tree: Tree) -> None:
         del self.trees[tree.domain, tree.namespace]
         if tree.children:
-            self.quotas.accounts[tree.domain].doomed.extend(tree.children.values())
+            self.quotas.accounts[tree.domain].deferred_free.extend(tree.children.values())
 
     def cut_off(self, top: Node) -> None:
         """Nobody finds this node or what hangs below it; the memory comes back later."""
@@ -298,7 +298,7 @@ class BlockStore:
         assert parent is not None
         top.is_orphan = True
         self.hide(top)
-        account.doomed.append(top)
+        account.deferred_free.append(top)
         self.offer(account, parent)
 
     def free_deferred(self, account: Account, *, num_blocks: int, num_nodes: float = inf) -> int:
@@ -306,7 +306,7 @@ class BlockStore:
 
         Parents stand below their children on the stack, so each is met again when nothing unread hangs below it.
         """
-        before, stack = account.cached, account.doomed
+        before, stack = account.cached, account.deferred_free
         while stack and before - account.cached < num_blocks and num_nodes > 0:
             node = stack[-1]
             num_nodes -= 1
@@ -327,7 +327,7 @@ class BlockStore:
         return before - account.cached
 
     def sweep(self, num_nodes: int) -> None:
-        """Find trees that were invalidated and not asked for since, and take apart what is doomed.
+        """Find trees that were invalidated and not asked for since, and take apart what was cut off.
 
         A strict domain waits for nobody: its victims must not depend on what others have to be taken apart.
         """
@@ -342,7 +342,7 @@ class BlockStore:
             self._retire_if_old(sweeping.trees.pop())
         is_over = False
         for account in self.quotas.accounts.values():
-            if account.doomed and (account.is_strict or not is_over):
+            if account.deferred_free and (account.is_strict or not is_over):
                 self.free_deferred(account, num_blocks=self.num_blocks, num_nodes=num_nodes)
                 is_over = is_over or not account.is_strict
 
@@ -354,7 +354,7 @@ class BlockStore:
         """All nodes hang below these: the trees, what was invalidated, and what left while somebody holds it."""
         roots: list[Node] = list(self.trees.values())
         for account in self.quotas.accounts.values():
-            roots.extend(account.doomed)
+            roots.extend(account.deferred_free)
         pinned = [node for lease in self.all_leases() for node in (lease.node, lease.copy_node) if node is not None]
         for node in [*pinned, *(held.node for held in self.all_pins())]:
             if node.is_orphan:

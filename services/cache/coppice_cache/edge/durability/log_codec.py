@@ -4,7 +4,7 @@
     payload  msgpack [contexts, events]
              context [worker id, worker epoch, domain, namespace]     said once per record
              event   [0, context, tier, parent seal, tokens, handles, seals]      Stored
-                     [1, context, tier, handles, seals]                           Removed
+                     [1, context, tier, handles, seals, all below]                Removed
                      [2, context]                                                 Cleared
 
 Prompts stand in these records, and Redis is a place where others can read, so the payload is encrypted, then
