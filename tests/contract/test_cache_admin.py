@@ -175,7 +175,7 @@ def test_other_paths_and_methods_have_the_same_shape(cache: Cache) -> None:
 
 def test_an_audit_finds_a_broken_invariant(cache: Cache, client: UnaryClient) -> None:
     cache.audit()
-    worker = cache.process._service._core.state.workers["w"]  # type: ignore[index]
+    worker = cache.process._service._locked.core.state.workers["w"]  # type: ignore[index]
     worker.ledger.counts[0] += 1
     status, body = cache.rest("/v1/audit", "POST")
     assert (status, body["holds"], body["invariant"]) == (500, False, "I1")
@@ -194,7 +194,7 @@ def test_a_broken_core_ends_the_process(cache: Cache, client: UnaryClient) -> No
     def fail(now_ns: int) -> None:
         raise ZeroDivisionError("a bug")
 
-    cache.process._service._core.tick = fail  # type: ignore[method-assign]
+    cache.process._service._locked.core.tick = fail  # type: ignore[method-assign]
     assert cache.broken.wait(60)
     assert isinstance(cache.process.failures[0], ZeroDivisionError)
     assert cache.rest("/v1/stats")[0] == 500

@@ -173,7 +173,7 @@ def test_pages_of_other_origins_change_nothing(cache: Cache, client: UnaryClient
 
 
 def break_it(cache: Cache) -> None:
-    cache.process._service._core.state.workers["w"].ledger.counts[0] += 1  # type: ignore[index]
+    cache.process._service._locked.core.state.workers["w"].ledger.counts[0] += 1  # type: ignore[index]
 
 
 def test_an_audit_says_what_it_looked_at(cache: Cache, client: UnaryClient) -> None:
@@ -193,7 +193,7 @@ def test_a_broken_invariant_degrades_and_ends_nothing(cache: Cache, client: Unar
     assert "I1 broken" in ready["reasons"][0]
     assert metric(cache, "coppice_cache_audit_broken") == 1
     assert "The last audit broke off" in cache.rest("/")[1]
-    cache.process._service._core.state.workers["w"].ledger.counts[0] -= 1  # type: ignore[index]
+    cache.process._service._locked.core.state.workers["w"].ledger.counts[0] -= 1  # type: ignore[index]
     cache.audit()
     assert cache.rest("/readyz")[1]["status"] == "ready"
 
@@ -215,7 +215,7 @@ def test_one_audit_at_a_time(cache: Cache, client: UnaryClient) -> None:
     auditor = cache.process._service.auditor
     auditor._pause_s = 0.05
     release = threading.Event()
-    core = cache.process._service._core
+    core = cache.process._service._locked.core
     audit = core.audit
 
     def waits(looked: Looked) -> Iterator[None]:

@@ -98,7 +98,7 @@ class CacheProcess:
         if self._registry is not None:
             self._registry.start()
         self._grpc.start()
-        self._sessions.start((self._service.client_server, self._service.worker_server))
+        self._sessions.start((self._service.clients.server, self._service.workers.server))
         self._readiness.is_serving = True
         self._grpc.set_ready(True)
         epoch, host = self._service.cache_epoch, self._settings.host

@@ -27,7 +27,7 @@ from coppice_cache.core.base.events import IndexEvent, Stored
 from coppice_cache.edge.durability.log_codec import LogKeys
 from coppice_cache.edge.durability.log_store import LogStream, StreamLost, Superseded
 from coppice_cache.edge.service.event_hub import Batch, EventHub, HubClosed, Overrun, Position
-from coppice_cache.edge.service.service import CoreBroken
+from coppice_cache.edge.service.locked_core import CoreBroken
 
 _log = logging.getLogger("coppice.cache")
 SLICE_BLOCKS = 256  # per visit to the core: below a millisecond, with one block to a node

@@ -27,7 +27,7 @@ from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.edge.events.following import Began, Changes, Ended, Part, SnapshotSource, follow, slices
 from coppice_cache.edge.events.kv_events_view import KvEventsView, Told
 from coppice_cache.edge.service.event_hub import EventHub, HubClosed, Subscription
-from coppice_cache.edge.service.service import CoreBroken
+from coppice_cache.edge.service.locked_core import CoreBroken
 
 _log = logging.getLogger("coppice.cache")
 POLL_S = 0.1  # how long a replay request may wait while nothing happens

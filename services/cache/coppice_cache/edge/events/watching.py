@@ -28,7 +28,7 @@ from coppice_cache.edge.events.following import (
     follow,
 )
 from coppice_cache.edge.service.event_hub import EventHub, HubClosed, Position
-from coppice_cache.edge.service.service import CoreBroken
+from coppice_cache.edge.service.locked_core import CoreBroken
 from coppice_rpc.v1 import cache_admin_pb2 as pb
 
 _log = logging.getLogger("coppice.cache")

@@ -7,18 +7,21 @@ of clients that use the unary forms have no link; what the core says to them una
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from coppice.edge.link_server import SessionRefused
+from coppice.edge import index_codec
+from coppice.edge.link_server import LinkServer, SessionRefused
 from coppice.ids import SchedulerEpoch
 from coppice.messages.index import ToClient
 from coppice.session.frames import Hello, Reject, RejectCode
-from coppice.session.link import ServerLink
+from coppice.session.link import ServerLink, ServerLinks
 from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.index import IndexCore
+from coppice_cache.edge.service.locked_core import LockedCore, Outlived
 
-if TYPE_CHECKING:
-    from coppice_cache.edge.service.service import IndexService
+Receive = Callable[[SchedulerEpoch, Any, IndexCore], None]  # one message of a session; raises MessageRefused
 
 _log = logging.getLogger("coppice.cache")
 _NO_KEY = b""
@@ -34,8 +37,20 @@ class _Client:
 class ClientSessions:
     """Methods named `session_...` are the link server's; the others are called with the service's lock held."""
 
-    def __init__(self, service: IndexService) -> None:
-        self._service = service
+    def __init__(
+        self,
+        locked: LockedCore,
+        links: ServerLinks[Any],
+        *,
+        outlived: Outlived,
+        receive: Receive,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._locked = locked
+        self._outlived = outlived
+        self._receive = receive
+        self._now_ns = now_ns
+        self.server = LinkServer(links, index_codec.EDGE, self)
         self._by_epoch: dict[SchedulerEpoch, _Client] = {}
 
     # ---- with the lock held ----
@@ -46,7 +61,7 @@ class ClientSessions:
             return
         if client.link is None:
             client.pending.append(message)
-        elif not self._service.client_server.post(client.link, message):
+        elif not self.server.post(client.link, message):
             _log.warning("session %d takes no messages; it has to attach again", epoch)
             client.link = None
 
@@ -57,7 +72,7 @@ class ClientSessions:
         _log.info("session %d ended", epoch)
         if client.link is not None:
             farewell = Reject(RejectCode.FENCED, f"session epoch {epoch} is over: it was silent for too long")
-            self._service.client_server.end(client.link, farewell)
+            self.server.end(client.link, farewell)
 
     def forget_all(self) -> None:
         self._by_epoch.clear()
@@ -70,38 +85,38 @@ class ClientSessions:
 
     def open_unary(self) -> SchedulerEpoch:
         """Raises MessageRefused."""
-        with self._service.entered() as core:
-            epoch = core.attach_client(SchedulerEpoch(0), self._service.now_ns(), plans=False)
+        with self._locked.entered() as core:
+            epoch = core.attach_client(SchedulerEpoch(0), self._now_ns(), plans=False)
             self._by_epoch[epoch] = _Client(_NO_KEY)
             return epoch
 
     def renew_unary(self, epoch: SchedulerEpoch) -> bool:
         """Count as heard. False: there is no such session (any more)."""
-        with self._service.entered() as core:
+        with self._locked.entered() as core:
             client = self._by_epoch.get(epoch)
             if client is None or client.key != _NO_KEY:
                 return False
-            core.heard_client(epoch, self._service.now_ns())
+            core.heard_client(epoch, self._now_ns())
             return True
 
     def close_unary(self, epoch: SchedulerEpoch) -> None:
-        with self._service.entered() as core:
+        with self._locked.entered() as core:
             client = self._by_epoch.get(epoch)
             if client is not None and client.key == _NO_KEY:
-                core.end_client(epoch, self._service.now_ns())
+                core.end_client(epoch, self._now_ns())
 
     # ---- sessions that stay open ----
 
     def session_opening(self, hello: Hello) -> int | Reject:
-        if (reject := self._service.outlived(hello)) is not None:
+        if (reject := self._outlived(hello)) is not None:
             return reject
         claimed = SchedulerEpoch(hello.epoch)
         try:
-            with self._service.entered() as core:
+            with self._locked.entered() as core:
                 holder = self._by_epoch.get(claimed)
                 if holder is not None and holder.key != hello.key:
                     claimed = SchedulerEpoch(0)  # somebody else's by now: after a restart that forgot its own epoch
-                epoch = core.attach_client(claimed, self._service.now_ns())
+                epoch = core.attach_client(claimed, self._now_ns())
                 known = self._by_epoch.get(epoch)
                 if known is None or known.link is None or known.link.is_ended:
                     self._by_epoch[epoch] = _Client(hello.key)
@@ -111,28 +126,28 @@ class ClientSessions:
         return epoch
 
     def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
-        with self._service.entered() as core:
+        with self._locked.entered() as core:
             epoch = SchedulerEpoch(link.epoch)
             client = self._by_epoch.get(epoch)
             if client is None or client.key != link.key:
                 # It ended between its opening and now.
-                self._service.client_server.end(link, Reject(RejectCode.FENCED, f"session epoch {epoch} is over"))
+                self.server.end(link, Reject(RejectCode.FENCED, f"session epoch {epoch} is over"))
                 return
-            core.heard_client(epoch, self._service.now_ns())
+            core.heard_client(epoch, self._now_ns())
             client.link = link
             pending, client.pending = client.pending, []
             for message in pending:
                 self.tell(epoch, message)
 
     def session_heard(self, link: ServerLink[Any]) -> None:
-        with self._service.entered() as core:
+        with self._locked.entered() as core:
             if self._is_current(link):
-                core.heard_client(SchedulerEpoch(link.epoch), self._service.now_ns())
+                core.heard_client(SchedulerEpoch(link.epoch), self._now_ns())
 
     def session_body(self, link: ServerLink[Any], body: Any) -> None:
         try:
-            with self._service.entered() as core:
+            with self._locked.entered() as core:
                 if self._is_current(link):
-                    self._service.receive(SchedulerEpoch(link.epoch), body, core)
+                    self._receive(SchedulerEpoch(link.epoch), body, core)
         except MessageRefused as refused:
             raise SessionRefused(str(refused)) from refused

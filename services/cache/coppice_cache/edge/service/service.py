@@ -13,19 +13,14 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from coppice.edge import index_codec, registration_codec
-from coppice.edge.link_server import LinkServer
 from coppice.handles import CACHE_EPOCH_MAX
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
 from coppice.messages.index import Answer, MatchHints, MatchQueries, Op, OpBatch, Workers
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLinks
-from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import (
     Effect,
     IndexStats,
@@ -44,6 +39,7 @@ from coppice_cache.edge.service.auditor import Auditor
 from coppice_cache.edge.service.clients import ClientSessions
 from coppice_cache.edge.service.collector import Collector
 from coppice_cache.edge.service.event_hub import EventHub
+from coppice_cache.edge.service.locked_core import CoreBroken, LockedCore
 from coppice_cache.edge.service.workers import WorkerSessions
 
 _log = logging.getLogger("coppice.cache")
@@ -57,25 +53,6 @@ class OpObserver(Protocol):
     def is_watching(self) -> bool: ...
 
     def executed(self, ops: tuple[Op, ...], answers: tuple[Answer, ...], duration_ns: int) -> None: ...
-
-
-class CoreBroken(Exception):
-    """The core ended in a bug; this process is about to end."""
-
-
-class _Entered:
-    """A context that holds the service's lock. One for all: a generator for each message cost more than the lock."""
-
-    __slots__ = ("_service",)
-
-    def __init__(self, service: IndexService) -> None:
-        self._service = service
-
-    def __enter__(self) -> IndexCore:
-        return self._service.enter()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._service.leave(error)
 
 
 class IndexService:
@@ -98,18 +75,15 @@ class IndexService:
     ) -> None:
         self.settings = settings
         self._remember = remember
-        self._failed = failed
         self.observer = observer
         self.now_ns = now_ns
-        self._lock = threading.Lock()
-        self._entered = _Entered(self)
-        self._core = self._new_core(cache_epoch)
+        self._locked = LockedCore(self._new_core(cache_epoch), let_out=self._let_out, failed=failed)
+        self.looking, self.entered = self._locked.looking, self._locked.entered
         self.hub = EventHub(_new_stream())
-        self.clients = ClientSessions(self)
-        self.workers = WorkerSessions(self)
-        self.client_server = LinkServer(_links(cache_epoch), index_codec.EDGE, self.clients)
-        self.worker_server = LinkServer(_links(cache_epoch), registration_codec.EDGE, self.workers)
-        self._broken: BaseException | None = None
+        self.clients = ClientSessions(
+            self._locked, _links(cache_epoch), outlived=self._outlived, receive=self._receive, now_ns=now_ns
+        )
+        self.workers = WorkerSessions(self._locked, _links(cache_epoch), outlived=self._outlived, now_ns=now_ns)
         self._stopping = threading.Event()
         self._collector = Collector()
         self.auditor = Auditor(self, interval_s=audit_interval_s)
@@ -124,8 +98,8 @@ class IndexService:
         self._stopping.set()
         self.auditor.stop()
         self.hub.close()
-        self.client_server.close()
-        self.worker_server.close()
+        self.clients.server.close()
+        self.workers.server.close()
         if self._ticker.is_alive():
             self._ticker.join(timeout=5)
             self._collector.stop()
@@ -159,51 +133,11 @@ class IndexService:
 
     @property
     def cache_epoch(self) -> CacheEpoch:
-        return self._core.cache_epoch
+        return self._locked.core.cache_epoch
 
     # ---- the core, its effects ----
 
-    @contextmanager
-    def looking(self) -> Iterator[IndexCore]:
-        """The core, for whoever changes nothing: what is raised inside does not mean that the core broke."""
-        with self._lock:
-            if self._broken is not None:
-                raise CoreBroken(f"the core broke before: {self._broken!r}")
-            yield self._core
-
-    def entered(self) -> _Entered:
-        """Hold the lock around calls of the core; their effects are carried out at the end.
-
-        Raises CoreBroken once a call ended in a bug: what it left behind must not be built upon.
-        """
-        return self._entered
-
-    def enter(self) -> IndexCore:
-        """Only for what `entered` gives."""
-        self._lock.acquire()
-        if self._broken is None:
-            return self._core
-        self._lock.release()
-        raise CoreBroken(f"the core broke before: {self._broken!r}")
-
-    def leave(self, error: BaseException | None) -> None:
-        """Only for what `entered` gives."""
-        try:
-            if error is None or isinstance(error, MessageRefused):
-                self._let_out()
-            elif isinstance(error, Exception):
-                self._break(error)
-        except Exception as bug:
-            self._break(bug)
-            raise
-        finally:
-            self._lock.release()
-
-    def _break(self, error: Exception) -> None:
-        self._broken = error
-        self._failed(error)
-
-    def receive(self, epoch: SchedulerEpoch, body: Any, core: IndexCore) -> None:
+    def _receive(self, epoch: SchedulerEpoch, body: Any, core: IndexCore) -> None:
         """One message of a client's session, inside of `entered`. Raises MessageRefused."""
         started_ns = self.now_ns()
         core.receive_client(epoch, body, started_ns)
@@ -217,9 +151,9 @@ class IndexService:
                 if answers is not None:
                     self.observer.executed(batch.ops, answers, duration_ns)
 
-    def _let_out(self) -> None:
-        self.hub.publish(self._core.take_events())
-        self._carry_out(self._core.take_effects())
+    def _let_out(self, core: IndexCore) -> None:
+        self.hub.publish(core.take_events())
+        self._carry_out(core.take_effects())
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -242,26 +176,26 @@ class IndexService:
         """A worker knows a higher cache epoch than ours: nothing of this incarnation may grant again (rule 9)."""
         _log.warning("another incarnation had this cache epoch or a later one; starting over as epoch %d", cache_epoch)
         self._remember(cache_epoch)
-        before, self._core = self._core, self._new_core(cache_epoch)
-        self._core.dismantle(before)
+        core = self._new_core(cache_epoch)
+        core.dismantle(self._locked.replace(core))
         self.hub.restart(_new_stream())
         self.clients.forget_all()
         self.workers.forget_all()
-        self.client_server.replace(_links(cache_epoch))
-        self.worker_server.replace(_links(cache_epoch))
+        self.clients.server.replace(_links(cache_epoch))
+        self.workers.server.replace(_links(cache_epoch))
 
     def _new_core(self, cache_epoch: CacheEpoch) -> IndexCore:
         return IndexCore(self.settings, cache_epoch, self.now_ns(), secrets.randbelow(FIRST_EPOCHS))
 
-    def outlived(self, hello: Hello) -> Reject | None:
+    def _outlived(self, hello: Hello) -> Reject | None:
         """Was the peer attached to another incarnation with our epoch or a later one? Then we start over above it.
 
         Peers tell incarnations apart by the epoch alone, so no epoch may be used twice, whatever was forgotten.
         """
         theirs = CacheEpoch(hello.incarnation >> 32)
-        with self._lock:
-            ours = self.client_server.issued(hello.incarnation) or self.worker_server.issued(hello.incarnation)
-            if ours or not self._core.cache_epoch <= theirs < CACHE_EPOCH_MAX:
+        with self._locked.held() as core:
+            ours = self.clients.server.issued(hello.incarnation) or self.workers.server.issued(hello.incarnation)
+            if ours or not core.cache_epoch <= theirs < CACHE_EPOCH_MAX:
                 return None
             self._reincarnate(CacheEpoch(theirs + 1))
         return Reject(RejectCode.NOT_READY, f"starting over above cache epoch {theirs}")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from coppice.edge.link_server import SessionRefused
+from coppice.edge import registration_codec
+from coppice.edge.link_server import LinkServer, SessionRefused
 from coppice.ids import WorkerEpoch, WorkerId
 from coppice.messages.registration import Registered, ToWorker
 from coppice.session.frames import Hello, Reject, RejectCode
-from coppice.session.link import ServerLink
+from coppice.session.link import ServerLink, ServerLinks
 from coppice_cache.core.base.errors import MessageRefused
-
-if TYPE_CHECKING:
-    from coppice_cache.edge.service.service import IndexService
+from coppice_cache.edge.service.locked_core import LockedCore, Outlived
 
 _log = logging.getLogger("coppice.cache")
 WORKER_ID_BYTES_MAX = 128
@@ -31,8 +31,18 @@ class _End:
 class WorkerSessions:
     """Methods named `session_...` are the link server's; the others are called with the service's lock held."""
 
-    def __init__(self, service: IndexService) -> None:
-        self._service = service
+    def __init__(
+        self,
+        locked: LockedCore,
+        links: ServerLinks[Any],
+        *,
+        outlived: Outlived,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._locked = locked
+        self._outlived = outlived
+        self._now_ns = now_ns
+        self.server = LinkServer(links, registration_codec.EDGE, self)
         self._by_id: dict[WorkerId, _End] = {}
         # A process that lost its id to a newer one must not come back and take it again, for ever in turns.
         self._replaced_keys: OrderedDict[bytes, None] = OrderedDict()
@@ -47,7 +57,7 @@ class WorkerSessions:
         if isinstance(message, Registered):
             end.epoch = message.worker_epoch
             _log.info("worker %s registered with epoch %d", worker_id, message.worker_epoch)
-        if not self._service.worker_server.post(end.link, message):
+        if not self.server.post(end.link, message):
             _log.warning("worker %s takes no messages; it has to register again", worker_id)
 
     def ended(self, worker_id: WorkerId, worker_epoch: WorkerEpoch) -> None:
@@ -57,7 +67,7 @@ class WorkerSessions:
         if end is not None and end.epoch == worker_epoch:
             del self._by_id[worker_id]
             farewell = Reject(RejectCode.FENCED, f"worker epoch {worker_epoch} is dead; register again")
-            self._service.worker_server.end(end.link, farewell)
+            self.server.end(end.link, farewell)
 
     def forget_all(self) -> None:
         self._by_id.clear()
@@ -71,16 +81,16 @@ class WorkerSessions:
     def session_opening(self, hello: Hello) -> int | Reject:
         if not 0 < len(hello.name.encode()) <= WORKER_ID_BYTES_MAX:
             return Reject(RejectCode.INVALID, f"Hello.name is the worker id: 1 to {WORKER_ID_BYTES_MAX} bytes")
-        if (reject := self._service.outlived(hello)) is not None:
+        if (reject := self._outlived(hello)) is not None:
             return reject
-        with self._service.entered():
+        with self._locked.entered():
             if hello.key in self._replaced_keys:
                 return Reject(RejectCode.FENCED, f"a newer process is registered as worker {hello.name!r}")
             self._num_sessions += 1
             return self._num_sessions
 
     def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
-        with self._service.entered() as core:
+        with self._locked.entered() as core:
             worker_id = WorkerId(link.name)
             end = self._by_id.get(worker_id)
             if end is not None and end.link is not link and end.link.epoch > link.epoch:
@@ -91,7 +101,7 @@ class WorkerSessions:
                 self._by_id[worker_id] = _End(link)
                 if end is not None:
                     self._replace(worker_id, end.link, link)
-            core.heard_worker(worker_id, self._service.now_ns())
+            core.heard_worker(worker_id, self._now_ns())
 
     def _replace(self, worker_id: WorkerId, old: ServerLink[Any], new: ServerLink[Any]) -> None:
         farewell = None
@@ -101,17 +111,17 @@ class WorkerSessions:
             if len(self._replaced_keys) > REPLACED_KEYS_MAX:
                 self._replaced_keys.popitem(last=False)
             farewell = Reject(RejectCode.FENCED, f"a newer process is registered as worker {worker_id!r}")
-        self._service.worker_server.end(old, farewell)
+        self.server.end(old, farewell)
 
     def session_heard(self, link: ServerLink[Any]) -> None:
-        with self._service.entered() as core:
+        with self._locked.entered() as core:
             if self._is_current(link):
-                core.heard_worker(WorkerId(link.name), self._service.now_ns())
+                core.heard_worker(WorkerId(link.name), self._now_ns())
 
     def session_body(self, link: ServerLink[Any], body: Any) -> None:
         try:
-            with self._service.entered() as core:
+            with self._locked.entered() as core:
                 if self._is_current(link):
-                    core.receive_worker(WorkerId(link.name), body, self._service.now_ns())
+                    core.receive_worker(WorkerId(link.name), body, self._now_ns())
         except MessageRefused as refused:
             raise SessionRefused(str(refused)) from refused
