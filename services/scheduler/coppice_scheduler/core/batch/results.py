@@ -92,7 +92,7 @@ def _tokens_of(step: InFlight, result: StepResult) -> tuple[UInt32, Bool]:
     return tokens, has_tokens
 
 
-def _accept(table: SlotTable, rows: PlanRows, tokens: UInt32, sampling: Int64) -> Accepted:
+def _accept(table: SlotTable[Sequence], rows: PlanRows, tokens: UInt32, sampling: Int64) -> Accepted:
     """Append the tokens of the rows `sampling` [S] up to a stop token. What a plan computed behind it is dropped;
     nothing is ever planned beyond the length."""
     slots = rows.slots[sampling]
@@ -115,7 +115,7 @@ def _accept(table: SlotTable, rows: PlanRows, tokens: UInt32, sampling: Int64) -
     return Accepted(sampling, num_tokens, stopped, stop_tokens, at_length)
 
 
-def _is_stop(table: SlotTable, slots: Int64, sampled: UInt32) -> Bool:
+def _is_stop(table: SlotTable[Sequence], slots: Int64, sampled: UInt32) -> Bool:
     """sampled: [k, S]. Returns which of these end their requests: [k, S]."""
     is_stop = np.zeros(sampled.shape, np.bool_)
     for column in range(table.num_stops):
@@ -130,7 +130,7 @@ def _is_stop(table: SlotTable, slots: Int64, sampled: UInt32) -> Bool:
     return is_stop
 
 
-def _append(table: SlotTable, slots: Int64, sampled: UInt32, num_tokens: Int64) -> None:
+def _append(table: SlotTable[Sequence], slots: Int64, sampled: UInt32, num_tokens: Int64) -> None:
     """sampled: [k, S], of which each slot keeps the first `num_tokens` [S]."""
     num_tail = table.num_tail[slots]
     full = num_tail + len(sampled) > TAIL_MAX
@@ -146,7 +146,7 @@ def _append(table: SlotTable, slots: Int64, sampled: UInt32, num_tokens: Int64) 
     table.num_tail[slots] = num_tail + num_tokens
 
 
-def _count(life: Lifecycle, table: SlotTable, rows: PlanRows, good: Bool, accepted: Accepted) -> None:
+def _count(life: Lifecycle, table: SlotTable[Sequence], rows: PlanRows, good: Bool, accepted: Accepted) -> None:
     life.totals.prefill_tokens += int(rows.num_prefill[good].sum())
     served = accepted.num_tokens + accepted.stopped
     life.totals.sampled_tokens += int(served.sum())
@@ -154,7 +154,7 @@ def _count(life: Lifecycle, table: SlotTable, rows: PlanRows, good: Bool, accept
         life.shares.charge_many(table.tenants[rows.slots[accepted.rows]], served)
 
 
-def _send(life: Lifecycle, table: SlotTable, rows: PlanRows, tokens: UInt32, accepted: Accepted) -> None:
+def _send(life: Lifecycle, table: SlotTable[Sequence], rows: PlanRows, tokens: UInt32, accepted: Accepted) -> None:
     """Who streams and goes on gets its tokens with those of the others; who ends, with its last Output."""
     slots = rows.slots[accepted.rows]
     going = table.is_plain[slots] & ~accepted.stopped & ~accepted.at_length

@@ -15,35 +15,10 @@ writes later lies behind what is copied. Where nobody holds the prompt any more,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 from coppice.handles import HANDLE_BYTES
 from coppice_scheduler.core.state.leases import LeaseState
-
-if TYPE_CHECKING:
-    from coppice_scheduler.core.state.sequences import RequestState, Sequence
-    from coppice_scheduler.core.state.workers import Worker
-
-
-@dataclass(slots=True, eq=False)
-class Family:
-    """Requests with one prompt that have not ended, in the order in which they came."""
-
-    leader: RequestState  # computes the prompt, or did
-    members: dict[str, RequestState] = field(default_factory=dict)
-    waiting: dict[str, RequestState] = field(default_factory=dict)
-    is_computed: bool = False
-
-    def source_on(self, worker: Worker) -> Sequence | None:
-        """A sequence there that has the whole prompt, as results tell: what it copied itself is there, too."""
-        for member in self.members.values():
-            sequence = member.sequence
-            is_there = sequence is not None and worker.running.get(sequence.sequence_id) is sequence
-            if is_there and sequence is not None and sequence.num_computed >= member.num_prompt_tokens:
-                return sequence
-        return None
-
+from coppice_scheduler.core.state.sequences import Family, RequestState, Sequence
+from coppice_scheduler.core.state.workers import Worker
 
 # --- who waits for whom
 
@@ -111,7 +86,17 @@ def near_its_prompt(request: RequestState, workers: list[Worker]) -> list[Worker
     family = request.family
     if family is None or request.asked_under:
         return workers
-    return [worker for worker in workers if family.source_on(worker) is not None] or workers
+    return [worker for worker in workers if _source_on(family, worker) is not None] or workers
+
+
+def _source_on(family: Family, worker: Worker) -> Sequence | None:
+    """A sequence there that has the whole prompt, as results tell: what it copied itself is there, too."""
+    for member in family.members.values():
+        sequence = member.sequence
+        is_there = sequence is not None and worker.running.get(sequence.sequence_id) is sequence
+        if is_there and sequence is not None and sequence.num_computed >= member.num_prompt_tokens:
+            return sequence
+    return None
 
 
 # --- what it copies
@@ -121,7 +106,7 @@ def plan_copy(worker: Worker, sequence: Sequence) -> None:
     """It was granted: note where it will copy from, if its blocks do not have the whole prompt."""
     family = sequence.request.family
     if family is not None and _num_shared_tokens(sequence) < sequence.request.num_prompt_tokens - 1:
-        sequence.source = family.source_on(worker)
+        sequence.source = _source_on(family, worker)
     if sequence.source is not None:
         worker.copying[sequence.sequence_id] = sequence
 

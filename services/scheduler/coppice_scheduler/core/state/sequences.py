@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
 from coppice.messages.step import TokenLogprobs
@@ -31,9 +30,6 @@ from coppice_scheduler.core.state.fairness import FairShares
 from coppice_scheduler.core.state.leases import Lease
 from coppice_scheduler.core.state.request import Mark, Request
 from coppice_scheduler.core.state.slot_table import SlotTable
-
-if TYPE_CHECKING:
-    from coppice_scheduler.core.state.forks import Family
 
 PREFILL_MARKS_MAX = 64
 OUTPUT_BLOCKS_TOGETHER = 4  # blocks behind the prompt are published as many at a time,
@@ -166,6 +162,16 @@ def blocks_together(block_size: int) -> int:
     return min(OUTPUT_BLOCKS_TOGETHER, max(1, OUTPUT_TOKENS_TOGETHER // block_size))
 
 
+@dataclass(slots=True, eq=False)
+class Family:
+    """Requests with one prompt that have not ended, in the order in which they came; see `forks.py`."""
+
+    leader: RequestState  # computes the prompt, or did
+    members: dict[str, RequestState] = field(default_factory=dict)
+    waiting: dict[str, RequestState] = field(default_factory=dict)
+    is_computed: bool = False
+
+
 class Sequence:
     """One stay of a request on one worker, under one lease. Its counts may be asked for while it is live."""
 
@@ -176,7 +182,7 @@ class Sequence:
         sequence_id: SequenceId,
         request: RequestState,
         lease: Lease,
-        table: SlotTable,
+        table: SlotTable[Sequence],
         *,
         num_cached: int,
         num_ahead: int,

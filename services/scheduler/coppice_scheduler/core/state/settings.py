@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from coppice.ids import DomainId
 from coppice.messages.index import RETAIN_PRIORITY_MAX
-from coppice_scheduler.core.state.slot_table import TAIL_MAX
 
 INSTANCE_BYTES = 8
+DECODE_STEPS_MAX = 128  # of one plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class SchedulerSettings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_decode_steps > TAIL_MAX:
-            raise ValueError(f"max_decode_steps must be at most {TAIL_MAX}, not {self.max_decode_steps}")
+        if self.max_decode_steps > DECODE_STEPS_MAX:
+            raise ValueError(f"max_decode_steps must be at most {DECODE_STEPS_MAX}, not {self.max_decode_steps}")
         if self.max_overtake_ms < 0 or self.match_window < 0:
             raise ValueError("max_overtake_ms and match_window must not be negative")
         for name in ("extend_ahead_blocks", "extend_more_blocks", "max_retries", "single_flight_wait_ms"):

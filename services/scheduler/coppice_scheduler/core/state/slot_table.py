@@ -14,21 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from coppice_scheduler.core.state.sequences import Sequence
+from coppice.ids import SequenceId
+from coppice_scheduler.core.state.settings import DECODE_STEPS_MAX
 
+
+class HasId(Protocol):
+    sequence_id: SequenceId
+
+
+S = TypeVar("S", bound=HasId)  # what a slot stands for: a sequence, which is defined above this module
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
 Bool = npt.NDArray[np.bool_]
 
 FIRST_SLOTS = 64
 STOPS_MAX = 8  # stop tokens that a slot holds; who has more is looked at one by one
-TAIL_MAX = 128
+TAIL_MAX = DECODE_STEPS_MAX  # tokens of a slot that wait to be appended: what one plan brings at most
 NO_TOKEN = 0xFFFF_FFFF  # fills what is unused; no vocabulary is so large
 
 _COUNTS = (
@@ -48,7 +54,7 @@ _COUNTS = (
 _FLAGS = ("attached", "has_news", "has_first", "is_plain", "is_watched", "is_special")
 
 
-class SlotTable:
+class SlotTable(Generic[S]):
     """All arrays have shape [slots], `stops` and `tail` have a second dimension. Counts are tokens."""
 
     num_known: Int64  # prompt and output, as far as results told
@@ -76,7 +82,7 @@ class SlotTable:
         self.stops: UInt32 = np.zeros((0, STOPS_MAX), np.uint32)
         self.num_stops = 0  # columns of `stops` that any slot has used
         self.tail: UInt32 = np.zeros((0, TAIL_MAX), np.dtype("<u4"))
-        self.sequences: list[Sequence | None] = []
+        self.sequences: list[S | None] = []
         self.burst_ahead = 0  # `num_ahead` is at least this where it is not 0: what plans of several steps use up
         self._counts: Int64 = np.zeros((len(_COUNTS), 0), np.int64)  # the rows of these two have names
         self._flags: Bool = np.zeros((len(_FLAGS), 0), np.bool_)
@@ -86,7 +92,7 @@ class SlotTable:
     def __len__(self) -> int:
         return len(self.sequences) - len(self._free)
 
-    def add(self, sequence: Sequence, number: int, stop_tokens: Iterable[int]) -> int:
+    def add(self, sequence: S, number: int, stop_tokens: Iterable[int]) -> int:
         """The lowest free slot, all counts and flags of it zero."""
         if not self._free:
             self._grow(len(self.sequences))
@@ -125,7 +131,7 @@ class SlotTable:
         needed: Int64 = np.minimum(self.num_max[slots] - 1, self.num_planned[slots] + 1 + ahead)
         return needed
 
-    def at(self, slots: Int64) -> list[Sequence]:
+    def at(self, slots: Int64) -> list[S]:
         """The sequences in these slots, none of which is free."""
         found = [self.sequences[slot] for slot in slots.tolist()]
         return [sequence for sequence in found if sequence is not None]

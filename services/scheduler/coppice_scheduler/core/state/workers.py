@@ -81,7 +81,7 @@ class Worker:
     dead_epochs: dict[WorkerEpoch, None] = field(default_factory=dict)  # the latest, as far as anybody may ask
     next_step: int = 1
     in_flight: deque[InFlight] = field(default_factory=deque)
-    table: SlotTable = field(default_factory=SlotTable)  # of those running
+    table: SlotTable[Sequence] = field(default_factory=SlotTable)  # of those running
     running: dict[SequenceId, Sequence] = field(default_factory=dict)
     to_detach: list[Sequence] = field(default_factory=list)
     returning: dict[LeaseId, Lease] = field(default_factory=dict)  # on their way back: credit against preemption
