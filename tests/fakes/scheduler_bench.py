@@ -58,7 +58,9 @@ class Bench:
         num_blocks: int = 64,
         limits: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        self.settings = settings or SchedulerSettings(instance=b"instance", max_running=8, max_step_tokens=64)
+        self.settings = settings or SchedulerSettings(
+            instance=b"instance", max_running=8, max_step_tokens=64, extend_more_blocks=0
+        )
         self.core = SchedulerCore(self.settings)
         self.now_ns = 0
         self.batches: list[tuple[Op, ...]] = []  # without an answer

@@ -189,6 +189,7 @@ class World:
             max_step_tokens=self.settings.max_step_tokens,
             max_running=min(8, self.settings.max_step_tokens),
             max_chunk_tokens=max(2, self.settings.max_step_tokens // 2),
+            extend_more_blocks=0,  # pools are small: what is asked for ahead would be all of it
             max_queued=40,
             queue_timeout_ms=4_000,
             max_context=self.settings.max_context,

@@ -54,7 +54,7 @@ class SchedulerSettings:
     instance: bytes  # 8 random bytes: the first half of every lease id, the second half counts
     max_step_tokens: int = 2048  # tokens that one step of one worker computes
     max_running: int = 256  # requests that hold memory, over all workers
-    max_chunk_tokens: int = 2048  # tokens of one sequence in one step
+    max_chunk_tokens: int = 1024  # tokens of one sequence in one step
     contested_prefill_tokens: int = 512  # prefill of one step while several tenants wait for a first token
     max_overtake_ms: int = 2000  # a request is overtaken, within its tenant, by what comes within this time at most
     match_window: int = 32  # waiting requests of a tenant whose matches are asked for; 0: first come first served
@@ -66,7 +66,7 @@ class SchedulerSettings:
     decode_burst_ms: float = 10.0  # that such a plan may take
     max_context: int = 32_768  # tokens of one sequence, prompt and output together
     extend_ahead_blocks: int = 1  # blocks owned beyond the next token's
-    extend_more_blocks: int = 0  # asked for at once beyond that, so that it is asked for less often
+    extend_more_blocks: int = 3  # asked for at once beyond that, so that it is asked for less often
     max_retries: int = 1  # times that one request starts over after a fault that is not its own
     worker_absent_ms: int = 30_000  # without a connection for so long, a worker's requests are taken from it
     single_flight_wait_ms: int = 10_000  # that a request waits for others to compute its prefix; 0: it never does

@@ -7,6 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from coppice.settings import Settings
+from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings
+
+_CORE = SchedulerSettings(instance=bytes(INSTANCE_BYTES))  # its defaults are ours
 
 
 class ServiceSettings(Settings):
@@ -27,38 +30,59 @@ class ServiceSettings(Settings):
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
-    max_step_tokens: int = Field(2048, ge=1, description="Token budget of one step of one worker.")
-    max_chunk_tokens: int = Field(1024, ge=1, description="Tokens of one prompt in one step.")
+    max_step_tokens: int = Field(_CORE.max_step_tokens, ge=1, description="Token budget of one step of one worker.")
+    max_chunk_tokens: int = Field(_CORE.max_chunk_tokens, ge=1, description="Tokens of one prompt in one step.")
     contested_prefill_tokens: int = Field(
-        512, ge=1, description="Prompt tokens of one step while several tenants wait for a first token."
+        _CORE.contested_prefill_tokens,
+        ge=1,
+        description="Prompt tokens of one step while several tenants wait for a first token.",
     )
     max_overtake_ms: int = Field(
-        2000, ge=0, description="Within a tenant, nobody is overtaken by what comes later than this after it."
+        _CORE.max_overtake_ms,
+        ge=0,
+        description="Within a tenant, nobody is overtaken by what comes later than this after it.",
     )
     match_window: int = Field(
-        32, ge=0, description="Waiting requests of a tenant that are ordered by what is cached of them; 0: none."
+        _CORE.match_window,
+        ge=0,
+        description="Waiting requests of a tenant that are ordered by what is cached of them; 0: none.",
     )
-    max_running: int = Field(256, ge=1, description="Requests that hold memory at once.")
-    max_queued: int = Field(1024, ge=1, description="Requests that wait; more are refused with 429.")
-    queue_timeout_ms: int = Field(60_000, ge=1, description="A request that waits for longer is refused with 429.")
+    max_running: int = Field(_CORE.max_running, ge=1, description="Requests that hold memory at once.")
+    max_queued: int = Field(_CORE.max_queued, ge=1, description="Requests that wait; more are refused with 429.")
+    queue_timeout_ms: int = Field(
+        _CORE.queue_timeout_ms, ge=1, description="A request that waits for longer is refused with 429."
+    )
     single_flight_wait_ms: int = Field(
-        10_000, ge=0, description="Time that a request waits for others to compute its prefix; 0: it never does."
+        _CORE.single_flight_wait_ms,
+        ge=0,
+        description="Time that a request waits for others to compute its prefix; 0: it never does.",
     )
     retain_priority: int = Field(
-        50, ge=1, le=100, description="Of prompts that a client asked to keep: they are evicted after lower ones."
+        _CORE.retain_priority,
+        ge=1,
+        le=100,
+        description="Of prompts that a client asked to keep: they are evicted after lower ones.",
     )
     max_retain_ms: int = Field(
         1_800_000, ge=0, description="Longest time that a client may ask to keep a prompt cached; longer ones are cut."
     )
-    max_steps_in_flight: int = Field(2, ge=1, le=8, description="Plans sent ahead per worker.")
+    max_steps_in_flight: int = Field(_CORE.max_steps_in_flight, ge=1, le=8, description="Plans sent ahead per worker.")
     extend_more_blocks: int = Field(
-        3, ge=0, le=64, description="Blocks that a request is given at once beyond those it needs soon."
+        _CORE.extend_more_blocks,
+        ge=0,
+        le=64,
+        description="Blocks that a request is given at once beyond those it needs soon.",
     )
     max_decode_steps: int = Field(
-        8, ge=1, le=64, description="Decode steps of one plan while no request waits; 1: a plan is one step."
+        _CORE.max_decode_steps,
+        ge=1,
+        le=64,
+        description="Decode steps of one plan while no request waits; 1: a plan is one step.",
     )
     decode_burst_ms: float = Field(
-        10.0, ge=0, description="Time that a plan of several decode steps may take; who comes meanwhile waits for it."
+        _CORE.decode_burst_ms,
+        ge=0,
+        description="Time that a plan of several decode steps may take; who comes meanwhile waits for it.",
     )
     drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
