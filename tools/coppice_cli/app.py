@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coppice import __version__
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice_cli import index_commands
 from coppice_cli.bench import commands as bench_commands
@@ -15,7 +16,6 @@ from coppice_cli.variables import refuse_unknown_variables_of
 from coppice_up.options import DEVICES, DTYPES, KV_DTYPES, UpOptions
 
 app = typer.Typer(
-    help="Multi-tenant LLM serving on paged, shared KV.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,6 +32,30 @@ app.add_typer(index, name="index")
 index_commands.add_to(index)
 
 _DEFAULTS = UpOptions()
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"coppice {__version__}")
+        raise typer.Exit(EXIT_OK)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            allow_from_autoenv=False,
+            show_default=False,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Multi-tenant LLM serving on paged, shared KV."""
+
 
 Model = Annotated[str, typer.Option(help="Checkpoint folder or hub id (owner/name). Default: the demo model.")]
 Dtype = Annotated[str, typer.Option(help=f"Type of weights and computation: {', '.join(DTYPES)}.")]

@@ -59,16 +59,14 @@ class Model:
         self.may_appear: dict[Place, set[Key]] = {}
         self.happened: Counter[str] = Counter()
 
-    # ---- what follows
-
     def held(self) -> Iterator[ModelLease]:
         yield from self.live.values()
         yield from self.drained.values()
 
     def keys_of(self, domain: DomainId, namespace: Namespace, tokens: bytes) -> list[Key]:
         """One per whole block."""
-        size = self.block_bytes
-        return [(domain, namespace, tokens[:end]) for end in range(size, len(tokens) // size * size + 1, size)]
+        ends = range(self.block_bytes, len(tokens) + 1, self.block_bytes)
+        return [(domain, namespace, tokens[:end]) for end in ends]
 
     def longest(self, place: Place, domain: DomainId, namespace: Namespace, tokens: bytes) -> int:
         """Blocks that a match may find: never the last token."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from coppice import __version__
 from coppice.addresses import Address, parse_address
-from coppice.errors import CoppiceError, UnavailableError, UsageError
+from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, UsageError
 from coppice_cli import main
 from coppice_cli.up import welcome
 from coppice_up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
@@ -239,3 +240,11 @@ def test_addresses_with_and_without_brackets() -> None:
     for wrong in ("cache", ":1", "cache:many", "cache:70000"):
         with pytest.raises(UsageError, match="is no address"):
             parse_address(wrong)
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["coppice", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_OK
+    assert capsys.readouterr().out == f"coppice {__version__}\n"
