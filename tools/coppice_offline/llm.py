@@ -17,11 +17,12 @@ from pathlib import Path
 
 from coppice.errors import UsageError
 from coppice.ids import DomainId, WorkerId
+from coppice.messages.sampling import COMPLETION_TOKENS
 from coppice.namespaces import encode_namespace
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_offline.device import DeviceName, DtypeChoice, load_executor
 from coppice_offline.engine import EngineSettings, LocalEngine
-from coppice_offline.options import DEFAULT_MAX_TOKENS, Defaults, SamplingOptions, sampling_of, stop_token_ids_of
+from coppice_offline.options import Defaults, SamplingOptions, sampling_of, stop_token_ids_of
 from coppice_offline.progress import progress_bar
 from coppice_offline.prompts import Message, PromptReader, Read
 from coppice_offline.results import Generation
@@ -111,7 +112,7 @@ class LLM:
         `params`: for all prompts, or one for each. `progress`: show a bar; None: on a terminal. Raises UsageError,
         RequestFailed, EngineBroken; KeyboardInterrupt after Ctrl-C, once what was at work has ended.
         """
-        return self._serve(self._prompts.read(prompts), params, DEFAULT_MAX_TOKENS, progress)
+        return self._serve(self._prompts.read(prompts), params, COMPLETION_TOKENS, progress)
 
     def chat(
         self,

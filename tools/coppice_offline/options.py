@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from coppice.errors import UsageError
+from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES, Range
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.edge.frontend.sampling_options import pack_bias, seed_of_choice
 from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
-N_MAX = 8
-LOGPROBS_MAX = 20
-DEFAULT_MAX_TOKENS = 16  # of a completion, as in the REST API
 _U64 = (1 << 64) - 1
 
 
@@ -42,36 +39,28 @@ class SamplingOptions:
     prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
+        for name, allowed in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (low <= value <= high and math.isfinite(value)):
-                raise UsageError(f"{name} is {value!r}; it must be from {low:g} to {high:g}")
-        if self.top_p == 0 or self.repetition_penalty == 0:
-            raise UsageError("top_p and repetition_penalty must be above 0")
+            if value is not None and not allowed.holds(value):
+                raise UsageError(f"{name} is {value!r}; it must be {allowed}")
         if any(not isinstance(stop, str) or not stop for stop in self.stops):
             raise UsageError("stop must be a text, or several, none of them empty")
-        if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
-            raise UsageError("a logit_bias must be from -100 to 100")
+        if any(not BIAS.holds(bias) for bias in self.logit_bias.values()):
+            raise UsageError(f"a logit_bias must be {BIAS}")
 
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop)
 
 
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("max_tokens", 1, 1 << 31),
-    ("n", 1, N_MAX),
-    ("temperature", 0, 100),
-    ("top_p", 0, 1),
-    ("top_k", -1, (1 << 31) - 1),
-    ("min_p", 0, 1),
-    ("seed", -(1 << 63), _U64),
-    ("min_tokens", 0, 1 << 31),
-    ("frequency_penalty", -2, 2),
-    ("presence_penalty", -2, 2),
-    ("repetition_penalty", 0, 100),
-    ("logprobs", 0, LOGPROBS_MAX),
-)
+_RANGES: Mapping[str, Range] = {
+    **RANGES,
+    "max_tokens": Range(1, 1 << 31),
+    "n": Range(1, CHOICES_MAX),
+    "seed": Range(-(1 << 63), _U64),
+    "min_tokens": Range(0, 1 << 31),
+    "logprobs": Range(0, LOGPROBS_MAX),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from enum import Enum
 
 from coppice.ids import LeaseId, SequenceId
 
-LOGPROBS_MAX = 20  # likeliest tokens that can be reported beside a chosen one
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

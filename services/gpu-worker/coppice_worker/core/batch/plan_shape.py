@@ -9,7 +9,8 @@ import numpy as np
 
 from coppice.handles import HANDLE_BYTES, block_ids
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, SequenceId
-from coppice.messages.step import LOGPROBS_MAX, SamplingParams, SequenceStart, StepPlan
+from coppice.messages.sampling import LOGPROBS_MAX
+from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.steps import MalformedPlanError
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coppice.messages.sampling import COMPLETION_TOKENS
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.frontend.generation_spec import (
-    COMPLETION_MAX_TOKENS,
     MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_RUNS,
@@ -122,7 +122,7 @@ class PromptReader:
         if room < 1:
             raise _too_long(str(num_tokens), self._max_context, spec.prompt_field)
         if spec.max_tokens is None:
-            wanted = (self._chat_max_tokens or room) if spec.is_chat else COMPLETION_MAX_TOKENS
+            wanted = (self._chat_max_tokens or room) if spec.is_chat else COMPLETION_TOKENS
             return min(wanted, room)
         if spec.max_tokens > room:
             raise invalid(

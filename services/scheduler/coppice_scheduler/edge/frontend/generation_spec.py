@@ -14,11 +14,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant")
-MAX_TEMPERATURE = 2.0
-COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
-MAX_CHOICES = 8  # `n`
 MAX_RUNS = 128  # prompts x choices of one call
-MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
 MAX_TIMEOUT_S = 7 * 24 * 3600.0  # a longer one is none
 

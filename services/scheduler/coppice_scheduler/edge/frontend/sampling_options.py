@@ -9,16 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES, Range
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import (
-    MAX_CHOICES,
     MAX_LOGIT_BIASES,
-    MAX_LOGPROBS,
     MAX_STOP_BYTES,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
-    MAX_TEMPERATURE,
     GenerationSpec,
 )
 from coppice_scheduler.edge.text.checkpoint_text import SamplingDefaults
@@ -27,8 +25,6 @@ from coppice_scheduler.edge.text.tokenizer import pack_tokens
 _U64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _BIAS_DTYPE = np.dtype([("token", "<u4"), ("bias", "<f4")])
-_MAX_BIAS = 100.0
-_MAX_PENALTY = 2.0
 
 
 def seed_of_choice(seed: int, index: int) -> int:
@@ -74,23 +70,13 @@ def stop_tokens_of(spec: GenerationSpec, eos_token_ids: Iterable[int]) -> frozen
 
 def _shaped(spec: GenerationSpec, defaults: SamplingDefaults) -> SamplingParams:
     """The options that shape the distribution."""
+    for name in RANGES:
+        value = getattr(spec, name)
+        if value is not None:
+            _in_range(name, value, RANGES[name])
     temperature = defaults.temperature if spec.temperature is None else spec.temperature
-    if spec.temperature is not None:
-        _in_range("temperature", temperature, 0, MAX_TEMPERATURE)
     top_p = defaults.top_p if spec.top_p is None else spec.top_p
-    if not 0 < top_p <= 1:
-        raise invalid(f"top_p is {top_p:g}; it must be above 0 and at most 1", param="top_p")
     top_k = defaults.top_k if spec.top_k is None else spec.top_k
-    if not -1 <= top_k < 2**31:
-        raise invalid(f"top_k is {top_k}; it must be -1 or 0 (off) or a count of tokens", param="top_k")
-    _in_range("min_p", spec.min_p, 0, 1)
-    _in_range("frequency_penalty", spec.frequency_penalty, -_MAX_PENALTY, _MAX_PENALTY)
-    _in_range("presence_penalty", spec.presence_penalty, -_MAX_PENALTY, _MAX_PENALTY)
-    if not 0 < spec.repetition_penalty <= _MAX_PENALTY:
-        raise invalid(
-            f"repetition_penalty is {spec.repetition_penalty:g}; it must be above 0 and at most {_MAX_PENALTY:g}",
-            param="repetition_penalty",
-        )
     return SamplingParams(
         temperature=float(temperature),
         top_k=max(top_k, 0),
@@ -103,11 +89,11 @@ def _shaped(spec: GenerationSpec, defaults: SamplingDefaults) -> SamplingParams:
 
 
 def _check_counts(spec: GenerationSpec) -> None:
-    if not 1 <= spec.n <= MAX_CHOICES:
-        raise invalid(f"n is {spec.n}; it must be from 1 to {MAX_CHOICES}", param="n")
-    if spec.num_logprobs is not None and not 0 <= spec.num_logprobs <= MAX_LOGPROBS:
+    if not 1 <= spec.n <= CHOICES_MAX:
+        raise invalid(f"n is {spec.n}; it must be from 1 to {CHOICES_MAX}", param="n")
+    if spec.num_logprobs is not None and not 0 <= spec.num_logprobs <= LOGPROBS_MAX:
         name = "top_logprobs" if spec.is_chat else "logprobs"
-        raise invalid(f"{name} is {spec.num_logprobs}; it must be from 0 to {MAX_LOGPROBS}", param=name)
+        raise invalid(f"{name} is {spec.num_logprobs}; it must be from 0 to {LOGPROBS_MAX}", param=name)
     if spec.max_tokens is not None and spec.max_tokens < (0 if spec.echo else 1):
         raise invalid(
             f"max_tokens is {spec.max_tokens}; it must be at least 1, or 0 with echo: true", param="max_tokens"
@@ -140,7 +126,7 @@ def _checked_bias(spec: GenerationSpec, vocab_size: int) -> bytes:
         )
     for token_id, bias in spec.logit_bias.items():
         _check_id("logit_bias", token_id, vocab_size)
-        _in_range("logit_bias", bias, -_MAX_BIAS, _MAX_BIAS)
+        _in_range("logit_bias", bias, BIAS)
     return pack_bias(spec.logit_bias)
 
 
@@ -149,6 +135,6 @@ def _check_id(name: str, token_id: int, vocab_size: int) -> None:
         raise invalid(f"{name} has {token_id}; token ids of this model are 0 to {vocab_size - 1}", param=name)
 
 
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # a NaN is in no range
-        raise invalid(f"{name} is {value:g}; it must be from {low:g} to {high:g}", param=name)
+def _in_range(name: str, value: float, allowed: Range) -> None:
+    if not allowed.holds(value):
+        raise invalid(f"{name} is {value:g}; it must be {allowed}", param=name)

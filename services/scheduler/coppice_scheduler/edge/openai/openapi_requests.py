@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES
 from coppice_scheduler.edge.frontend.generation_spec import (
-    MAX_CHOICES,
     MAX_LOGIT_BIASES,
-    MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_STOP_BYTES,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
-    MAX_TEMPERATURE,
     ROLES,
 )
 from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, REFUSED, SUPPORTED
@@ -87,26 +85,28 @@ def ref(name: str) -> str:
     return f"#/components/schemas/{name}"
 
 
+def _ranged(name: str) -> Schema:
+    allowed = RANGES[name]
+    low = {"exclusiveMinimum" if allowed.above_low else "minimum": allowed.low}
+    if name == "top_k":
+        return one_of("integer", "0 or -1: off.", **low, maximum=int(allowed.high))
+    return one_of("number", "", **low, maximum=allowed.high)
+
+
 def _generation() -> dict[str, Schema]:
     return {
-        "n": one_of("integer", "Answers to each prompt.", minimum=1, maximum=MAX_CHOICES, default=1),
-        "best_of": one_of("integer", "Only as many as n.", minimum=1, maximum=MAX_CHOICES),
+        "n": one_of("integer", "Answers to each prompt.", minimum=1, maximum=CHOICES_MAX, default=1),
+        "best_of": one_of("integer", "Only as many as n.", minimum=1, maximum=CHOICES_MAX),
         "max_tokens": one_of("integer", maximum=_U31),
         "max_completion_tokens": one_of("integer", "The same under its newer name.", maximum=_U31),
         "min_tokens": one_of("integer", minimum=0, maximum=_U31),
-        "temperature": one_of("number", minimum=0, maximum=MAX_TEMPERATURE),
-        "top_p": one_of("number", exclusiveMinimum=0, maximum=1),
-        "top_k": one_of("integer", "0 or -1: off.", minimum=-1, maximum=_U31),
-        "min_p": one_of("number", minimum=0, maximum=1),
-        "frequency_penalty": one_of("number", minimum=-2, maximum=2),
-        "presence_penalty": one_of("number", minimum=-2, maximum=2),
-        "repetition_penalty": one_of("number", exclusiveMinimum=0, maximum=2),
+        **{name: _ranged(name) for name in RANGES},
         "logit_bias": one_of(
             "object",
             "By token id.",
             maxProperties=MAX_LOGIT_BIASES,
             propertyNames={"pattern": "^[0-9]{1,10}$"},
-            additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+            additionalProperties={"type": "number", "minimum": BIAS.low, "maximum": BIAS.high},
         ),
         "seed": one_of("integer", minimum=-(2**63), maximum=2**64 - 1),
         "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}, {"type": "null"}]},
@@ -147,7 +147,7 @@ def _chat_fields() -> dict[str, Schema]:
     return {
         "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": items},
         "logprobs": one_of("boolean", default=False),
-        "top_logprobs": one_of("integer", "Only with logprobs: true.", minimum=0, maximum=MAX_LOGPROBS),
+        "top_logprobs": one_of("integer", "Only with logprobs: true.", minimum=0, maximum=LOGPROBS_MAX),
         "add_special_tokens": {"enum": [False, None], "description": "The template writes them."},
     }
 
@@ -163,7 +163,7 @@ def _completion_fields() -> dict[str, Schema]:
                 {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": ids},
             ]
         },
-        "logprobs": one_of("integer", "Likeliest tokens to tell.", minimum=0, maximum=MAX_LOGPROBS),
+        "logprobs": one_of("integer", "Likeliest tokens to tell.", minimum=0, maximum=LOGPROBS_MAX),
         "echo": one_of("boolean", "The text begins with the prompt.", default=False),
         "add_special_tokens": {"enum": [True, None]},
     }

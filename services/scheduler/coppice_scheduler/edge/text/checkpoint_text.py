@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer as RawTokenizer
 
 from coppice.errors import UsageError
+from coppice.messages.sampling import RANGES
 
 TEMPLATE_FILE = "chat_template.jinja"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -139,8 +140,8 @@ def _defaults(path: Path, generation_config: Mapping[str, Any]) -> SamplingDefau
         return value
 
     return SamplingDefaults(
-        temperature=float(number("temperature", ours.temperature, 0, 100)),
-        top_p=float(number("top_p", ours.top_p, 0, 1)) or 1.0,
-        top_k=int(number("top_k", ours.top_k, 0, 2**31)),
+        temperature=float(number("temperature", ours.temperature, 0, RANGES["temperature"].high)),
+        top_p=float(number("top_p", ours.top_p, 0, RANGES["top_p"].high)) or 1.0,
+        top_k=int(number("top_k", ours.top_k, 0, RANGES["top_k"].high)),
         max_new_tokens=int(number("max_new_tokens", ours.max_new_tokens, 0, 2**31)),
     )
