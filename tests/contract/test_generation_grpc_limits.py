@@ -42,9 +42,13 @@ def test_the_key_and_the_deadline_are_looked_at_before_the_message(method: str) 
         assert (code, "API key" in words) == ("UNAUTHENTICATED", True)
         code, words = await ending(raw_call(served, method, metadata=KEY))
         assert (code, "deadline" in words) == ("INVALID_ARGUMENT", True)
-        large = raw_call(served, method, timeout=WAIT_S)
-        await send(large, b"x" * (64 << 20))
-        assert (await ending(large))[0] == "UNAUTHENTICATED"
+        for _ in range(10):  # grpc.aio loses the status of a call that ends while it still writes
+            large = raw_call(served, method, timeout=WAIT_S)
+            await send(large, b"x" * (64 << 20))
+            code, words = await ending(large)
+            if words != "Internal error from Core":
+                break
+        assert code == "UNAUTHENTICATED"
 
     serve(test, TENANTS)
 

@@ -60,8 +60,8 @@ def compile_extend(
     return compile_kernel(extend.extend_kernel, constants, shape.options, folder, types), shape
 
 
-def main_loop(listing: str) -> str:
-    """The instructions of the last loop that multiplies matrices: over tiles that all rows see."""
+def loops_of(listing: str) -> list[str]:
+    """The instructions of each loop that multiplies matrices."""
     labels, loops = {}, []
     lines = listing.splitlines()
     for number, line in enumerate(lines):
@@ -72,7 +72,13 @@ def main_loop(listing: str) -> str:
             body = "\n".join(lines[labels[found.group(1)] : number])
             if "HGMMA" in body and "EXIT" not in body:
                 loops.append(body)
-    return loops[-1]
+    assert loops
+    return loops
+
+
+def main_loop(listing: str) -> str:
+    """The last one: over tiles that all rows see."""
+    return loops_of(listing)[-1]
 
 
 def assert_busy(compiled: Compiled, shape: ExtendShape) -> None:
@@ -118,8 +124,9 @@ def test_join(tmp_path: Path) -> None:
 @pytest.mark.parametrize("blocks", [torch.bfloat16, torch.float8_e4m3fn])
 def test_every_variant(head_dim: int, block_size: int, way: str, blocks: torch.dtype, tmp_path: Path) -> None:
     compiled, shape = compile_extend(tmp_path, head_dim, block_size, way, blocks=blocks)
-    if head_dim == 256 and "pieces" in way:  # once a piece, when its result is left
-        assert not re.search(r"\b(LDL|STL)\b", main_loop(compiled.listing))
+    if head_dim == 256 and ("pieces" in way or blocks.itemsize == 1):
+        # Once a program, before its loops or when its result is left: some 45 of 10,000 instructions (Triton 3.7.1).
+        assert not any(re.search(r"\b(LDL|STL)\b", loop) for loop in loops_of(compiled.listing))
     else:
         assert_no_spills(compiled)
     assert compiled.programs_per_sm() >= 1

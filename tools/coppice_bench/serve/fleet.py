@@ -63,6 +63,7 @@ def _run_in_processes(part: Part, gathered: Gathered, heard: Callable[[Record], 
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(part.options.processes)
     ]
+    listeners: list[threading.Thread] = []
     try:
         for number, child in enumerate(children):
             _say(child.stdin, part.of_process(number).to_json())
@@ -70,18 +71,28 @@ def _run_in_processes(part: Part, gathered: Gathered, heard: Callable[[Record], 
         gathered.start_s = time.monotonic() + _START_LEAD_S
         for child in children:
             _say(child.stdin, repr(gathered.start_s))
-        _gather(children, gathered, heard)
+        _gather(children, listeners, gathered, heard)
     finally:
         for child in children:
             child.terminate()
         for child in children:
             _reap(child)
+        for listener in listeners:
+            listener.join()  # what it reads has ended with the child
+        for child in children:
+            _close(child)
     failed = [child.returncode for child in children if child.returncode > 0]
     if failed:
         raise CoppiceError(f"a client process ended with {failed[0]} before its part of the load; see above")
 
 
-def _gather(children: list[subprocess.Popen[str]], gathered: Gathered, heard: Callable[[Record], None]) -> None:
+def _gather(
+    children: list[subprocess.Popen[str]],
+    listeners: list[threading.Thread],
+    gathered: Gathered,
+    heard: Callable[[Record], None],
+) -> None:
+    """`listeners` gets the threads that read from the children: an interrupt leaves them reading."""
     lock = threading.Lock()
 
     def listen(child: subprocess.Popen[str]) -> None:
@@ -94,7 +105,7 @@ def _gather(children: list[subprocess.Popen[str]], gathered: Gathered, heard: Ca
                 else:
                     gathered.client_cpu_s += told["cpu_s"]
 
-    listeners = [threading.Thread(target=listen, args=(child,), daemon=True) for child in children]
+    listeners += [threading.Thread(target=listen, args=(child,), daemon=True) for child in children]
     for listener in listeners:
         listener.start()
     for listener in listeners:
@@ -126,6 +137,9 @@ def _reap(child: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def _close(child: subprocess.Popen[str]) -> None:
     for stream in (child.stdin, child.stdout):
         if stream is not None:
             try:
