@@ -79,7 +79,7 @@ def resolve_settings(settings: WorkerSettings) -> WorkerSettings:
 
 def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
     """Reads the checkpoint, or this rank's share of it, and allocates the pool; kernels are warm. Raises CoppiceError.
-    Settings come from `settle`."""
+    Settings come from `resolve_settings`."""
     folder = Path(settings.model)
     device: str = settings.device
     dtype: DtypeName = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype

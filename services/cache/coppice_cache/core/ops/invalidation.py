@@ -74,7 +74,7 @@ def _cut_prefix(store: BlockStore, domain: DomainId, namespace: Namespace, token
 
 
 def cut(store: BlockStore, position: MatchPosition) -> None:
-    """What follows the spot, on its edge and below, is found by nobody any more."""
+    """What follows the position, on its edge and below, is found by nobody any more."""
     node = position.node
     if position.blocks_into:
         store.split(store.quotas.accounts[root_of(node).domain], position)

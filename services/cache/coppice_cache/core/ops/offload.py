@@ -64,7 +64,7 @@ def promote(
     tokens: bytes,
     num_host_blocks: int,
 ) -> bool:
-    """Order the `num_host_blocks` that the host tier has beyond `spot` to the device, if that is worth it and there is
+    """Order the `num_host_blocks` that the host tier has beyond `position` to the device, if that is worth it and there is
     room."""
     if worker.host is None or not _has_place(state, worker):
         return False
@@ -219,7 +219,7 @@ def _claim(
     plan: EvictionPlan,
     count: int,
 ) -> Lease:
-    """The written end: a pin at the spot, and `count` blocks that follow it."""
+    """The written end: a pin at the position, and `count` blocks that follow it."""
     store.hang_up_tree(tree)
     target = _hold(state, store, account, tree, store.split(account, position), position.num_blocks)
     store.make_room(account, plan)

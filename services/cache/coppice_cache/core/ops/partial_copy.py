@@ -28,7 +28,7 @@ def find_copy(worker: Worker, account: Account, op: Acquire, position: MatchPosi
 
 
 def blocks_newly_protected(position: MatchPosition, partial: PartialMatch | None) -> int:
-    """By the second pin, beside those on the path to `spot`."""
+    """By the second pin, beside those on the path to `position`."""
     if partial is None or partial.node.guards:
         return 0
     return partial.node.num_blocks - (position.blocks_into if partial.node is position.node else 0)

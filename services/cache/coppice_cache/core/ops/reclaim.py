@@ -87,7 +87,7 @@ def retry_ms(state: State) -> int:
 
 
 def ask_back(state: State, worker: Worker, now_ns: int) -> None:
-    """Ask for what the needs lack and nobody is asked for yet: of those furthest over their guarantees first."""
+    """Ask for what the reservations lack and nobody is asked for yet: of those furthest over their guarantees first."""
     reservations = worker.reservations
     reservations.drop_answered()
     short = reservations.lacking() - reservations.coming()

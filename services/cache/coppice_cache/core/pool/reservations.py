@@ -99,7 +99,7 @@ class Reservations:
         return self.draining() + sum(self.outstanding(account) for account in self.requests)
 
     def drop_answered(self) -> None:
-        """Drop the asks that were answered."""
+        """Drop the requests that were answered."""
         for account, requests in tuple(self.requests.items()):
             while requests and account.firm <= requests[0].target:
                 requests.popleft()

@@ -121,7 +121,7 @@ class BlockStore:
             self.trees[tree.domain, tree.namespace] = tree
 
     def split(self, account: Account, position: MatchPosition) -> Node:
-        """The node that ends exactly at the spot; splits an edge when there is none yet."""
+        """The node that ends exactly at the position; splits an edge when there is none yet."""
         node = split_edge(position, self.block_bytes)
         if node is not position.node:
             self.num_nodes += 1

@@ -54,7 +54,7 @@ class ChildOrders:
             insort(order, key)
 
     def find(self, position: MatchPosition, tokens: bytes, block_bytes: int) -> PartialMatch | None:
-        """The best partly matching block after `spot` for `tokens`, which follow the match and are to be cached."""
+        """The best partly matching block after `position` for `tokens`, which follow the match and are to be cached."""
         wanted = tokens[:block_bytes]
         if position.blocks_into < position.node.num_blocks:
             start = position.blocks_into * block_bytes

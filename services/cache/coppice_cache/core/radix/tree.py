@@ -282,7 +282,7 @@ def walk(start: Node, tokens: bytes, block_bytes: int, stop: int | None = None) 
 
 
 def unprotected_blocks(position: MatchPosition) -> int:
-    """How many blocks a pin at this spot would newly protect."""
+    """How many blocks a pin at this position would newly protect."""
     if position.node.guards:
         return 0
     blocks, node = position.blocks_into, position.node.parent
@@ -293,7 +293,7 @@ def unprotected_blocks(position: MatchPosition) -> int:
 
 
 def split_edge(position: MatchPosition, block_bytes: int) -> Node:
-    """The node that ends exactly at the spot; splits an edge when there is none yet.
+    """The node that ends exactly at the position; splits an edge when there is none yet.
 
     The lower part keeps its identity: pins, children and eviction entries stay valid.
     """

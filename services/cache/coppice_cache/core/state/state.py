@@ -79,7 +79,7 @@ class State:
         self.replay = ReplayBook()
         self.incarnations = Incarnations()
         self.pins = PinSpecs()
-        self.owed: dict[ReservationKey, Worker] = {}  # which worker each need waits for; see `reclaim`
+        self.owed: dict[ReservationKey, Worker] = {}  # which worker each reservation waits for; see `reclaim`
         self.woken: list[Waiter] = []  # by flights of any worker; told at the end of the call
         self._copying: dict[WorkerEpoch, tuple[Worker, list[CopyOrder]]] = {}
         self._fencing: dict[WorkerEpoch, Worker] = {}  # with leases that `flush` has to fence
