@@ -64,8 +64,10 @@ def promote(
     tokens: bytes,
     num_host_blocks: int,
 ) -> bool:
-    """Order the `num_host_blocks` that the host tier has beyond `position` to the device, if that is worth it and there is
-    room."""
+    """Order the `num_host_blocks` that the host tier has beyond `position` to the device.
+
+    Returns whether it was worth it and there was room.
+    """
     if worker.host is None or not _has_place(state, worker):
         return False
     count = min(num_host_blocks, _copies_left(state, worker))

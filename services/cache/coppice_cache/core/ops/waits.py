@@ -33,7 +33,7 @@ def matchable_bytes(tokens: bytes, block_bytes: int) -> int:
 
 
 def weigh_waiting(state: State, op: Acquire, placement: Placement) -> Placement:
-    """The offer with what a wait would bring, and the cost after it. Nothing for a request that would never fit."""
+    """The placement with what a wait would bring, and the cost after it. Nothing for a request that would never fit."""
     worker, size = placement.worker, placement.worker.block_size
     if worker.blocks_for(op.reserve_tokens) > worker.quotas.ceiling(placement.account):
         return placement
@@ -69,7 +69,7 @@ def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None
 
 
 def wait_for(state: State, session: Session, op: Acquire, placement: Placement, now_ns: int) -> Pending | None:
-    """Wait for what the cheapest offer counts on; None when there is nothing to wait for."""
+    """Wait for what the cheapest placement counts on; None when there is nothing to wait for."""
     coming = placement.coming
     if coming is None and placement.num_host_blocks:
         coming = _promoted(state, op, placement)

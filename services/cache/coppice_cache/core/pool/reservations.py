@@ -1,11 +1,11 @@
 """What domains below their guarantee wait for on one worker, and what was asked back from those who borrowed.
 
-    need   an op was refused although its domain would stay within its guarantee. The blocks that come back are kept
-           for it: nobody whose need is younger, or who has none, may take them. It ends with the grant, or when
-           nobody asks for it any more
-    ask    a domain over its guarantee was asked to give back: until its `firm` blocks are down to a target
+    reservation       an op was refused although its domain would stay within its guarantee. The blocks that come back
+                      are kept for it: nobody whose reservation is younger, or who has none, may take them. It ends with
+                      the grant, or when nobody asks for it any more
+    reclaim request   a domain over its guarantee was asked to give back: until its `firm` blocks are down to a target
 
-Needs are served in the order in which they were refused, so each waits for one round of asking at most.
+Reservations are served in the order in which their ops were refused, so each waits for one round of asking at most.
 """
 
 from __future__ import annotations
