@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -199,6 +200,8 @@ def test_a_broken_core_ends_the_process(cache: Cache, client: UnaryClient) -> No
     assert isinstance(cache.process.failures[0], ZeroDivisionError)
     assert cache.rest("/v1/stats")[0] == 500
     cache.process.failures.clear()
+    cache.process._service.close()
+    assert gc.isenabled(), "the cyclic collector is given back although the ticker had ended"
 
 
 # ---- metrics of many domains ----

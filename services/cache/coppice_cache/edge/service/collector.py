@@ -39,5 +39,6 @@ class Collector:
 
     def stop(self) -> None:
         if self._was_enabled:
+            self._was_enabled = False
             gc.unfreeze()
             gc.enable()

@@ -102,7 +102,7 @@ class IndexService:
         self.workers.server.close()
         if self._ticker.is_alive():
             self._ticker.join(timeout=5)
-            self._collector.stop()
+        self._collector.stop()
 
     # ---- unary forms ----
 
