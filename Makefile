@@ -5,7 +5,7 @@
 # make flaky N=10  the tests again and again, each time in another order, beside a busy neighbour
 # make seeds       300 seeds of the simulator, others each day   make seeds RUNS=1000 SEED=50000
 # make test-containers  build the images, run the stack in containers and break it (Docker, or podman)
-# make check       format, lint, types, import contracts, generated code, tidiness
+# make check       format, lint, types, import contracts, unsafe calls, generated code, tidiness
 # make model       check the models in models/ (needs spin and gcc)
 # make proto       generate shared/coppice_rpc from shared/protos
 # make demo-model  train the demo model again (about half an hour)
@@ -61,8 +61,10 @@ test: venv
 test-wide:
 	@$(MAKE) --no-print-directory test ARGS="-m 'not long and not containers' $(ARGS)"
 
-test-long: venv
-	$(TEST_ENV) $(PYTEST) -m 'not containers' $(ARGS)
+# The wide set by files, as always; then the long ones one by one: a file of them would keep one process for hours.
+test-long:
+	@$(MAKE) --no-print-directory test-wide
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not containers' $(ARGS)
 
 flaky: venv
 	@$(TEST_ENV) $(BIN)/python -m tests.flaky $(N) $(PYTEST) $(ARGS)
@@ -80,6 +82,7 @@ check: venv proto-drift
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit -ll -q -r services shared tools
 	$(BIN)/python -m pytest -p no:xdist tests/test_tidy.py
 
 model:

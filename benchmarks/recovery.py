@@ -104,9 +104,9 @@ class Content:
 class Survivor(RegisteredWorker):
     """A worker that was there before, with a full pool."""
 
-    def __init__(self, port: int, content: Content) -> None:
+    def __init__(self, address: str, content: Content) -> None:
         self._content = content
-        super().__init__(port, content.num_blocks)
+        super().__init__(address, content.num_blocks)
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
         self.attachment = attachment
@@ -158,7 +158,7 @@ def until_open(redis_url: str, content: Content) -> float:
     began_s = time.perf_counter()
     process = subprocess.Popen(argv, env={**os.environ, "COPPICE_SEAL_KEY": KEY})
     try:
-        with Survivor(session_port, content):
+        with Survivor(f"127.0.0.1:{session_port}", content):
             while not _is_open(http_port, content):
                 if time.perf_counter() - began_s > 60:
                     raise SystemExit("the service did not open within a minute")

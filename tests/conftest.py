@@ -6,7 +6,9 @@ import hashlib
 import os
 import random
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,7 +23,7 @@ ORDER_SEED = "ORDER_SEED"
 LONG_FILES = frozenset(
     {
         "tests/e2e/test_exactness.py",
-        "tests/e2e/test_faults.py",
+        "tests/e2e/failures/test_faults.py",
         "tests/e2e/test_front_doors.py",
         "tests/kernels/test_interpreted.py",
         "tests/kernels/test_interpreted_attention.py",
@@ -69,3 +71,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """A folder for Unix sockets: closed to others, and with a short path, as `tmp_path` need not be."""
+    with tempfile.TemporaryDirectory(prefix="coppice-") as folder:
+        yield Path(folder)

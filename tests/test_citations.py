@@ -18,7 +18,7 @@ SUFFIXES = frozenset({".py", ".md", ".pml", ".proto"})
 NOT_OURS = frozenset({"build", "dist"})  # beside folders whose names begin with a dot
 NOT_WRITTEN = ("shared/coppice_rpc/", "benchmarks/results/")  # generated, or recorded
 REGISTRIES = ("tools/coppice_sim/mutants/registry.py", "tests/unit/cache/machine/test_mutants.py")
-INVARIANTS = tuple(f"i{number}" for number in range(1, 19))
+INVARIANTS = tuple(f"i{number}" for number in range(1, 20))
 RULES = tuple(f"rule-{number}" for number in range(1, 10))
 PARTS = ("**Statement.**", "**Why.**", "**Kept in**", "**Asked by**", "**Red without it.**")
 
@@ -34,6 +34,7 @@ OWN_SECTION = re.compile(rf"\bsections?{_GAP}(\d+[a-z]?\b{_MORE})")  # within th
 LINK = re.compile(r"DESIGN\.md#([A-Za-z0-9-]+)")
 ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
 QUOTED = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"[A-Za-z_][\w./-]*/[\w.-]+\.(?:py|md|json|ya?ml|toml|proto|cpp|pml)")
 MUTANT = re.compile(r"\bmutant\s+`([^`\n]+)`")
 MODEL_RULE = re.compile(r"X_[A-Z_]+")
 
@@ -44,10 +45,14 @@ class Citation(NamedTuple):
     anchor: str
 
 
+def all_files() -> list[Path]:
+    top = [path for path in ROOT.iterdir() if path.name[0] != "." and path.name not in NOT_OURS]
+    return [path for one in top for path in ([one] if one.is_file() else one.rglob("*")) if path.is_file()]
+
+
 def written_files() -> list[Path]:
     """All that people wrote, but for this file, whose wrong citations are meant."""
-    top = [path for path in ROOT.iterdir() if path.name[0] != "." and path.name not in NOT_OURS]
-    found = [path for one in top for path in ([one] if one.is_file() else one.rglob("*")) if path.suffix in SUFFIXES]
+    found = [path for path in all_files() if path.suffix in SUFFIXES]
     kept = [path for path in found if not path.relative_to(ROOT).as_posix().startswith(NOT_WRITTEN)]
     return sorted(path for path in kept if path != Path(__file__).resolve())
 
@@ -188,20 +193,40 @@ def test_all_that_the_contract_names_exists() -> None:
     assert not what_does_not_exist(contract())
 
 
+def names_of_no_file(text: str, files: list[str]) -> list[str]:
+    """Paths in backticks, whole or from some folder on, that no file has. Routes and hidden folders begin otherwise."""
+    named = [name for name in QUOTED.findall(text) if FILE.fullmatch(name)]
+    return [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)]
+
+
+def test_files_that_documents_name_exist() -> None:
+    files = [
+        path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts
+    ]
+    documents = [path for path in written_files() if path.suffix == ".md"]
+    assert sum(len(FILE.findall(path.read_text(encoding="utf-8"))) for path in documents) > 300
+    missing = {path.name: names_of_no_file(path.read_text(encoding="utf-8"), files) for path in documents}
+    assert not {name: paths for name, paths in missing.items() if paths}
+    assert names_of_no_file("`state/gone.py`, `core/state.py`", ["a/state.py", "core/my_state.py"]) == [
+        "state/gone.py",
+        "core/state.py",
+    ]
+
+
 WRONG = """
-    x = 1  # as I19 says, and the design, section 6b, rule
+    x = 1  # as I20 says, and the design, section 6b, rule
            # 12, or rules 7 to 10; "I0" and I7 are no news
 (DESIGN 12), DESIGN.md section 4, DESIGN sections 5 and 9a, docs/DESIGN.md#i99 and docs/DESIGN.md#rule-3
-assert(used || I20_never);
+assert(used || I21_never);
 """
 
 
 def test_wrong_citations_are_found() -> None:
     found = wrong_citations(WRONG, anchors())
     assert Counter(citation.anchor for citation in found) == Counter(
-        ["i19", "i20", "i99", "rule-10", "rule-12", "section-12", "section-6b", "section-9a"]
+        ["i20", "i21", "i99", "rule-10", "rule-12", "section-12", "section-6b", "section-9a"]
     )
-    assert {citation.line for citation in found if citation.anchor in ("i19", "rule-12", "section-6b")} == {2}
+    assert {citation.line for citation in found if citation.anchor in ("i20", "rule-12", "section-6b")} == {2}
     assert [citation.anchor for citation in citations(WRONG) if citation.anchor in anchors()] == (
         ["i7", "rule-7", "rule-8", "rule-9", "section-4", "section-5", "rule-3"]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ CODE_FOLDERS = ("shared", "services", "tools", "tests", "demo", "benchmarks", "d
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".proto", ".txt", ".sh", ".cfg", ".Dockerfile", ""}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
+MAX_FOLDER_FILES = 12  # side by side, without __init__.py
+ROOM_FOLDERS = ("shared", "services", "tools", "tests")
 IMPURE = {
     *("asyncio", "concurrent", "datetime", "fastapi", "grpc", "logging", "multiprocessing", "os", "random", "redis"),
     *("requests", "secrets", "socket", "subprocess", "threading", "time", "torch", "triton", "uuid", "uvicorn"),
@@ -87,6 +90,12 @@ def test_files_and_functions_are_short_and_cores_are_pure() -> None:
     files = python_files()
     assert len(files) > 50, "the folders to look in have moved"
     assert not [finding for path in files for finding in findings(path)]
+
+
+def test_no_room_is_crowded() -> None:
+    files = [path for path in python_files() if path.relative_to(ROOT).parts[0] in ROOM_FOLDERS]
+    sizes = Counter(path.parent.relative_to(ROOT) for path in files if path.name != "__init__.py")
+    assert not {str(folder): size for folder, size in sizes.items() if size > MAX_FOLDER_FILES}
 
 
 def test_nothing_names_a_folder_of_one_machine() -> None:

@@ -10,7 +10,8 @@
 
 A field `http_port` is the flag `--http-port` and the variable `COPPICE_CACHE_HTTP_PORT`. A flag or a variable under the
 prefix that no field answers to is an error which names the nearest one that exists, because a setting that is silently
-ignored is found only in production. Lists are given with commas: `--workers a:1,b:2`.
+ignored is found only in production. Lists are given with commas: `--workers a:1,b:2`. A secret may lie in a file:
+`COPPICE_SEAL_KEY_FILE` names it, so that the key is in no process's environment.
 """
 
 from __future__ import annotations
@@ -21,19 +22,38 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
+from coppice.addresses import parse_session_address
 from coppice.errors import EXIT_OK, EXIT_USAGE, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class EnvOnly:
-    """Marks a field (in `Annotated`) that comes from one variable and has no flag: flags show in process lists."""
+class Variable:
+    """Marks a field (in `Annotated`) whose variable has this name in all services."""
 
     variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnvOnly(Variable):
+    """Marks a field that comes from that variable and has no flag: flags show in process lists."""
+
+
+def _checked_address(text: str) -> str:
+    try:
+        parse_session_address(text)
+    except UsageError as error:
+        raise ValueError(error.line()) from None
+    return text
+
+
+SessionAddressText = Annotated[str, AfterValidator(_checked_address)]
+"""HOST:PORT or unix:/PATH, as `coppice.addresses.parse_session_address` reads it."""
 
 
 class Settings(BaseModel):
@@ -78,7 +98,7 @@ def flag_of(field_name: str) -> str:
 def variable_of(cls: type[Settings], field_name: str) -> str:
     """The environment variable of a field."""
     for mark in cls.model_fields[field_name].metadata:
-        if isinstance(mark, EnvOnly):
+        if isinstance(mark, Variable):
             return mark.variable
     return cls.env_prefix + field_name.upper()
 
@@ -117,7 +137,7 @@ def _flag_values(cls: type[Settings], argv: Sequence[str], prog: str) -> dict[st
     )
     flags: list[str] = ["--help"]
     for name, field in cls.model_fields.items():
-        if any(isinstance(mark, EnvOnly) for mark in field.metadata):
+        if not _has_flag(cls, name):
             continue
         flags.append(flag_of(name))
         _add_flag(parser, name, field)
@@ -150,11 +170,41 @@ def _is_empty(default: object) -> bool:
     return default is None or default in ("", ()) or isinstance(default, SecretStr)
 
 
+SECRET_BYTES_MAX = 4096
+IN_FILE = "_FILE"
+
+
 def _environment_values(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, Any]:
     variables = {variable_of(cls, name): name for name in cls.model_fields}
+    secrets = {variable: name for variable, name in variables.items() if not _has_flag(cls, name)}
     if cls.env_prefix:
-        refuse_unknown_variables(cls.env_prefix, variables, environ)
-    return {name: environ[variable] for variable, name in variables.items() if variable in environ}
+        refuse_unknown_variables(cls.env_prefix, {*variables, *(secret + IN_FILE for secret in secrets)}, environ)
+    values: dict[str, Any] = {name: environ[variable] for variable, name in variables.items() if variable in environ}
+    for variable, name in secrets.items():
+        if variable + IN_FILE in environ:
+            if name in values:
+                raise UsageError(f"{variable} and {variable}{IN_FILE} are both set", hint="give one of them")
+            values[name] = _secret_in(variable + IN_FILE, Path(environ[variable + IN_FILE]))
+    return values
+
+
+def _has_flag(cls: type[Settings], field_name: str) -> bool:
+    return not any(isinstance(mark, EnvOnly) for mark in cls.model_fields[field_name].metadata)
+
+
+def _secret_in(variable: str, path: Path) -> str:
+    """Of the file that `variable` names; its last line end does not count. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(SECRET_BYTES_MAX + 1)
+        text = content.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise UsageError(f"{variable}: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{variable}: {path} is no text") from error
+    if not text or len(content) > SECRET_BYTES_MAX:
+        raise UsageError(f"{variable}: {path} must have 1 to {SECRET_BYTES_MAX} bytes")
+    return text
 
 
 def _without_none(annotation: Any) -> Any:
@@ -178,7 +228,7 @@ def _explain(cls: type[Settings], error: ValidationError, names_from_flags: set[
             parts.append(problem["msg"].removeprefix("Value error, "))
             continue
         name = str(problem["loc"][0])
-        has_flag = not any(isinstance(mark, EnvOnly) for mark in cls.model_fields[name].metadata)
+        has_flag = _has_flag(cls, name)
         if problem["type"] == "missing":
             variable = variable_of(cls, name)
             parts.append(f"{flag_of(name)} (or {variable}) is required" if has_flag else f"{variable} is required")

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -222,15 +222,6 @@ class _MetadataGetter(Getter[Metadata]):
         return [name for name, _ in carrier]
 
 
-def metadata_with_context(
-    metadata: Iterable[tuple[str, str]] = (), context: Context | None = None
-) -> tuple[tuple[str, str], ...]:
-    """gRPC metadata with `traceparent` of `context` (of the current span without one) added, if there is a trace."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, context)
-    return (*metadata, *carrier.items())
-
-
 def context_from_metadata(metadata: Metadata | None) -> Context:
     """The caller's trace context in gRPC metadata; an empty one when there is none or it is malformed."""
     return _propagator.extract(metadata or (), Context(), _MetadataGetter())
@@ -277,12 +268,14 @@ def serve_metrics(
     registry: CollectorRegistry,
     not_ready_because: Callable[[], Sequence[str]],
     *,
+    notes: Callable[[], Sequence[str]] = tuple,
     flag: str = "--http-port",
 ) -> MetricsServer:
     """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
 
     `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
-    gives, 200 when it gives none. Raises UnavailableError when the port cannot be had.
+    gives, 200 when it gives none; `notes` are more lines for whoever reads it. Raises UnavailableError when the port
+    cannot be had.
     """
 
     class Handler(_MetricsHandler):
@@ -290,6 +283,7 @@ def serve_metrics(
 
     Handler.registry = registry
     Handler.not_ready_because = staticmethod(not_ready_because)
+    Handler.notes = staticmethod(notes)
     try:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
@@ -305,6 +299,7 @@ def serve_metrics(
 class _MetricsHandler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
     not_ready_because: Callable[[], Sequence[str]]
+    notes: Callable[[], Sequence[str]]
     protocol_version = "HTTP/1.1"
     server_version = "coppice"
     sys_version = ""  # versions are nobody's business
@@ -318,7 +313,7 @@ class _MetricsHandler(BaseHTTPRequestHandler):
             self._answer(200, b"ok\n", "text/plain; charset=utf-8")
         elif path == "/readyz":
             reasons = self.not_ready_because()
-            body = "\n".join(reasons) if reasons else "ready"
+            body = "\n".join([*(reasons or ["ready"]), *self.notes()])
             self._answer(503 if reasons else 200, body.encode() + b"\n", "text/plain; charset=utf-8")
         else:
             self._answer(404, b"known: /metrics /healthz /readyz\n", "text/plain; charset=utf-8")

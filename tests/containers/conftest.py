@@ -29,7 +29,7 @@ def built() -> Iterator[Stack]:
     stack.compose("down", "-v")
     stack.build()
     yield stack
-    stack.compose("down", "-v")
+    stack.remove()
 
 
 @pytest.fixture(scope="session")

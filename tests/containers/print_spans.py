@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 
-from collector import Collector  # tests/fakes/collector.py, mounted beside this file
+from collector import Collector  # tests/fakes/api/collector.py, mounted beside this file
 
 stopping = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -15,7 +15,9 @@ collector = Collector("0.0.0.0:4317")
 printed = 0
 while not stopping.wait(0.1):
     for span in collector.spans[printed:]:
-        print(json.dumps({"trace_id": span.trace_id, "service": span.service, "name": span.name}), flush=True)
+        client = span.attributes.get("coppice.client.trace_id", "")
+        line = {"trace_id": span.trace_id, "client": client, "service": span.service, "name": span.name}
+        print(json.dumps(line), flush=True)
         printed += 1
 collector.close()
 sys.exit(0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -26,10 +28,12 @@ KEY = "example-key-orchard"  # of deploy/tenants.example.yaml
 BUILD_S = 1500.0
 COMPOSE_S = 300.0
 READY_S = 180.0
-# Another loopback address than the one on which a stack of this machine's user may listen.
+# Another loopback address than 127.0.0.1: that the API follows it is seen by that.
 BIND = "127.0.0.77" if sys.platform == "linux" else "127.0.0.1"
+API_PORTS = (8000, 7070)  # the others are published on 127.0.0.1, whatever is asked for
 OURS = ("cache", "scheduler", "worker-cpu")
 OBSERVERS = ("otel-collector", "jaeger", "grafana")
+MAKE_SECRETS = ROOT / "deploy" / "make-secrets"
 STAND_INS = ROOT / "tests" / "containers" / "stand-ins.yml"
 T = TypeVar("T")
 
@@ -54,11 +58,16 @@ class Stack:
         self.services = ["redis", *OURS, "prometheus", *(OBSERVERS if self.has_observers else ("otel-collector",))]
         files = [ROOT / "docker-compose.yml", *([] if self.has_observers else [STAND_INS])]
         self._flags = [*[word for file in files for word in ("-f", str(file))], "-p", PROJECT, "--profile", "cpu"]
+        self._made = Path(tempfile.mkdtemp(prefix="coppice-test-"))
+        environment = {**os.environ, "ENV_FILE": str(self._made / ".env")}
+        subprocess.run([MAKE_SECRETS, self._made], env=environment, check=True, capture_output=True)
+        self.tenants_file = self._made / "tenants" / "tenants.yaml"
+        self.tenants_file.write_bytes((ROOT / "deploy" / "tenants.example.yaml").read_bytes())
         # Named one by one, so that a user's .env is not read for them.
         self._environment = {
             **os.environ,
-            "COPPICE_SEAL_KEY": "ab" * 32,
-            "COPPICE_TENANTS": "./deploy/tenants.example.yaml",
+            "COPPICE_SECRETS": str(self._made / "secrets"),
+            "COPPICE_TENANTS": str(self.tenants_file.parent),
             "COPPICE_MODEL_DIR": "./shared/coppice/demo_model",
             "COPPICE_MODEL_NAME": "coppice-demo",
             "COPPICE_HOST_MEMORY_MIB": "0",
@@ -86,6 +95,17 @@ class Stack:
 
     def up(self) -> None:
         self.compose("up", "-d", "--no-build", *self.services)
+
+    def remove(self) -> None:
+        """Everything of it, also what it was started with."""
+        self.compose("down", "-v")
+        shutil.rmtree(self._made)
+
+    def beside(self, network: str, code: str) -> subprocess.CompletedProcess[str]:
+        """Python that runs in a container of its own on one of the networks."""
+        image = self.engine.answer("inspect", "--format", "{{.Image}}", self.container("cache"))
+        flags = ("--rm", "--network", f"{PROJECT}_{network}", "--entrypoint", "python")
+        return self.engine.run("run", *flags, image, "-c", code)
 
     def container(self, service: str) -> str:
         """Its id; it keeps it over restarts."""
@@ -130,11 +150,19 @@ class Stack:
         """Everything that is cached now lies in Redis, too."""
 
         def is_logged() -> bool:
-            listed = self.in_container("redis", "redis-cli", "keys", "coppice:index:*", user="redis").stdout.split()
+            listed = self.redis("--scan", "--pattern", "coppice:index:*").split()
             lines = str(self.ask(8071, "/metrics")[1]).splitlines()
             return bool(listed) and "coppice_cache_recovery_log_lag_events 0.0" in lines
 
         wait_for(is_logged, "the recovery log is whole")
+
+    def secrets(self) -> list[str]:
+        return [(self._made / "secrets" / name).read_text().strip() for name in ("seal_key", "redis_password")]
+
+    def redis(self, *words: str) -> str:
+        """What Redis says to the cache's user."""
+        flags = ("--user", "coppice", "--no-auth-warning", "--pass", self.secrets()[1])
+        return self.in_container("redis", "redis-cli", *flags, *words, user="999").stdout
 
     # ---- asking ----
 
@@ -160,13 +188,15 @@ class Stack:
         status, stats = self.ask(8071, "/v1/stats")
         return int(stats["cache_epoch"]) if status == 200 else 0
 
-    def spans(self, trace_id: str) -> set[tuple[str, str]]:
-        """Service and name of each span of a trace that has arrived where traces go."""
+    def spans(self, client_trace_id: str) -> set[tuple[str, str]]:
+        """Service and name of each span that has arrived where traces go, of calls that came with a client's trace."""
         if not self.has_observers:
             lines = [json.loads(line) for line in self.logs("otel-collector").splitlines() if line.startswith("{")]
-            return {(line["service"], line["name"]) for line in lines if line["trace_id"] == trace_id}
-        status, answer = self.ask(16686, f"/api/traces/{trace_id}")
-        if status != 200:
+            ours = {line["trace_id"] for line in lines if line["client"] == client_trace_id}
+            return {(line["service"], line["name"]) for line in lines if line["trace_id"] in ours}
+        tags = urllib.parse.quote(json.dumps({"coppice.client.trace_id": client_trace_id}))
+        status, answer = self.ask(16686, f"/api/traces?service=coppice-scheduler&tags={tags}")
+        if status != 200 or not answer["data"]:
             return set()
         trace = answer["data"][0]
         services = {name: process["serviceName"] for name, process in trace["processes"].items()}
@@ -189,7 +219,7 @@ class Stack:
     def ask(self, port: int, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Status and parsed body (text where it is no JSON); 0 where nobody answers."""
         raw = None if body is None else json.dumps(body).encode()
-        url = f"http://{BIND}:{port}{path}"
+        url = f"http://{BIND if port in API_PORTS else '127.0.0.1'}:{port}{path}"
         request = urllib.request.Request(url, raw, {"Content-Type": "application/json", **headers})
         try:
             with urllib.request.urlopen(request, timeout=60) as response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.tenants.keys import digest_of_key
 from tests.containers.stack import OURS, Stack, wait_for
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
@@ -57,8 +58,29 @@ def test_a_service_has_no_privileges_and_writes_nothing_but_its_state(stack: Sta
     for folder in ("/opt/coppice", "/", "/etc"):
         refused = stack.in_container(service, "sh", "-c", f"echo > {folder}/x", user="root")
         assert "Read-only file system" in refused.stderr, folder
-    status = stack.in_container(service, "grep", "-E", "CapBnd|NoNewPrivs", "/proc/1/status").stdout.split()
-    assert status == ["CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+@pytest.mark.parametrize("service", [*OURS, "redis", "prometheus", "otel-collector"])
+def test_no_container_has_capabilities_or_may_take_the_machine(stack: Stack, service: str) -> None:
+    status = stack.in_container(service, "grep", "-E", "CapBnd|NoNewPrivs", "/proc/1/status", user="65534").stdout
+    assert status.split() == ["CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+    container = stack.container(service)
+    limits = stack.engine.answer(
+        "inspect",
+        "--format",
+        "{{.HostConfig.Memory}} {{.HostConfig.PidsLimit}} {{.HostConfig.ReadonlyRootfs}}",
+        container,
+    )
+    memory, pids, is_read_only = limits.split()
+    assert int(memory) >= 512 << 20
+    assert 0 < int(pids) <= 4096
+    assert is_read_only == "true"
+
+
+def test_the_keys_are_in_no_environment(stack: Stack) -> None:
+    for service in (*OURS, "redis"):
+        listed = stack.engine.answer("inspect", "--format", "{{.Config.Env}} {{.Config.Cmd}}", stack.container(service))
+        assert not [key for key in stack.secrets() if key in listed], service
 
 
 def test_a_command_that_an_image_has_not_is_refused_in_a_line(stack: Stack) -> None:
@@ -81,6 +103,40 @@ def test_keys_of_the_example_tenants_decide(stack: Stack) -> None:
         assert "error" in answer
 
 
+def test_who_is_on_the_network_in_front_finds_the_api_and_nothing_else(stack: Stack) -> None:
+    """Neither other services nor the scheduler's metrics, which name tenants."""
+    code = """
+import socket
+for host, port in (("scheduler", 8000), ("scheduler", 7070), ("scheduler", 8073), ("cache", 7081), ("redis", 6379),
+                   ("cache", 8071), ("worker-cpu", 7082), ("scheduler-metrics", 8073), ("prometheus", 9090)):
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+        print(host, port)
+    except OSError:
+        pass
+"""
+    assert stack.beside("front", code).stdout.splitlines() == ["scheduler 8000", "scheduler 7070"]
+    inside = stack.beside("internal", code).stdout.splitlines()
+    assert {"cache 7081", "redis 6379", "scheduler-metrics 8073"} <= set(inside)
+
+
+def test_redis_asks_for_its_password(stack: Stack) -> None:
+    assert "NOPERM" in stack.in_container("redis", "redis-cli", "get", "coppice:cache_epoch", user="999").stdout
+    assert "NOPERM" in stack.redis("config", "get", "dir")
+    assert stack.redis("exists", "coppice:cache_epoch").strip() == "1"
+
+
+def test_a_tenants_file_that_is_replaced_counts_in_running_containers(stack: Stack) -> None:
+    """As `coppice tenants` and editors do it: another file takes the name."""
+    before = stack.tenants_file.read_text()
+    new = stack.tenants_file.with_suffix(".new")
+    new.write_text(f"{before}\n  - {{id: visitor, api_key_sha256: {digest_of_key('a-new-key')!r}}}\n")
+    new.rename(stack.tenants_file)
+    wait_for(lambda: stack.chat("Who are you?", "a-new-key")[0] == 200, "the new key is taken", 60)
+    stack.tenants_file.write_text(before)
+    wait_for(lambda: stack.chat("Who are you?", "a-new-key")[0] == 401, "the key is refused again", 60)
+
+
 def test_a_repeated_beginning_comes_from_the_cache(stack: Stack) -> None:
     stack.cached_tokens(LONG)
     assert stack.cached_tokens(LONG) >= 48
@@ -101,6 +157,16 @@ def test_prometheus_scrapes_every_service(stack: Stack) -> None:
     before = computed()
     assert stack.chat("A question that nobody asked before, of some length, so that its tokens show.")[0] == 200
     wait_for(lambda: computed() > before, "the tokens of a chat are counted", 60)
+
+
+def test_the_alert_rules_are_loaded_and_ring_when_they_should(stack: Stack) -> None:
+    status, answer = stack.ask(9090, "/api/v1/rules")
+    assert status == 200
+    assert {group["name"] for group in answer["data"]["groups"]} == {"tenants", "isolation", "trust"}
+    tested = stack.in_container(
+        "prometheus", "promtool", "test", "rules", "/etc/prometheus/alerts.test.yml", user="65534"
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 def test_the_board_is_there(stack: Stack) -> None:
@@ -165,7 +231,7 @@ def test_down_leaves_state_and_up_goes_on_with_it(stack: Stack) -> None:
     stack.compose("down")
     left = stack.left()
     assert left["containers"] == []
-    assert [name.rpartition("_")[2] for name in left["volumes"]] == ["cache-state", "worker-kernels"]
+    assert [name.rpartition("_")[2] for name in left["volumes"]] == ["cache-state", "metrics", "worker-kernels"]
     stack.up()
     stack.wait_serving()
     assert stack.epoch() > epoch

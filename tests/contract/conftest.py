@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -24,3 +25,9 @@ def keep() -> Iterator[Callable[[T], T]]:
         end = getattr(thing, "stop", None) or getattr(thing, "close", None)
         assert end is not None, f"{thing!r} can be neither stopped nor closed"
         end()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def listen_on(request: pytest.FixtureRequest, socket_dir: Path) -> str:
+    """An address on which sessions can be accepted, of each kind."""
+    return "127.0.0.1:0" if request.param == "tcp" else f"unix:{socket_dir}/sessions"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.engine import echo
-from tests.fakes.rest import Served, serving
+from tests.fakes.api.engine import echo
+from tests.fakes.api.rest import Served, serving
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_up_supervision import WAIT_S, wait_until
+from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coppice.tenants import digest_of_key
+from coppice.tenants.keys import digest_of_key
 from tests.e2e.stack import Stack, wait_until
 from tests.fakes.oracle import Oracle
 

@@ -52,7 +52,7 @@ def idle_clients(port: int, count: int, log: Path) -> Iterator[None]:
 
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.idle_clients", str(port), str(count)], stdout=out
+            [sys.executable, "-m", "tests.fakes.api.idle_clients", str(port), str(count)], stdout=out
         )
     try:
         # Those that are closed at their time limit are opened anew, so a few are always missing.

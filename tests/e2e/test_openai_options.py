@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.stack import Stack
-from tests.fakes.client_calls import COMBINATIONS, ask, check
+from tests.fakes.api.client_calls import COMBINATIONS, ask, check
 
 BLOCK = 16
 CLOSE = 2e-3  # fp32 on both sides

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coppice.tenants import digest_of_key
+from coppice.tenants.keys import digest_of_key
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
 from tests.fakes.checkpoints import MAX_CONTEXT
@@ -65,6 +65,17 @@ def test_tenants_share_nothing(tenants: Stack) -> None:
     assert [status for status, _ in answers] == [200] * 4
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for _, answer in answers]
     assert cached == [0, 0, 96, 96]
+
+
+def test_users_of_one_tenant_share_nothing_across_salts(tenants: Stack) -> None:
+    """The same prompt for each (key, salt), twice: only the second time it is found, and the answer is the same."""
+    body = {"model": "tiny", "prompt": tokens(100, seed=8), "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    users = [("acme-key", "user 1"), ("acme-key", "user 2"), ("acme-key", None), ("zeta-key", "user 1")]
+    answers = [tenants.post("/v1/completions", {**body, "cache_salt": salt}, key) for key, salt in 2 * users]
+    assert [status for status, _ in answers] == [200] * 8
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for _, answer in answers]
+    assert cached == [0] * 4 + [96] * 4
+    assert len({answer["choices"][0]["text"] for _, answer in answers}) == 1
 
 
 def test_a_key_is_needed_when_there_are_tenants(tenants: Stack) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
+from tests.fakes.api.collector import Collector, Span
 from tests.fakes.checkpoints import write_tiny_checkpoint
-from tests.fakes.collector import Collector, Span
 
 CANARY = "canary-7f3a"
 EXPECTED = {
@@ -45,21 +45,25 @@ def stack(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield stack
 
 
-def spans_of(collector: Collector, trace_id: str, root: str) -> list[Span]:
-    """All spans of a trace once everything that is expected has come, checked for what must hold of any request."""
+def spans_of(collector: Collector, client_trace_id: str, root: str) -> list[Span]:
+    """All spans of the request that came with a client's trace, once everything that is expected has come, checked for
+    what must hold of any request."""
 
     def complete() -> bool:
-        spans = collector.trace(trace_id)
+        spans = collector.trace_for(client_trace_id)
         return {(span.service, span.name) for span in spans} >= EXPECTED | {("coppice-scheduler", root)}
 
     wait_until(complete, f"the trace to be complete, not {[(s.service, s.name) for s in collector.spans]}")
     # The web framework adds spans of its own; they are no part of what is promised.
-    spans = [span for span in collector.trace(trace_id) if span.scope.startswith("coppice")]
+    spans = [span for span in collector.trace_for(client_trace_id) if span.scope.startswith("coppice")]
     request = next(span for span in spans if span.name == root)
     for span in spans:
         assert span.start_ns <= span.end_ns
         if span is not request:
             assert span.parent_id == request.span_id, f"{span.name} hangs in the air"
+    assert request.trace_id != client_trace_id
+    assert not request.parent_id
+    assert [link.trace_id for link in request.links] == [client_trace_id]
     assert CANARY not in repr(spans)
     return spans
 
@@ -76,7 +80,7 @@ def test_a_request_over_http(stack: Stack, collector: Collector) -> None:
         usage = json.load(response)["usage"]
     spans = spans_of(collector, trace_id, "text_completion tiny")
     served = next(span for span in spans if span.name == "text_completion tiny")
-    assert served.parent_id == parent
+    assert [link.span_id for link in served.links] == [parent]
     assert served.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
     assert served.attributes["gen_ai.usage.output_tokens"] == 5
     assert served.attributes["gen_ai.usage.cache_read.input_tokens"] == 0

@@ -5,26 +5,49 @@ The worker's edge is used because its bodies are the shortest: plans go up, resu
 
 from __future__ import annotations
 
-import os
-import socket
+import threading
 from typing import Any
 
-from coppice.addresses import Address
-from coppice.edge import step_codec
+from coppice.addresses import Address, SessionAddress, parse_session_address
+from coppice.edge import codec, session_socket
 from coppice.edge.link_client import LinkClient
 from coppice.edge.link_server import HELLO_S, LinkServer
 from coppice.edge.session_listener import SessionListener
 from coppice.edge.wire import Wire, WireClosed, WireSilent, introduction
 from coppice.messages.step import StepPlan, StepResult
-from coppice.session.frames import KEY_BYTES, Hello, Reject
-from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
+from coppice.session.frames import Hello, Reject
+from coppice.session.link import Attached, ServerLink, ServerLinks
+from coppice.tls.credentials import Credentials
 from tests.fakes.waiting import WAIT_S, wait_for
+
+Where = int | str  # a port of this machine, or the address of sessions
+
+
+def address_of(where: Where) -> SessionAddress:
+    return Address("127.0.0.1", where) if isinstance(where, int) else parse_session_address(where)
+
+
+def shake_hands(client: Wire, client_tls: Credentials, server: Wire, server_tls: Credentials) -> None:
+    """Both ends of one connection, each on a thread of its own."""
+    accepting = threading.Thread(target=lambda: server.start_tls(server_tls.channel(is_server=True), WAIT_S))
+    accepting.start()
+    client.start_tls(client_tls.channel(is_server=False), WAIT_S)
+    accepting.join(WAIT_S)
+    assert server.peer == client_tls.identity
 
 
 class ServerEnd:
-    """A LinkServer on a real port. `refusal` is answered to new sessions; `on_body` may raise."""
+    """A LinkServer on a real socket. `refusal` is answered to new sessions; `on_body` may raise."""
 
-    def __init__(self, links: ServerLinks[Any] | None, port: int = 0, hello_s: float = HELLO_S) -> None:
+    def __init__(
+        self,
+        links: ServerLinks[Any] | None,
+        where: Where = 0,
+        hello_s: float = HELLO_S,
+        *,
+        tls: Credentials | None = None,
+        edge: codec.Edge = codec.STEPS,
+    ) -> None:
         self.bodies: list[tuple[int, int]] = []  # (session epoch, step)
         self.connected: list[tuple[ServerLink[Any], bool]] = []
         self.heard = 0
@@ -32,9 +55,11 @@ class ServerEnd:
         self.refusal: Reject | None = None
         self.on_body: Any = lambda step: None
         self._epochs = 0
-        self.server = LinkServer(links, step_codec.EDGE, self, hello_s=hello_s)
-        self.listener = SessionListener(Address("127.0.0.1", port))
-        self.port = self.listener.port
+        self.server = LinkServer(links, edge, self, hello_s=hello_s)
+        self.listener = SessionListener(address_of(where), tls)
+        address = self.listener.address
+        self.where = str(address)
+        self.port = address.port if isinstance(address, Address) else 0
         self.listener.start((self.server,))
 
     def session_opening(self, hello: Hello) -> int | Reject:
@@ -70,14 +95,23 @@ class ServerEnd:
 class ClientEnd:
     """A LinkClient that writes down what it hears, with the attachment that it was heard under."""
 
-    def __init__(self, port: int, outbox_max: int = 65_536) -> None:
+    def __init__(
+        self,
+        where: Where,
+        outbox_max: int = 65_536,
+        *,
+        tls: Credentials | None = None,
+        certified: str = "",
+        edge: codec.Edge = codec.STEPS,
+        name: str = "client",
+    ) -> None:
         self.attached: list[Attached] = []
         self.bodies: list[tuple[int, int]] = []  # (attachment, step)
         self.lost: list[str] = []
         self.rejected: list[Reject] = []
         self.attachment = 0
-        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), "client", outbox_max=outbox_max)
-        self.link = LinkClient(session, f"127.0.0.1:{port}", step_codec.EDGE, self, "client")
+        address = str(address_of(where))
+        self.link = LinkClient(edge, address, self, name, "server", outbox_max=outbox_max, tls=tls, certified=certified)
         self.link.start()
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
@@ -110,13 +144,13 @@ class ClientEnd:
 class RawStream:
     """One connection, written and read by hand."""
 
-    def __init__(self, port: int) -> None:
-        self._wire = Wire(socket.create_connection(("127.0.0.1", port)))
+    def __init__(self, where: Where) -> None:
+        self._wire = Wire(session_socket.connect(address_of(where), WAIT_S))
         self._wire.write(introduction("steps"))
         self._is_introduced = False
 
     def write(self, frame: Any) -> None:
-        self.write_bytes(step_codec.PLAN_FRAMES.encode(frame))
+        self.write_bytes(codec.STEPS.from_client.encode(frame))
 
     def write_bytes(self, message: bytes) -> None:
         self._wire.write(message)
@@ -127,7 +161,7 @@ class RawStream:
             if not self._is_introduced:
                 self._is_introduced = True
                 self._wire.next(WAIT_S)
-            return step_codec.RESULT_FRAMES.decode(self._wire.next(WAIT_S))
+            return codec.STEPS.from_server.decode(self._wire.next(WAIT_S))
         except WireClosed:
             return None
 

@@ -18,7 +18,7 @@ from coppice_worker.kernels.torch_backend import TorchBackend
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.pool_size import suggest_num_blocks
 from tests.fakes.checkpoints import write_tiny_checkpoint
-from tests.fakes.step_driver import DrivenSequence, build_batch
+from tests.fakes.scheduler.step_driver import DrivenSequence, build_batch
 from tests.kernels.cases import Case, attend, make_case, reference_of
 
 FLOAT8 = torch.float8_e4m3fn

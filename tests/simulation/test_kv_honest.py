@@ -8,8 +8,8 @@ import pytest
 from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
 from coppice_sim.hosts.kv_honest import KvHonest, prefix_hashes, reference
 from coppice_worker.core.batch.step_batch import PoolSpec, StepBatch
-from tests.fakes.worker_plans import EPOCH, applied, handles, lease, ready_core, settings, u32
-from tests.fakes.worker_plans import h as handle
+from tests.fakes.worker.worker_plans import EPOCH, applied, handles, lease, ready_core, settings, u32
+from tests.fakes.worker.worker_plans import h as handle
 
 SALT, SEED = 77, 5
 PROMPT = np.arange(100, 110, dtype="<u4")

@@ -25,12 +25,13 @@ class Pair:
         self.network.weather = weather
         self.client_process = Process("client", self.timeline, rng)
         self.server = ServerEnd(Process("server", self.timeline, rng), self)
+        self.network.listen("server", self.server)
         self.server.replace(ServerLinks(1, 1))
         self.heard: list[int] = []
         self.answers: list[int] = []
         self.times_attached = 0
         link: ClientLink[Any] = ClientLink(bytes(16), "client")
-        self.client = ClientEnd(self.client_process, self.network, link, lambda: self.server, self)
+        self.client = ClientEnd(self.client_process, self.network, link, "server", self)
 
     def session_opening(self, hello: Hello) -> int:
         return 1

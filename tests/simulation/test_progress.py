@@ -20,8 +20,8 @@ def test_no_worker_stands_idle_while_requests_wait(seed: int) -> None:
     steps, worked_ns = 0, OPENS_MS * MS
     while (now_ns := world.timeline.now_ns) < LASTS_MS * MS:
         world.step()
-        done = sum(host.core.stats().steps for host in world.workers.values())
-        if done > steps or world.schedulers["s0"].core.is_idle():
+        done = sum(host.core.stats().steps for host in world.cluster.workers.values())
+        if done > steps or world.cluster.schedulers["s0"].core.is_idle():
             steps, worked_ns = done, max(worked_ns, now_ns)
         assert now_ns - worked_ns < IDLE_MS_MAX * MS, f"idle since {worked_ns / MS:.0f} ms"
     assert steps > 500

@@ -22,7 +22,7 @@ def run_until(world: World, condition: Callable[[], bool]) -> None:
 
 
 def plans_everywhere(world: World, scheduler: SchedulerHost) -> bool:
-    return all(host.core.planning == scheduler.epoch for host in world.workers.values())
+    return all(host.core.planning == scheduler.epoch for host in world.cluster.workers.values())
 
 
 def num_ended_well(world: World) -> int:
@@ -32,21 +32,20 @@ def num_ended_well(world: World) -> int:
 @pytest.mark.parametrize("seed", range(700, 704))
 def test_the_first_serves_again_when_the_second_is_gone_and_not_before(seed: int) -> None:
     world = World(seed, FaultProfile.none(), Scope(demands=False, check_every=0))
-    first = world.schedulers["s0"]
+    first = world.cluster.schedulers["s0"]
     run_until(world, lambda: bool(first.epoch) and plans_everywhere(world, first))
     epoch = first.epoch
-    world.start_scheduler("s1")
-    second = world.schedulers["s1"]
+    world.cluster.start_scheduler("s1")
+    second = world.cluster.schedulers["s1"]
     run_until(world, lambda: bool(second.epoch) and plans_everywhere(world, second))
     assert second.epoch > epoch
-    run_until(world, lambda: world.sometimes["scheduler refused: superseded"] >= 10)
-    assert not world.sometimes["epoch renewed"], "while the second lives they would only take turns"
-    del world.schedulers["s1"]
+    run_until(world, lambda: world.record.sometimes["scheduler refused: superseded"] >= 10)
+    assert not world.record.sometimes["epoch renewed"], "while the second lives they would only take turns"
+    del world.cluster.schedulers["s1"]
     second.die()
     world.network.reset_all("s1")
-    world.workload.crashed(second)
     run_until(world, lambda: first.epoch > epoch and plans_everywhere(world, first))
-    assert world.sometimes["epoch renewed"] == 1
+    assert world.record.sometimes["epoch renewed"] == 1
     before = num_ended_well(world)
     run_until(world, lambda: num_ended_well(world) > before)
     world.heal()

@@ -5,6 +5,8 @@
     coppice bench index|rpc|churn   what the cache service costs: its core, the stream before it, a load of chats
     coppice bench serve --url URL   a load on any server of the OpenAI API: throughput, times, goodput, tenants
     coppice cache stats         look into a running cache: stats, tree, explain, audit, flush, pin, unpin, pins
+    coppice audit isolation         whether one tenant of any server can tell what another one has sent
+    coppice tenants check FILE      a tenants file: check, show, add, rotate-key, revoke, schema
     coppice sim                 the deterministic simulation of the three cores
     coppice health HOST:PORT    whether a service serves, for container health checks
     coppice version

@@ -9,10 +9,12 @@ import typer
 
 from coppice import __version__
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
-from coppice_cli import index_commands
+from coppice_cli import audit_commands, certs_commands, index_commands
 from coppice_cli.bench import commands as bench_commands
 from coppice_cli.cache import commands as cache_commands
-from coppice_cli.variables import refuse_unknown_variables_of
+from coppice_cli.tenants import commands as tenants_commands
+from coppice_cli.tls_options import TlsCa, TlsCert, TlsKey, files_of
+from coppice_cli.variables import Command
 from coppice_up.options import DEVICES, DTYPES, KV_DTYPES, UpOptions
 
 app = typer.Typer(
@@ -27,9 +29,18 @@ bench_commands.add_to(bench)
 cache = typer.Typer(help="Look into a running cache service.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 cache_commands.add_to(cache)
+audit = typer.Typer(help="Audits of a running server.", no_args_is_help=True)
+app.add_typer(audit, name="audit")
+audit_commands.add_to(audit)
 index = typer.Typer(help="An index of what other engines have cached.", no_args_is_help=True)
 app.add_typer(index, name="index")
 index_commands.add_to(index)
+tenants_app = typer.Typer(help="Look at a tenants file, and change it.", no_args_is_help=True)
+app.add_typer(tenants_app, name="tenants")
+tenants_commands.add_to(tenants_app)
+certs = typer.Typer(help="Certificates for TLS between services.", no_args_is_help=True)
+app.add_typer(certs, name="certs")
+certs_commands.add_to(certs)
 
 _DEFAULTS = UpOptions()
 
@@ -67,9 +78,8 @@ TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker
 Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def up(
-    context: typer.Context,
     model: Model = _DEFAULTS.model,
     port: Annotated[int, typer.Option(help="Port of the REST API; 0 takes a free one.")] = _DEFAULTS.port,
     host: Annotated[str, typer.Option(help="Address of REST and gRPC; other than loopback needs --tenants.")] = (
@@ -93,6 +103,9 @@ def up(
     tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
     threads: Threads = _DEFAULTS.threads,
     tenants: Annotated[Path | None, typer.Option(help="Tenants file; without one everybody is one tenant.")] = None,
+    max_queued_tokens: Annotated[
+        int, typer.Option(help="Prompt tokens of all requests that wait, shared out by weight; 0: the default.")
+    ] = _DEFAULTS.max_queued_tokens,
     redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use. Default: an embedded Valkey.")] = "",
     otlp_endpoint: Annotated[str, typer.Option(help="OTLP gRPC endpoint for traces, http://HOST:4317.")] = "",
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. Default: a temporary one.")] = None,
@@ -117,18 +130,17 @@ def up(
         tensor_parallel=tensor_parallel,
         threads=threads,
         tenants=tenants,
+        max_queued_tokens=max_queued_tokens,
         redis_url=redis_url,
         otlp_endpoint=otlp_endpoint,
         log_dir=log_dir,
         verbose=verbose,
     )
-    refuse_unknown_variables_of(context)
     raise typer.Exit(run_up(options))
 
 
-@bench.command()
+@bench.command(cls=Command)
 def smoke(
-    context: typer.Context,
     url: Annotated[str, typer.Option(help="A running stack, http://HOST:PORT. Default: start one, then stop it.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")] = False,
     api_key: Annotated[str, typer.Option(help="Bearer token, for a stack with tenants.")] = "",
@@ -144,7 +156,6 @@ def smoke(
     """Measure prefill, decode, and the first token with a cold and a warm cache; under a minute on a small machine."""
     from coppice_cli.bench.smoke import run_smoke
 
-    refuse_unknown_variables_of(context)
     options = UpOptions(
         model=model,
         port=0,
@@ -175,12 +186,19 @@ def sim(context: typer.Context) -> None:
 
 
 @app.command()
-def health(address: Annotated[str, typer.Argument(help="HOST:PORT of a gRPC server.")]) -> None:
+def health(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of a gRPC server.")],
+    cert: TlsCert = None,
+    key: TlsKey = None,
+    ca: TlsCa = None,
+) -> None:
     """Ask a service for its gRPC health: exit code 0 when it serves, 1 when not. For container health checks."""
     from coppice.addresses import parse_address
+    from coppice.tls.credentials import Credentials
     from coppice_up.probe import grpc_serving
 
-    serves = grpc_serving(parse_address(address))()
+    files = files_of(cert, key, ca)
+    serves = grpc_serving(parse_address(address), None if files is None else Credentials(files))()
     typer.echo("serving" if serves else "not serving", err=not serves)
     raise typer.Exit(EXIT_OK if serves else EXIT_FAILURE)
 

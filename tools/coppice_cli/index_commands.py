@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from coppice_cli.variables import refuse_unknown_variables_of
+from coppice_cli.variables import Command
 
 
 def add_to(index: typer.Typer) -> None:
     """Hang the commands up under `coppice index`."""
     index.callback()(about)
-    index.command()(ingest)
+    index.command(cls=Command)(ingest)
 
 
 def about() -> None:
@@ -20,7 +20,6 @@ def about() -> None:
 
 
 def ingest(
-    context: typer.Context,
     zmq: Annotated[
         list[str] | None,
         typer.Option(help="KV events of an engine: tcp://HOST:5557; tcp://*:PORT where engines connect. Repeatable."),
@@ -40,7 +39,6 @@ def ingest(
     """Follow vLLM's or SGLang's KV events and answer who has how much of a prompt (POST /v1/match). Ctrl-C stops it."""
     from coppice_cache.engine_index.process import IngestOptions, run_ingest
 
-    refuse_unknown_variables_of(context)
     options = IngestOptions(
         zmq=zmq or (),
         replay=replay or (),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from coppice_offline.engine import LocalEngine, Told
 from coppice_offline.errors import EngineBroken, RequestFailed

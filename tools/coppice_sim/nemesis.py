@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from random import Random
-from typing import TYPE_CHECKING
 
+from coppice_sim.base.environment import Environment
 from coppice_sim.base.network import Weather
 from coppice_sim.base.timeline import MS
-
-if TYPE_CHECKING:
-    from coppice_sim.world import World
+from coppice_sim.hosts.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +24,10 @@ class FaultProfile:
     resets: float = 0.0
     takeovers: float = 0.0
     cancels: float = 2.0
+    reloads: float = 0.0  # of the tenants file; see `Reloads`
     cache_crashes: float = 0.0  # beside `crashes`, which may hit anybody
     forgets_epoch: float = 0.0  # probability that a restarted cache service has lost its epoch counter
+    lies: float = 0.0  # of somebody who claims epochs
 
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds of trouble that it has."""
@@ -39,6 +39,10 @@ class FaultProfile:
         if kind in RATES:
             return replace(self, **{kind: 0.0})  # type: ignore[arg-type]
         return replace(self, weather=replace(self.weather, **{kind: 0.0}))  # type: ignore[arg-type]
+
+    def with_lies(self, rng: Random) -> FaultProfile:
+        """In a third of all runs; from a generator of its own, so that the others are what they were."""
+        return replace(self, lies=rng.choice((0.0, 0.0, 20.0)))
 
     @staticmethod
     def none() -> FaultProfile:
@@ -53,6 +57,11 @@ class FaultProfile:
     def cache_restarts() -> FaultProfile:
         """The cache service dies again and again; everybody else lives."""
         return FaultProfile(Weather(delay_ms=0.5), cache_crashes=20.0, cancels=1.0)
+
+    @staticmethod
+    def lies_told() -> FaultProfile:
+        """Nobody dies but the cache service now and then, and somebody claims epochs all the time."""
+        return FaultProfile(Weather(delay_ms=0.5), cache_crashes=1.0, cancels=1.0, forgets_epoch=0.5, lies=60.0)
 
     @staticmethod
     def absences() -> FaultProfile:
@@ -95,19 +104,25 @@ PROFILES: dict[str, Callable[[], FaultProfile | None]] = {
     "restarts": FaultProfile.restarts,
     "cache-restarts": FaultProfile.cache_restarts,
     "absences": FaultProfile.absences,
+    "lies": FaultProfile.lies_told,
 }
 
 
+@dataclass
 class Nemesis:
-    """Lets faults happen until it is told to stop."""
+    """Lets faults happen until it is told to stop. `cancel` and `lie`: what clients and liars do then."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._faults = world.faults
-        self._rng = world.rng
-        self.is_over = False
-        faults = world.faults
-        world.network.weather = replace(faults.weather)
+    env: Environment
+    faults: FaultProfile
+    cluster: Cluster
+    max_schedulers: int
+    cancel: Callable[[], None]
+    lie: Callable[[], None]
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        faults = self.faults
+        self.env.network.weather = replace(faults.weather)
         for rate, action in (
             (faults.crashes, self._crash),
             (faults.cache_crashes, self._crash_cache),
@@ -115,7 +130,8 @@ class Nemesis:
             (faults.partitions, self._partition),
             (faults.resets, self._reset),
             (faults.takeovers, self._takeover),
-            (faults.cancels, world.workload.cancel_one),
+            (faults.cancels, self.cancel),
+            (faults.lies, self.lie),
         ):
             if rate > 0.0:
                 self._repeat(rate, action)
@@ -126,55 +142,55 @@ class Nemesis:
                 action()
                 self._repeat(rate, action)
 
-        self._world.timeline.after(int(self._rng.expovariate(rate) * 1000 * MS), again)
+        self.env.timeline.after(int(self.env.rng.expovariate(rate) * 1000 * MS), again)
 
     def heal(self) -> None:
         """From now on nothing fails."""
         self.is_over = True
-        self._world.network.weather = Weather(delay_ms=0.3)
-        for host in self._world.processes():
+        self.env.network.weather = Weather(delay_ms=0.3)
+        for host in self.cluster.processes():
             host.go_on()
 
     def _any(self) -> str:
         """A process that lives; the cache service when none does."""
-        return self._rng.choice([process.name for process in self._world.processes()] or ["cache"])
+        return self.env.rng.choice([process.name for process in self.cluster.processes()] or ["cache"])
 
     def _crash(self) -> None:
         name = self._any()
-        self._world.trace(f"crash {name}")
-        self._world.crash(name, down_ms=self._rng.choice((5, 50, 300, 2500)))
+        self.env.record.trace(f"crash {name}")
+        self.cluster.crash(name, down_ms=self.env.rng.choice((5, 50, 300, 2500)))
 
     def _crash_cache(self) -> None:
-        self._world.trace("crash cache")
-        self._world.crash("cache", down_ms=self._rng.choice((2, 5, 20)))
+        self.env.record.trace("crash cache")
+        self.cluster.crash("cache", down_ms=self.env.rng.choice((2, 5, 20)))
 
     def _pause(self) -> None:
-        processes = self._world.processes()
+        processes = self.cluster.processes()
         if not processes:
             return
-        process = self._rng.choice(processes)
-        self._world.trace(f"pause {process.name}")
+        process = self.env.rng.choice(processes)
+        self.env.record.trace(f"pause {process.name}")
         process.pause()
-        self._world.sometimes["paused"] += 1
-        self._world.timeline.after(self._rng.choice((5, 100, 700, 2500)) * MS, process.go_on)
+        self.env.record.sometimes["paused"] += 1
+        self.env.timeline.after(self.env.rng.choice((5, 100, 700, 2500)) * MS, process.go_on)
 
     def _partition(self) -> None:
-        network, name = self._world.network, self._any()
-        self._world.trace(f"partition {name}")
+        network, name = self.env.network, self._any()
+        self.env.record.trace(f"partition {name}")
         network.weather.partitioned |= {name}
 
         def rejoin() -> None:
             network.weather.partitioned -= {name}
 
-        self._world.timeline.after(self._rng.choice((20, 400, 2500)) * MS, rejoin)
+        self.env.timeline.after(self.env.rng.choice((20, 400, 2500)) * MS, rejoin)
 
     def _reset(self) -> None:
-        self._world.network.reset_all(self._any())
+        self.env.network.reset_all(self._any())
 
     def _takeover(self) -> None:
         """Another scheduler comes up while the first lives, or comes back with a new session."""
-        names = sorted(self._world.schedulers)
-        if len(names) < self._world.settings.max_schedulers:
-            self._world.trace("second scheduler")
-            self._world.start_scheduler(f"s{len(names)}")
-            self._world.sometimes["two schedulers alive"] += 1
+        names = sorted(self.cluster.schedulers)
+        if len(names) < self.max_schedulers:
+            self.env.record.trace("second scheduler")
+            self.cluster.start_scheduler(f"s{len(names)}")
+            self.env.record.sometimes["two schedulers alive"] += 1

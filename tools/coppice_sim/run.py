@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from coppice_cache.core.base.errors import InvariantBroken
+from coppice_sim.base.environment import BrokenInvariantError
 from coppice_sim.base.timeline import MS
 from coppice_sim.nemesis import FaultProfile
-from coppice_sim.world import WHOLE, BrokenInvariantError, Scope, World
+from coppice_sim.world import WHOLE, Scope, World
 
 DEFAULT_STEPS = 3_000
 
@@ -49,8 +50,8 @@ def run(
         for _ in range(steps):
             world.step()
         world.heal()
-        if world.internal_errors:
-            world.fail("O3", f"internal errors reached clients: {world.internal_errors[:3]}")
+        if world.record.internal_errors:
+            world.record.fail("O3", f"internal errors reached clients: {world.record.internal_errors[:3]}")
     except (BrokenInvariantError, InvariantBroken) as error:
         broken = str(error)
     except Exception as error:  # an assertion of a core, or a crash of one, is a finding like any other
@@ -62,9 +63,9 @@ def run(
         events=world.timeline.num_done,
         virtual_ms=world.timeline.now_ns // MS,
         outcomes=Counter(ask.outcome or "open" for ask in world.workload.asks.values()),
-        sometimes=+world.sometimes,
-        internal_errors=tuple(world.internal_errors),
+        sometimes=+world.record.sometimes,
+        internal_errors=tuple(world.record.internal_errors),
         faults=world.faults,
         broken=broken,
-        history=tuple(world.history) if broken else (),
+        history=tuple(world.record.history) if broken else (),
     )

@@ -72,10 +72,15 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.spec.environment},
+                env={**_inherited(), "PYTHONUNBUFFERED": "1", **self.spec.environment},
                 # A session of its own: Ctrl-C in the terminal reaches the parent only, which stops children in order.
                 start_new_session=True,
             )
+
+
+def _inherited() -> dict[str, str]:
+    """Without the certificate of whoever starts the stack: children are no operators, and keep to this machine."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COPPICE_TLS_")}
 
 
 def last_lines(path: Path, count: int) -> list[str]:

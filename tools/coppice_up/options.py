@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coppice.addresses import is_loopback
 from coppice.errors import UsageError
-from coppice.tenants import load_tenants
+from coppice.tenants.file import load_tenants
 from coppice_up.ports import LOOPBACK
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -36,6 +36,7 @@ class UpOptions:
     tensor_parallel: int = 1
     threads: int = 0
     tenants: Path | None = None
+    max_queued_tokens: int = 0
     redis_url: str = ""
     otlp_endpoint: str = ""
     log_dir: Path | None = None
@@ -65,6 +66,10 @@ class UpOptions:
             raise UsageError(f"--host-memory-mib {self.host_memory_mib} is out of range", hint="0 for no host tier")
         if self.threads < 0:
             raise UsageError(f"--threads {self.threads} is out of range", hint="leave it out to share the machine out")
+        if self.max_queued_tokens < 0:
+            raise UsageError(
+                f"--max-queued-tokens {self.max_queued_tokens} is out of range", hint="leave it out for a default"
+            )
         for flag, port in (("--port", self.port), ("--grpc-port", self.grpc_port)):
             if not 0 <= port <= 65535:
                 raise UsageError(f"{flag} {port} is out of range", hint="0 to 65535; 0 takes a free one")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coppice.addresses import Address
+from coppice.addresses import Address, UnixAddress
 from coppice.errors import UnavailableError
 from coppice_up.checkpoint import Checkpoint
 from coppice_up.child import ChildSpec
@@ -28,6 +28,7 @@ class StackPlan:
     stages: tuple[tuple[ChildSpec, ...], ...]
     rest: Address
     grpc: Address
+    cache_sessions: UnixAddress
     cache_http: Address
     worker_http: tuple[Address, ...]
     scheduler_metrics: Address
@@ -50,9 +51,15 @@ class Services:
 
 
 def plan_stack(
-    options: UpOptions, checkpoint: Checkpoint, log_dir: Path, environ: Mapping[str, str], services: Services
+    options: UpOptions,
+    checkpoint: Checkpoint,
+    log_dir: Path,
+    socket_dir: Path,
+    environ: Mapping[str, str],
+    services: Services,
 ) -> StackPlan:
-    """Choose addresses and write each child's command. Raises when a port that the user named is taken."""
+    """Choose addresses and write each child's command. Sessions run over Unix sockets in `socket_dir`. Raises when a
+    port that the user named is taken."""
     free_rest, free_grpc = free_addresses(2, options.host)
     rest = Address(options.host, options.port) if options.port else free_rest
     grpc = Address(options.host, options.grpc_port) if options.grpc_port else free_grpc
@@ -60,13 +67,14 @@ def plan_stack(
     check_free(grpc, "--grpc-port")
     # More than are needed: those that the front door has are free still, but spoken for.
     internal = [
-        address for address in free_addresses(7 + 3 * options.workers) if address.port not in (rest.port, grpc.port)
+        address for address in free_addresses(6 + 2 * options.workers) if address.port not in (rest.port, grpc.port)
     ]
-    valkey, cache_grpc, cache_sessions, cache_http, metrics, *worker_ports = internal[: 5 + 3 * options.workers]
+    valkey, cache_grpc, cache_http, metrics, *worker_ports = internal[: 4 + 2 * options.workers]
+    cache_sessions = UnixAddress(f"{socket_dir}/cache")
     redis_url = options.redis_url or f"redis://{valkey}/0"
-    cache = _cache_child(options, services, log_dir, (cache_grpc, cache_sessions, cache_http), redis_url, environ)
+    cache = _cache_child(options, services, log_dir, cache_sessions, (cache_grpc, cache_http), redis_url, environ)
     workers = tuple(
-        _worker_child(options, services, checkpoint, log_dir, cache_sessions, index, worker_ports[3 * index :])
+        _worker_child(options, services, checkpoint, log_dir, cache_sessions, index, worker_ports[2 * index :])
         for index in range(options.workers)
     )
     scheduler = _scheduler_child(options, services, checkpoint, log_dir, cache_sessions, rest, grpc, metrics)
@@ -77,8 +85,9 @@ def plan_stack(
         stages=stages,
         rest=rest,
         grpc=grpc,
+        cache_sessions=cache_sessions,
         cache_http=cache_http,
-        worker_http=tuple(worker_ports[2::3]),
+        worker_http=tuple(worker_ports[1::2]),
         scheduler_metrics=rest.reached if options.tenants is None else metrics,
         model_name=checkpoint.name,
         log_dir=log_dir,
@@ -112,26 +121,27 @@ def _cache_child(
     options: UpOptions,
     services: Services,
     log_dir: Path,
-    addresses: tuple[Address, Address, Address],
+    sessions: UnixAddress,
+    ports: tuple[Address, Address],
     redis_url: str,
     environ: Mapping[str, str],
 ) -> ChildSpec:
-    grpc, sessions, http = addresses
+    grpc, http = ports
     argv = [
         *(*services.cache, "--host", grpc.host, "--grpc-port", str(grpc.port)),
-        *("--session-port", str(sessions.port), "--http-port", str(http.port)),
+        *("--session-address", str(sessions), "--http-port", str(http.port)),
         *("--redis-url", redis_url, "--epoch-file", str(log_dir / "cache.epoch")),
     ]
     if options.tenants is not None:
         argv += ["--tenants", str(options.tenants.resolve())]
     # The key outlives a crash of the cache, because seals made before it must still be recognised.
-    key = environ.get("COPPICE_SEAL_KEY") or secrets.token_hex(SEAL_KEY_BYTES)
+    made = {"COPPICE_SEAL_KEY": environ.get("COPPICE_SEAL_KEY") or secrets.token_hex(SEAL_KEY_BYTES)}
     return ChildSpec(
         "cache",
         tuple(argv + _tracing(options)),
         grpc_serving(grpc),
         log_dir / "cache.log",
-        environment={"COPPICE_SEAL_KEY": key},
+        environment={} if "COPPICE_SEAL_KEY_FILE" in environ else made,
         stop_turn=2,
     )
 
@@ -141,15 +151,16 @@ def _worker_child(
     services: Services,
     checkpoint: Checkpoint,
     log_dir: Path,
-    cache: Address,
+    cache: UnixAddress,
     index: int,
     ports: list[Address],
 ) -> ChildSpec:
     name = f"worker-{index}"
-    grpc, sessions, http = ports[:3]
+    grpc, http = ports[:2]
+    sessions = UnixAddress(str(Path(cache.path).with_name(name)))
     argv = [
         *(*services.worker, "--worker-id", name, "--cache", str(cache)),
-        *("--host", grpc.host, "--session-port", str(sessions.port)),
+        *("--host", grpc.host, "--session-address", str(sessions)),
         *("--grpc-port", str(grpc.port), "--http-port", str(http.port)),
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
         *("--dtype", options.dtype, "--kv-dtype", options.kv_dtype, "--device", options.device),
@@ -172,7 +183,7 @@ def _scheduler_child(
     services: Services,
     checkpoint: Checkpoint,
     log_dir: Path,
-    cache: Address,
+    cache: UnixAddress,
     rest: Address,
     grpc: Address,
     metrics: Address,
@@ -182,6 +193,8 @@ def _scheduler_child(
         *("--port", str(rest.port), "--grpc-port", str(grpc.port)),
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name, "--drain-s", str(DRAIN_S)),
     ]
+    if options.max_queued_tokens:
+        argv += ["--max-queued-tokens", str(options.max_queued_tokens)]
     if options.tenants is not None:
         # The metrics name tenants, so they are not on the public port.
         argv += ["--tenants", str(options.tenants.resolve()), "--metrics-port", str(metrics.port)]

@@ -9,20 +9,22 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice.addresses import Address
+from coppice.edge.grpc_tls import open_channel
+from coppice.tls.credentials import Credentials
 
 PROBE_TIMEOUT_S = 1.0
 
 Probe = Callable[[], bool]
 
 
-def grpc_serving(address: Address) -> Probe:
+def grpc_serving(address: Address, tls: Credentials | None = None) -> Probe:
     """Ready when gRPC health says SERVING for the server as a whole (service "")."""
 
     def probe() -> bool:
         # Asking the socket first keeps gRPC's reconnection backoff out of the start-up time.
         if not _accepts(address):
             return False
-        with grpc.insecure_channel(str(address), options=(("grpc.enable_http_proxy", 0),)) as channel:
+        with open_channel(str(address), tls, (("grpc.enable_http_proxy", 0),)) as channel:
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(service=""), timeout=PROBE_TIMEOUT_S

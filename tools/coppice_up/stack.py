@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from coppice.addresses import UNIX_PATH_BYTES_MAX
 from coppice.errors import UnavailableError, UsageError
 from coppice_up.checkpoint import find_checkpoint
 from coppice_up.display import Display
@@ -32,7 +33,8 @@ def running_stack(
     """Start the stack, hand it over when all of it is ready, stop all of it on the way out, whatever the way.
 
     Must be entered by the main thread, which gets SIGINT, SIGTERM and SIGHUP. Raises UsageError, UnavailableError,
-    ChildFailed, and StopRequested for a signal during the start. Logs in a folder of our own go when all went well.
+    ChildFailed, and StopRequested for a signal during the start. Logs in a folder of our own go when all went well,
+    the sockets of sessions always.
     """
     options.check()
     checkpoint = find_checkpoint(options.model)
@@ -40,8 +42,9 @@ def running_stack(
         check_redis(options.redis_url)
     log_dir = _log_dir(options)
     keep_logs = options.log_dir is not None
+    socket_dir = private_socket_dir()
     try:
-        plan = plan_stack(options, checkpoint, log_dir, os.environ, services or Services())
+        plan = plan_stack(options, checkpoint, log_dir, socket_dir, os.environ, services or Services())
         supervisor = Supervisor(plan.stages, display, show_logs=options.verbose)
         with _signals_stop(supervisor):
             try:
@@ -57,6 +60,7 @@ def running_stack(
             finally:
                 supervisor.stop()
     finally:
+        shutil.rmtree(socket_dir, ignore_errors=True)
         if not keep_logs:
             shutil.rmtree(log_dir, ignore_errors=True)
 
@@ -82,6 +86,14 @@ def _log_dir(options: UpOptions) -> Path:
     except OSError as error:
         raise UsageError(f"--log-dir {options.log_dir}: {error.strerror}", hint="give a folder to write to") from None
     return options.log_dir.resolve()
+
+
+def private_socket_dir() -> Path:
+    """A folder that is closed to others, as that of the logs need not be; its path leaves room for a socket's name."""
+    parent = tempfile.gettempdir()
+    is_short = len(os.fsencode(parent)) <= UNIX_PATH_BYTES_MAX // 2
+    short = "/tmp"  # nosec B108 # mkdtemp makes a folder of our own in it
+    return Path(tempfile.mkdtemp(prefix="coppice-up-", dir=parent if is_short else short))
 
 
 def check_redis(url: str) -> None:

@@ -65,10 +65,6 @@ class Supervisor:
     def stop_requested(self) -> bool:
         return self._stop_requests > 0
 
-    def pids(self) -> dict[str, int]:
-        """Process ids by child name."""
-        return {tended.name: tended.child.pid for tended in self._all()}
-
     def start(self) -> bool:
         """Start all stages. False when a stop was requested meanwhile. Raises ChildFailed."""
         self._display.begin([spec.name for stage in self._stages for spec in stage])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 
+from coppice.edge.session_listener import allow_open_files
+from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, run_main
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging
+from coppice.tenants.watch import LOOK_S
 from coppice_cache.edge.process import CacheProcess
 from coppice_cache.edge.settings import CacheSettings
 
@@ -24,12 +26,19 @@ def main() -> int:
 def run(settings: CacheSettings) -> int:
     """Serve until SIGTERM or SIGINT. Raises CoppiceError."""
     configure_logging(settings.log_level)
-    stopping = threading.Event()
+    allow_open_files()
+    stopping = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    wants_tenants = SignalEvent()
     process = CacheProcess(settings, stopping)
+    if process.tenants is not None:
+        signal.signal(signal.SIGHUP, lambda *_: wants_tenants.set())
     process.start()
-    stopping.wait()
+    while not stopping.wait(LOOK_S):
+        always = wants_tenants.is_set()
+        wants_tenants.clear()
+        process.look_at_tenants(always=always)
     process.stop()
     if process.failures:
         hint = "start it again: workers and sessions re-attach"

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from dataclasses import replace
 from typing import NoReturn
 
@@ -14,13 +13,17 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from coppice.addresses import Address, PortInUse
+from coppice.audit_log import AuditLog
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.session_listener import SessionListener
+from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, run_main
 from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
 from coppice.telemetry import configure_logging, configure_tracing, serve_metrics
+from coppice.tls.credentials import Credentials
+from coppice.tls.identity import Role
 from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.loading import Compute, Loaded, load, resolve_settings
@@ -58,21 +61,29 @@ def leave(code: int) -> NoReturn:
 
 def run(settings: WorkerSettings) -> int:
     configure_logging(settings.log_level)
-    stopping = threading.Event()
+    stopping = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    settings.check_listening()
+    tls = settings.credentials(Role.WORKER, settings.worker_id)
     settings = resolve_settings(settings)
     if settings.tensor_parallel == 1:
         loaded = load(settings)
-        return serve(settings, loaded, Compute(loaded.executor, loaded.host), stopping)
+        return serve(settings, loaded, Compute(loaded.executor, loaded.host), stopping, tls)
     with Ranks(settings) as ranks:
         loaded = load(settings, ranks.join())
-        code = serve(settings, loaded, ranks.lead(loaded), stopping)
+        code = serve(settings, loaded, ranks.lead(loaded), stopping, tls)
         loaded.executor.close()
         return code
 
 
-def serve(settings: WorkerSettings, loaded: Loaded, compute: Compute, stopping: threading.Event) -> int:
+def serve(
+    settings: WorkerSettings,
+    loaded: Loaded,
+    compute: Compute,
+    stopping: SignalEvent,
+    tls: Credentials | None = None,
+) -> int:
     """Until `stopping` is set or the device fails."""
     tracing = configure_tracing("coppice-worker", settings.otlp_endpoint, instance_id=settings.worker_id)
     registry = CollectorRegistry()
@@ -83,18 +94,19 @@ def serve(settings: WorkerSettings, loaded: Loaded, compute: Compute, stopping: 
         failures.append(error)
         stopping.set()
 
-    listener, server = _listen(settings)
-    core = WorkerCore(_core_settings(settings, loaded, listener.port))
+    audit = AuditLog("worker", settings.audit_log)
+    listener, server = _listen(settings, tls, audit)
+    core = WorkerCore(_core_settings(settings, loaded, str(listener.address)))
     observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
-    service = WorkerService(core, compute.executor, observers, failed, compute.tiers)
+    service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit)
     server.add(service.add_to)
     http = serve_metrics(settings.host, settings.http_port, registry, lambda: tuple(service.problems.values()))
     # Not stopped at the end: a step that hangs then must not keep the process either.
     StepWatchdog(service, settings.step_timeout_s, compute.hung).start()
     service.serve(listener, server)
-    service.register_with(settings.cache)
-    ports = listener.port, server.port, http.port
-    _log.info("%s listens on %s:%d, gRPC on port %d, metrics on %d", settings.worker_id, settings.host, *ports)
+    service.register_with(settings.cache, tls)
+    listens = listener.address, server.port, http.port
+    _log.info("%s listens on %s, gRPC on port %d, metrics on %d", settings.worker_id, *listens)
     stopping.wait()
     try:
         service.stop(GRACE_S)
@@ -107,12 +119,12 @@ def serve(settings: WorkerSettings, loaded: Loaded, compute: Compute, stopping: 
     return EXIT_OK
 
 
-def _core_settings(settings: WorkerSettings, loaded: Loaded, port: int) -> WorkerCoreSettings:
+def _core_settings(settings: WorkerSettings, loaded: Loaded, address: str) -> WorkerCoreSettings:
     executor = loaded.executor
     namespace = encode_namespace(replace(executor.namespace, model=loaded.model))
     return WorkerCoreSettings(
         worker_id=WorkerId(settings.worker_id),
-        address=settings.advertise or str(Address(settings.host, port)),
+        address=settings.advertise or address,
         pool=executor.pool,
         namespace=namespace,
         model=loaded.model,
@@ -123,13 +135,13 @@ def _core_settings(settings: WorkerSettings, loaded: Loaded, port: int) -> Worke
     )
 
 
-def _listen(settings: WorkerSettings) -> tuple[SessionListener, GrpcServer]:
-    flag = "--session-port"
+def _listen(settings: WorkerSettings, tls: Credentials | None, audit: AuditLog) -> tuple[SessionListener, GrpcServer]:
+    flag = "--grpc-port"
     try:
-        listener = SessionListener(Address(settings.host, settings.session_port))
-        flag = "--grpc-port"
         address = Address(settings.host, settings.grpc_port)
-        return listener, GrpcServer(str(address), SERVICES, None, settings.worker_id)
+        server = GrpcServer(str(address), SERVICES, None, settings.worker_id, tls=tls, audit=audit)
+        flag, sessions = settings.sessions()
+        return SessionListener(sessions, tls), server
     except PortInUse as error:
         raise UnavailableError(str(error), hint=f"choose another {flag}") from error
 

@@ -10,13 +10,20 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coppice.addresses import PortInUse
+from coppice.audit_log import AuditLog
+from coppice.edge.grpc_tls import RoleCheck, server_credentials
+from coppice.tls.credentials import Credentials
 
-CONTROL_MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a tree that is told, or a prompt
+ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a tree that is told
+REQUEST_BYTES_MAX = 8 * 1024 * 1024  # a prompt of 2^20 tokens, or several of fewer
 STREAMS_MAX = 128  # every open stream keeps one thread
+CONNECTION_STREAMS_MAX = 32  # further calls wait at the client, so that one connection cannot take all threads
+CONNECTIONS_MAX = 256
+_MINUTE_MS = 60_000
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", CONTROL_MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", CONTROL_MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -26,22 +33,42 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", CONTROL_MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", CONTROL_MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port are an error, not a lottery
 )
 
+# What one peer may take of a server with threads.
+_CONNECTION_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_concurrent_streams", CONNECTION_STREAMS_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for a connection that says nothing
+    ("grpc.max_connection_idle_ms", 10 * _MINUTE_MS),
+    # A stream that stays, such as `Watch`, ends some time after that, and its client comes back where it was.
+    ("grpc.max_connection_age_ms", 60 * _MINUTE_MS),
+    ("grpc.max_connection_age_grace_ms", 10 * _MINUTE_MS),
+)
+
 
 class GrpcServer:
-    """A threaded gRPC server with health and reflection. Not serving until `set_ready(True)`."""
+    """A threaded gRPC server with health and reflection. Not serving until `set_ready(True)`. With `tls`, callers
+    need a certificate, and each call a role; `audit` hears of those without it."""
 
     def __init__(
-        self, address: str, services: Sequence[str], register: Callable[[grpc.Server], None] | None, name: str
+        self,
+        address: str,
+        services: Sequence[str],
+        register: Callable[[grpc.Server], None] | None,
+        name: str,
+        *,
+        tls: Credentials | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self._pool = ThreadPoolExecutor(STREAMS_MAX, thread_name_prefix=f"grpc {name}")
-        self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
+        checks: list[grpc.ServerInterceptor] = [] if tls is None else [RoleCheck(audit)]
+        self._server = grpc.server(self._pool, options=(*SERVER_OPTIONS, *_CONNECTION_OPTIONS), interceptors=checks)
         self._services = ("", *services)
         self._health = health.HealthServicer(
             experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(4)
@@ -53,7 +80,10 @@ class GrpcServer:
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
-            self.port = self._server.add_insecure_port(address)
+            if tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
             raise PortInUse(f"cannot listen on {address}: is another process using that port?") from error
 

@@ -14,20 +14,24 @@ import threading
 import time
 from typing import Any, Protocol
 
-from coppice.addresses import parse_address
-from coppice.edge.frame_codec import Edge, MalformedFrame
+from coppice.addresses import parse_session_address
+from coppice.edge.codec import Edge, MalformedFrame
 from coppice.edge.wire import (
-    MESSAGE_BYTES_MAX,
+    PROTOCOL,
+    MessageTooLong,
     Wire,
     WireClosed,
     WireGarbled,
     WireSilent,
+    WireUntrusted,
     connect,
     introduction,
     kinds_served,
 )
 from coppice.session.frames import KEY_BYTES, Frame, Reject
-from coppice.session.link import Attached, ClientLink, LinkBroken, LinkOverflow
+from coppice.session.link import OUTBOX_MAX, Attached, ClientLink, LinkBroken, LinkOverflow
+from coppice.tls.credentials import Credentials
+from coppice.tls.rights import why_not_server
 
 HEARTBEAT_S = 1.0
 SUSPECT_S = 3.0
@@ -56,16 +60,36 @@ class LinkHandler(Protocol):
 
 
 class LinkClient:
-    """Keeps one session alive over as many connections as it takes. `address` is HOST:PORT; raises UsageError."""
+    """Keeps one session alive over as many connections as it takes, from `start` on."""
 
-    def __init__(self, link: ClientLink[Any], address: str, edge: Edge, handler: LinkHandler, name: str) -> None:
-        self._link = link
-        self._address = parse_address(address)
+    def __init__(
+        self,
+        edge: Edge,
+        address: str,
+        handler: LinkHandler,
+        name: str,
+        peer: str,
+        *,
+        epoch: int = 0,
+        voucher: bytes = b"",
+        outbox_max: int = OUTBOX_MAX,
+        tls: Credentials | None = None,
+        certified: str = "",
+    ) -> None:
+        """`address`: HOST:PORT or unix:/PATH; `name` and `peer` are for people; `epoch`: that of the session, where the
+        client has it already, and the `voucher` for it. With `tls`, whoever answers over TCP must be of the role that
+        serves such sessions, and have the name `certified` unless that is empty. Raises UsageError."""
+        self._link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name, outbox_max=outbox_max)
+        self._link.epoch, self._link.voucher = epoch, voucher
+        self._address = parse_session_address(address)
+        self._tls = tls
+        self._certified = certified
         self._kind = edge.kind
+        self._bounds = {"takes": edge.server_bytes_max, "sends": edge.client_bytes_max}
         self._encode = edge.from_client.encode
         self._decode = edge.from_server.decode
         self._handler = handler
-        self._name = name
+        self._name = f"{name} to {peer}"
         self._lock = threading.Lock()
         self._attachment = 0
         self._stopping = threading.Event()
@@ -73,7 +97,7 @@ class LinkClient:
         self._wire: Wire | None = None
         self._was_attached = False  # on the connection that is open, or was last
         self._refusal = ""  # why the last handshake was refused
-        self._thread = threading.Thread(target=self._run, name=f"link {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"link {self._name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -107,6 +131,11 @@ class LinkClient:
         with self._lock:
             self._give_up()
 
+    def take_voucher(self, voucher: bytes) -> None:
+        """What the next handshakes show."""
+        with self._lock:
+            self._link.voucher = voucher
+
     def _give_up(self) -> None:
         """With the lock held."""
         self._attachment += 1
@@ -118,7 +147,11 @@ class LinkClient:
         """With the lock held."""
         frames = self._link.outgoing()
         if frames and self._wire is not None:
-            self._wire.write(*map(self._encode, frames))
+            try:
+                self._wire.write(*map(self._encode, frames))
+            except MessageTooLong as error:  # resumed, the session would bring the same once more
+                _log.error("%s: %s; the session is given up", self._name, error)
+                self._give_up()
             self._heartbeat_due_s = time.monotonic() + HEARTBEAT_S
 
     def _abort(self) -> None:
@@ -144,7 +177,12 @@ class LinkClient:
     def _connect_once(self) -> tuple[str, bool]:
         """One connection, until it ends: why it did, and whether the session was attached on it."""
         try:
-            wire = connect(self._address, SUSPECT_S)
+            wire = self._open()
+        except WireUntrusted as error:
+            self._refused_because(f"{self._address}: {error}")
+            return self._refusal, False
+        except (WireClosed, WireSilent) as error:
+            return f"{self._address}: {error or 'silence'} during the handshake of TLS; does that port want it?", False
         except OSError as error:
             return f"{self._address}: {error.strerror or error}", False
         with self._lock:
@@ -157,15 +195,17 @@ class LinkClient:
         try:
             self._converse(wire)
             reason = self._refusal or "ended by this side"
-        except (LinkBroken, MalformedFrame, WireClosed) as error:
+        except WireUntrusted as error:  # our certificate is looked at after we have spoken
+            self._refused_because(reason := str(error))
+        except (LinkBroken, WireClosed) as error:
             reason = str(error)
+        except MalformedFrame as error:
+            reason = str(error)
+            self.renew()  # resumed, the session would bring the same once more
         except WireSilent:
             reason = f"heard nothing for {SUSPECT_S:.0f} s"
         except WrongPeer as error:
-            reason = str(error)
-            if reason != self._refusal:
-                self._refusal = reason
-                _log.warning("%s: %s", self._name, reason)
+            self._refused_because(reason := str(error))
         except Exception as error:  # a bug of ours: the next connection may do without what brought it about
             _log.exception("%s: a message could not be handled", self._name)
             reason = repr(error)
@@ -176,15 +216,38 @@ class LinkClient:
             wire.close()
         return reason, self._was_attached
 
+    def _open(self) -> Wire:
+        """A connection to who should be there. Raises OSError, WireClosed, WireSilent."""
+        wire = connect(self._address, SUSPECT_S)
+        if self._tls is None or wire.is_local:
+            return wire
+        try:
+            server = wire.start_tls(self._tls.channel(is_server=False), SUSPECT_S)
+            if why_not := why_not_server(server, self._kind, self._certified):
+                raise WireUntrusted(why_not)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def _refused_because(self, reason: str) -> None:
+        """Told once, not at each attempt."""
+        if reason != self._refusal:
+            self._refusal = reason
+            _log.warning("%s: %s", self._name, reason)
+
     def _converse(self, wire: Wire) -> None:
         """Read until the connection is over. Raises WireClosed, WireSilent, WrongPeer, LinkBroken, MalformedFrame."""
         try:
-            served = kinds_served(wire.next(SUSPECT_S))
+            introduced = wire.next(SUSPECT_S)
         except WireGarbled as error:
             raise WrongPeer(f"{self._address} does not speak the session protocol; is it the gRPC port?") from error
+        served = kinds_served(introduced)
+        if not served:
+            raise WrongPeer(f"{self._address} says {introduced[:40]!r} in place of {PROTOCOL!r}: another version?")
         if self._kind not in served:
             raise WrongPeer(f"{self._address} serves no sessions of the kind {self._kind!r}, but of {served}")
-        wire.largest = MESSAGE_BYTES_MAX
+        wire.trust(**self._bounds)
         while not self._stopping.is_set():
             messages = wire.receive(self._wait_s(wire))
             if not messages and time.monotonic() - wire.heard_s >= SUSPECT_S:
@@ -207,11 +270,11 @@ class LinkClient:
         """Handle one frame; True ends the connection."""
         with self._lock:
             event = self._link.receive(frame)
-            if isinstance(event, Attached):
-                if event.fresh or self._attachment == 0:
-                    self._attachment += 1
-                self._write_outgoing()
+            if isinstance(event, Attached) and (event.fresh or self._attachment == 0):
+                self._attachment += 1
             attachment = self._attachment
+            if isinstance(event, Attached):
+                self._write_outgoing()  # which may give the session up, and what is posted under this attachment
         match event:
             case Reject():
                 if event.message != self._refusal:

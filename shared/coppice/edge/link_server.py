@@ -13,11 +13,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from coppice.edge.frame_codec import Edge, MalformedFrame
+from coppice.edge.codec import Edge, MalformedFrame
 from coppice.edge.link_client import HEARTBEAT_S
-from coppice.edge.wire import MESSAGE_BYTES_MAX, Wire, WireClosed
+from coppice.edge.told_once import ToldOnce
+from coppice.edge.wire import MessageTooLong, Wire, WireClosed
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import Accepted, LinkBroken, LinkOverflow, ServerLink, ServerLinks
+from coppice.tls.rights import why_not_session
 
 _log = logging.getLogger(__name__)
 HELLO_S = 5.0  # every connection keeps a thread, so one that does not introduce itself is ended
@@ -74,6 +76,7 @@ class LinkServer:
         self._links = links
         self._hello_s = hello_s
         self.kind = edge.kind
+        self._bounds = {"takes": edge.client_bytes_max, "sends": edge.server_bytes_max}
         self._encode = edge.from_server.encode
         self._decode = edge.from_client.decode
         self._handler = handler
@@ -84,6 +87,7 @@ class LinkServer:
         # Two connections of one session may overlap: bodies are taken and handed over in one piece.
         self._delivering = threading.Lock()
         self._closing = False
+        self._told = ToldOnce()
 
     def replace(self, links: ServerLinks[Any] | None) -> None:
         """Forget every session: their streams end, their clients reconnect and find a new incarnation."""
@@ -115,7 +119,7 @@ class LinkServer:
             stream = self._streams.get(link)
             if stream is not None and stream.is_welcomed:
                 self._write_outgoing_locked(stream)
-            return True
+            return not link.is_ended
 
     def end(self, link: ServerLink[Any], farewell: Reject | None = None) -> None:
         """Forget a session and end its stream; the client reads `farewell` last."""
@@ -142,7 +146,11 @@ class LinkServer:
     def _write_outgoing_locked(self, stream: _Stream) -> None:
         frames = [] if self._is_over(stream) else stream.link.outgoing()
         if frames:
-            stream.wire.write(*map(self._encode, frames))
+            try:
+                stream.wire.write(*map(self._encode, frames))
+            except MessageTooLong as error:  # resumed, the session would bring the same once more
+                _log.error("session %s: %s; the session ends", stream.link.name, error)
+                self._end_locked(stream.link)
             stream.heartbeat_due_s = time.monotonic() + HEARTBEAT_S
 
     # ---- one stream ----
@@ -159,7 +167,7 @@ class LinkServer:
             wire.write(self._encode(opened))
             return
         accepted, stream = opened
-        wire.largest = MESSAGE_BYTES_MAX
+        wire.trust(**self._bounds)
         threading.current_thread().name = f"session {stream.link.name}"
         try:
             self._handler.session_connected(stream.link, accepted.is_new)
@@ -174,6 +182,10 @@ class LinkServer:
     def _open(self, hello: Any, wire: Wire) -> tuple[Accepted[Any], _Stream] | Reject:
         if not isinstance(hello, Hello):
             return Reject(RejectCode.INVALID, "a session starts with Hello")
+        if wire.peer is not None and (why_not := why_not_session(wire.peer, self.kind, hello.name)):
+            if self._told.is_new(why_not):
+                _log.warning("a session was refused: %s", why_not)
+            return Reject(RejectCode.INVALID, why_not)
         while True:
             with self._lock:
                 links = self._links
@@ -213,9 +225,9 @@ class LinkServer:
             self._converse(stream)
         except WireClosed as closed:
             _log.debug("session %s: connection closed: %s", name, closed)
-        except (LinkBroken, MalformedFrame) as error:
+        except LinkBroken as error:
             _log.warning("session %s: closing the connection: %s", name, error)
-        except SessionRefused as refused:
+        except (SessionRefused, MalformedFrame) as refused:  # resumed, the session would bring the same once more
             _log.warning("session %s: refused: %s", name, refused)
             self.end(stream.link, Reject(RejectCode.INVALID, str(refused)))
         except Exception:

@@ -1,16 +1,23 @@
-"""The port on which a service accepts sessions: one thread that accepts, one for each connection."""
+"""The address on which a service accepts sessions: one thread that accepts, one for each connection."""
 
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from coppice.addresses import Address, PortInUse
+from coppice.addresses import SessionAddress, UnixAddress
+from coppice.edge import session_socket
 from coppice.edge.link_server import LinkServer
-from coppice.edge.wire import Wire, WireClosed, WireSilent, introduction, kinds_served
+from coppice.edge.told_once import ToldOnce
+from coppice.edge.wire import Wire, WireClosed, WireSilent, WireUntrusted, introduction, kinds_served
+from coppice.tls.credentials import Credentials
 
 _log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 1024  # each keeps one thread and three descriptors
@@ -18,15 +25,27 @@ INTRODUCTION_S = 5.0
 PAUSE_S = 0.5
 
 
-class SessionListener:
-    """Listens from the start on; answers from `start` on. Raises PortInUse."""
+def allow_open_files() -> int:
+    """Raise this process's limit of open files as far as it goes without privileges. Returns the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
-    def __init__(self, address: Address) -> None:
-        try:
-            self._socket = socket.create_server((address.host, address.port), family=address.family)
-        except OSError as error:
-            raise PortInUse(f"cannot listen on {address} for sessions: {error.strerror or error}") from error
-        self.port: int = self._socket.getsockname()[1]
+
+class SessionListener:
+    """Listens from the start on; answers from `start` on. With `tls`, over TCP to those alone who show a certificate of
+    its CA. Raises PortInUse.
+
+    `address`: with the port that a port of 0 has become.
+    """
+
+    def __init__(self, address: SessionAddress, tls: Credentials | None = None) -> None:
+        self._socket = session_socket.listen(address)
+        if not isinstance(address, UnixAddress):
+            address = replace(address, port=self._socket.getsockname()[1])
+        self.address = address
+        self._tls = tls
+        self._told = ToldOnce()
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._servers: dict[str, LinkServer] = {}
         self._closing = threading.Event()
@@ -38,6 +57,9 @@ class SessionListener:
 
     def close(self) -> None:
         """Accept nobody any more. The sessions that run are their servers' to end."""
+        if isinstance(self.address, UnixAddress) and not self._closing.is_set():
+            with suppress(OSError):  # first: while it listens nobody else takes the path, so the file is its own
+                Path(self.address.path).unlink()
         self._closing.set()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -72,21 +94,27 @@ class SessionListener:
             return False
         return True
 
-    def _begin(self, connection: socket.socket, peer: tuple[Any, ...]) -> None:
+    def _begin(self, connection: socket.socket, peer: Any) -> None:
+        who = peer[0] if isinstance(peer, tuple) else "this machine"
         try:
             wire = Wire(connection)
-            threading.Thread(target=self._serve, args=(wire, peer[0]), name="session", daemon=True).start()
+            threading.Thread(target=self._serve, args=(wire, who), name="session", daemon=True).start()
         except BaseException:
             connection.close()
             raise
 
     def _serve(self, wire: Wire, peer: str) -> None:
         try:
+            if self._tls is not None and not wire.is_local:
+                wire.start_tls(self._tls.channel(is_server=True), INTRODUCTION_S)
             wanted = kinds_served(wire.next(INTRODUCTION_S))
             wire.write(introduction(*self._servers))
             server = self._servers.get(wanted[0]) if wanted else None
             if server is not None:
                 server.serve(wire)
+        except WireUntrusted as error:
+            if self._told.is_new(untrusted := f"{peer}: {error}"):
+                _log.warning("a connection was refused, from %s", untrusted)
         except (WireClosed, WireSilent) as error:
             _log.debug("a connection from %s said nothing that is understood here: %s", peer, error)
         except Exception:

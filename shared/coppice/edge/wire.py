@@ -1,11 +1,15 @@
-"""Messages over one TCP connection between two services: a length, then that many bytes.
+"""Messages over one connection between two processes: a length, then that many bytes.
 
-    | u32 little-endian: length | a frame of the session protocol, in protobuf |
+    | u32 little-endian: length | a message (`coppice.edge.codec`) |
 
-Either side names itself in its first message, so that a wrong port is told apart from a broken session:
+Sessions run over TCP or a Unix socket (`session_socket`), a front door and its planner over a pair of sockets. In a
+session either side names itself in its first message, so that a wrong port is told apart from a broken session:
 
-    client: coppice/1 index                     the kind of session that it wants
-    server: coppice/1 index workers             the kinds that this port serves
+    client: coppice/2 index                     the kind of session that it wants
+    server: coppice/2 index workers             the kinds that this port serves
+
+With TLS all of that is inside, and `start_tls` comes before anything else. Where a connection is cut without a farewell
+of TLS, it is closed as any other: sessions count their messages and resume, so nothing can be cut off unnoticed.
 
 `write` sends from the thread that has something to say, and the reading thread handles what it read: a message costs
 one thread's waking on each side. A gRPC stream costs three (its writer, its poller, its reader), which was 1.3 ms and
@@ -14,19 +18,27 @@ one thread's waking on each side. A gRPC stream costs three (its writer, its pol
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
+import ssl
 import threading
 import time
-from collections import deque
+from collections.abc import Iterator
 
-from coppice.addresses import Address
+from coppice.addresses import SessionAddress
+from coppice.edge import session_socket
+from coppice.tls.channel import TlsChannel, tls_reason
+from coppice.tls.identity import Identity, NoIdentity, identity_of
 
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a registration carries 24 bytes per block
+_log = logging.getLogger(__name__)
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of any kind of session; `codec` has the bounds of each
+BACKLOG_MESSAGES = 4  # as long as they may be, that the other side has not read; who lets more wait is cut off
 FIRST_BYTES_MAX = 4096  # of a message of somebody who is not known yet
-PROTOCOL = "coppice/1"
+PROTOCOL = "coppice/2"
 _LENGTH_BYTES = 4
 _READ_BYTES = 1 << 18
+_LONG_BYTES = 1 << 16  # a message of so many bytes is worth a call of its own
 _FINISH_S = 1.0
 
 
@@ -42,53 +54,123 @@ class WireGarbled(WireClosed):
     """What came is no message of ours."""
 
 
+class WireUntrusted(WireClosed):
+    """TLS with the other side failed, or its certificate names nobody of ours."""
+
+
 class WireSilent(Exception):
     """Nothing came in time."""
+
+
+class Splitter:
+    """Bytes in, messages out. `largest`: message that is taken, in bytes."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._received += data
+
+    def split(self, at_most: int = 1 << 30) -> list[memoryview]:
+        """Whole messages that came, where they lie. Raises WireGarbled on one that is too long, also before all of it
+        came."""
+        messages: list[memoryview] = []
+        start = 0
+        with memoryview(self._received) as received:
+            while len(messages) < at_most and len(received) - start >= _LENGTH_BYTES:
+                size = int.from_bytes(received[start : start + _LENGTH_BYTES], "little")
+                if size > self.largest:
+                    raise WireGarbled(f"a message of {size} bytes was announced; at most {self.largest} are taken")
+                end = start + _LENGTH_BYTES + size
+                if len(received) < end:
+                    break
+                messages.append(received[start + _LENGTH_BYTES : end])
+                start = end
+            if messages:
+                self._received = bytearray(received[start:])
+        return messages
+
+    def clear(self) -> None:
+        self._received = bytearray()
+
+
+def framed(*messages: bytes) -> Iterator[bytes]:
+    """As they stand on a connection: in one piece, but for long ones, which are not copied for it."""
+    piece: list[bytes] = []
+    for message in messages:
+        piece.append(len(message).to_bytes(_LENGTH_BYTES, "little"))
+        if len(message) < _LONG_BYTES:
+            piece.append(message)
+        else:
+            yield b"".join(piece)
+            yield message
+            piece.clear()
+    if piece:
+        yield b"".join(piece)
+
+
+def packed(*messages: bytes) -> bytes:
+    """The same in one piece."""
+    return b"".join(framed(*messages))
 
 
 class Wire:
     """One connection. `write`, `wake` and `abort` may be called from any thread, the rest from the reading one."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        backlog_bytes_max: int = BACKLOG_MESSAGES * MESSAGE_BYTES_MAX,
+    ) -> None:
+        """Until `trust` no message above FIRST_BYTES_MAX is taken."""
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.is_local = connection.family == socket.AF_UNIX
+        if not self.is_local:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._writing = threading.Lock()
-        self._unsent = bytearray()  # what the kernel did not take yet
+        self._unsent = bytearray()  # what the kernel did not take yet, as it goes over the network
+        self._tls: TlsChannel | None = None  # under the lock
+        self.peer: Identity | None = None  # where TLS told
+        self._message_bytes_max = message_bytes_max
+        self._backlog_bytes_max = backlog_bytes_max
         self._is_closed = False
-        self._received = bytearray()
-        self._messages: deque[bytes] = deque()
+        self._received = Splitter(FIRST_BYTES_MAX)
         self.heard_s = time.monotonic()  # when something came last
-        self.largest = FIRST_BYTES_MAX  # message that is taken, in bytes
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
 
     # ---- any thread ----
 
     def write(self, *messages: bytes) -> None:
-        """Say all of them, in order. What does not fit into the kernel's buffer now is sent by the reading thread.
-        On a connection that is over it has no effect: the reading thread hears of that. Raises MessageTooLong."""
+        """Say all of them, in order. What does not fit into the kernel's buffer now is sent by the reading thread; the
+        connection ends when more than the backlog waits there already. On a connection that is over it has no effect:
+        the reading thread hears of that. Raises MessageTooLong."""
         largest = max(map(len, messages))
-        if largest > MESSAGE_BYTES_MAX:
-            raise MessageTooLong(f"a message of {largest} bytes; at most {MESSAGE_BYTES_MAX} are sent")
-        data = b"".join(len(message).to_bytes(_LENGTH_BYTES, "little") + message for message in messages)
+        if largest > self._message_bytes_max:
+            raise MessageTooLong(f"a message of {largest} bytes; at most {self._message_bytes_max} are sent")
         with self._writing:
             if self._is_closed:
                 return
-            if self._unsent:
-                self._unsent += data
+            if len(self._unsent) > self._backlog_bytes_max:
+                _log.warning(
+                    "the other side does not read what was sent; %d bytes wait; it is cut off", len(self._unsent)
+                )
+                _shut(self._socket, socket.SHUT_RDWR)
                 return
+            is_sending = bool(self._unsent)
             try:
-                sent = self._socket.send(data)
-            except BlockingIOError:
-                sent = 0
+                for piece in framed(*messages):
+                    self._send_locked(piece if self._tls is None else self._tls.sealed(piece))
             except OSError:
                 return
-            if sent < len(data):
-                self._unsent += memoryview(data)[sent:]
+            if self._unsent and not is_sending:
                 self._wake_locked()
 
     def wake(self) -> None:
@@ -103,6 +185,18 @@ class Wire:
             if not self._is_closed:
                 _shut(self._socket, socket.SHUT_RDWR)
 
+    def _send_locked(self, data: bytes) -> None:
+        """What the kernel does not take now waits. Raises OSError."""
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
+
     def _wake_locked(self) -> None:
         try:
             self._waker.send(b"\0")
@@ -111,26 +205,54 @@ class Wire:
 
     # ---- the reading thread ----
 
+    def start_tls(self, channel: TlsChannel, timeout_s: float) -> Identity:
+        """Shake hands, before anything is written or read: who the other side is. Raises WireUntrusted, WireClosed,
+        WireSilent."""
+        self._tls = channel
+        ends_s = time.monotonic() + timeout_s
+        while not self._shake_hands(channel):
+            if (left_s := ends_s - time.monotonic()) <= 0:
+                raise WireSilent
+            self._wait(left_s)
+        try:
+            self.peer = identity_of(channel.certificate)
+        except NoIdentity as error:
+            raise WireUntrusted(str(error)) from error
+        self._open_sealed(b"")  # what came with the end of the handshake
+        return self.peer
+
+    def _shake_hands(self, channel: TlsChannel) -> bool:
+        with self._writing:
+            try:
+                return channel.shake_hands()
+            except ssl.SSLError as error:
+                raise WireUntrusted(tls_reason(error)) from error
+            finally:
+                self._send_sealed_locked(channel)
+
+    def trust(self, *, takes: int = 0, sends: int = 0) -> None:
+        """The other side is known: messages may be long from now on, theirs and ours up to so many bytes; 0: as many as
+        this connection was made for."""
+        self._received.largest = takes or self._message_bytes_max
+        if sends:
+            self._message_bytes_max, self._backlog_bytes_max = sends, BACKLOG_MESSAGES * sends
+
     def next(self, timeout_s: float) -> bytes:
         """One message. Raises WireSilent, WireClosed."""
         ends_s = time.monotonic() + timeout_s
-        self._split(1)
-        while not self._messages:
+        while not (found := self._received.split(1)):
             left_s = ends_s - time.monotonic()
             if left_s <= 0:
                 raise WireSilent
             self._wait(left_s)
-            self._split(1)
-        return self._messages.popleft()
+        return bytes(found[0])
 
-    def receive(self, timeout_s: float) -> list[bytes]:
+    def receive(self, timeout_s: float) -> list[memoryview]:
         """What has come, in order; nothing when the time is over or somebody woke it. Raises WireClosed."""
-        self._split()
-        if not self._messages:
+        messages = self._received.split()
+        if not messages:
             self._wait(timeout_s)
-            self._split()
-        messages = list(self._messages)
-        self._messages.clear()
+            messages = self._received.split()
         return messages
 
     def finish(self) -> None:
@@ -140,6 +262,7 @@ class Wire:
             while self._unsent and time.monotonic() < ends_s:
                 self._wait(ends_s - time.monotonic())
                 self._received.clear()
+            self._say_farewell()
             # Closing with bytes unread would reset the connection, and the peer would lose what it has not read yet.
             _shut(self._socket, socket.SHUT_WR)
             while (left_s := ends_s - time.monotonic()) > 0:
@@ -189,22 +312,38 @@ class Wire:
         if not data:
             raise WireClosed("closed by the other side")
         self.heard_s = time.monotonic()
-        self._received += data
+        if self._tls is None:
+            self._received.feed(data)
+        else:
+            self._open_sealed(data)
 
-    def _split(self, at_most: int = 1 << 30) -> None:
-        """Whole messages out of what was read. Raises WireClosed on one that is too long."""
-        start = 0
-        with memoryview(self._received) as received:
-            while len(self._messages) < at_most and len(received) - start >= _LENGTH_BYTES:
-                size = int.from_bytes(received[start : start + _LENGTH_BYTES], "little")
-                if size > self.largest:
-                    raise WireGarbled(f"a message of {size} bytes was announced; at most {self.largest} are taken")
-                end = start + _LENGTH_BYTES + size
-                if len(received) < end:
-                    break
-                self._messages.append(bytes(received[start + _LENGTH_BYTES : end]))
-                start = end
-        del self._received[:start]
+    def _open_sealed(self, data: bytes) -> None:
+        with self._writing:
+            channel = self._tls
+            assert channel is not None
+            channel.feed(data)
+            if not channel.is_open:
+                return  # for the handshake to read
+            try:
+                opened = channel.read()
+            except ssl.SSLError as error:
+                raise WireUntrusted(tls_reason(error)) from error
+            finally:
+                self._send_sealed_locked(channel)  # an answer of TLS itself, such as to new keys
+        self._received.feed(opened)
+
+    def _send_sealed_locked(self, channel: TlsChannel) -> None:
+        if data := channel.outgoing():
+            try:
+                self._send_locked(data)
+            except OSError:
+                pass  # the reader hears of it
+
+    def _say_farewell(self) -> None:
+        with self._writing:
+            if self._tls is not None and self._tls.is_open:
+                self._tls.say_farewell()
+                self._send_sealed_locked(self._tls)
 
 
 def introduction(*kinds: str) -> bytes:
@@ -212,14 +351,14 @@ def introduction(*kinds: str) -> bytes:
 
 
 def kinds_served(introduced: bytes) -> list[str]:
-    """Kinds of sessions that the other side named; none when it speaks something else."""
+    """Kinds of sessions that the other side named; none when it speaks something else, or another version."""
     protocol, *kinds = introduced.decode(errors="replace").split(" ")
     return kinds if protocol == PROTOCOL else []
 
 
-def connect(address: Address, timeout_s: float) -> Wire:
+def connect(address: SessionAddress, timeout_s: float) -> Wire:
     """Raises OSError."""
-    return Wire(socket.create_connection((address.host, address.port), timeout=timeout_s))
+    return Wire(session_socket.connect(address, timeout_s))
 
 
 def _shut(connection: socket.socket, how: int) -> None:

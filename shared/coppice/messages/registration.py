@@ -6,52 +6,52 @@ cache -> worker   Registered, Fence, CopyOrders
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
-from coppice.ids import CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.ids import U32, U64, CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.record import Message, PackedGenerations, PackedHandles, PackedSeals, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(Message, frozen=True):
     """First message on every fresh session with a cache service; reports what the worker's blocks really are."""
 
     worker_id: WorkerId
     worker_epoch: WorkerEpoch  # 0 when the pool is new: the cache mints one
     address: str
-    num_blocks: int
-    block_size: int
+    num_blocks: U32
+    block_size: U32
     namespace: Namespace
     model: str
-    highest_cache_epoch: CacheEpoch  # highest that ever registered this worker (rule 9)
-    generations: bytes  # u64 [num_blocks]; 0 = never granted
-    seals: bytes  # 16 bytes x num_blocks; zeros = unsealed
+    highest_cache_epoch: CacheEpoch  # that registered this worker last (rule 9)
+    generations: PackedGenerations  # u64 [num_blocks]; 0 = never granted
+    seals: PackedSeals  # 16 bytes x num_blocks; zeros = unsealed
     scheduler_epochs: tuple[SchedulerEpoch, ...]  # sessions with live sequences here, or that may still send
-    max_sequences: int = 0  # attached at once; 0 = not said, here and in the next two
-    max_step_tokens: int = 0  # computed in one step
-    max_context: int = 0  # tokens of one sequence
+    max_sequences: U32 = 0  # attached at once; 0 = not said, here and in the next two
+    max_step_tokens: U32 = 0  # computed in one step
+    max_context: U32 = 0  # tokens of one sequence
     draining: bool = False  # takes no new lease; what it has goes on to its end
-    num_host_blocks: int = 0  # size of the host tier's pool; 0 = there is none
-    host_generations: bytes = b""
-    host_seals: bytes = b""
+    num_host_blocks: U32 = 0  # size of the host tier's pool; 0 = there is none
+    host_generations: PackedGenerations = b""
+    host_seals: PackedSeals = b""
+    voucher: bytes = b""  # of the last Registered, for its two epochs; without one the pool counts as new
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Message, frozen=True):
     """`worker_epoch` differs from the reported one when the old epoch is dead: the worker quiesces and starts over."""
 
     worker_epoch: WorkerEpoch
     cache_epoch: CacheEpoch
+    voucher: bytes = b""  # for both; to be shown in the next Register
+    scheduler_key: bytes = b""  # by which it knows scheduler epochs that the cache service vouches for
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Message, frozen=True):
     """From the acknowledgement on, nothing of what is named runs or will ever run on this worker.
 
     Named are `scheduler_epochs`, every epoch <= `up_to_epoch` that is not in `spared`, and `lease_ids`.
     """
 
-    fence_id: int
+    fence_id: U64
     worker_epoch: WorkerEpoch
     scheduler_epochs: tuple[SchedulerEpoch, ...] = ()
     up_to_epoch: SchedulerEpoch = SchedulerEpoch(0)
@@ -60,18 +60,16 @@ class Fence:
     report: bool = False  # the acknowledgement carries the arrays again (rule 8)
 
 
-@dataclass(frozen=True, slots=True)
-class FenceAck:
-    fence_id: int
+class FenceAck(Message, frozen=True):
+    fence_id: U64
     worker_epoch: WorkerEpoch
-    generations: bytes = b""
-    seals: bytes = b""
-    host_generations: bytes = b""
-    host_seals: bytes = b""
+    generations: PackedGenerations = b""
+    seals: PackedSeals = b""
+    host_generations: PackedGenerations = b""
+    host_seals: PackedSeals = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Draining:
+class Draining(Message, frozen=True):
     """The worker takes no new lease from now on; a later Register says so too."""
 
     worker_epoch: WorkerEpoch
@@ -82,28 +80,25 @@ class Direction(Enum):
     PROMOTE = "promote"  # host to device
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOrder:
+class CopyOrder(Record, frozen=True):
     """Copy blocks between tiers. The cache service holds both ends until CopiesDone names the order."""
 
-    order_id: int
+    order_id: U64
     direction: Direction
-    src: bytes  # handles in the tier that is left
-    dst: bytes  # handles in the tier that is entered
-    seals: bytes  # of the content, one per block
+    src: PackedHandles  # handles in the tier that is left
+    dst: PackedHandles  # handles in the tier that is entered
+    seals: PackedSeals  # of the content, one per block
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOrders:
+class CopyOrders(Message, frozen=True):
     worker_epoch: WorkerEpoch
     orders: tuple[CopyOrder, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CopiesDone:
+class CopiesDone(Message, frozen=True):
     worker_epoch: WorkerEpoch
-    order_ids: tuple[int, ...] = ()
-    failed_ids: tuple[int, ...] = ()  # refused or broken off: the destinations hold nothing
+    order_ids: tuple[U64, ...] = ()
+    failed_ids: tuple[U64, ...] = ()  # refused or broken off: the destinations hold nothing
 
 
 FromWorker = Register | FenceAck | Draining | CopiesDone

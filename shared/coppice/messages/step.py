@@ -9,73 +9,71 @@ computes one token, so many times over: each time it feeds what it sampled befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
-from coppice.ids import LeaseId, SequenceId
+from coppice.ids import U32, U64, DomainId, LeaseId, SequenceId
+from coppice.messages.record import Message, PackedF32, PackedHandles, PackedPairs, PackedSeals, PackedU32, Record
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Record, frozen=True):
     """How to choose tokens. Applied in this order: penalties, bias, `min_tokens`, temperature, min_p, top_k, top_p.
 
     Log-probabilities are those of the model, before any of it.
     """
 
     temperature: float = 1.0  # 0 = greedy
-    top_k: int = 0  # 0 = off
+    top_k: U32 = 0  # 0 = off
     top_p: float = 1.0
-    seed: int = 0  # 64 bits
+    seed: U64 = 0  # 64 bits
     min_p: float = 0.0  # 0 = off; least probability, as a share of the likeliest token's
     frequency_penalty: float = 0.0  # per time that the output has the token
     presence_penalty: float = 0.0  # if the output has the token
     repetition_penalty: float = 1.0  # 1 = off; if prompt or output has the token
-    logit_bias: bytes = b""  # packed pairs: u32 token id, f32 added to its logit
-    min_tokens: int = 0  # output tokens before which none of `stop_token_ids` is chosen
-    stop_token_ids: bytes = b""  # packed u32; the scheduler stops at them, here they only serve `min_tokens`
-    num_logprobs: int | None = None  # likeliest tokens to report beside the chosen one; None = report nothing
+    logit_bias: PackedPairs = b""  # packed pairs: u32 token id, f32 added to its logit
+    min_tokens: U32 = 0  # output tokens before which none of `stop_token_ids` is chosen
+    stop_token_ids: PackedU32 = b""  # packed u32; the scheduler stops at them, here they only serve `min_tokens`
+    num_logprobs: U32 | None = None  # likeliest tokens to report beside the chosen one; None = report nothing
     prompt_logprobs: bool = False  # report the prompt's tokens, too
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStart:
+class SequenceStart(Record, frozen=True):
     """Attach a sequence: its block table is `shared` then `owned`."""
 
     sequence_id: SequenceId
     lease_id: LeaseId
-    tokens: bytes  # u32, all tokens known so far (after a preemption: generated ones too)
-    num_computed_tokens: int  # = tokens covered by `shared`
-    shared: bytes
-    shared_seals: bytes
-    owned: bytes
+    tokens: PackedU32  # u32, all tokens known so far (after a preemption: generated ones too)
+    num_computed_tokens: U32  # = tokens covered by `shared`, or by the copy, too
+    shared: PackedHandles
+    shared_seals: PackedSeals
+    owned: PackedHandles
     sampling: SamplingParams
     traceparent: str = ""  # W3C trace context of the request; empty = not traced
-    num_prompt_tokens: int = 0  # of `tokens`; what follows is output. 0 = all
+    num_prompt_tokens: U32 = 0  # of `tokens`; what follows is output. 0 = all
+    domain: DomainId = DomainId("")  # nothing is copied from a sequence of another one
+    # Where the KV of computed tokens beyond `shared` is copied from, into the first of `owned`: a sequence that this
+    # session attached in an earlier plan; this one may detach it. 0 = nothing is copied.
+    copy_from: SequenceId = SequenceId(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(Record, frozen=True):
     """More owned blocks at the end of a sequence's block table."""
 
     sequence_id: SequenceId
-    owned: bytes
+    owned: PackedHandles
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    step: int  # 1, 2, 3 ... within (scheduler epoch, worker epoch)
-    detach: bytes = b""  # u32 sequence ids
-    sealed: bytes = b""  # handles of blocks that were published
-    seals: bytes = b""  # their seals
-    zero: bytes = b""  # handles
-    copy_src: bytes = b""  # handles
-    copy_dst: bytes = b""  # handles
+class StepPlan(Message, frozen=True):
+    step: U64  # 1, 2, 3 ... within (scheduler epoch, worker epoch)
+    detach: PackedU32 = b""  # u32 sequence ids
+    sealed: PackedHandles = b""  # handles of blocks that were published
+    seals: PackedSeals = b""  # their seals
+    zero: PackedHandles = b""  # handles
     attach: tuple[SequenceStart, ...] = ()
     grow: tuple[Growth, ...] = ()
-    rows: bytes = b""  # u32 sequence ids that compute in this step
-    row_tokens: bytes = b""  # u32, how many tokens each
+    rows: PackedU32 = b""  # u32 sequence ids that compute in this step
+    row_tokens: PackedU32 = b""  # u32, how many tokens each
     repeat_rows: bool = False  # the same rows as the previous plan, one token each; `rows` is empty then
-    num_decode_steps: int = 1  # above 1: all rows have one token, sample, and own the blocks of all these steps
+    num_decode_steps: U32 = 1  # above 1: all rows have one token, sample, and own the blocks of all these steps
 
 
 class RefusalCode(Enum):
@@ -85,35 +83,33 @@ class RefusalCode(Enum):
     UNKNOWN_SEQUENCE = "unknown_sequence"
     NOT_RESERVED = "not_reserved"  # the step would write outside the sequence's own blocks (I6)
     FENCED = "fenced"
+    LOST_SOURCE = "lost_source"  # `copy_from` is gone, or has other tokens or another domain (I19)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Record, frozen=True):
     """One sequence is refused and stays so until it is detached. Nothing of it was touched in this step."""
 
     sequence_id: SequenceId
     code: RefusalCode
-    handle: int  # the offending handle, 0 where none
+    handle: U64  # the offending handle, 0 where none
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(Record, frozen=True):
     """Log-probabilities of `len(chosen) / 4` consecutive tokens of one sequence, prompt or output."""
 
     sequence_id: SequenceId
-    first_position: int  # of the first of these tokens in the sequence
-    num_top: int
-    chosen: bytes  # f32 [T], of the tokens that are there
-    top_ids: bytes = b""  # u32 [T, num_top], likeliest first
-    top: bytes = b""  # f32 [T, num_top]
+    first_position: U32  # of the first of these tokens in the sequence
+    num_top: U32
+    chosen: PackedF32  # f32 [T], of the tokens that are there
+    top_ids: PackedU32 = b""  # u32 [T, num_top], likeliest first
+    top: PackedF32 = b""  # f32 [T, num_top]
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    step: int
-    sampled_ids: bytes = b""  # u32 [R] sequence ids
-    sampled_tokens: bytes = b""  # u32 [num_decode_steps, R]
+class StepResult(Message, frozen=True):
+    step: U64
+    sampled_ids: PackedU32 = b""  # u32 [R] sequence ids
+    sampled_tokens: PackedU32 = b""  # u32 [num_decode_steps, R]
     refusals: tuple[Refusal, ...] = ()
-    num_tokens: int = 0  # tokens whose KV this step computed
-    duration_us: int = 0
+    num_tokens: U32 = 0  # tokens whose KV this step computed
+    duration_us: U64 = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # of sequences that want them

@@ -13,36 +13,38 @@ client                                   server
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-PROTOCOL_VERSION = 2
+from coppice.ids import U32, U64
+from coppice.messages.record import Message
+
+PROTOCOL_VERSION = 4
 KEY_BYTES = 16
 
 BodyT = TypeVar("BodyT")
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True):
     key: bytes  # 16 random bytes: one incarnation of the client
-    connection: int  # 1, 2, 3 ...: a lower one than the newest is dead
-    incarnation: int  # of the session that the client was attached to; 0 = none
-    received: int  # highest number that the client received in that session
-    epoch: int  # session epoch that the client holds; 0 = none
+    connection: U64  # 1, 2, 3 ...: a lower one than the newest is dead
+    incarnation: U64  # of the session that the client was attached to; 0 = none
+    received: U64  # highest number that the client received in that session
+    epoch: U64  # session epoch that the client holds; 0 = none
     name: str  # for people: worker id, scheduler name
-    version: int = PROTOCOL_VERSION
+    version: U32 = PROTOCOL_VERSION
+    voucher: bytes = b""  # for what is claimed here; see `vouchers`
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    connection: int
-    incarnation: int  # of this session: never 0, and another one whenever the server opens it anew
-    epoch: int  # the session's epoch from now on
-    server_epoch: int  # cache epoch or worker epoch
-    received: int  # highest number that the server received in this session
+class Welcome(Message, frozen=True):
+    connection: U64
+    incarnation: U64  # of this session: never 0, and another one whenever the server opens it anew
+    epoch: U64  # the session's epoch from now on
+    server_epoch: U64  # cache epoch or worker epoch
+    received: U64  # highest number that the server received in this session
     fresh: bool  # True: both directions start again at 1, nothing sent before counts
-    version: int = PROTOCOL_VERSION
+    version: U32 = PROTOCOL_VERSION
+    voucher: bytes = b""  # to be shown in the next Hello; empty: the one that the client has stays
 
 
 class RejectCode(Enum):
@@ -52,25 +54,27 @@ class RejectCode(Enum):
     NOT_READY = "not_ready"  # try again later
     INVALID = "invalid"
 
+    @classmethod
+    def _missing_(cls, value: object) -> RejectCode:
+        """A code that is younger than this reader: a refusal all the same."""
+        return cls.INVALID
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+
+class Reject(Message, frozen=True):
     code: RejectCode
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Data(Generic[BodyT]):
-    connection: int
-    number: int
-    ack: int
+class Data(Message, Generic[BodyT], frozen=True):
+    connection: U64
+    number: U64
+    ack: U64
     body: BodyT
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    connection: int
-    ack: int
+class Heartbeat(Message, frozen=True):
+    connection: U64
+    ack: U64
 
 
 Frame = Hello | Welcome | Reject | Data[BodyT] | Heartbeat

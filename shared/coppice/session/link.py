@@ -32,6 +32,12 @@ from coppice.session.frames import (
 OUTBOX_MAX = 65_536
 _LOWER = (1 << 32) - 1
 
+Vouch = Callable[[bytes, int, int], bytes]  # for a client's key, the incarnation of its session, its epoch
+
+
+def _no_voucher(key: bytes, incarnation: int, epoch: int) -> bytes:
+    return b""
+
 
 class LinkBroken(Exception):
     """The peer broke the protocol on this connection (a gap, an impossible acknowledgement): close and reconnect."""
@@ -118,6 +124,7 @@ class ClientLink(Generic[BodyT]):
         self._flow: _Flow[BodyT] = _Flow(outbox_max)
         self._incarnation = 0
         self.epoch = 0
+        self.voucher = b""  # for both; bytes to this end
         self.is_attached = False
 
     @property
@@ -149,6 +156,7 @@ class ClientLink(Generic[BodyT]):
             received=self._flow.received,
             epoch=self.epoch,
             name=self._name,
+            voucher=self.voucher,
         )
 
     def receive(self, frame: Frame[BodyT]) -> Attached | Reject | list[BodyT]:
@@ -173,6 +181,7 @@ class ClientLink(Generic[BodyT]):
         self._flow.rewind(frame.received)
         self._incarnation = frame.incarnation
         self.epoch = frame.epoch
+        self.voucher = frame.voucher or self.voucher
         self.is_attached = True
         return Attached(frame.fresh, frame.epoch, frame.server_epoch)
 
@@ -251,12 +260,15 @@ class ServerLinks(Generic[BodyT]):
         | as given    | digest of all + nth session  |      an incarnation of a session
     """
 
-    def __init__(self, incarnation: int, server_epoch: int, *, outbox_max: int = OUTBOX_MAX) -> None:
+    def __init__(
+        self, incarnation: int, server_epoch: int, *, outbox_max: int = OUTBOX_MAX, vouch: Vouch = _no_voucher
+    ) -> None:
         assert incarnation != 0
         self._upper = incarnation & ~_LOWER
         named = blake2b(incarnation.to_bytes(8, "little"), digest_size=4, person=b"coppice.session")
         self._tag = int.from_bytes(named.digest(), "little")
         self._server_epoch = server_epoch
+        self._vouch = vouch
         self._outbox_max = outbox_max
         self._num_opened = 0
         self._links: dict[bytes, ServerLink[BodyT]] = {}
@@ -287,6 +299,8 @@ class ServerLinks(Generic[BodyT]):
         if len(hello.key) != KEY_BYTES or hello.connection < 1:
             return Reject(RejectCode.INVALID, f"a session key has {KEY_BYTES} bytes and connections count from 1")
         link = self._links.get(hello.key)
+        if link is not None and hello.name != link.name:
+            return Reject(RejectCode.INVALID, "the session of this key has another name")
         if link is not None and hello.connection <= link.connection:
             return Reject(RejectCode.STALE_CONNECTION, f"connection {hello.connection} <= {link.connection}")
         return None
@@ -317,6 +331,7 @@ class ServerLinks(Generic[BodyT]):
             server_epoch=self._server_epoch,
             received=link.received,
             fresh=fresh,
+            voucher=self._vouch(link.key, link.incarnation, link.epoch),
         )
         return Accepted(link, welcome, is_new)
 

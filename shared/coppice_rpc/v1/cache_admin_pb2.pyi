@@ -501,21 +501,29 @@ class WatchRequest(_message.Message):
     RESUME_STREAM_FIELD_NUMBER: _builtins.int
     RESUME_SEQUENCE_FIELD_NUMBER: _builtins.int
     WITH_TOKENS_FIELD_NUMBER: _builtins.int
+    DOMAINS_FIELD_NUMBER: _builtins.int
     resume_stream: _builtins.int
     """`stream` and `sequence` of the last message that was seen; 0 = start with a snapshot"""
     resume_sequence: _builtins.int
     with_tokens: _builtins.bool
-    """changes carry tokens, not only seals"""
+    """Changes carry tokens, not only seals. PERMISSION_DENIED unless the service has --kv-events-tokens, and always for
+    strict domains; INVALID_ARGUMENT without `domains`.
+    """
+    @_builtins.property
+    def domains(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """only changes in these; sequences have gaps then. Empty = all"""
+
     def __init__(
         self,
         *,
         resume_stream: _builtins.int = ...,
         resume_sequence: _builtins.int = ...,
         with_tokens: _builtins.bool = ...,
+        domains: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_sequence", b"resume_sequence", "resume_stream", b"resume_stream", "with_tokens", b"with_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domains", b"domains", "resume_sequence", b"resume_sequence", "resume_stream", b"resume_stream", "with_tokens", b"with_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,8 +100,8 @@ class PrefixIndexServicer:
     """Missing associated documentation comment in .proto file."""
 
     def OpenSession(self, request, context):
-        """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
-        and so is RenewSession; after the session's time to live its leases are taken back.
+        """For clients that keep no session open over TCP. OpenSession mints an epoch; each call under it is its heartbeat, and
+        so is RenewSession; after the session's time to live its leases are taken back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

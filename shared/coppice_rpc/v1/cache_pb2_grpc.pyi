@@ -35,8 +35,8 @@ class PrefixIndexStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefixIndexAsyncStub: ...
     OpenSession: _grpc.UnaryUnaryMultiCallable[_cache_pb2.OpenSessionRequest, _cache_pb2.OpenSessionResponse]
-    """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
-    and so is RenewSession; after the session's time to live its leases are taken back.
+    """For clients that keep no session open over TCP. OpenSession mints an epoch; each call under it is its heartbeat, and
+    so is RenewSession; after the session's time to live its leases are taken back.
     """
     RenewSession: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RenewSessionRequest, _cache_pb2.RenewSessionResponse]
     CloseSession: _grpc.UnaryUnaryMultiCallable[_cache_pb2.CloseSessionRequest, _cache_pb2.CloseSessionResponse]
@@ -55,8 +55,8 @@ class PrefixIndexStub:
 class PrefixIndexAsyncStub(PrefixIndexStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenSession: _aio.UnaryUnaryMultiCallable[_cache_pb2.OpenSessionRequest, _cache_pb2.OpenSessionResponse]  # type: ignore[assignment]
-    """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
-    and so is RenewSession; after the session's time to live its leases are taken back.
+    """For clients that keep no session open over TCP. OpenSession mints an epoch; each call under it is its heartbeat, and
+    so is RenewSession; after the session's time to live its leases are taken back.
     """
     RenewSession: _aio.UnaryUnaryMultiCallable[_cache_pb2.RenewSessionRequest, _cache_pb2.RenewSessionResponse]  # type: ignore[assignment]
     CloseSession: _aio.UnaryUnaryMultiCallable[_cache_pb2.CloseSessionRequest, _cache_pb2.CloseSessionResponse]  # type: ignore[assignment]
@@ -78,8 +78,8 @@ class PrefixIndexServicer(metaclass=_abc_1.ABCMeta):
         request: _cache_pb2.OpenSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.OpenSessionResponse, _abc.Awaitable[_cache_pb2.OpenSessionResponse]]:
-        """For clients that keep no session open (kinds "index" and "workers", session.proto). OpenSession mints an epoch; each call under it is its heartbeat,
-        and so is RenewSession; after the session's time to live its leases are taken back.
+        """For clients that keep no session open over TCP. OpenSession mints an epoch; each call under it is its heartbeat, and
+        so is RenewSession; after the session's time to live its leases are taken back.
         """
 
     @_abc_1.abstractmethod

@@ -22,44 +22,23 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from coppice_rpc.v1 import session_pb2 as coppice__rpc_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oppice_rpc/v1/worker.proto\x12\x0e\x63oppice_rpc.v1\x1a\x1c\x63oppice_rpc/v1/session.proto\"\xd2\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\nlogit_bias\x18\t \x01(\x0c\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x01(\x0c\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x01\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\r \x01(\x08\x42\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobs\"\xfa\x01\n\rSequenceStart\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x0e\n\x06shared\x18\x05 \x01(\x0c\x12\x14\n\x0cshared_seals\x18\x06 \x01(\x0c\x12\r\n\x05owned\x18\x07 \x01(\x0c\x12\x30\n\x08sampling\x18\x08 \x01(\x0b\x32\x1e.coppice_rpc.v1.SamplingParams\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\n \x01(\r\",\n\x06Growth\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\r\n\x05owned\x18\x02 \x01(\x0c\"\x9f\x02\n\x08StepPlan\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x64\x65tach\x18\x02 \x01(\x0c\x12\x0e\n\x06sealed\x18\x03 \x01(\x0c\x12\r\n\x05seals\x18\x04 \x01(\x0c\x12\x0c\n\x04zero\x18\x05 \x01(\x0c\x12\x10\n\x08\x63opy_src\x18\x06 \x01(\x0c\x12\x10\n\x08\x63opy_dst\x18\x07 \x01(\x0c\x12-\n\x06\x61ttach\x18\x08 \x03(\x0b\x32\x1d.coppice_rpc.v1.SequenceStart\x12$\n\x04grow\x18\t \x03(\x0b\x32\x16.coppice_rpc.v1.Growth\x12\x0c\n\x04rows\x18\n \x01(\x0c\x12\x12\n\nrow_tokens\x18\x0b \x01(\x0c\x12\x13\n\x0brepeat_rows\x18\x0c \x01(\x08\x12\x18\n\x10num_decode_steps\x18\r \x01(\r\"\xd9\x01\n\x07Refusal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12*\n\x04\x63ode\x18\x02 \x01(\x0e\x32\x1c.coppice_rpc.v1.Refusal.Code\x12\x0e\n\x06handle\x18\x03 \x01(\x06\"}\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\t\n\x05STALE\x10\x01\x12\x0e\n\nWRONG_SEAL\x10\x02\x12\x10\n\x0c\x44OUBLE_GRANT\x10\x03\x12\x14\n\x10UNKNOWN_SEQUENCE\x10\x04\x12\x10\n\x0cNOT_RESERVED\x10\x05\x12\n\n\x06\x46\x45NCED\x10\x06\"{\n\rTokenLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x0f\n\x07num_top\x18\x03 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x05 \x01(\x0c\x12\x0b\n\x03top\x18\x06 \x01(\x0c\"\xcc\x01\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0bsampled_ids\x18\x02 \x01(\x0c\x12\x16\n\x0esampled_tokens\x18\x03 \x01(\x0c\x12)\n\x08refusals\x18\x04 \x03(\x0b\x32\x17.coppice_rpc.v1.Refusal\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x13\n\x0b\x64uration_us\x18\x06 \x01(\x04\x12/\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1d.coppice_rpc.v1.TokenLogprobs\"\x8b\x01\n\tPlanFrame\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.coppice_rpc.v1.Hello\x12&\n\x06header\x18\x02 \x01(\x0b\x32\x16.coppice_rpc.v1.Header\x12(\n\x04plan\x18\x03 \x01(\x0b\x32\x18.coppice_rpc.v1.StepPlanH\x00\x42\x06\n\x04\x62ody\"\xbd\x01\n\x0bResultFrame\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.coppice_rpc.v1.Welcome\x12&\n\x06reject\x18\x02 \x01(\x0b\x32\x16.coppice_rpc.v1.Reject\x12&\n\x06header\x18\x03 \x01(\x0b\x32\x16.coppice_rpc.v1.Header\x12,\n\x06result\x18\x04 \x01(\x0b\x32\x1a.coppice_rpc.v1.StepResultH\x00\x42\x06\n\x04\x62ody\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x14\n\x12WorkerStatsRequest\"\xa7\x01\n\x13WorkerStatsResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x03 \x01(\x04\x12\x16\n\x0etokens_sampled\x18\x04 \x01(\x04\x12\x10\n\x08refusals\x18\x05 \x01(\x04\x12\x11\n\tsequences\x18\x06 \x01(\x04\x12\x15\n\rblocks_in_use\x18\x07 \x01(\x04\x32\xa0\x01\n\x06Worker\x12\x44\n\x05\x44rain\x12\x1c.coppice_rpc.v1.DrainRequest\x1a\x1d.coppice_rpc.v1.DrainResponse\x12P\n\x05Stats\x12\".coppice_rpc.v1.WorkerStatsRequest\x1a#.coppice_rpc.v1.WorkerStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oppice_rpc/v1/worker.proto\x12\x0e\x63oppice_rpc.v1\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x14\n\x12WorkerStatsRequest\"\xa7\x01\n\x13WorkerStatsResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x03 \x01(\x04\x12\x16\n\x0etokens_sampled\x18\x04 \x01(\x04\x12\x10\n\x08refusals\x18\x05 \x01(\x04\x12\x11\n\tsequences\x18\x06 \x01(\x04\x12\x15\n\rblocks_in_use\x18\x07 \x01(\x04\x32\xa0\x01\n\x06Worker\x12\x44\n\x05\x44rain\x12\x1c.coppice_rpc.v1.DrainRequest\x1a\x1d.coppice_rpc.v1.DrainResponse\x12P\n\x05Stats\x12\".coppice_rpc.v1.WorkerStatsRequest\x1a#.coppice_rpc.v1.WorkerStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coppice_rpc.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLINGPARAMS']._serialized_start=78
-  _globals['_SAMPLINGPARAMS']._serialized_end=416
-  _globals['_SEQUENCESTART']._serialized_start=419
-  _globals['_SEQUENCESTART']._serialized_end=669
-  _globals['_GROWTH']._serialized_start=671
-  _globals['_GROWTH']._serialized_end=715
-  _globals['_STEPPLAN']._serialized_start=718
-  _globals['_STEPPLAN']._serialized_end=1005
-  _globals['_REFUSAL']._serialized_start=1008
-  _globals['_REFUSAL']._serialized_end=1225
-  _globals['_REFUSAL_CODE']._serialized_start=1100
-  _globals['_REFUSAL_CODE']._serialized_end=1225
-  _globals['_TOKENLOGPROBS']._serialized_start=1227
-  _globals['_TOKENLOGPROBS']._serialized_end=1350
-  _globals['_STEPRESULT']._serialized_start=1353
-  _globals['_STEPRESULT']._serialized_end=1557
-  _globals['_PLANFRAME']._serialized_start=1560
-  _globals['_PLANFRAME']._serialized_end=1699
-  _globals['_RESULTFRAME']._serialized_start=1702
-  _globals['_RESULTFRAME']._serialized_end=1891
-  _globals['_DRAINREQUEST']._serialized_start=1893
-  _globals['_DRAINREQUEST']._serialized_end=1907
-  _globals['_DRAINRESPONSE']._serialized_start=1909
-  _globals['_DRAINRESPONSE']._serialized_end=1924
-  _globals['_WORKERSTATSREQUEST']._serialized_start=1926
-  _globals['_WORKERSTATSREQUEST']._serialized_end=1946
-  _globals['_WORKERSTATSRESPONSE']._serialized_start=1949
-  _globals['_WORKERSTATSRESPONSE']._serialized_end=2116
-  _globals['_WORKER']._serialized_start=2119
-  _globals['_WORKER']._serialized_end=2279
+  _globals['_DRAINREQUEST']._serialized_start=47
+  _globals['_DRAINREQUEST']._serialized_end=61
+  _globals['_DRAINRESPONSE']._serialized_start=63
+  _globals['_DRAINRESPONSE']._serialized_end=78
+  _globals['_WORKERSTATSREQUEST']._serialized_start=80
+  _globals['_WORKERSTATSREQUEST']._serialized_end=100
+  _globals['_WORKERSTATSRESPONSE']._serialized_start=103
+  _globals['_WORKERSTATSRESPONSE']._serialized_end=270
+  _globals['_WORKER']._serialized_start=273
+  _globals['_WORKER']._serialized_end=433
 # @@protoc_insertion_point(module_scope)

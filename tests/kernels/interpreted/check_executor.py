@@ -10,9 +10,9 @@ import torch
 
 from coppice_worker.core.batch.step_batch import StepLimits
 from coppice_worker.model.executor import TorchExecutor
+from tests.fakes.cache.recorded import Recorded
 from tests.fakes.checkpoints import write_tiny_checkpoint
-from tests.fakes.recorded import Recorded
-from tests.fakes.step_driver import DrivenSequence, build_batch
+from tests.fakes.scheduler.step_driver import DrivenSequence, build_batch
 
 
 def test_same_logits_as_plain_torch(tmp_path: Path) -> None:

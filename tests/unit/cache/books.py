@@ -57,6 +57,11 @@ class ModelLease:
     def place(self) -> Place:
         return self.grant.worker_id, Tier.DEVICE
 
+    def tokens_after(self, op: Publish, block_bytes: int) -> bytes:
+        """As far as they are known once it has published."""
+        start, named_end = (count * block_bytes for count in (op.first_block, op.first_block + op.num_named_blocks))
+        return self.tokens[:start] + self.op.tokens[start:named_end] + op.tokens
+
 
 @dataclass(eq=False)
 class Job:

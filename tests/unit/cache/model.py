@@ -222,12 +222,12 @@ class Model:
             self.happened["publication refused"] += lease.gone
             return
         assert isinstance(answer, Published), answer
-        end = op.first_block + len(op.tokens) // self.block_bytes
+        end = op.first_block + op.num_named_blocks + len(op.tokens) // self.block_bytes
         again = [then for said, then in lease.done if said == op]
         if again:
             assert (answer.handles, answer.seals) == (again[0].handles, again[0].seals)
             return
-        lease.tokens = lease.tokens[: op.first_block * self.block_bytes] + op.tokens
+        lease.tokens = lease.tokens_after(op, self.block_bytes)
         for index, key in list(enumerate(self.keys_of(domain, namespace, lease.tokens)))[lease.settled : end]:
             if key not in self.found.setdefault(lease.place, set()):
                 self.found[lease.place].add(key)

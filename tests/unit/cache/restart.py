@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from struct import pack
+
+from msgspec.structs import replace
 
 from coppice.handles import make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, SchedulerEpoch, WorkerEpoch

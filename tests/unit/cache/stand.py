@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from coppice.ids import DomainId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import (
@@ -16,8 +17,9 @@ from coppice.messages.index import (
     Pending,
     Release,
 )
-from coppice.messages.registration import CopiesDone, FenceAck, Register
+from coppice.messages.registration import CopiesDone, FenceAck, Register, Registered
 from coppice_cache.core.base.events import Tier
+from coppice_cache.core.base.results import ToWorkerEffect
 from coppice_cache.core.base.settings import DomainConfig, Mode, TierCosts
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.inspection.snapshots import Cursor
@@ -83,6 +85,7 @@ class CacheStand:
     def start(self) -> None:
         self.world = cache_world.World(CONFIG)
         self.core = self.world.core
+        self.told: dict[WorkerId, WorkerEpoch] = {}  # what each worker was registered as last
         self.model = Model(self.core, BLOCK)
         self.follower, self.late = Follower(self.core), None
         self.cursor: Cursor | None = None
@@ -100,6 +103,8 @@ class CacheStand:
     def settle(self) -> None:
         """Take the effects of what was just done, and compare everything."""
         for effect in self.core.take_effects():
+            if isinstance(effect, ToWorkerEffect) and isinstance(effect.message, Registered):
+                self._registered(effect.worker_id, effect.message)
             self.model.effect(effect, self.world.now_ns)
         self.core.check()
         self.model.learn(findable(self.core))
@@ -120,6 +125,12 @@ class CacheStand:
         self.settle()
         return answer
 
+    def _registered(self, worker_id: WorkerId, message: Registered) -> None:
+        """In a new epoch the pool begins again."""
+        if self.told.get(worker_id) != message.worker_epoch:
+            self.model.newest = {key: value for key, value in self.model.newest.items() if key[0][0] != worker_id}
+        self.told[worker_id] = message.worker_epoch
+
     def without_effect(self, op: Op, session: SchedulerEpoch, expected: Answer) -> None:
         before = fingerprint(self.core)
         assert self.do(op, session) == expected
@@ -128,7 +139,7 @@ class CacheStand:
     def register(self, worker_id: WorkerId, *, fresh: bool) -> None:
         num_blocks, num_host = POOLS[worker_id]
         newest = {} if fresh else self.model.newest
-        epoch = self.core.state.last_epochs.get(worker_id, WorkerEpoch(0))
+        epoch = self.told.get(worker_id, WorkerEpoch(0))
 
         def reported(tier: Tier, count: int) -> bytes:
             return b"".join((newest.get(((worker_id, tier), b), 0) >> 24).to_bytes(8, "little") for b in range(count))
@@ -145,8 +156,6 @@ class CacheStand:
             {"host_generations": reported(Tier.HOST, num_host), "host_seals": bytes(16 * num_host)} if num_host else {}
         )
         self.core.receive_worker(worker_id, replace(message, num_host_blocks=num_host, **host), self.world.now_ns)
-        if fresh:
-            self.model.newest = {key: value for key, value in self.model.newest.items() if key[0][0] != worker_id}
 
     def candidates(self, which: int) -> tuple[Candidate, ...]:
         both = (Candidate(WorkerId("w"), which % 5), Candidate(WorkerId("v"), which % 3))

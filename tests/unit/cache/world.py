@@ -13,8 +13,19 @@ from coppice.ids import (
     WorkerEpoch,
     WorkerId,
 )
-from coppice.messages.index import Acquire, Answer, Candidate, Extend, Grant, Publish, Release
+from coppice.messages.index import (
+    Acquire,
+    Answer,
+    Candidate,
+    Extend,
+    Grant,
+    NoCapacity,
+    NoCapacityReason,
+    Publish,
+    Release,
+)
 from coppice.messages.registration import Fence, FenceAck, Register, Registered
+from coppice.session.vouchers import Vouchers
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_cache.core.index import IndexCore
@@ -24,6 +35,7 @@ MS = 1_000_000
 ALICE = DomainId("alice")
 NAMESPACE = Namespace(b"model-a")
 W = WorkerId("w")
+V = WorkerId("v")
 
 
 def settings(*domains: DomainConfig, **changes: object) -> CoreSettings:
@@ -49,7 +61,10 @@ def registration(
     generations: bytes = b"",
     seals: bytes = b"",
     schedulers: tuple[int, ...] = (),
+    incarnation: int = 0,
 ) -> Register:
+    """With a voucher for its epochs, of the incarnation that a World has unless another one is named."""
+    epochs = WorkerEpoch(epoch), CacheEpoch(highest)
     return Register(
         worker_id=worker_id,
         worker_epoch=WorkerEpoch(epoch),
@@ -62,6 +77,7 @@ def registration(
         generations=generations or bytes(8 * num_blocks),
         seals=seals or bytes(16 * num_blocks),
         scheduler_epochs=tuple(SchedulerEpoch(e) for e in schedulers),
+        voucher=Vouchers(KEY).of_registration(incarnation, worker_id, *epochs) if epoch else b"",
     )
 
 
@@ -169,3 +185,32 @@ class World:
         if whole:
             self.publish(number, 0, data[:whole])
         self.release(number)
+
+
+def epoch_of_core(core: IndexCore, counter: int) -> int:
+    """The epoch that the core mints as its `counter`th, of sessions or of workers."""
+    return (core.cache_epoch << 32) | counter
+
+
+def same_pool(world: World, *, highest: int = 1, epoch: int | None = None) -> Register:
+    """What an honest worker reports that has seen every grant."""
+    worker = world.core.state.workers[W]
+    return registration(
+        num_blocks=worker.num_blocks,
+        epoch=worker.epoch if epoch is None else epoch,
+        highest=highest,
+        generations=worker.ledger.generation.tobytes(),
+        seals=bytes(worker.ledger.seals),
+    )
+
+
+def cached(world: World, data: bytes, domain: DomainId = ALICE) -> int:
+    """Blocks of `data` that are found; a token is added so that the last block counts."""
+    return world.core.match(domain, NAMESPACE, data + tokens(1, 7), W).num_blocks
+
+
+def reason(answer: Answer) -> NoCapacityReason:
+    """Why there was no room."""
+    assert isinstance(answer, NoCapacity), answer
+    assert answer.retry_after_ms > 0
+    return answer.reason

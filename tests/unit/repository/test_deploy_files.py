@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from coppice.settings import Settings, parse_settings
-from coppice.tenants import load_tenants
+from coppice.tenants.file import load_tenants
+from coppice.tls.settings import ListeningSettings
 from coppice_cache.edge.settings import CacheSettings
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_worker.edge.settings import WorkerSettings
@@ -26,7 +27,23 @@ SERVICES: dict[str, type[Settings]] = {
     "worker-cpu": WorkerSettings,
     "worker-gpu": WorkerSettings,
 }
-SEAL_KEY = "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What deploy/make-secrets makes."""
+    folder = tmp_path_factory.mktemp("deployed")
+    make_secrets(folder)
+    return folder
+
+
+def make_secrets(folder: Path) -> str:
+    """The API key that it printed. Its .env lies in the folder."""
+    command = [str(ROOT / "deploy" / "make-secrets"), str(folder)]
+    environment = {**os.environ, "ENV_FILE": str(folder / ".env")}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +53,9 @@ def compose() -> dict[str, Any]:
     return loaded
 
 
-def with_defaults(text: str) -> str:
-    """A value with `${NAME:-default}` and `${NAME:?why}` as an empty environment and a seal key leave it."""
-    text = re.sub(r"\$\{COPPICE_SEAL_KEY:\?[^}]*\}", SEAL_KEY, text)
+def with_defaults(text: str, made: Path = Path("made")) -> str:
+    """A value with `${NAME:-default}` and `${NAME:?why}` as an environment of `made` alone leaves it."""
+    text = re.sub(r"\$\{COPPICE_(SECRETS|TENANTS):\?[^}]*\}", lambda found: str(made / found[1].lower()), text)
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -47,22 +64,39 @@ def test_all_parts_are_there(compose: dict[str, Any]) -> None:
     assert set(compose["services"]) == others | set(SERVICES)
 
 
-def test_every_build_file_and_mounted_file_exists(compose: dict[str, Any]) -> None:
+def test_every_build_file_and_mounted_file_exists(compose: dict[str, Any], made: Path) -> None:
     named_volumes = set(compose["volumes"])
+    for secret in compose["secrets"].values():
+        assert Path(with_defaults(secret["file"], made)).is_file()
     for name, service in compose["services"].items():
         if "build" in service:
             assert (ROOT / service["build"]["dockerfile"]).is_file(), name
         for volume in service.get("volumes", []):
-            source = with_defaults(volume).split(":")[0]
+            source = with_defaults(volume, made).split(":")[0]
             assert source in named_volumes or (ROOT / source).exists(), f"{name} mounts {source}"
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_services_accept_their_environment(compose: dict[str, Any], name: str) -> None:
+def settings_of(compose: dict[str, Any], made: Path, name: str) -> Any:
+    """What a service of the compose file makes of its environment, with the secrets that were made."""
     service = compose["services"][name]
     environment = {key: with_defaults(str(value)) for key, value in service["environment"].items()}
-    settings = parse_settings(SERVICES[name], [], environment, name)
-    assert settings.host == "0.0.0.0"  # type: ignore[attr-defined]
+    for key, value in environment.items():
+        if key.endswith("_FILE") and value.startswith("/run/secrets/"):
+            assert value.removeprefix("/run/secrets/") in service["secrets"]
+            environment[key] = value.replace("/run/secrets", str(made / "secrets"))
+    return parse_settings(SERVICES[name], [], environment, name)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_services_accept_their_environment(compose: dict[str, Any], made: Path, name: str) -> None:
+    assert settings_of(compose, made, name).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name != "scheduler"])
+def test_services_have_tls_or_say_that_their_network_is_open(compose: dict[str, Any], made: Path, name: str) -> None:
+    settings = settings_of(compose, made, name)
+    assert isinstance(settings, ListeningSettings)
+    settings.check_listening()
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -72,8 +106,6 @@ def test_images_run_without_privileges_and_say_their_health(compose: dict[str, A
     assert "\nUSER coppice\n" in dockerfile
     grpc_port = SERVICES[name].model_fields["grpc_port"].default
     assert f'CMD ["coppice", "health", "127.0.0.1:{grpc_port}"]' in dockerfile
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_services_wait_for_what_they_need(compose: dict[str, Any]) -> None:
@@ -91,6 +123,21 @@ def test_nothing_is_published_beyond_loopback_by_default(compose: dict[str, Any]
     for name, service in compose["services"].items():
         for port in service.get("ports", []):
             assert with_defaults(port).startswith("127.0.0.1:"), f"{name} publishes {port}"
+
+
+def test_only_the_api_follows_the_published_address(compose: dict[str, Any]) -> None:
+    """What asks for no credentials stays on the machine itself, whatever the environment says."""
+    api = ("${COPPICE_BIND:-127.0.0.1}:8000:8000", "${COPPICE_BIND:-127.0.0.1}:7070:7070")
+    for name, service in compose["services"].items():
+        if name == "scheduler":
+            assert tuple(service["ports"]) == api
+            continue
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), f"{name} publishes {port}"
+
+
+def test_the_admin_rest_answers_to_its_name_on_the_internal_network(compose: dict[str, Any]) -> None:
+    assert compose["services"]["cache"]["environment"]["COPPICE_CACHE_HTTP_NAMES"] == "cache"
 
 
 def reaches_builds(source: str) -> bool:
@@ -132,8 +179,6 @@ def test_each_profile_builds_the_worker_for_its_device(compose: dict[str, Any]) 
 @pytest.mark.parametrize("name", SERVICES)
 def test_services_write_to_their_state_and_nowhere_else(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]
-    assert service["read_only"] is True
-    assert service["tmpfs"] == ["/tmp"]
     writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
     assert [volume.split(":")[1] for volume in writable] == ([] if name == "scheduler" else ["/var/lib/coppice"])
 
@@ -154,7 +199,7 @@ def test_prometheus_scrapes_ports_that_are_served(compose: dict[str, Any]) -> No
     assert jobs["worker"]["dns_sd_configs"][0]["port"] == WorkerSettings.model_fields["http_port"].default
     for name in ("worker-cpu", "worker-gpu"):
         assert (
-            jobs["worker"]["dns_sd_configs"][0]["names"] == compose["services"][name]["networks"]["coppice"]["aliases"]
+            jobs["worker"]["dns_sd_configs"][0]["names"] == compose["services"][name]["networks"]["internal"]["aliases"]
         )
 
 
@@ -163,10 +208,10 @@ def metric_names(expression: str) -> set[str]:
     return set(re.findall(r"(?:vllm|coppice)[:_][a-z0-9_:]+", expression))
 
 
-def names_in_code() -> set[str]:
-    """Every metric name that a service writes down, as it is exposed."""
+def names_in(*places: str) -> set[str]:
+    """Every metric name that is written down in files of these patterns, as it is exposed."""
     found: set[str] = set()
-    for file in (ROOT / "services").glob("*/*/edge/**/*metrics.py"):
+    for file in (file for place in places for file in ROOT.glob(place)):
         for name in re.findall(r'"((?:vllm|coppice)[:_][a-z0-9_:]+)"', file.read_text()):
             found |= {name, f"{name}_total", f"{name}_bucket", f"{name}_sum", f"{name}_count"}
     return found
@@ -176,7 +221,7 @@ def test_the_board_draws_only_metrics_that_exist() -> None:
     board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "coppice.json").read_text())
     drawn = {name for panel in board["panels"] for target in panel["targets"] for name in metric_names(target["expr"])}
     assert len(drawn) > 15
-    assert not drawn - names_in_code()
+    assert not drawn - names_in("services/*/*/edge/**/*metrics.py")
 
 
 def test_provisioning_points_at_the_board_and_its_source(compose: dict[str, Any]) -> None:
@@ -205,11 +250,15 @@ def has_compose_plugin() -> bool:
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
-def test_docker_compose_accepts_the_file(profile: str) -> None:
+def test_docker_compose_accepts_the_file(made: Path, profile: str) -> None:
     if not has_compose_plugin():
         pytest.skip("docker compose is not installed here")
     command = ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "--profile", profile, "config", "-q"]
-    environment = {**os.environ, "COPPICE_SEAL_KEY": SEAL_KEY}
+    environment = {
+        **os.environ,
+        "COPPICE_SECRETS": str(made / "secrets"),
+        "COPPICE_TENANTS": str(made / "tenants"),
+    }
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
 

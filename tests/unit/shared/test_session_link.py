@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +10,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from coppice.session import link as link_module
 from coppice.session.frames import PROTOCOL_VERSION, Data, Heartbeat, Hello, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink, LinkBroken, LinkOverflow, ServerLink, ServerLinks
-from tests.fakes.session_machine import KEY, SessionMachine
+from tests.fakes.cache.session_machine import KEY, SessionMachine
 
 SETTINGS = settings(
     max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
@@ -118,6 +118,17 @@ def test_a_refusal_of_the_application_opens_nothing() -> None:
     refusal = Reject(RejectCode.FENCED, "no")
     assert links.accept(ClientLink[str](KEY, "c").connect(), lambda _: refusal) is refusal
     assert len(links) == 0
+
+
+def test_a_session_is_resumed_under_its_own_name_alone() -> None:
+    """Who may have a session is judged by the name in its Hello."""
+    links: ServerLinks[str] = ServerLinks(1, 1)
+    client: ClientLink[str] = ClientLink(KEY, "a")
+    assert not isinstance(links.accept(client.connect(), lambda _: 1), Reject)
+    refused = links.accept(replace(client.connect(), name="b"), lambda _: 1)
+    assert isinstance(refused, Reject)
+    assert refused.code is RejectCode.INVALID
+    assert not isinstance(links.accept(client.connect(), lambda _: 1), Reject)
 
 
 @pytest.mark.parametrize(("key", "connection"), [(b"short", 1), (KEY, 0)])

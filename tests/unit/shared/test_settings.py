@@ -106,6 +106,38 @@ def test_a_secret_has_no_flag_and_is_never_shown() -> None:
         read("--seal-key", "abcdef01")
 
 
+def test_a_secret_may_lie_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("abcdef01\n")
+    assert read(COPPICE_SEAL_KEY_FILE=str(file)).seal_key.get_secret_value() == "abcdef01"
+
+
+@pytest.mark.parametrize(
+    ("content", "beside", "message"),
+    [
+        (None, {}, "COPPICE_SEAL_KEY_FILE: cannot read .*key: No such file"),
+        (b"", {}, "COPPICE_SEAL_KEY_FILE: .*key must have 1 to 4096 bytes"),
+        (b"\n", {}, "must have 1 to 4096 bytes"),
+        (b"a" * 4097, {}, "must have 1 to 4096 bytes"),
+        (b"\xff", {}, "is no text"),
+        (b"ab", {"COPPICE_SEAL_KEY": "ab"}, "COPPICE_SEAL_KEY and COPPICE_SEAL_KEY_FILE are both set"),
+    ],
+)
+def test_a_file_that_holds_no_secret(
+    tmp_path: Path, content: bytes | None, beside: dict[str, str], message: str
+) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read(COPPICE_SEAL_KEY_FILE=str(file), **beside)
+
+
+def test_only_a_secret_may_lie_in_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown environment variable COPPICE_DEMO_HTTP_PORT_FILE"):
+        read(COPPICE_DEMO_HTTP_PORT_FILE=str(tmp_path))
+
+
 def test_usage_errors_end_the_process_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read_settings(Demo, ["--http-port", "x"], {}, "coppice demo")

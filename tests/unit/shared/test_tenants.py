@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from coppice.errors import UsageError
-from coppice.tenants import TenantDirectory, digest_of_key
+from coppice.tenants.directory import TenantDirectory
+from coppice.tenants.keys import digest_of_key
 
+NOW = datetime(2026, 7, 1, tzinfo=UTC)
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "tenants.example.yaml"
 
 
@@ -29,7 +32,7 @@ def refusal(tmp_path: Path, text: str) -> str:
 
 def test_the_documented_example_loads_and_its_key_works() -> None:
     directory = TenantDirectory.load(EXAMPLE)
-    orchard = directory.authenticate("example-key-orchard")
+    orchard = directory.authenticate("example-key-orchard", NOW)
     assert orchard is not None
     assert (orchard.id, orchard.domain, orchard.max_share) == ("orchard", "tenant/orchard", 0.75)
     assert {shares.mode for shares in directory.domains()} == {"private", "strict", "shared", "disabled"}
@@ -37,19 +40,22 @@ def test_the_documented_example_loads_and_its_key_works() -> None:
 
 def test_the_credential_alone_names_the_tenant(tmp_path: Path) -> None:
     directory = TenantDirectory.load(write(tmp_path, "tenants:\n" + entry("a", "key-a") + entry("b", "key-b")))
-    assert [directory.authenticate(key) and directory.authenticate(key).id for key in ("key-a", "key-b")] == ["a", "b"]  # type: ignore[union-attr]
-    assert directory.authenticate("key-c") is None
-    assert directory.authenticate("") is None
-    assert directory.authenticate(None) is None
-    assert directory.authenticate("\ud800") is None
+    assert [directory.authenticate(key, NOW) and directory.authenticate(key, NOW).id for key in ("key-a", "key-b")] == [
+        "a",
+        "b",
+    ]  # type: ignore[union-attr]
+    assert directory.authenticate("key-c", NOW) is None
+    assert directory.authenticate("", NOW) is None
+    assert directory.authenticate(None, NOW) is None
+    assert directory.authenticate("\ud800", NOW) is None
     assert directory.needs_key
 
 
 def test_without_a_file_there_is_one_tenant_and_no_key() -> None:
     directory = TenantDirectory.single_default()
-    tenant = directory.authenticate(None)
+    tenant = directory.authenticate(None, NOW)
     assert tenant is not None
-    assert tenant is directory.authenticate("anything")
+    assert tenant is directory.authenticate("anything", NOW)
     assert tenant.domain == "tenant/default"
     assert not directory.needs_key
     (shares,) = directory.domains()

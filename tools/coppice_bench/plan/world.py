@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from coppice.edge.step_codec import plan_to_wire, result_from_wire, result_to_wire
+from coppice.edge.codec import STEPS
 from coppice.handles import make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import (
@@ -32,8 +32,8 @@ from coppice.messages.index import (
 )
 from coppice.messages.step import SamplingParams, StepPlan, StepResult
 from coppice.seals import SEAL_BYTES
+from coppice.session.frames import Data
 from coppice_bench.rpc.client import NAMESPACE, WORKER
-from coppice_rpc.v1 import worker_pb2
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Effects, Output, Request, TokenBatch
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
@@ -86,7 +86,6 @@ class PlanWorld:
         self._detokenizers = DetokenizerFactory(tokenizer)
         self._texts: dict[int, Detokenizer] = {}  # by number of the request
         self._names: dict[str, int] = {}  # numbers of those at work
-        self._stops_after: dict[int, int] = {}  # tokens left before the stop token, by sequence
         self._worker = _Worker(self._random, self._vocabulary)
         self._cache = _Cache()
         self._plans: deque[StepPlan] = deque()
@@ -161,11 +160,12 @@ class PlanWorld:
         assert refused is None, refused
 
     def _take_result(self, result: StepResult, times: StepTimes) -> None:
-        wire = result_to_wire(result).SerializeToString()
+        message = STEPS.from_server.encode(Data(1, result.step, 1, result))
         began = self._clock()
-        result = result_from_wire(worker_pb2.StepResult.FromString(wire))
+        frame = STEPS.from_server.decode(message)
+        assert isinstance(frame, Data)
         arrived = self._clock()
-        self._core.worker_result(WORKER, result, self._now_ns)
+        self._core.worker_result(WORKER, frame.body, self._now_ns)
         times.core += self._clock() - arrived
         times.edge += arrived - began
 
@@ -174,7 +174,7 @@ class PlanWorld:
         effects = self._core.advance(self._now_ns)
         decided = self._clock()
         for _, plan in effects.plans:
-            plan_to_wire(plan).SerializeToString()
+            STEPS.from_client.encode(Data(1, plan.step, 1, plan))
         self._to_streams(effects)
         times.core += decided - began
         times.edge += self._clock() - decided
@@ -259,7 +259,7 @@ class _Cache:
             have = self._blocks[op.lease_id]
             return Extended(op.lease_id, have, self._own(op.lease_id, op.reserve_tokens), b"")
         if isinstance(op, Publish):
-            count = len(op.tokens) // (4 * BLOCK)
+            count = op.num_named_blocks + len(op.tokens) // (4 * BLOCK)
             return Published(op.lease_id, op.first_block + count, self._handles(count), bytes(SEAL_BYTES * count))
         self._blocks.pop(op.lease_id, None)
         return Released(op.lease_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Iterator
 from time import perf_counter_ns
@@ -11,15 +10,15 @@ from typing import Any, Self
 
 import grpc
 
-from coppice.edge import index_codec, registration_codec
+from coppice.edge import codec
 from coppice.edge.grpc_server import CHANNEL_OPTIONS
 from coppice.edge.link_client import LinkClient
 from coppice.errors import CoppiceError
 from coppice.ids import CacheEpoch, Namespace, WorkerEpoch, WorkerId
 from coppice.messages.index import Answer, AnswerBatch, Op, OpBatch, Workers
 from coppice.messages.registration import Fence, FenceAck, Register, Registered
-from coppice.session.frames import KEY_BYTES, Reject
-from coppice.session.link import Attached, ClientLink
+from coppice.session.frames import Reject
+from coppice.session.link import Attached
 from coppice_bench.rpc.wire import BARE_METHOD, BARE_SERVICE, BLOCK_SIZE
 
 ANSWER_S = 10.0
@@ -30,10 +29,10 @@ WORKER = WorkerId("bench")
 class _Ends:
     """A session; bodies go to `heard` with the time at which they arrived."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, address: str) -> None:
         self.heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.attachment = 0
-        self.link = self._open(f"127.0.0.1:{port}")
+        self.link = self._open(address)
         self.link.start()
 
     def _open(self, address: str) -> LinkClient:
@@ -73,13 +72,12 @@ class _Ends:
 class TimedSession(_Ends):
     """A client of the cache service."""
 
-    def __init__(self, port: int) -> None:
-        super().__init__(port)
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
         self.wait(Attached)
 
     def _open(self, address: str) -> LinkClient:
-        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), "bench")
-        return LinkClient(session, address, index_codec.EDGE, self, "bench")
+        return LinkClient(codec.INDEX, address, self, "bench", "cache")
 
     def ask(self, *ops: Op) -> tuple[int, tuple[Answer, ...]]:
         """Nanoseconds from posting the ops to having the answers decoded, and the answers."""
@@ -99,15 +97,14 @@ class TimedSession(_Ends):
 class RegisteredWorker(_Ends):
     """A worker without a pool: registers, and acknowledges fences."""
 
-    def __init__(self, port: int, num_blocks: int) -> None:
+    def __init__(self, address: str, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self.epoch = WorkerEpoch(0)
-        super().__init__(port)
+        super().__init__(address)
         self.wait(Registered)
 
     def _open(self, address: str) -> LinkClient:
-        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), WORKER)
-        return LinkClient(session, address, registration_codec.EDGE, self, "worker")
+        return LinkClient(codec.WORKERS, address, self, WORKER, "cache")
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
         super().link_attached(attached, attachment)
@@ -153,11 +150,14 @@ class BareStream:
         while (request := self._out.get()) is not None:
             yield request
 
+    def answer(self, request: bytes) -> bytes:
+        self._out.put(request)
+        return next(self._answers)
+
     def ask(self, request: bytes) -> int:
         """Nanoseconds until the answer is here."""
         began_ns = perf_counter_ns()
-        self._out.put(request)
-        next(self._answers)
+        self.answer(request)
         return perf_counter_ns() - began_ns
 
     def __enter__(self) -> Self:

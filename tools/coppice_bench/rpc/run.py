@@ -3,17 +3,13 @@
 A process of its own serves the cache service and two echoes (`server`); this one asks them in turns. The echo
 speaks the session protocol with the same codecs and answers with a grant of the same size, so the ratio is what the
 core, its lock and its effects add. `bare` moves the same bytes over a stream of gRPC alone. `ratio` and
-`ratio_to_grpc` are the worst of the prompts of 512 and 4,096 tokens, cold and warm; every case is listed.
+`ratio_to_grpc` are the worst of the prompts of 512 and 4,096 tokens, cold and warm; every case is listed. `links` has
+TCP, a Unix socket and gRPC alone, back to back and after pauses.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -25,6 +21,8 @@ from coppice.messages.index import Acquire, Answer, Candidate, Grant, Publish, P
 from coppice.seals import SEAL_BYTES
 from coppice_bench.report import describe_run, note
 from coppice_bench.rpc.client import NAMESPACE, WORKER, BareStream, RegisteredWorker, TimedSession
+from coppice_bench.rpc.links import measure_links
+from coppice_bench.rpc.processes import serving
 from coppice_bench.rpc.wire import BLOCK_SIZE, bare_request
 
 DOMAIN = DomainId("bench")
@@ -35,7 +33,6 @@ ROUNDS = 300
 QUICK_ROUNDS = 10
 _POOL_BLOCKS = 65_536
 _TURN = 5  # calls of one contender before the next
-_START_S = 30.0
 _FRAME_BYTES = 96  # about what ids and numbers take beside tokens and handles
 _US = 1_000
 
@@ -76,7 +73,7 @@ def run_rpc(*, quick: bool) -> dict[str, Any]:
     """Raises CoppiceError."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     with (
-        _serving() as ports,
+        serving("coppice_bench.rpc.server") as ports,
         RegisteredWorker(ports["session"], _POOL_BLOCKS),
         TimedSession(ports["session"]) as index,
         TimedSession(ports["echo"]) as echo,
@@ -98,7 +95,14 @@ def run_rpc(*, quick: bool) -> dict[str, Any]:
         "ratio": max(case["ratio"] for case in judged),
         "ratio_to_grpc": max(case["acquire_us"] / case["bare_us"] for case in judged),
     }
-    return {"bench": "rpc", **ratios, "cases": cases, "rounds": rounds, **describe_run()}
+    return {
+        "bench": "rpc",
+        **ratios,
+        "cases": cases,
+        "links": measure_links(quick=quick),
+        "rounds": rounds,
+        **describe_run(),
+    }
 
 
 def _measure(
@@ -150,26 +154,3 @@ def _cache(index: TimedSession, prompts: _Prompts, tokens: bytes) -> None:
     published = index.ask(acquire, Publish(lease, 0, tokens), Release(lease))[1][1]
     if not isinstance(published, Published):
         raise CoppiceError(f"{num_tokens} tokens could not be published: {published}")
-
-
-@contextmanager
-def _serving() -> Iterator[dict[str, int]]:
-    """Ports of the serving process by name. Raises CoppiceError when it does not start."""
-    command = [sys.executable, "-m", "coppice_bench.rpc.server"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise CoppiceError("the serving process of the benchmark ended before it served; see above")
-        yield json.loads(line)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(timeout=_START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert process.stdout is not None
-        process.stdout.close()

@@ -18,10 +18,11 @@ from typing import Any
 import grpc
 
 from coppice.addresses import Address
-from coppice.edge import index_codec
+from coppice.edge import codec
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
+from coppice.edge.signal_event import SignalEvent
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import CacheEpoch, WorkerEpoch
 from coppice.messages.index import Acquire, Answer, AnswerBatch, Grant, Op, OpBatch, Released
@@ -45,7 +46,7 @@ class _EchoSessions:
 
     def __init__(self) -> None:
         links: ServerLinks[Any] = ServerLinks((_EPOCH << 32) | 1, _EPOCH)
-        self.server = LinkServer(links, index_codec.EDGE, self)
+        self.server = LinkServer(links, codec.INDEX, self)
 
     def session_opening(self, hello: Hello) -> int | Reject:
         return 1
@@ -88,14 +89,14 @@ def _add_bare(server: grpc.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BARE_SERVICE, {BARE_METHOD: bare}),))
 
 
-def _end_with_input(ending: threading.Event) -> None:
+def _end_with_input(ending: SignalEvent) -> None:
     sys.stdin.read()
     ending.set()
 
 
 def main() -> None:
     configure_logging("warning")
-    ending = threading.Event()
+    ending = SignalEvent()
     threading.Thread(target=_end_with_input, args=(ending,), daemon=True).start()
     cache = CacheProcess(CacheSettings.model_validate(_SETTINGS), ending)
     cache.start()
@@ -104,7 +105,7 @@ def main() -> None:
     echo.start((sessions.server,))
     bare = GrpcServer("127.0.0.1:0", (), _add_bare, "bare")
     bare.start()
-    print(json.dumps({"session": cache.session_port, "echo": echo.port, "bare": bare.port}), flush=True)
+    print(json.dumps({"session": str(cache.session_address), "echo": str(echo.address), "bare": bare.port}), flush=True)
     try:
         ending.wait()
     except KeyboardInterrupt:

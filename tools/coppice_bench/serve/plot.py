@@ -37,6 +37,7 @@ class Panel:
     title: str
     x_label: str
     series: tuple[Series, ...]
+    legend_below: bool = False  # where lines end at the top
 
 
 def write_plot(
@@ -123,7 +124,8 @@ def _panel(panel: Panel, left: float) -> Iterator[str]:
             yield from (
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}" fill-opacity=".6"/>' for x, y in points
             )
-        x, y = x0 + across, y0 - up + 12 + 14 * place
+        rows_below = len(panel.series) - 1 - place
+        x, y = x0 + across, y0 - 8 - 14 * rows_below if panel.legend_below else y0 - up + 12 + 14 * place
         yield f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="end" fill="{colour}">{escape(series.name)}</text>'
 
 

@@ -61,7 +61,7 @@ def _choose(models: list[dict[str, Any]], wanted: str) -> Model:
 
 
 async def _measure_words(client: HttpClient, options: ServeOptions, model: Model) -> Model:
-    """Two prompts of different length tell what a word costs and what is added to each prompt."""
+    """Two prompts of different length tell what a word costs, whatever is added to each prompt."""
     content = Content(0, replace(model, words_per_token=1.0), as_ids=False)
     bodies = Bodies(model.name, options.api, options.temperature)
     lengths = []
@@ -75,8 +75,7 @@ async def _measure_words(client: HttpClient, options: ServeOptions, model: Model
         lengths.append(int(usage["prompt_tokens"]))
     few, many = _CALIBRATION_WORDS
     tokens_per_word = max(0.01, (lengths[1] - lengths[0]) / (many - few))
-    extra = max(0.0, lengths[0] - few * tokens_per_word)
-    return replace(model, words_per_token=1 / tokens_per_word, extra_tokens=extra)
+    return replace(model, words_per_token=1 / tokens_per_word)
 
 
 async def _ask(client: HttpClient, options: ServeOptions, request: bytes) -> Answer:

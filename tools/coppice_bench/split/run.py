@@ -1,6 +1,6 @@
 """`coppice bench split`: what it costs that cache, scheduler and worker are processes of their own.
 
-    split       the three services as they ship, on loopback; the driver submits to the planner, in its process
+    split       the three services as they ship, over Unix sockets; the driver submits to the planner, in its process
     one         the same cores with the same settings in one process, called directly, and the driver with them
     one_sync    as `one`, but a step is planned when the one before is done, instead of one step earlier
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -94,23 +95,25 @@ def single_stack(max_steps_in_flight: int, checkpoint: Path | None) -> Iterator[
 
 @contextmanager
 def split_stack(max_context: int, checkpoint: Path | None) -> Iterator[Stack]:
-    """Cache service, worker and scheduler as processes of their own, over loopback."""
-    grpc, sessions, http, steps, worker_grpc, metrics = free_addresses(6)
+    """Cache service, worker and scheduler as processes of their own, over Unix sockets as in `coppice up`."""
+    grpc, http, worker_grpc, metrics = free_addresses(4)
     key = {"COPPICE_SEAL_KEY": secrets.token_hex(32)}
-    cache = ["-m", "coppice_cache", "--grpc-port", str(grpc.port), "--session-port", str(sessions.port)]
-    cache += ["--http-port", str(http.port)]
     with ExitStack() as running:
+        folder = running.enter_context(tempfile.TemporaryDirectory(prefix="coppice-split-"))
+        sessions, steps = f"unix:{folder}/cache", f"unix:{folder}/worker"
+        cache = ["-m", "coppice_cache", "--grpc-port", str(grpc.port), "--session-address", sessions]
+        cache += ["--http-port", str(http.port)]
         running.enter_context(Process("cache", *cache, "--log-level", "error", environment=key))
         worker = None
         if checkpoint is None:
-            worker = running.enter_context(Process("worker", "-m", "coppice_bench.split.worker", str(sessions)))
+            worker = running.enter_context(Process("worker", "-m", "coppice_bench.split.worker", sessions, steps))
             worker.hear()
         else:
-            arguments = ["-m", "coppice_worker", "--cache", str(sessions), "--model", str(checkpoint), "--threads", "1"]
-            ports = ["--session-port", str(steps.port), "--grpc-port", str(worker_grpc.port)]
+            arguments = ["-m", "coppice_worker", "--cache", sessions, "--model", str(checkpoint), "--threads", "1"]
+            ports = ["--session-address", steps, "--grpc-port", str(worker_grpc.port)]
             ports += ["--http-port", str(metrics.port)]
             running.enter_context(Process("worker", *arguments, *ports, "--num-blocks", "4096", "--log-level", "error"))
-        arguments = ["-m", "coppice_bench.split.scheduler", str(sessions), str(max_context)]
+        arguments = ["-m", "coppice_bench.split.scheduler", sessions, str(max_context)]
         driver = running.enter_context(Process("scheduler", *arguments))
         driver.hear()
         yield Stack(driver, worker)

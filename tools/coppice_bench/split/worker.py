@@ -1,4 +1,4 @@
-"""`python -m coppice_bench.split.worker CACHE`: the worker service as it ships, on an executor that sleeps.
+"""`python -m coppice_bench.split.worker CACHE SESSIONS`: the worker service as it ships, on an executor that sleeps.
 
 A line {"step_ms": 10} on stdin sets the length of a step.
 """
@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from coppice.addresses import Address
+from coppice.addresses import parse_session_address
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.session_listener import SessionListener
 from coppice_bench.split.commands import serve_commands
@@ -22,10 +22,10 @@ from coppice_worker.edge.service import WorkerService
 _log = logging.getLogger(__name__)
 
 
-def main(cache: str) -> None:
-    listener = SessionListener(Address("127.0.0.1", 0))
+def main(cache: str, sessions: str) -> None:
+    listener = SessionListener(parse_session_address(sessions))
     server = GrpcServer("127.0.0.1:0", ("coppice_rpc.v1.Worker",), None, "bench")
-    executor, settings = sleeping_worker(f"127.0.0.1:{listener.port}")
+    executor, settings = sleeping_worker(sessions)
     service = WorkerService(WorkerCore(settings), executor, StepObserver(), _failed)
     server.add(service.add_to)
     service.serve(listener, server)
@@ -45,4 +45,4 @@ def _failed(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coppice.errors import EXIT_OK
 from coppice_cli.bench.serve import serve
-from coppice_cli.variables import refuse_unknown_variables_of
+from coppice_cli.variables import Command
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")]
 Quick = Annotated[
@@ -19,19 +18,11 @@ Quick = Annotated[
 
 def add_to(bench: typer.Typer) -> None:
     """Hang the commands up under `coppice bench`."""
-    bench.command()(index)
-    bench.command()(rpc)
-    bench.command()(churn)
-    bench.command()(trace)
-    bench.command()(serve)
-    bench.command()(split)
-    bench.command()(plan)
-    bench.command()(kernels)
-    bench.command()(step)
+    for command in (index, rpc, churn, trace, serve, split, plan, kernels, step):
+        bench.command(cls=Command)(command)
 
 
 def index(
-    context: typer.Context,
     as_json: AsJson = False,
     quick: Quick = False,
     peers: Annotated[
@@ -43,23 +34,18 @@ def index(
     from coppice_bench.index.run import run_index
     from coppice_bench.report import print_report
 
-    refuse_unknown_variables_of(context)
     print_report(run_index(quick=quick, peers=peers), as_json=as_json)
-    raise typer.Exit(EXIT_OK)
 
 
-def rpc(context: typer.Context, as_json: AsJson = False, quick: Quick = False) -> None:
+def rpc(as_json: AsJson = False, quick: Quick = False) -> None:
     """Measure acquire over a session against an echo of the same bytes on the same kind of session."""
     from coppice_bench.report import print_report
     from coppice_bench.rpc.run import run_rpc
 
-    refuse_unknown_variables_of(context)
     print_report(run_rpc(quick=quick), as_json=as_json)
-    raise typer.Exit(EXIT_OK)
 
 
 def churn(
-    context: typer.Context,
     as_json: AsJson = False,
     quick: Quick = False,
     trace: Annotated[
@@ -72,14 +58,11 @@ def churn(
     from coppice_bench.index.churn import run_churn
     from coppice_bench.report import print_report
 
-    refuse_unknown_variables_of(context)
     report = run_churn(trace=trace, requests=requests, capacity_tokens=capacity_tokens, quick=quick)
     print_report(report, as_json=as_json)
-    raise typer.Exit(EXIT_OK)
 
 
 def trace(
-    context: typer.Context,
     trace: Annotated[Path, typer.Option(help="Trace in Mooncake's format, plain or gzip.")],
     capacity_blocks: Annotated[int, typer.Option(help="Size of the cache, in blocks of the trace.")],
     policy: Annotated[str, typer.Option(help="adaptive, lru, arc, s3fifo or optimum.")] = "adaptive",
@@ -88,14 +71,11 @@ def trace(
     """Measure the hit rate of an eviction policy on a trace, beside LRU and the optimum with foresight."""
     from coppice_bench.trace.run import print_trace_report, run_trace
 
-    refuse_unknown_variables_of(context)
     report = run_trace(path=trace, capacity_blocks=capacity_blocks, policy=policy)
     print_trace_report(report, as_json=as_json)
-    raise typer.Exit(EXIT_OK)
 
 
 def split(
-    context: typer.Context,
     as_json: AsJson = False,
     quick: Quick = False,
     streams: Annotated[int, typer.Option(help="Streams that decode throughout.")] = 32,
@@ -107,26 +87,21 @@ def split(
     from coppice_bench.split.plot import write_split_plot
     from coppice_bench.split.run import run_split
 
-    refuse_unknown_variables_of(context)
     report = run_split(quick=quick, streams=streams, rounds=rounds)
     print_report(report, as_json=as_json)
     if plot is not None:
         write_split_plot(plot, report)
-    raise typer.Exit(EXIT_OK)
 
 
-def plan(context: typer.Context, as_json: AsJson = False, quick: Quick = False) -> None:
+def plan(as_json: AsJson = False, quick: Quick = False) -> None:
     """Measure the processor time that a step costs the scheduler, by sequences that run."""
     from coppice_bench.plan.run import run_plan
     from coppice_bench.report import print_report
 
-    refuse_unknown_variables_of(context)
     print_report(run_plan(quick=quick), as_json=as_json)
-    raise typer.Exit(EXIT_OK)
 
 
 def kernels(
-    context: typer.Context,
     as_json: AsJson = False,
     quick: Quick = False,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's own choice.")] = None,
@@ -135,13 +110,10 @@ def kernels(
     from coppice_bench.kernels.run import run_kernels
     from coppice_bench.report import print_report
 
-    refuse_unknown_variables_of(context)
     print_report(run_kernels(quick=quick, threads=threads), as_json=as_json)
-    raise typer.Exit(EXIT_OK)
 
 
 def step(
-    context: typer.Context,
     as_json: AsJson = False,
     quick: Quick = False,
     threads: Annotated[
@@ -152,6 +124,4 @@ def step(
     from coppice_bench.report import print_report
     from coppice_bench.step.run import run_step
 
-    refuse_unknown_variables_of(context)
     print_report(run_step(quick=quick, threads=threads), as_json=as_json)
-    raise typer.Exit(EXIT_OK)

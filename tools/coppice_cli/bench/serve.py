@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from coppice_cli.variables import refuse_unknown_variables_of
-
 
 def serve(
     context: typer.Context,
@@ -53,7 +51,6 @@ def serve(
     from coppice_bench.serve.options import ServeOptions, TenantKey
     from coppice_bench.serve.run import run_serve
 
-    refuse_unknown_variables_of(context)
     others = {name: value for name, value in context.params.items() if name not in ("tenant", "plot", "as_json")}
     options = ServeOptions(**others, tenants=tuple(TenantKey.parse(text) for text in tenant or ()))
     raise typer.Exit(run_serve(options, as_json=as_json, plot=plot))

@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from coppice.errors import CoppiceError, UnavailableError, UsageError
+from coppice.tls.credentials import Credentials
+from coppice.tls.identity import NoIdentity, Role, identity_of
 
 DEFAULT_URL = "http://127.0.0.1:8071"
 CALL_S = 30.0
@@ -17,10 +19,33 @@ _UNKNOWN = ("domain_not_found", "worker_not_found", "pin_not_found")
 AUDIT_S = 600.0  # an audit of a large index takes as long as it takes
 
 
+class _CheckedConnection(http.client.HTTPSConnection):
+    """No host name is compared: the certificate says that it is a cache service, wherever it runs."""
+
+    def connect(self) -> None:
+        super().connect()
+        try:
+            server = identity_of(self.sock.getpeercert())
+        except NoIdentity as error:
+            raise OSError(str(error)) from error
+        if server.role is not Role.CACHE:
+            raise OSError(f"{server} answers there")
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, tls: Credentials) -> None:
+        super().__init__(context=tls.client_context())
+        self._tls = tls
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_CheckedConnection, request, context=self._tls.client_context())
+
+
 class CacheClient:
     """Raises UsageError for what the service calls wrong or unknown, UnavailableError when nobody answers."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: Credentials | None = None) -> None:
+        """With `tls`, whoever answers must be a cache service by its certificate."""
         parts = urlsplit(url)
         try:
             bad = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
@@ -28,7 +53,14 @@ class CacheClient:
             bad = True
         if bad or parts.query or parts.path.strip("/"):
             raise UsageError(f"--url {url} is no address of a cache service", hint="give http://HOST:PORT")
+        if (parts.scheme == "https") != (tls is not None):
+            raise UsageError(
+                f"--url {url} and certificates do not go together",
+                hint="with https, give --tls-cert, --tls-key and --tls-ca of an operator before the command",
+            )
         self._url = url.rstrip("/")
+        handlers = () if tls is None else (_Https(tls),)
+        self._opener = urllib.request.build_opener(*handlers)
 
     def stats(self) -> Any:
         return self._call("GET", "/v1/stats")
@@ -61,7 +93,7 @@ class CacheClient:
         headers = {"Content-Type": "application/json"} if data is not None else {}
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            with self._opener.open(request, timeout=timeout_s) as answer:
                 return self._parsed(answer.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 from coppice.errors import EXIT_FAILURE, EXIT_OK, UsageError
+from coppice.tls.credentials import Credentials
+from coppice.tls.identity import Role
 from coppice_cli.cache.client import DEFAULT_URL, CacheClient
-from coppice_cli.variables import refuse_unknown_variables_of
+from coppice_cli.tls_options import TlsCa, TlsCert, TlsKey, files_of
+from coppice_cli.variables import Command
 
 Url = Annotated[
     str,
@@ -24,16 +27,26 @@ Model = Annotated[str, typer.Option(help="Checkpoint folder or hub id, for --tex
 
 def add_to(cache: typer.Typer) -> None:
     """Hang the commands up under `coppice cache`."""
+    cache.callback()(tls_options)
     for command in (stats, tree, explain, audit, flush, pin, unpin, pins):
-        cache.command()(command)
+        cache.command(cls=Command)(command)
+
+
+def tls_options(context: typer.Context, cert: TlsCert = None, key: TlsKey = None, ca: TlsCa = None) -> None:
+    """Look into a running cache service. With TLS, give the certificate of an operator before the command."""
+    context.obj = files_of(cert, key, ca)
+
+
+def _client(context: typer.Context, url: str) -> CacheClient:
+    files = context.obj
+    return CacheClient(url, None if files is None else Credentials(files, Role.OPERATOR))
 
 
 def stats(context: typer.Context, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """Blocks, leases and hits, per worker and domain."""
     from coppice_cli.cache import views as cache_views
 
-    refuse_unknown_variables_of(context)
-    cache_views.show_stats(CacheClient(url).stats(), as_json=json)
+    cache_views.show_stats(_client(context, url).stats(), as_json=json)
 
 
 def tree(
@@ -49,8 +62,7 @@ def tree(
     """The radix trees of a domain."""
     from coppice_cli.cache import views as cache_views
 
-    refuse_unknown_variables_of(context)
-    found = CacheClient(url).tree(domain, worker_id=worker, max_depth=depth, limit=limit, page_token=page_token)
+    found = _client(context, url).tree(domain, worker_id=worker, max_depth=depth, limit=limit, page_token=page_token)
     cache_views.show_tree(found, as_json=json)
 
 
@@ -68,17 +80,15 @@ def explain(
     from coppice_cli.cache import views as cache_views
     from coppice_cli.cache.token_lists import read_tokens
 
-    refuse_unknown_variables_of(context)
     prompt = read_tokens(tokens, text, model)
-    cache_views.show_explanations(CacheClient(url).explain(domain, prompt, namespace), as_json=json)
+    cache_views.show_explanations(_client(context, url).explain(domain, prompt, namespace), as_json=json)
 
 
 def audit(context: typer.Context, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """Check every invariant, in slices beside the work. Exit code 1 when one is broken."""
     from coppice_cli.cache import views as cache_views
 
-    refuse_unknown_variables_of(context)
-    found = CacheClient(url).audit()
+    found = _client(context, url).audit()
     cache_views.show_audit(found, as_json=json)
     raise typer.Exit(EXIT_OK if found["holds"] else EXIT_FAILURE)
 
@@ -98,8 +108,7 @@ def flush(
     from coppice_cli.cache import views as cache_views
     from coppice_cli.cache.token_lists import read_tokens
 
-    refuse_unknown_variables_of(context)
-    client = CacheClient(url)
+    client = _client(context, url)
     what: dict[str, object] = {}
     if tokens or text:
         if not domain:
@@ -131,8 +140,7 @@ def pin(
     from coppice_cli.cache import views as cache_views
     from coppice_cli.cache.token_lists import read_tokens
 
-    refuse_unknown_variables_of(context)
-    client, prompt = CacheClient(url), read_tokens(tokens, text, model)
+    client, prompt = _client(context, url), read_tokens(tokens, text, model)
     namespace = namespace or _only_namespace(client, domain, prompt)
     cache_views.show_pinned(client.pin(name, domain, namespace, prompt), len(prompt), as_json=json)
 
@@ -146,16 +154,14 @@ def unpin(
     """Let a pinned prefix go."""
     from coppice_cli.cache import views as cache_views
 
-    refuse_unknown_variables_of(context)
-    cache_views.show_unpinned(CacheClient(url).unpin(name), as_json=json)
+    cache_views.show_unpinned(_client(context, url).unpin(name), as_json=json)
 
 
 def pins(context: typer.Context, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """All pins and what they hold."""
     from coppice_cli.cache import views as cache_views
 
-    refuse_unknown_variables_of(context)
-    cache_views.show_pins(CacheClient(url).pins(), as_json=json)
+    cache_views.show_pins(_client(context, url).pins(), as_json=json)
 
 
 def _only_namespace(client: CacheClient, domain: str, prompt: list[int]) -> str:

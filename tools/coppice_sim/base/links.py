@@ -5,12 +5,11 @@ The protocol itself is `coppice.session.link`, the same as in the services.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import Accepted, Attached, ClientLink, LinkBroken, ServerLink, ServerLinks
-from coppice_sim.base.network import Connection, Endpoint, Network
+from coppice_sim.base.network import Connection, Network
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
 
@@ -36,13 +35,13 @@ class ClientEnd:
         process: Process,
         network: Network,
         link: ClientLink[Any],
-        listener: Callable[[], Endpoint | None],
+        address: str,
         handler: ClientHandler,
     ) -> None:
         self.process = process
         self.link = link
         self._network = network
-        self._listener = listener
+        self._address = address
         self._handler = handler
         self._connection: Connection | None = None
         self._heard_ns = process.now_ns
@@ -104,7 +103,7 @@ class ClientEnd:
         if self._is_over or self._connection is not None:
             return
         hello = self.link.connect()
-        self._connection = self._network.connect(self, self._listener())
+        self._connection = self._network.connect(self, self._network.listener(self._address))
         if self._connection is None:
             self._retry()
             return

@@ -7,11 +7,15 @@ still arrives afterwards, while a newer connection is open already. A frame may 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from coppice.messages.index import Workers
+from coppice.messages.registration import Registered
+from coppice.session.frames import Data, Welcome
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS, Timeline
 
@@ -89,10 +93,21 @@ class Network:
         self.timeline = timeline
         self.rng = rng
         self.weather = Weather()
+        self._listeners: dict[str, Endpoint] = {}
         self.open_connections: dict[Connection, None] = {}  # in the order in which they were opened
         self.num_lost = 0
         self.num_doubled = 0
+        self.overheard: deque[Any] = deque(maxlen=40)  # what is told in confidence, by somebody who listens
         self.num_late = 0  # frames that arrived after their connection had broken
+
+    def listen(self, address: str, server: Endpoint) -> None:
+        """In place of whoever listened there before."""
+        self._listeners[address] = server
+
+    def listener(self, address: str) -> Endpoint | None:
+        """None: nobody listens there, or a process that has died."""
+        server = self._listeners.get(address)
+        return server if server is not None and server.process.is_alive else None
 
     def connect(self, client: Endpoint, server: Endpoint | None) -> Connection | None:
         """None: nobody listens there, or the way is blocked."""
@@ -111,6 +126,9 @@ class Network:
     def carry(self, connection: Connection, direction: _Direction, frame: Any) -> None:
         if direction.is_cut or not connection.is_open:
             return
+        said = frame.body if isinstance(frame, Data) else frame
+        if isinstance(said, Welcome | Registered | Workers):
+            self.overheard.append(said)
         weather, rng = self.weather, self.rng
         if rng.random() < weather.loss or self._is_blocked(connection.names):
             self.num_lost += 1

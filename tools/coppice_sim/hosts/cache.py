@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from random import Random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
 from coppice.messages.index import AnswerBatch, OpBatch
@@ -19,26 +19,44 @@ from coppice_cache.core.base.results import (
     ToWorkerEffect,
     WorkerEnded,
 )
+from coppice_cache.core.base.settings import CoreSettings
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.state.sessions import FIRST_EPOCHS
+from coppice_sim.base.environment import Environment
 from coppice_sim.base.links import ServerEnd
+from coppice_sim.base.names import CACHE_FOR_SCHEDULERS, CACHE_FOR_WORKERS, LIAR
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
-
-if TYPE_CHECKING:
-    from coppice_sim.world import World
+from coppice_sim.hosts.epochs import EpochRegistry
+from coppice_sim.hosts.monitor import Monitor
+from coppice_sim.hosts.recovery import SimLog
 
 TICK_MS = 40
 
 
 class CacheHost(Process):
-    def __init__(self, world: World) -> None:
-        super().__init__("cache", world.timeline, world.rng)
-        self.world = world
-        self.core = self._start_core(world.next_cache_epoch())
-        world.log.load_into(self.core)
+    """`settings` gives what a core that starts now reads."""
+
+    def __init__(
+        self,
+        env: Environment,
+        epochs: EpochRegistry,
+        log: SimLog,
+        settings: Callable[[], CoreSettings],
+        monitor: Monitor,
+    ) -> None:
+        super().__init__("cache", env.timeline, env.rng)
+        self.env = env
+        self._epochs = epochs
+        self._log = log
+        self._settings = settings
+        self.monitor = monitor
+        self.core = self._start_core(epochs.next_epoch())
+        log.load_into(self.core)
         self.clients = ServerEnd(self, _Clients(self))
         self.workers = ServerEnd(self, _Workers(self))
+        env.network.listen(CACHE_FOR_SCHEDULERS, self.clients)
+        env.network.listen(CACHE_FOR_WORKERS, self.workers)
         self.client_links: dict[SchedulerEpoch, ServerLink[Any]] = {}
         self.worker_links: dict[WorkerId, ServerLink[Any]] = {}
         self.registered: dict[WorkerId, int] = {}  # the epoch that the present link's worker was told
@@ -46,32 +64,30 @@ class CacheHost(Process):
         self.every(TICK_MS * MS, self._tick)
 
     def _start_core(self, epoch: CacheEpoch) -> IndexCore:
-        self.world.cache_epochs.append(epoch)
-        # From a generator of its own: what else happens in a run does not depend on it.
-        rng = Random(f"epochs of {self.world.seed}, {len(self.world.cache_epochs)}")
-        return IndexCore(self.world.settings.index, epoch, self.now_ns, rng.randrange(FIRST_EPOCHS))
+        return IndexCore(self._settings(), epoch, self.now_ns, self._epochs.begin(epoch).randrange(FIRST_EPOCHS))
 
     def _open_ports(self) -> None:
-        incarnation = (self.core.cache_epoch << 32) | self.world.next_incarnation()
+        incarnation = (self.core.cache_epoch << 32) | self._epochs.next_incarnation()
         self.client_links.clear()
         self.worker_links.clear()
         self.registered.clear()
-        self.clients.replace(ServerLinks(incarnation, self.core.cache_epoch))
-        self.workers.replace(ServerLinks(incarnation, self.core.cache_epoch))
+        epoch, vouch = self.core.cache_epoch, self.core.state.vouchers.of_session
+        self.clients.replace(ServerLinks(incarnation, epoch, vouch=vouch))
+        self.workers.replace(ServerLinks(incarnation, epoch, vouch=vouch))
 
     def outlived(self, hello: Hello, end: ServerEnd) -> Reject | None:
         """A peer that was attached to another incarnation with our epoch or a later one: we start over above it."""
-        theirs = hello.incarnation >> 32
+        theirs, _ = self.core.believed(hello)
         if theirs < self.core.cache_epoch or end.issued(hello.incarnation):
             return None
         self._reincarnate(CacheEpoch(theirs + 1))
         return Reject(RejectCode.NOT_READY, f"starting over above cache epoch {theirs}")
 
     def _reincarnate(self, epoch: CacheEpoch) -> None:
-        self.world.sometimes["reincarnated"] += 1
+        self.env.record.sometimes["reincarnated"] += 1
         before, self.core = self.core, self._start_core(epoch)
         self.core.dismantle(before)
-        self.world.log.start_over()
+        self._log.start_over()
         self._open_ports()
 
     def _tick(self) -> None:
@@ -80,13 +96,13 @@ class CacheHost(Process):
 
     def carry_out(self) -> None:
         effects = self.core.take_effects()
-        self.world.oracle.watch_index(self.core, effects)
+        self.monitor.watch_index(self.core, effects)
         for effect in effects:
             match effect:
                 case ToClientEffect(epoch, message):
                     client = self.client_links.get(epoch)
                     if isinstance(message, AnswerBatch):
-                        self.world.oracle.answered(self.core, message)
+                        self.monitor.answered(self.core, message)
                     if client is not None:
                         self.clients.post(client, message)
                 case ToWorkerEffect(worker_id, to_worker):
@@ -97,7 +113,7 @@ class CacheHost(Process):
                         self.registered[worker_id] = to_worker.worker_epoch
                     self.workers.post(worker, to_worker)
                 case SessionEnded(epoch):
-                    self.world.sometimes["session ended"] += 1
+                    self.env.record.sometimes["session ended"] += 1
                     ended = self.client_links.pop(epoch, None)
                     if ended is not None:
                         self.clients.end(ended)
@@ -106,12 +122,12 @@ class CacheHost(Process):
                         self.workers.end(self.worker_links.pop(worker_id))
                         del self.registered[worker_id]
                 case Regrown():
-                    self.world.log.start_over()
+                    self._log.start_over()
                 case Reincarnate(cache_epoch):
                     self._reincarnate(cache_epoch)
                     return
-        self.world.log.follow(self.core)
-        self.world.touched(self)
+        self._log.follow(self.core)
+        self.env.record.touched.add(self)
 
 
 class _Clients:
@@ -124,15 +140,18 @@ class _Clients:
         host = self._host
         if (reject := host.outlived(hello, host.clients)) is not None:
             return reject
-        holder = host.client_links.get(SchedulerEpoch(hello.epoch))
+        _, claimed = host.core.believed(hello)
+        holder = host.client_links.get(claimed)
         # Somebody else's by now: after a restart that forgot its own epoch.
         is_anothers = holder is not None and holder.key != hello.key
         try:
-            epoch = host.core.attach_client(SchedulerEpoch(0 if is_anothers else hello.epoch), host.now_ns)
+            epoch = host.core.attach_client(SchedulerEpoch(0) if is_anothers else claimed, host.now_ns)
         except MessageRefused as refused:
             return Reject(RejectCode.NOT_READY, str(refused))
         if hello.epoch and epoch == hello.epoch:
-            host.world.sometimes["session re-attached"] += 1
+            host.env.record.sometimes["session re-attached"] += 1
+            if hello.name == LIAR:
+                host.env.record.fail("rule 9", f"{hello} was believed")
         return epoch
 
     def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
@@ -148,22 +167,22 @@ class _Clients:
         try:
             host.core.receive_client(epoch, body, host.now_ns)
         except MessageRefused:
-            host.world.fail("MessageRefused", f"a scheduler sent {body!r}")
-        if isinstance(body, OpBatch) and host.world.rng.random() < host.world.faults.doubled_bodies:
+            host.env.record.fail("MessageRefused", f"a scheduler sent {body!r}")
+        if isinstance(body, OpBatch) and host.rng.random() < host.env.doubled_bodies:
             self._again(epoch, body)
         host.carry_out()
 
     def _again(self, epoch: SchedulerEpoch, batch: OpBatch) -> None:
         """The same ops once more: they change nothing, and nobody hears the answers (I10)."""
         host = self._host
-        host.world.sometimes["ops doubled"] += 1
+        host.env.record.sometimes["ops doubled"] += 1
         effects = host.core.take_effects()
         host.core.receive_client(epoch, batch, host.now_ns)
         again = host.core.take_effects()
         first = [e.message for e in effects if isinstance(e, ToClientEffect) and isinstance(e.message, AnswerBatch)]
         second = [e for e in again if isinstance(e, ToClientEffect) and isinstance(e.message, AnswerBatch)]
         assert isinstance(second[-1].message, AnswerBatch)
-        host.world.oracle.repeated(batch, first[-1], second[-1].message)
+        host.monitor.repeated(batch, first[-1], second[-1].message)
         host.core.state.effects = effects + [effect for effect in again if effect is not second[-1]]
 
 
@@ -193,10 +212,14 @@ class _Workers:
         host, worker_id = self._host, WorkerId(link.name)
         if host.worker_links.get(worker_id) is not link:
             return
+        unproved = host.core.state.unproved_registrations
         try:
             host.core.receive_worker(worker_id, body, host.now_ns)
-            if host.world.rng.random() < host.world.faults.doubled_bodies:
+            if worker_id != LIAR and host.core.state.unproved_registrations > unproved:
+                host.env.record.fail("rule 9", f"{worker_id} was not believed what it was told")
+            if host.rng.random() < host.env.doubled_bodies:
                 host.core.receive_worker(worker_id, body, host.now_ns)
         except MessageRefused as refused:
-            host.world.fail("MessageRefused", f"worker {worker_id} sent {type(body).__name__}: {refused}")
+            if worker_id != LIAR:
+                host.env.record.fail("MessageRefused", f"worker {worker_id} sent {type(body).__name__}: {refused}")
         host.carry_out()

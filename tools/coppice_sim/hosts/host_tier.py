@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class HostTier:
     """Copies what is ordered. All of a copy happens at its end, so what is taken from under it is noticed."""
 
-    def __init__(self, host: WorkerHost, pool: PoolSpec) -> None:
+    def __init__(self, host: WorkerHost, pool: PoolSpec, copy_ms: float) -> None:
         self._host = host
+        self._copy_ms = copy_ms
         self.memory = KvHonest(pool)
         self._epoch = 0  # a copy of an earlier one never ends
 
@@ -26,13 +27,13 @@ class HostTier:
         host = self._host
         ordered = host.core.order_copies(message)
         for work in ordered.works:
-            host.world.sometimes[f"{work.direction.value}d"] += 1
+            host.env.record.sometimes[f"{work.direction.value}d"] += 1
             self._begin(work)
         if ordered.answer is not None:
-            host.world.sometimes["copy refused"] += bool(ordered.answer.failed_ids)
-            host.world.sometimes["copy answered again"] += bool(ordered.answer.order_ids)
+            host.env.record.sometimes["copy refused"] += bool(ordered.answer.failed_ids)
+            host.env.record.sometimes["copy answered again"] += bool(ordered.answer.order_ids)
             host.answer_cache(ordered.answer, attachment)
-        host.world.touched(host)
+        host.env.record.touched.add(host)
 
     def quiesce(self) -> None:
         """What is under way is over, one way or the other, before the epoch changes."""
@@ -47,7 +48,7 @@ class HostTier:
         _, target = self._memories(work)
         target.zero_blocks(work.dst)
         host, epoch = self._host, self._epoch
-        duration_ms = host.world.settings.copy_ms * (0.2 + host.rng.expovariate(1.0))
+        duration_ms = self._copy_ms * (0.2 + host.rng.expovariate(1.0))
         host.after(int(duration_ms * MS) + 1, lambda: self._end(work, epoch))
 
     def _end(self, work: CopyWork, epoch: int) -> None:
@@ -57,8 +58,8 @@ class HostTier:
         source, target = self._memories(work)
         target.copy_from(source, work.src, work.dst)
         answer, acknowledged = host.core.copied((work.number,))
-        host.world.sometimes["fence held up by a copy"] += len(acknowledged)
+        host.env.record.sometimes["fence held up by a copy"] += len(acknowledged)
         for message in (answer, *acknowledged):
             if message is not None:
                 host.answer_cache(message, host.reported)
-        host.world.touched(host)
+        host.env.record.touched.add(host)

@@ -9,6 +9,8 @@ the tokens alone what the next token is. A new slot also carries on what was wro
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 import numpy.typing as npt
 
@@ -57,6 +59,10 @@ def prefix_hashes(tokens: npt.NDArray[np.integer]) -> UInt64:
 
 def _next_token(digest: int, seed: int, position: int) -> int:
     return _mix_one((digest ^ _mix_one((seed + position * _A) & _MASK)) & _MASK) % VOCABULARY
+
+
+def salt_of_domain(domain: str) -> int:
+    return int.from_bytes(blake2b(domain.encode(), digest_size=8).digest(), "little")
 
 
 def _views(salts: UInt64, places: UInt64, hashes: UInt64) -> UInt64:

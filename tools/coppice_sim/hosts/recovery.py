@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from random import Random
-from typing import TYPE_CHECKING
 
 from coppice.handles import BLOCK_BITS
 from coppice.ids import DomainId, WorkerId
@@ -17,9 +16,7 @@ from coppice_cache.core.base.events import Cleared, IndexEvent, Removed
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.inspection.snapshots import Cursor
 from coppice_cache.core.state.replay import ReplayCounts
-
-if TYPE_CHECKING:
-    from coppice_sim.world import World
+from coppice_sim.base.environment import Environment
 
 SLICE_BLOCKS = 3
 EVENTS_MAX = 400  # then a fresh snapshot is begun
@@ -28,9 +25,10 @@ EVENTS_MAX = 400  # then a fresh snapshot is begun
 class SimLog:
     """One for the world: it survives the services."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._rng = Random(world.seed ^ 0x10C)  # of its own: what becomes of the log changes nothing else
+    def __init__(self, env: Environment, domains: tuple[str, ...]) -> None:
+        self._sometimes = env.record.sometimes
+        self._domains = domains
+        self._rng = Random(env.seed ^ 0x10C)  # of its own: what becomes of the log changes nothing else
         self.events: list[IndexEvent] = []
         self._next: list[IndexEvent] = []  # the snapshot that is being written
         self._cursor: Cursor | None = None
@@ -70,13 +68,13 @@ class SimLog:
     def _after_a_crash(self) -> list[IndexEvent]:
         roll, rng, found = self._rng.random(), self._rng, self.events
         if roll < 0.1:
-            self._world.sometimes["log lost"] += bool(found)
+            self._sometimes["log lost"] += bool(found)
             return []
         if roll < 0.4:
-            self._world.sometimes["tail of the log lost"] += bool(found)
+            self._sometimes["tail of the log lost"] += bool(found)
             return found[: len(found) - rng.randrange(min(12, len(found)) + 1)]
         if roll < 0.6:
-            self._world.sometimes["log made up"] += bool(found)
+            self._sometimes["log made up"] += bool(found)
             return [made_up for event in found for made_up in self._made_up(event)]
         return found
 
@@ -87,7 +85,7 @@ class SimLog:
             return [event]
         if isinstance(event, Removed):
             return []  # what was evicted is still there, if one believes it
-        other = rng.choice(self._world.settings.domains)
+        other = rng.choice(self._domains)
         flipped = bytes([event.seals[0] ^ 1]) + event.seals[1:]
         older = b"".join(
             (handle - (1 << BLOCK_BITS)).to_bytes(8, "little")
@@ -110,5 +108,5 @@ class SimLog:
         if counts == self._counted:
             return
         for name in (field.name for field in fields(counts)):
-            self._world.sometimes[f"log: {name}"] += getattr(counts, name) - getattr(self._counted, name)
+            self._sometimes[f"log: {name}"] += getattr(counts, name) - getattr(self._counted, name)
         self._counted = replace(counts)

@@ -2,46 +2,68 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Request
+from coppice_scheduler.core.state.request import Output, RefusedReason, Request, TokenBatch
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
+from coppice_sim.base.environment import Environment
 from coppice_sim.base.links import ClientEnd
-from coppice_sim.base.network import Endpoint
+from coppice_sim.base.names import CACHE_FOR_SCHEDULERS
 from coppice_sim.base.process import Process
+from coppice_sim.hosts.monitor import Monitor
 
-if TYPE_CHECKING:
-    from coppice_sim.world import World
+
+class Clients(Protocol):
+    """Those who ask, and take what comes."""
+
+    def tokens(self, batch: TokenBatch) -> None: ...
+
+    def output(self, output: Output) -> None: ...
+
+    def crashed(self, host: SchedulerHost) -> None: ...
 
 
 class SchedulerHost(Process):
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(name, world.timeline, world.rng)
-        self.world = world
-        self.core = SchedulerCore(world.scheduler_settings())
+    def __init__(
+        self, env: Environment, name: str, settings: SchedulerSettings, monitor: Monitor, clients: Clients
+    ) -> None:
+        super().__init__(name, env.timeline, env.rng)
+        self.env = env
+        self._sometimes = env.record.sometimes
+        self._monitor = monitor
+        self._clients = clients
+        self.core = SchedulerCore(settings)
         self.epoch = SchedulerEpoch(0)
         self._workers: dict[WorkerId, _WorkerSession] = {}
         self._listed_by: dict[WorkerId, CacheEpoch] = {}
         self._wakeup_ns: int | None = None
-        self._cache = ClientEnd(
-            self,
-            world.network,
-            ClientLink(world.rng.randbytes(16), name),
-            lambda: world.cache.clients if world.cache.is_alive else None,
-            self,
-        )
-        world.oracle.watch_scheduler(self)
+        self._cache = ClientEnd(self, env.network, ClientLink(env.rng.randbytes(16), name), CACHE_FOR_SCHEDULERS, self)
+        monitor.watch_scheduler(self.core)
+
+    def die(self) -> None:
+        super().die()
+        self._clients.crashed(self)
 
     # -- requests
 
     def submit(self, request: Request) -> bool:
+        may_wait = self._monitor.is_within_share(self.core, request)
         refused = self.core.submit(request, self.now_ns)
+        if refused is not None:
+            self._sometimes[f"refused: {refused.reason.value}"] += 1
+            if may_wait and refused.reason is RefusedReason.QUEUE_FULL:
+                self.env.record.fail("O3", f"{request.tenant} is refused within its share of the queue")
         self.turn()
         return refused is None
+
+    def set_tenants(self, tenants: TenantSettings) -> None:
+        self.core.set_tenants(tenants, self.now_ns)
+        self.turn()
 
     def cancel(self, request_id: str) -> None:
         self.core.cancel(request_id, self.now_ns)
@@ -64,7 +86,7 @@ class SchedulerHost(Process):
         preempted = self.core.stats().total_preemptions
         self.core.index_message(body, self.now_ns)
         if isinstance(body, Reclaim) and self.core.stats().total_preemptions > preempted:
-            self.world.sometimes["borrow then reclaim"] += 1
+            self._sometimes["borrow then reclaim"] += 1
         self.turn()
 
     def link_lost(self) -> None:
@@ -79,8 +101,8 @@ class SchedulerHost(Process):
     def refused(self, session: _WorkerSession, reject: Reject) -> None:
         """A worker takes no plans of this epoch any more, while the cache service knows it: only a new one helps."""
         if reject.code is RejectCode.FENCED and self.is_current(session) and self._cache.link.is_attached:
-            self.world.sometimes["epoch renewed"] += 1
-            self._cache.renew(self.world.rng.randbytes(16))
+            self._sometimes["epoch renewed"] += 1
+            self._cache.renew(self.rng.randbytes(16))
 
     def _list(self, message: Workers) -> None:
         """A cache service that has just restarted lists nobody yet: that is no reason to hang up."""
@@ -94,6 +116,7 @@ class SchedulerHost(Process):
             self._listed_by[worker_id] = message.cache_epoch
             if worker_id not in self._workers:
                 self._workers[worker_id] = _WorkerSession(self, info)
+            self._workers[worker_id].end.link.voucher = info.voucher
 
     def _drop(self, worker_id: WorkerId) -> None:
         self._workers.pop(worker_id).end.stop()
@@ -111,23 +134,21 @@ class SchedulerHost(Process):
         for worker_id, plan in effects.plans:
             session = self._workers.get(worker_id)
             if session is None:
-                self.world.fail("plan", f"{self.name} plans for {worker_id} without a session")
-                return
-            self.world.sometimes["fork by copy"] += bool(plan.copy_dst)
-            self.world.sometimes["burst"] += plan.num_decode_steps > 1
+                self.env.record.fail("plan", f"{self.name} plans for {worker_id} without a session")
+            self._sometimes["fork by copy"] += any(start.copy_from for start in plan.attach)
+            self._sometimes["burst"] += plan.num_decode_steps > 1
             session.end.post(plan)
         for message in effects.to_index:
             if isinstance(message, OpBatch):
                 for op in message.ops:
                     if isinstance(op, Acquire):
-                        self.world.domain_of_lease[op.lease_id] = op.domain
-                        self.world.oracle.acquiring(op.lease_id)
+                        self._monitor.acquiring(op, self.core._life.by_lease.get(op.lease_id))
             self._cache.post(message)
         for batch in effects.tokens:
-            self.world.workload.tokens(batch)
+            self._clients.tokens(batch)
         for output in effects.outputs:
-            self.world.workload.output(self, output)
-        self.world.touched(self)
+            self._clients.output(output)
+        self.env.record.touched.add(self)
         self._plan_wakeup()
 
     def _plan_wakeup(self) -> None:
@@ -145,13 +166,9 @@ class _WorkerSession:
         self.worker_id = info.worker_id
         self.address = info.address
         self._host = host
-        link: ClientLink[Any] = ClientLink(host.world.rng.randbytes(16), host.name)
-        link.epoch = host.epoch
-        self.end = ClientEnd(host, host.world.network, link, self._listener, self)
-
-    def _listener(self) -> Endpoint | None:
-        worker = self._host.world.workers.get(self.worker_id)
-        return worker.schedulers if worker is not None and worker.is_alive else None
+        link: ClientLink[Any] = ClientLink(host.rng.randbytes(16), host.name)
+        link.epoch, link.voucher = host.epoch, info.voucher
+        self.end = ClientEnd(host, host.env.network, link, self.worker_id, self)
 
     def link_attached(self, attached: Attached) -> None:
         if self._host.is_current(self):

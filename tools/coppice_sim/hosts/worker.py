@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,26 +13,34 @@ from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAc
 from coppice.messages.step import StepPlan
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
+from coppice_sim.base.environment import Environment
 from coppice_sim.base.links import ClientEnd, ServerEnd
+from coppice_sim.base.names import CACHE_FOR_WORKERS, LIAR
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
 from coppice_sim.hosts.host_tier import HostTier
 from coppice_sim.hosts.kv_honest import KvHonest
+from coppice_sim.hosts.monitor import Monitor
+from coppice_worker.core.batch.run import prepare_blocks
 from coppice_worker.core.batch.step_batch import NO_OUTPUT, PoolSpec, UInt64
 from coppice_worker.core.batch.steps import Applied, MalformedPlanError, Replayed, SchedulerAccepted, WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
 
-if TYPE_CHECKING:
-    from coppice_sim.world import World
-
 
 class WorkerHost(Process):
-    def __init__(self, world: World, settings: WorkerCoreSettings) -> None:
-        super().__init__(settings.worker_id, world.timeline, world.rng)
-        self.world = world
+    """`step_ms` and `copy_ms`: how long a step and a copy take about."""
+
+    def __init__(
+        self, env: Environment, settings: WorkerCoreSettings, step_ms: float, copy_ms: float, monitor: Monitor
+    ) -> None:
+        super().__init__(settings.worker_id, env.timeline, env.rng)
+        self.env = env
+        self._sometimes = env.record.sometimes
+        self._step_ms = step_ms
+        self._monitor = monitor
         self.core = WorkerCore(settings)
         self.executor = KvHonest(settings.pool)
-        self.host_tier = HostTier(self, PoolSpec(settings.num_host_blocks, settings.pool.block_size))
+        self.host_tier = HostTier(self, PoolSpec(settings.num_host_blocks, settings.pool.block_size), copy_ms)
         self.outstanding: Applied | None = None
         self._began_ns = 0  # when the device began the outstanding plan
         self._attachment = 0  # what was meant for an earlier one is not sent
@@ -40,13 +48,10 @@ class WorkerHost(Process):
         self._queue: deque[Callable[[], None]] = deque()
         self._links: dict[int, ServerLink[Any]] = {}
         self.schedulers = ServerEnd(self, _Schedulers(self))
-        self._cache = ClientEnd(
-            self,
-            world.network,
-            ClientLink(world.rng.randbytes(16), settings.worker_id),
-            lambda: world.cache.workers if world.cache.is_alive else None,
-            self,
-        )
+        env.network.listen(settings.worker_id, self.schedulers)
+        monitor.workers[settings.worker_id] = self.core
+        link: ClientLink[Any] = ClientLink(env.rng.randbytes(16), settings.worker_id)
+        self._cache = ClientEnd(self, env.network, link, CACHE_FOR_WORKERS, self)
 
     # -- the session to the cache service
 
@@ -74,7 +79,7 @@ class WorkerHost(Process):
     def _order(self, message: CopyOrders, attachment: int) -> None:
         """Beside the queue: no step is waited for."""
         self.host_tier.order(message, attachment)
-        if self.rng.random() < self.world.faults.doubled_bodies:
+        if self.rng.random() < self.env.doubled_bodies:
             delay_ns = int(self.rng.expovariate(1.0) * 10 * MS)
             self.after(delay_ns, lambda: self._order_again(message, attachment))
 
@@ -98,11 +103,11 @@ class WorkerHost(Process):
         if self.core.registered(message):
             self.executor.zero_blocks(np.arange(self.core.settings.pool.num_blocks, dtype=np.int32))
             self._links.clear()
-            self.world.oracle.pool_is_new(self.core.settings.worker_id)
+            self._monitor.pool_is_new(self.core.settings.worker_id)
             self.schedulers.replace(ServerLinks(message.worker_epoch, message.worker_epoch))
 
     def _fence(self, fence: Fence, attachment: int) -> None:
-        self.world.sometimes["fenced"] += 1
+        self._sometimes["fenced"] += 1
         acknowledgement = self.core.fence(fence)
         self.drop_others()
         if acknowledgement is not None:
@@ -117,7 +122,7 @@ class WorkerHost(Process):
     def _work(self) -> None:
         while self._queue and self.outstanding is None and self.is_alive:
             self._queue.popleft()()
-            self.world.touched(self)
+            self.env.record.touched.add(self)
 
     def plan(self, link: ServerLink[Any], plan: StepPlan, *, again: bool) -> None:
         if link.is_ended:
@@ -126,55 +131,51 @@ class WorkerHost(Process):
         try:
             outcome = self.core.apply(epoch, plan)
         except MalformedPlanError as error:
-            self.world.fail("malformed plan", str(error))
-            return
+            self.env.record.fail("malformed plan", str(error))
         if isinstance(outcome, Applied):
             for refusal in outcome.refusals:
-                self.world.sometimes[f"refused: {refusal.code.value}"] += 1
+                self._sometimes[f"refused: {refusal.code.value}"] += 1
             self._began_ns = self.now_ns
             self._launch(link, outcome, self._salts(outcome))
         elif isinstance(outcome, Replayed):
-            self.world.sometimes["plan replayed"] += 1
+            self._sometimes["plan replayed"] += 1
             self._answer(link, outcome.result)
         elif not again:
-            self.world.fail("rule 1", f"{self.name} expects step {outcome.expected} of {epoch}, got {plan.step}")
+            self.env.record.fail("rule 1", f"{self.name} expects step {outcome.expected} of {epoch}, got {plan.step}")
 
     def _launch(self, link: ServerLink[Any], applied: Applied, salts: UInt64) -> None:
         self.outstanding = applied
-        self.world.oracle.launched(self, applied)
+        self._monitor.launched(self.core, self.executor, applied)
         rows = int(applied.rows.num_tokens.sum())
         # The device works on it from now until then; what it writes is there in the end.
-        duration_ms = 0.05 if applied.batch is None else self.world.settings.step_ms * (1 + 0.05 * rows)
+        duration_ms = 0.05 if applied.batch is None else self._step_ms * (1 + 0.05 * rows)
         self.after(int(duration_ms * (0.5 + self.rng.random()) * MS) + 1, lambda: self._complete(link, applied, salts))
 
     def _salts(self, applied: Applied) -> UInt64:
         leases = self.core.sequences.leases
         return np.array(
-            [self.world.salt_of_lease(lease) for lease in (leases[slot] for slot in applied.rows.slots) if lease],
+            [self._monitor.salt_of_lease(lease) for lease in (leases[slot] for slot in applied.rows.slots) if lease],
             dtype=np.uint64,
         )
 
     def _complete(self, link: ServerLink[Any], applied: Applied, salts: UInt64) -> None:
         output = NO_OUTPUT
-        if len(applied.zero):
-            self.executor.zero_blocks(applied.zero)
-        if len(applied.copy_dst):
-            self.executor.copy_blocks(applied.copy_src, applied.copy_dst)
+        prepare_blocks(self.executor, applied)
         if applied.batch is not None:
             self.executor.row_salts = salts
             output = self.executor.execute(applied.batch)
         if (following := self.core.advance(applied, output)) is not None:
             self._launch(link, following, salts)
-            self.world.touched(self)
+            self.env.record.touched.add(self)
             return
-        self.world.sometimes["result of a session that is over"] += link.is_ended
-        self.world.sometimes["several decode steps in a plan"] += applied.num_steps > 1
+        self._sometimes["result of a session that is over"] += link.is_ended
+        self._sometimes["several decode steps in a plan"] += applied.num_steps > 1
         duration_us = (self.now_ns - self._began_ns) * 1_000 // MS
         result = self.core.complete(applied, output, duration_us)
         self.outstanding = None
         self._answer(link, result)
         self._work()
-        self.world.touched(self)
+        self.env.record.touched.add(self)
 
     def _answer(self, link: ServerLink[Any], result: Any) -> None:
         if self._links.get(link.epoch) is link:
@@ -193,7 +194,7 @@ class WorkerHost(Process):
         """A scheduler that opens a second session under its epoch has given up the first."""
         earlier = self._links.pop(epoch, None)
         if earlier is not None:
-            self.world.sometimes["second session of an epoch"] += 1
+            self._sometimes["second session of an epoch"] += 1
             self.schedulers.end(earlier)
 
     def connected(self, link: ServerLink[Any]) -> None:
@@ -206,14 +207,19 @@ class _Schedulers:
         self._host = host
 
     def session_opening(self, hello: Hello) -> int | Reject:
-        host = self._host
+        host, epoch = self._host, SchedulerEpoch(hello.epoch)
+        if (untrusted := host.core.why_not_trust(epoch, hello.voucher)) is not None:
+            host.env.record.sometimes[f"scheduler refused: {untrusted.reason.name.lower()}"] += 1
+            return Reject(untrusted.reason.reject_code, untrusted.reason.value)
         host.end_earlier(hello.epoch)
-        answer = host.core.attach_scheduler(SchedulerEpoch(hello.epoch))
-        host.world.touched(host)
+        answer = host.core.attach_scheduler(epoch)
+        host.env.record.touched.add(host)
         if not isinstance(answer, SchedulerAccepted):
-            host.world.sometimes[f"scheduler refused: {answer.reason.name.lower()}"] += 1
+            host.env.record.sometimes[f"scheduler refused: {answer.reason.name.lower()}"] += 1
             return Reject(answer.reason.reject_code, answer.reason.value)
-        host.world.sometimes["takeover"] += answer.took_over
+        if hello.name == LIAR:
+            host.env.record.fail("rule 1", f"{hello} was believed")
+        host.env.record.sometimes["takeover"] += answer.took_over
         return hello.epoch
 
     def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
@@ -225,7 +231,7 @@ class _Schedulers:
     def session_body(self, link: ServerLink[Any], body: Any) -> None:
         host = self._host
         host.enqueue(lambda: host.plan(link, body, again=False))
-        if host.rng.random() < host.world.faults.doubled_bodies:
+        if host.rng.random() < host.env.doubled_bodies:
             # A copy that was under way for long: any number of other plans may have come between.
             delay_ns = int(host.rng.expovariate(1.0) * 10 * MS)
             host.after(delay_ns, lambda: host.enqueue(lambda: host.plan(link, body, again=True)))

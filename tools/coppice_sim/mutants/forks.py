@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state import forks
 from coppice_sim.hosts.kv_honest import KvHonest
+from coppice_worker.core import sources
 
 Patches = list[tuple[Any, str, Any]]
 
@@ -40,6 +42,14 @@ def fork_of_another_domain() -> Patches:
 
     original = forks.join
     return [(forks, "join", join)]
+
+
+def sources_not_compared() -> Patches:
+    return [(sources, "has_its_prefix", lambda table, slot, fork: True)]
+
+
+def copy_of_another_domain() -> Patches:
+    return [*fork_of_another_domain(), *sources_not_compared()]
 
 
 def copy_omitted() -> Patches:

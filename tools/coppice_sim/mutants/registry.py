@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
-from coppice.ids import SchedulerEpoch
+from coppice.ids import CacheEpoch, SchedulerEpoch
 from coppice.messages.index import Acquire, Release
 from coppice.messages.registration import Fence
 from coppice_cache.core import index
 from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.ops import grants, ops, reclaim, waits
-from coppice_cache.core.pool import ledger
 from coppice_cache.core.pool.ledger import Ledger
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.reservations import Reservations
@@ -33,6 +33,8 @@ from coppice_scheduler.core.state.leases import LeaseTable
 from coppice_sim.mutants import copies as copy_mutants
 from coppice_sim.mutants import epochs as epoch_mutants
 from coppice_sim.mutants import forks as fork_mutants
+from coppice_sim.mutants import queue_room as queue_mutants
+from coppice_sim.mutants import salts as salt_mutants
 from coppice_sim.nemesis import FaultProfile
 from coppice_worker.core.blocks.pool import BlockPool, BlockRefusal
 from coppice_worker.core.worker import WorkerCore
@@ -50,6 +52,7 @@ class Mutant:
     patches: Callable[[], Patches]
     faults: FaultProfile | None = None
     tiers: bool = False  # whether workers may have a host tier; without one it shows sooner
+    demands: bool = False  # whether tenants have limits; without them it shows sooner
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -82,15 +85,6 @@ def _no_fence_wait() -> Patches:
 
     finish_lease = Worker.finish
     return [(State, "send_fence", send_fence), (Worker, "finish", finish)]
-
-
-def _no_epoch_bits() -> Patches:
-    """Counters go on from what the worker reported, as if its epoch were ours."""
-    return [
-        (ledger, "is_of_epoch", lambda generation, epoch: True),
-        (ledger, "are_of_epoch", lambda generations, epoch: np.ones(len(generations), bool)),
-        (ledger, "below_first", lambda epoch: 0),
-    ]
 
 
 def _shared_root() -> Patches:
@@ -194,14 +188,12 @@ def _no_zeroing() -> Patches:
 
 
 def _epoch_not_raised() -> Patches:
-    def register(state: State, worker_id: Any, message: Any, now_ns: int) -> None:
-        original(state, worker_id, replace(message, highest_cache_epoch=0), now_ns)
+    def believed(state: State, message: Any) -> Any:
+        told, is_ours = original(state, message)
+        return replace(told, highest_cache_epoch=CacheEpoch(0)), is_ours
 
-    original = registration.register
-    return [
-        (index, "register", register),
-        (registration, "_highest_foreign_epoch", lambda state, message: 0),
-    ]
+    original = registration.believed
+    return [(registration, "believed", believed)]
 
 
 def _no_pause_guard() -> Patches:
@@ -266,7 +258,8 @@ def _early_publication() -> Patches:
         for worker in self._life.workers.values():
             for sequence in worker.running.values():
                 known = min(sequence.num_planned, sequence.request.num_tokens)
-                self._life.leases.filled(sequence.lease, sequence.request.tokens, known)
+                sequence.fold()
+                self._life.leases.filled(sequence.lease, known)
         return plans
 
     original = engine.SchedulerCore._plan
@@ -338,11 +331,14 @@ def _no_seal_check() -> Patches:
 
 
 _RESTARTS, _ABSENCES, _LOGS = FaultProfile.restarts(), FaultProfile.absences(), FaultProfile.cache_restarts()
+_LIES = FaultProfile.lies_told()
 
 MUTANTS = (
     Mutant("no fence wait", "I9: blocks are free before the fence is acknowledged", _no_fence_wait, _ABSENCES),
-    Mutant("no epoch bits", "I4, rule 9: generations go on from what workers report", _no_epoch_bits, _RESTARTS),
+    Mutant("no epoch bits", "I4, rule 9: generations go on as reported", epoch_mutants.no_epoch_bits, _RESTARTS),
     Mutant("shared root", "I3: one tree for all domains", _shared_root),
+    Mutant("salt not asked for", "I3: users of a domain share a tree", salt_mutants.not_asked_for, demands=True),
+    Mutant("salts not kept apart", "I3: the cache takes them for one", salt_mutants.not_kept_apart, demands=True),
     Mutant("double release frees twice", "I10", _double_release_frees_twice),
     Mutant("no re-attach window", "rule 3: the ledger is open after a restart", _no_reattach_window, _RESTARTS),
     Mutant("pins protect nothing", "I2: what a live lease reads is evicted", _pinned_blocks_evicted),
@@ -353,17 +349,30 @@ MUTANTS = (
     Mutant("copy omitted", "I12: a fork reads what its block had before", fork_mutants.copy_omitted),
     Mutant("copy after the rows", "I12: the fork computes before it has the prompt", fork_mutants.copy_after_the_rows),
     Mutant("source released early", "rule 2: its copy has no result yet", fork_mutants.source_released_early),
-    Mutant("fork of another domain", "I3: same prompt, other domain", fork_mutants.fork_of_another_domain),
+    Mutant("fork of another domain, copied", "I19: neither core looks", fork_mutants.copy_of_another_domain),
     Mutant("copies answered early", "I8: found before it is there", copy_mutants.answered_early, tiers=True),
     Mutant("step order unchecked", "rule 1: a doubled plan is applied again", _step_order_unchecked),
     Mutant("fence without effect", "I9: acknowledged and not done", _fence_without_effect, _ABSENCES),
+    Mutant(
+        "queue without shares",
+        "O3: others fill a tenant's share of the queue",
+        queue_mutants.without_shares,
+        demands=True,
+    ),
     Mutant("reclaim from guarantees", "I14: who holds only its own is asked", _reclaim_from_guarantees),
     Mutant("replay without generations", "I5: the block was granted again", _replay_without_generations, _LOGS),
+    Mutant("sessions are believed", "rule 9: a forged Hello", epoch_mutants.sessions_are_believed, _LIES),
+    Mutant("registrations are believed", "rule 9: a forged one", epoch_mutants.registrations_are_believed, _LIES),
+    Mutant("schedulers are believed", "rule 1: a forged scheduler epoch", epoch_mutants.schedulers_are_believed, _LIES),
+    Mutant("eras are forgotten", "I4: numbers begin again", epoch_mutants.eras_are_forgotten, _LIES),
     Mutant("replay without seals", "I12: the worker has something else there", _replay_without_seals, _LOGS),
 )
 
 # Another protection covers the loss of each of these in whole runs; unit tests ask for it directly.
 MASKED = (
+    Mutant("fork of another domain", "I3: covered by the worker, which compares", fork_mutants.fork_of_another_domain),
+    Mutant("fork of another salt", "I3: few seeds have one that is copied", salt_mutants.forks_across),
+    Mutant("copy source not compared", "I19: covered by a scheduler that is right", fork_mutants.sources_not_compared),
     Mutant("copy of what is gone", "I9: covered by plans close to each other", fork_mutants.copy_of_what_is_gone),
     Mutant("answers of another cache service", "I8: few numbers meet", copy_mutants.answers_of_another_cache_service),
     Mutant("fence beside copies", "I9: covered by the worker's own check", copy_mutants.fence_beside_copies),

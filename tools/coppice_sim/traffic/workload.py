@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams, TokenLogprobs
 from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, Request, TokenBatch
+from coppice_sim.base.environment import Environment
 from coppice_sim.base.timeline import MS
-from coppice_sim.hosts.kv_honest import VOCABULARY, logprobs_of, reference
-
-if TYPE_CHECKING:
-    from coppice_sim.hosts.scheduler import SchedulerHost
-    from coppice_sim.world import World
+from coppice_sim.hosts.kv_honest import VOCABULARY, logprobs_of, reference, salt_of_domain
+from coppice_sim.hosts.scheduler import SchedulerHost
+from coppice_sim.traffic.demands import Demands
 
 NUM_RUNS = 6
 
@@ -40,22 +38,24 @@ class Ask:
 
 
 class Workload:
-    def __init__(self, world: World) -> None:
-        self._world = world
-        rng = world.rng
+    def __init__(self, env: Environment, domains: tuple[str, ...], max_context: int, demands: Demands | None) -> None:
+        self._rng = rng = env.rng
+        self._record = env.record
+        self._domains = domains
+        self._max_context = max_context
+        self._demands = demands
         self.asks: dict[str, Ask] = {}
         self._by_number: list[Ask] = []
         self.num_open = 0
         self.num_refused = 0
         self._runs = [
-            [rng.randrange(VOCABULARY) for _ in range(rng.randrange(2, world.settings.max_context // 3))]
-            for _ in range(NUM_RUNS)
+            [rng.randrange(VOCABULARY) for _ in range(rng.randrange(2, max_context // 3))] for _ in range(NUM_RUNS)
         ]
 
     def submit(self, host: SchedulerHost) -> None:
         """One request from a random tenant, or several continuations of its prompt."""
-        rng = self._world.rng
-        domain = rng.choice(self._world.settings.domains)
+        rng = self._rng
+        domain = rng.choice(self._domains)
         tokens = self.a_prompt(rng)
         num_forks = rng.choice((0, 0, 0, 1, 1, 3))
         leader = self._submit_one(host, domain, tokens, None, wanted=rng.choice((8, 24)) if num_forks else 0)
@@ -63,19 +63,19 @@ class Workload:
             if host.is_alive:
                 # A fork that names a request of another tenant, by mistake or not, is none.
                 stranger = rng.random() < 0.1
-                of_domain = rng.choice(self._world.settings.domains) if stranger else domain
+                of_domain = rng.choice(self._domains) if stranger else domain
                 self._submit_one(host, of_domain, tokens, leader)
 
     def _submit_one(
         self, host: SchedulerHost, domain: str, tokens: list[int], fork_of: str | None, *, wanted: int = 0
     ) -> str:
         """`wanted` tokens, or some. Returns its id."""
-        world, rng = self._world, self._world.rng
+        rng = self._rng
         packed = np.array(tokens, "<u4").tobytes()
         seed = rng.randrange(1 << 62)
-        room = world.settings.max_context - len(tokens)
+        room = self._max_context - len(tokens)
         wanted = min(room, wanted or rng.choice((1, 2, 4, 8, 24)))
-        expected = reference(packed, wanted, seed=seed, salt=world.salt_of_domain(domain))
+        expected = reference(packed, wanted, seed=seed, salt=salt_of_domain(domain))
         stops = frozenset({rng.choice(expected)}) if rng.random() < 0.2 else frozenset()
         streams = rng.random() < 0.6
         request = Request(
@@ -93,8 +93,8 @@ class Workload:
             deadline_ns=host.now_ns + rng.randrange(20, 3_000) * MS if rng.random() < 0.1 else None,
             fork_of=fork_of,
         )
-        if world.demands is not None:
-            request = world.demands.wanted(request)
+        if self._demands is not None:
+            request = self._demands.wanted(request)
         told = tokens + expected
         if stops:
             end = next(i for i, token in enumerate(expected) if token in stops)
@@ -115,18 +115,18 @@ class Workload:
         if rng.random() < 0.5:
             tokens += self._runs[rng.randrange(NUM_RUNS)]
         tokens += [rng.randrange(VOCABULARY) for _ in range(rng.choice((0, 1, 3, 8)))]
-        return tokens[: self._world.settings.max_context - 1]
+        return tokens[: self._max_context - 1]
 
     def cancel_one(self) -> None:
         """Some client hangs up. Its word takes a while to arrive, and may come too late."""
         asks = [ask for ask in self.asks.values() if not ask.outcome]
         if asks:
-            ask, rng = self._world.rng.choice(asks), self._world.rng
+            ask, rng = self._rng.choice(asks), self._rng
             ask.host.after(int(rng.expovariate(1.0) * 10 * MS), lambda: self._cancel(ask))
 
     def _cancel(self, ask: Ask) -> None:
         if ask.outcome:
-            self._world.sometimes["cancel loses to finish"] += 1
+            self._record.sometimes["cancel loses to finish"] += 1
         ask.host.cancel(ask.request.request_id)
 
     def tokens(self, batch: TokenBatch) -> None:
@@ -137,25 +137,25 @@ class Workload:
     def _take(self, ask: Ask, tokens: list[int]) -> None:
         name = ask.request.request_id
         if ask.outcome:
-            self._world.fail("I16", f"{name} had its outcome ({ask.outcome}) and then {tokens}")
+            self._record.fail("I16", f"{name} had its outcome ({ask.outcome}) and then {tokens}")
         ask.tokens += tokens
         if ask.tokens != ask.expected[: len(ask.tokens)]:
-            self._world.fail("I12", f"{name} of {ask.request.domain}: got {ask.tokens}, expected {ask.expected}")
+            self._record.fail("I12", f"{name} of {ask.request.domain}: got {ask.tokens}, expected {ask.expected}")
 
     def _take_logprobs(self, ask: Ask, reported: TokenLogprobs) -> None:
         """Each position once, in order, and what is said there is about the token that is there."""
         name, first, count = ask.request.request_id, reported.first_position, len(reported.chosen) // 4
         if first != ask.num_logprobs or first + count > len(ask.told):
-            self._world.fail(
+            self._record.fail(
                 "O3", f"{name}: log-probabilities of {count} tokens from {first}, after {ask.num_logprobs}"
             )
         wanted = logprobs_of(np.array(ask.told[first : first + count], np.int64), reported.num_top)
         if (reported.chosen, reported.top) != (wanted.chosen.tobytes(), wanted.top.tobytes()):
-            self._world.fail("I12", f"{name}: log-probabilities at {first} are those of other tokens")
+            self._record.fail("I12", f"{name}: log-probabilities at {first} are those of other tokens")
         ask.num_logprobs += count
-        self._world.sometimes["log-probabilities"] += 1
+        self._record.sometimes["log-probabilities"] += 1
 
-    def output(self, host: SchedulerHost, output: Output) -> None:
+    def output(self, output: Output) -> None:
         ask = self.asks[output.request_id]
         self._take(ask, np.frombuffer(output.tokens, "<u4").tolist())
         for reported in output.logprobs:
@@ -167,15 +167,15 @@ class Workload:
         finish = output.finish
         complete = ask.tokens == ask.expected
         if finish in (Finish.STOP, Finish.LENGTH) and not complete:
-            self._world.fail("O3", f"{ask.request.request_id} ended with {finish} after {ask.tokens}: {ask.expected}")
+            self._record.fail("O3", f"{ask.request.request_id} ended with {finish} after {ask.tokens}: {ask.expected}")
         wants = ask.request.sampling.num_logprobs is not None
         if finish in (Finish.STOP, Finish.LENGTH) and wants and ask.num_logprobs != len(ask.told):
-            self._world.fail("O3", f"{ask.request.request_id}: log-probabilities end at {ask.num_logprobs}")
-        self._world.sometimes["cancel wins"] += finish is Finish.CANCELLED
+            self._record.fail("O3", f"{ask.request.request_id}: log-probabilities end at {ask.num_logprobs}")
+        self._record.sometimes["cancel wins"] += finish is Finish.CANCELLED
         if output.error is not None:
-            self._world.sometimes[f"error: {output.error.code.value}"] += 1
+            self._record.sometimes[f"error: {output.error.code.value}"] += 1
             if output.error.code is OutputErrorCode.INTERNAL:
-                self._world.internal_errors.append(f"{ask.request.request_id}: {output.error.message}")
+                self._record.internal_errors.append(f"{ask.request.request_id}: {output.error.message}")
         assert finish is not None
         self._close(ask, finish.value)
 

@@ -26,6 +26,8 @@ from coppice.messages.index import (
     Reattached,
 )
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
+from coppice.session.frames import Hello
+from coppice.session.vouchers import is_same
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import IndexEvent, Stored
 from coppice_cache.core.base.results import (
@@ -36,12 +38,13 @@ from coppice_cache.core.base.results import (
     PinView,
     TreeDump,
 )
-from coppice_cache.core.base.settings import CoreSettings
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_cache.core.inspection.audit import Looked, audit, check_state
 from coppice_cache.core.inspection.explain import explain
 from coppice_cache.core.inspection.snapshots import Cursor, next_slice
 from coppice_cache.core.inspection.tree_pages import Listings, dump_page
 from coppice_cache.core.inspection.views import gather_stats
+from coppice_cache.core.ops.domains import set_domains
 from coppice_cache.core.ops.hints import match_all
 from coppice_cache.core.ops.invalidation import invalidate
 from coppice_cache.core.ops.offload import copies_done
@@ -54,7 +57,7 @@ from coppice_cache.core.recovery.lifetimes import attach_session, end_session, e
 from coppice_cache.core.recovery.reattach import reattach
 from coppice_cache.core.recovery.registration import acknowledge, drain, register
 from coppice_cache.core.state.replay import ReplayCounts
-from coppice_cache.core.state.sessions import FIRST_EPOCHS, Session
+from coppice_cache.core.state.sessions import FIRST_EPOCHS, Session, minted_by
 from coppice_cache.core.state.state import PinSpec, State
 
 _NO_MATCH = Match(0, 0)
@@ -77,6 +80,13 @@ class IndexCore:
         self._listings = Listings()
 
     # sessions of schedulers and other clients
+
+    def believed(self, hello: Hello) -> tuple[CacheEpoch, SchedulerEpoch]:
+        """The cache epoch that a peer was attached to, and the session's; 0 and 0 of one that shows no voucher."""
+        expected = self.state.vouchers.of_session(hello.key, hello.incarnation, hello.epoch)
+        if not hello.voucher or not is_same(hello.voucher, expected):
+            return CacheEpoch(0), SchedulerEpoch(0)
+        return minted_by(hello.incarnation), SchedulerEpoch(hello.epoch)
 
     def attach_client(self, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True) -> SchedulerEpoch:
         """Start or resume a session; 0 claims nothing. Another epoch than claimed means that the claimed one is dead.
@@ -127,7 +137,7 @@ class IndexCore:
         worker = self.state.workers.get(worker_id)
         if worker is None:
             return _NO_MATCH
-        tree = worker.find_tree(domain, namespace)
+        tree = worker.find_tree(domain, self.state.with_keyed_salt(domain, namespace))
         if tree is None:
             return _NO_MATCH
         position = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
@@ -139,6 +149,11 @@ class IndexCore:
 
     # what operators ask for
 
+    def set_domains(self, configs: tuple[DomainConfig, ...], now_ns: int) -> None:
+        """Other domains, or other shares of them, from now on. Raises SettingsRefused; nothing changed then."""
+        set_domains(self.state, configs, now_ns)
+        self.state.flush()
+
     def invalidate(
         self,
         *,
@@ -147,7 +162,7 @@ class IndexCore:
         namespace: Namespace | None = None,
         tokens: bytes | None = None,
     ) -> int:
-        """Forget all, a domain, a namespace, both, or what follows a prefix. Raises MessageRefused."""
+        """Forget all, a domain, a namespace with its salts, both, or what follows a prefix. Raises MessageRefused."""
         count = invalidate(self.state, domain, namespace, tokens, now_ns)
         self.state.flush()
         return count

@@ -15,6 +15,7 @@
     coppice_cache_prefix_hit_tokens_total{domain}      of those, tokens found in the cache
     coppice_cache_evicted_blocks_total{domain}         cached blocks given up for others
     coppice_cache_degraded                             1 while /readyz lists reasons
+    coppice_cache_unproved_claims_total{of}            epochs that nobody vouches for: session, registration, redis
     coppice_cache_spans_dropped_total                  trace spans that nobody took in time
     coppice_cache_audits_total{result}                 audits that ended: holds, broken
     coppice_cache_audit_broken                         1 when the last audit found a broken invariant
@@ -50,11 +51,13 @@ class CacheMetrics(Collector):
         is_degraded: Callable[[], bool],
         spans_dropped: Callable[[], int],
         auditor: Auditor | None = None,
+        unproved: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._stats = stats
         self._is_degraded = is_degraded
         self._spans_dropped = spans_dropped
         self._auditor = auditor
+        self._unproved = unproved
         self._lock = threading.Lock()
         self._named: set[str] = set()
         self._seen: dict[tuple[str, int, str, str], int] = {}  # (worker, epoch, domain, counter) -> last value
@@ -159,7 +162,11 @@ class CacheMetrics(Collector):
         ]
 
     def _service(self, stats: IndexStats) -> list[Metric]:
+        unproved = CounterMetricFamily("coppice_cache_unproved_claims", "Epochs nobody vouches for.", labels=["of"])
+        for kind, count in self._unproved().items():
+            unproved.add_metric([kind], count)
         return [
+            unproved,
             GaugeMetricFamily("coppice_cache_sessions", "Sessions of clients.", value=stats.sessions),
             GaugeMetricFamily("coppice_cache_epoch", "Incarnation of this service.", value=stats.cache_epoch),
             GaugeMetricFamily("coppice_cache_degraded", "1 while degraded.", value=int(self._is_degraded())),

@@ -9,8 +9,10 @@ from pydantic import Field, SecretStr, field_validator
 
 from coppice.errors import UsageError
 from coppice.ids import DomainId
-from coppice.settings import EnvOnly, Settings
-from coppice.tenants import DomainShares, TenantDirectory
+from coppice.settings import EnvOnly
+from coppice.tenants.directory import TenantDirectory
+from coppice.tenants.tenant import DomainShares
+from coppice.tls.settings import ListeningSettings
 from coppice_cache.core.base.errors import SettingsRefused
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode, TierCosts
 
@@ -18,18 +20,25 @@ SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64
 
 
-class CacheSettings(Settings):
+class CacheSettings(ListeningSettings):
     """The cache service: knows which worker holds which prefix, and who owns each block."""
 
     env_prefix: ClassVar[str] = "COPPICE_CACHE_"
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     grpc_port: int = Field(7071, ge=0, le=65535, description="Port of the PrefixIndex service; 0 takes a free one.")
     session_port: int = Field(
         7081, ge=0, le=65535, description="Port for sessions of schedulers and workers; 0 takes a free one."
     )
     http_port: int = Field(8071, ge=0, le=65535, description="Port of the admin REST; 0 takes a free one.")
-    redis_url: str | None = Field(None, description="redis://HOST:PORT/DB of Redis or Valkey; optional.")
+    http_names: tuple[str, ...] = Field(
+        (),
+        description="Names under which the admin REST is called, such as cache,cache.internal. Others are refused: a "
+        "page in a browser may have bent its name to this address. Addresses and localhost are always answered to.",
+    )
+    redis_url: str | None = Field(None, description="redis://USER@HOST:PORT/DB of Redis or Valkey; optional.")
+    redis_password: Annotated[SecretStr, EnvOnly("COPPICE_CACHE_REDIS_PASSWORD")] = Field(
+        SecretStr(""), description="Password of that user of Redis."
+    )
     tenants: str | None = Field(None, description="Tenants file; without one, any domain is served.")
     epoch_file: str | None = Field(None, description="File that remembers the cache epoch over restarts.")
     session_ttl_ms: int = Field(10_000, ge=100, description="Silence after which a client's leases are taken back.")
@@ -54,6 +63,9 @@ class CacheSettings(Settings):
         description="Pause between audits of all invariants, in slices beside the work; 0 = only on demand.",
     )
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    audit_log: str | None = Field(
+        None, description="File that gets a JSON line for each act of an operator; default: the log."
+    )
     kv_events_zmq: tuple[str, ...] = Field(
         (),
         description="ZMQ endpoint to publish KV events on, as vLLM does, for other routers; such as tcp://*:5557. All "
@@ -78,8 +90,9 @@ class CacheSettings(Settings):
     )
     kv_events_tokens: bool = Field(
         False,
-        description="Publish the token ids of blocks, that is the prompts themselves. Routers that hash tokens on "
-        "their own (Dynamo, llm-d) need them; names of blocks are keyed digests and tell nothing.",
+        description="Give token ids of blocks, that is the prompts themselves, to readers of KV events and to watchers "
+        "that ask for them; never those of strict tenants. Routers that hash tokens on their own (Dynamo, llm-d) need "
+        "them; names of blocks are keyed digests and tell nothing.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     seal_key: Annotated[SecretStr, EnvOnly("COPPICE_SEAL_KEY")] = Field(
@@ -120,19 +133,13 @@ def split_endpoint(entry: str) -> tuple[str, str]:
     return worker, endpoint
 
 
-def tenant_directory(settings: CacheSettings) -> TenantDirectory:
-    """Raises UsageError."""
-    return TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
-
-
-def core_settings(settings: CacheSettings) -> CoreSettings:
-    """Reads the tenants file; makes a random seal key where none is given. Raises UsageError."""
+def core_settings(settings: CacheSettings, directory: TenantDirectory) -> CoreSettings:
+    """Makes a random seal key where none is given. Raises UsageError."""
     key = bytes.fromhex(settings.seal_key.get_secret_value()) or os.urandom(SEAL_KEY_BYTES_MAX)
-    directory = tenant_directory(settings)
     try:
         return CoreSettings(
             seal_key=key,
-            domains=tuple(_domain_config(shares) for shares in directory.domains()),
+            domains=domain_configs(directory),
             default_domain=None if settings.tenants else DomainConfig(DomainId("default")),
             session_ttl_ms=settings.session_ttl_ms,
             worker_ttl_ms=settings.worker_ttl_ms,
@@ -147,6 +154,10 @@ def core_settings(settings: CacheSettings) -> CoreSettings:
         raise UsageError(str(refused)) from refused
 
 
+def domain_configs(directory: TenantDirectory) -> tuple[DomainConfig, ...]:
+    return tuple(_domain_config(shares) for shares in directory.domains())
+
+
 def _domain_config(shares: DomainShares) -> DomainConfig:
     # The guarantees of a group were summed in floating point and may exceed its maximum by a hair.
     return DomainConfig(
@@ -156,4 +167,5 @@ def _domain_config(shares: DomainShares) -> DomainConfig:
         maximum_share=shares.maximum_share,
         guarantee_blocks=shares.guarantee_blocks,
         maximum_blocks=shares.maximum_blocks,
+        zero_on_change=shares.zero_on_change,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, UsageError
 from coppice.telemetry import LogLevel, configure_logging
 from coppice_cache.edge.api.admin_http import AdminServer
@@ -63,7 +63,7 @@ def run_ingest(options: IngestOptions) -> int:
     if options.blocks_per_source_max < 1:
         raise UsageError(f"--blocks is {options.blocks_per_source_max}", hint="at least 1")
     configure_logging(options.log_level)
-    stopping = threading.Event()
+    stopping = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     limits = FleetLimits(tree=AdvisoryLimits(blocks_per_source_max=options.blocks_per_source_max))

@@ -19,6 +19,8 @@ from coppice_worker.core.batch.step_batch import Int32, UInt64
 from coppice_worker.core.blocks.pool import BlockPool, BlockRefusal, lease_words
 from coppice_worker.core.sequences import SequenceTable
 
+_NO_BLOCKS: Int32 = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockWork:
@@ -33,8 +35,9 @@ class BlockWork:
 class _Changes:
     """What one plan has done so far."""
 
-    lost_copies: dict[int, int]  # own handle -> copy source that is stale
+    sources: dict[SequenceId, Int32]  # blocks that each fork copies
     opened: list[UInt64]
+    copied: list[tuple[Int32, Int32]]  # blocks read, blocks written
     refusals: dict[SequenceId, Refusal]
 
     def refuse(self, sequence_id: SequenceId, code: RefusalCode, handle: int = 0) -> None:
@@ -59,10 +62,11 @@ class Attacher:
         plan: StepPlan,
         refused: dict[SequenceId, Refusal],
         fenced_leases: Container[LeaseId],
+        sources: dict[SequenceId, Int32],
         refusals: dict[SequenceId, Refusal],
     ) -> BlockWork:
-        """Adds to `refusals`; sequences in `refused` stay so."""
-        changes = _Changes(self._stale_copies(plan), [], refusals)
+        """Adds to `refusals`; sequences in `refused` stay so. `sources` are those of `copy_sources`."""
+        changes = _Changes(sources, [], [], refusals)
         for start in plan.attach:
             if start.sequence_id in refused:
                 refusals[start.sequence_id] = refused[start.sequence_id]
@@ -89,7 +93,7 @@ class Attacher:
             self._pool.why_not_read(shared, start.shared_seals)
             or self._pool.why_not_write(owned, words)
             or self._twice(blocks, np.concatenate([shared, owned]))
-            or self._lost_copy(owned, changes)
+            or self._lost_source(start, changes)
         )
         if problem is not None:
             changes.refuse(start.sequence_id, problem.code, problem.handle)
@@ -100,6 +104,9 @@ class Attacher:
         self._pool.read(shared)
         self._pool.open(owned, words, slot + 1)
         changes.opened.append(owned)
+        if start.copy_from:
+            source = changes.sources[start.sequence_id]
+            changes.copied.append((source, blocks[len(shared) : len(shared) + len(source)]))
 
     def _may_grow(self, growth: Growth, refused: dict[SequenceId, Refusal], changes: _Changes) -> bool:
         """Refuses what can be refused without looking at blocks."""
@@ -127,7 +134,7 @@ class Attacher:
         leases = np.repeat(np.stack([self._lease_words_of(int(slot)) for slot in slots]), counts, axis=0)
         if len(set(slots.tolist())) < len(slots) or len(np.unique(blocks)) < len(blocks):
             return False
-        if self._pool.why_not_write(handles, leases) is not None or self._lost_copy(handles, changes) is not None:
+        if self._pool.why_not_write(handles, leases) is not None:
             return False
         self._pool.open(handles, leases, np.repeat(slots + 1, counts))
         for slot, part in zip(slots.tolist(), np.split(blocks, np.cumsum(counts)[:-1]), strict=True):
@@ -141,11 +148,7 @@ class Attacher:
         slot = self._sequences.slot_of[growth.sequence_id]
         handles, blocks = handles_array(growth.owned), block_ids(growth.owned)
         words = self._lease_words_of(slot)
-        problem = (
-            self._pool.why_not_write(handles, words)
-            or self._twice(blocks, handles)
-            or self._lost_copy(handles, changes)
-        )
+        problem = self._pool.why_not_write(handles, words) or self._twice(blocks, handles)
         if problem is not None:
             changes.refuse(growth.sequence_id, problem.code, problem.handle)
             return
@@ -158,21 +161,11 @@ class Attacher:
         assert lease is not None
         return lease_words(lease)
 
-    def _stale_copies(self, plan: StepPlan) -> dict[int, int]:
-        if not plan.copy_src:
-            return {}
-        src, dst = handles_array(plan.copy_src), handles_array(plan.copy_dst)
-        lost = ~self._pool.is_current(src)
-        return dict(zip(dst[lost].tolist(), src[lost].tolist(), strict=True))
-
     @staticmethod
-    def _lost_copy(handles: UInt64, changes: _Changes) -> BlockRefusal | None:
-        if not changes.lost_copies:
+    def _lost_source(start: SequenceStart, changes: _Changes) -> BlockRefusal | None:
+        if not start.copy_from or start.sequence_id in changes.sources:
             return None
-        for handle in handles.tolist():
-            if handle in changes.lost_copies:
-                return BlockRefusal(RefusalCode.STALE, changes.lost_copies[handle])
-        return None
+        return BlockRefusal(RefusalCode.LOST_SOURCE, 0)
 
     @staticmethod
     def _twice(blocks: Int32, handles: UInt64) -> BlockRefusal | None:
@@ -187,11 +180,9 @@ class Attacher:
     def _block_work(plan: StepPlan, changes: _Changes) -> BlockWork:
         """Only blocks that this plan opened; a copied block needs no zeroing, all of it is overwritten."""
         opened = np.concatenate(changes.opened) if changes.opened else np.zeros(0, np.uint64)
-        zero, dst = handles_array(plan.zero), handles_array(plan.copy_dst)
-        copied = np.isin(dst, opened)
-        zeroed = np.isin(zero, opened) & ~np.isin(zero, dst[copied])
-        return BlockWork(
-            zero=block_ids(zero[zeroed].tobytes()),
-            copy_src=block_ids(handles_array(plan.copy_src)[copied].tobytes()),
-            copy_dst=block_ids(dst[copied].tobytes()),
-        )
+        zero = handles_array(plan.zero)
+        zeroed = block_ids(zero[np.isin(zero, opened)].tobytes())
+        if not changes.copied:
+            return BlockWork(zeroed, _NO_BLOCKS, _NO_BLOCKS)
+        src, dst = (np.concatenate(blocks) for blocks in zip(*changes.copied, strict=True))
+        return BlockWork(zeroed[~np.isin(zeroed, dst)], src, dst)

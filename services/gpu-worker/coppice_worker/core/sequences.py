@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
+from coppice.ids import TOKEN_BYTES, DomainId, LeaseId, SequenceId
 from coppice.messages.step import SequenceStart
 from coppice_worker.core.batch.sampling import SamplingTable
 from coppice_worker.core.batch.step_batch import Int32, Int64, UInt32
@@ -26,6 +26,7 @@ class SequenceTable:
         assert max_sequences > 0
         assert max_context > 0
         self.max_context = max_context
+        self.block_size = block_size
         self.max_blocks = -(-max_context // block_size)
         self.slot_of: dict[SequenceId, int] = {}
         self.ids: UInt32 = np.zeros(max_sequences, np.uint32)
@@ -38,6 +39,7 @@ class SequenceTable:
         self.num_shared: Int64 = np.zeros(max_sequences, np.int64)
         self.sampling = SamplingTable(max_sequences)
         self.leases: list[LeaseId | None] = [None] * max_sequences
+        self.domains: list[DomainId | None] = [None] * max_sequences
         self.version = 0  # changes when sequences come or go
         self.grown: set[int] = set()  # slots whose tables grew since somebody last looked
         self._free = list(range(max_sequences - 1, -1, -1))
@@ -55,6 +57,7 @@ class SequenceTable:
         self.version += 1
         self.slot_of[start.sequence_id] = slot
         self.leases[slot] = start.lease_id
+        self.domains[slot] = start.domain
         count = len(start.tokens) // TOKEN_BYTES
         self.ids[slot] = start.sequence_id
         self.tokens[slot, :count] = np.frombuffer(start.tokens, "<u4")
@@ -80,6 +83,7 @@ class SequenceTable:
         slot = self.slot_of.pop(sequence_id)
         self.version += 1
         self.leases[slot] = None
+        self.domains[slot] = None
         self.num_blocks[slot] = 0
         self.num_tokens[slot] = 0
         self.num_computed[slot] = 0

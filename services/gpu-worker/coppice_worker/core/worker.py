@@ -22,6 +22,7 @@ from coppice.handles import handles_array
 from coppice.ids import TOKEN_BYTES, CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
 from coppice.messages.registration import CopiesDone, CopyOrders, Draining, Fence, FenceAck, Register, Registered
 from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
+from coppice.session.vouchers import is_same, scheduler_voucher
 from coppice_worker.core.attach import Attacher
 from coppice_worker.core.batch.logprobs import LogprobCollector
 from coppice_worker.core.batch.plan_shape import check_shape
@@ -43,6 +44,7 @@ from coppice_worker.core.blocks.pool import BlockPool
 from coppice_worker.core.check import check_users
 from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
 from coppice_worker.core.sequences import SequenceTable
+from coppice_worker.core.sources import copy_sources
 
 _NO_BLOCKS = np.zeros(0, np.int32)
 
@@ -60,7 +62,7 @@ class WorkerCore:
         self._rows = RowBuilder(self.sequences, self.pool, size, settings.max_step_tokens)
         self._attacher = Attacher(self.pool, self.sequences)
         self._copies = CopyBooks(self.pool, self.host_pool, settings.max_copy_orders)
-        self._highest_cache_epoch = CacheEpoch(0)
+        self._registered = Registered(WorkerEpoch(0), CacheEpoch(0))  # the last one
         self._planning: SchedulerEpoch | None = None
         self._highest_scheduler_epoch = SchedulerEpoch(0)
         self._attachment = 0
@@ -73,11 +75,8 @@ class WorkerCore:
         self._outstanding: Applied | None = None
         self._sampled: list[bytes] = []  # u32 [R] of each step of the outstanding plan that is done
         self._logprobs = LogprobCollector()
-        self._tokens_computed = 0
-        self._tokens_sampled = 0
-        self._steps = 0
-        self._replays = 0
-        self._ignored_seals = 0
+        self._tokens_computed = self._tokens_sampled = 0
+        self._steps = self._replays = self._ignored_seals = 0
         self._refusal_counts = dict.fromkeys(RefusalCode, 0)
 
     # -- the cache service
@@ -98,7 +97,7 @@ class WorkerCore:
             block_size=self.settings.pool.block_size,
             namespace=self.settings.namespace,
             model=self.settings.model,
-            highest_cache_epoch=self._highest_cache_epoch,
+            highest_cache_epoch=self._registered.cache_epoch,
             generations=generations,
             seals=seals,
             scheduler_epochs=() if self._planning is None else (self._planning,),
@@ -109,6 +108,7 @@ class WorkerCore:
             num_host_blocks=self.settings.num_host_blocks,
             host_generations=host_generations,
             host_seals=host_seals,
+            voucher=self._registered.voucher,
         )
 
     def drain(self) -> Draining:
@@ -123,14 +123,17 @@ class WorkerCore:
         the whole pool when the old epoch was not 0: from now on nobody can tell whose bytes are where (I15). The host's
         blocks need no zeroing: nothing of a domain that asks for it was ever there, and the rest is unreadable.
         """
-        if message.cache_epoch != self._highest_cache_epoch:
+        if message.cache_epoch != self._registered.cache_epoch:
             self._copies.forget_orders()
-        self._highest_cache_epoch = CacheEpoch(max(self._highest_cache_epoch, message.cache_epoch))
+        self._registered = message
         if message.worker_epoch == self.worker_epoch:
             return False
         self.worker_epoch = message.worker_epoch
         self._outstanding = None
         self._detach_scheduler()
+        # Whoever comes shows a voucher for the new epoch, and had to live for that after all that was said of the old.
+        self._highest_scheduler_epoch = SchedulerEpoch(0)
+        self._fenced = FencedEpochs()
         self._fenced_leases.clear()
         self._copies.forget()
         self.pool.reset()
@@ -187,8 +190,17 @@ class WorkerCore:
         """Changes whenever a scheduler's sequences are dropped all at once: a takeover, a fence, a new epoch."""
         return self._attachment
 
+    def why_not_trust(self, epoch: SchedulerEpoch, voucher: bytes) -> SchedulerRefused | None:
+        """Whether the cache service vouches for this epoch here. Asked before anything that it could change."""
+        if self.worker_epoch == 0:
+            return SchedulerRefused(SchedulerRefusedReason.NOT_REGISTERED)
+        key = self._registered.scheduler_key
+        if not key or not is_same(voucher, scheduler_voucher(key, epoch)):
+            return SchedulerRefused(SchedulerRefusedReason.UNVOUCHED)
+        return None
+
     def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
-        """A scheduler opens a new session. The newest unfenced epoch plans; it takes over from an older one.
+        """A trusted scheduler opens a new session. The newest unfenced epoch plans; it takes over from an older one.
 
         An older one never plans again, even when the newer is over: it is told to get itself a new epoch.
 
@@ -228,7 +240,7 @@ class WorkerCore:
         """
         assert self._outstanding is None, "a step is outstanding; complete it first"
         if epoch != self._planning:
-            return self._begin(self._refuse_all(epoch, plan))
+            return self._begin(self._refuse_all(plan))
         if plan.step <= self._last_step and plan.step in self._results:
             self._replays += 1
             return Replayed(self._results[plan.step])
@@ -239,18 +251,18 @@ class WorkerCore:
         return self._begin(self._apply_next(epoch, plan))
 
     def _apply_next(self, epoch: SchedulerEpoch, plan: StepPlan) -> Applied:
+        sources = copy_sources(plan, self.sequences, self._refused)
         for sequence_id in np.frombuffer(plan.detach, "<u4").tolist():
             self._refused.pop(SequenceId(sequence_id), None)
             self._attacher.detach(SequenceId(sequence_id))
         if plan.sealed:
             self._ignored_seals += self.pool.set_seals(handles_array(plan.sealed), plan.seals)
         refusals: dict[SequenceId, Refusal] = {}
-        blocks = self._attacher.attach_and_grow(plan, self._refused, self._fenced_leases, refusals)
+        blocks = self._attacher.attach_and_grow(plan, self._refused, self._fenced_leases, sources, refusals)
         computed = self._compute(plan, refusals)
         self._refused.update(refusals)
         return Applied(
             step=plan.step,
-            scheduler_epoch=epoch,
             batch=computed.batch,
             zero=blocks.zero,
             copy_src=blocks.copy_src,
@@ -275,14 +287,12 @@ class WorkerCore:
             row_tokens = np.frombuffer(plan.row_tokens, "<u4").astype(np.int64)
         return self._rows.build(ids, row_tokens, plan.num_decode_steps, self._refused, refusals)
 
-    def _refuse_all(self, epoch: SchedulerEpoch, plan: StepPlan) -> Applied:
+    def _refuse_all(self, plan: StepPlan) -> Applied:
         """The answer to an epoch that does not plan here (fenced, superseded, or of the old worker epoch)."""
         named = [start.sequence_id for start in plan.attach] + [growth.sequence_id for growth in plan.grow]
         named += [SequenceId(int.from_bytes(plan.rows[at : at + 4], "little")) for at in range(0, len(plan.rows), 4)]
         refusals = tuple(Refusal(sequence_id, RefusalCode.FENCED, 0) for sequence_id in dict.fromkeys(named))
-        return Applied(
-            plan.step, epoch, None, _NO_BLOCKS, _NO_BLOCKS, _NO_BLOCKS, refusals, b"", NO_ROWS, attachment=-1
-        )
+        return Applied(plan.step, None, _NO_BLOCKS, _NO_BLOCKS, _NO_BLOCKS, refusals, b"", NO_ROWS, attachment=-1)
 
     def _check_refused_limit(self, plan: StepPlan) -> None:
         limit = 4 * self.settings.max_sequences

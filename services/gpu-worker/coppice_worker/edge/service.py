@@ -6,7 +6,6 @@ start:   listen -> session to the cache -> Register -> Registered(epoch) -> sche
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +13,21 @@ from typing import Any
 import grpc
 import numpy as np
 
-from coppice.edge import registration_codec, step_codec
+from coppice.audit_log import Act, AuditLog
+from coppice.edge import codec
 from coppice.edge.grpc_server import GrpcServer
+from coppice.edge.grpc_tls import who_calls
 from coppice.edge.link_client import LinkClient
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
 from coppice.ids import SchedulerEpoch
 from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Register, Registered
-from coppice.session.frames import KEY_BYTES, Hello, Reject, RejectCode
-from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
+from coppice.session.frames import Hello, Reject, RejectCode
+from coppice.session.link import Attached, ServerLink, ServerLinks
+from coppice.tls.credentials import Credentials
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch.step_batch import Executor
-from coppice_worker.core.batch.steps import SchedulerAccepted
+from coppice_worker.core.batch.steps import SchedulerAccepted, SchedulerRefused
 from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.copies import Copier, TierCopier
 from coppice_worker.edge.runner import StepObserver, StepRunner
@@ -47,8 +49,10 @@ class WorkerService:
         observer: StepObserver,
         failed: Callable[[BaseException], None],
         tiers: TierCopier | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self._core = core
+        self._audit = audit or AuditLog("worker")
         self._executor = executor
         self.runner = StepRunner(core, executor, observer, failed)
         self._copier = None if tiers is None else Copier(self.runner, tiers, observer, failed)
@@ -65,17 +69,17 @@ class WorkerService:
         listener.start((self._schedulers.server,))
         server.start()
 
-    def register_with(self, cache_address: str) -> None:
+    def register_with(self, cache_address: str, tls: Credentials | None = None) -> None:
         """Open the session to the cache service and keep it open."""
         self._cache = _CacheSession(
-            self._core, self.runner, self._copier, cache_address, self._registered, self._fenced
+            self._core, self.runner, self._copier, cache_address, self._registered, self._fenced, tls
         )
         if self._copier is not None:
             self._copier.start(self._cache)
         self._cache.start()
 
     def add_to(self, server: grpc.Server) -> None:
-        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self.runner, self._drain), server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self.runner, self._drain, self._audit), server)
 
     def stop(self, grace_s: float) -> None:
         if self._server is not None:
@@ -135,6 +139,7 @@ class _CacheSession:
         cache_address: str,
         registered: Callable[[Registered], None],
         fenced: Callable[[Fence], None],
+        tls: Credentials | None,
     ) -> None:
         self._core = core
         self._runner = runner
@@ -143,9 +148,7 @@ class _CacheSession:
         self._fenced = fenced
         self._attachment = 0
         self.reported = 0
-        name = core.settings.worker_id
-        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
-        self._link = LinkClient(session, cache_address, registration_codec.EDGE, self, f"{name} to cache")
+        self._link = LinkClient(codec.WORKERS, cache_address, self, core.settings.worker_id, "cache", tls=tls)
 
     def start(self) -> None:
         self._link.start()
@@ -202,7 +205,7 @@ class _SchedulerSessions:
         self._runner = runner
         self._lock = threading.Lock()
         self._links: dict[int, ServerLink[Any]] = {}  # by scheduler epoch
-        self.server = LinkServer(None, step_codec.EDGE, self, "the worker is not registered yet")
+        self.server = LinkServer(None, codec.STEPS, self, "the worker is not registered yet")
 
     def restart(self, worker_epoch: int) -> None:
         """A new worker epoch: every scheduler attaches again and starts over."""
@@ -227,6 +230,11 @@ class _SchedulerSessions:
     def session_opening(self, hello: Hello) -> int | Reject:
         if hello.epoch == 0:
             return Reject(RejectCode.INVALID, "a scheduler gets its epoch from the cache service first")
+        epoch = SchedulerEpoch(hello.epoch)
+        untrusted = self._runner.with_core(lambda core: core.why_not_trust(epoch, hello.voucher))
+        if untrusted is not None:
+            _log.warning("scheduler %r, epoch %d: %s", hello.name[:64], epoch, untrusted.reason.value)
+            return Reject(untrusted.reason.reject_code, untrusted.reason.value)
         with self._lock:
             earlier = self._links.pop(hello.epoch, None)
         if earlier is not None:
@@ -234,15 +242,18 @@ class _SchedulerSessions:
             # still waits for the step thread can be taken for one of the new session.
             self.server.end(earlier)
         try:
-            answer = self._runner.ask(
-                lambda core: core.attach_scheduler(SchedulerEpoch(hello.epoch)), timeout_s=ASK_TIMEOUT_S
-            )
+            answer = self._runner.ask(lambda core: self._attach(core, epoch, hello.voucher), timeout_s=ASK_TIMEOUT_S)
         except TimeoutError:
             return Reject(RejectCode.NOT_READY, "the worker is busy with a long step")
         if not isinstance(answer, SchedulerAccepted):
             return Reject(answer.reason.reject_code, answer.reason.value)
         _log.info("scheduler %s attached with epoch %d", hello.name, hello.epoch)
         return hello.epoch
+
+    @staticmethod
+    def _attach(core: WorkerCore, epoch: SchedulerEpoch, voucher: bytes) -> SchedulerAccepted | SchedulerRefused:
+        """In its turn the worker may have another epoch."""
+        return core.why_not_trust(epoch, voucher) or core.attach_scheduler(epoch)
 
     def session_connected(self, link: ServerLink[Any], is_new: bool) -> None:
         with self._lock:
@@ -267,13 +278,15 @@ class _SchedulerSessions:
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
-    def __init__(self, runner: StepRunner, drain: Callable[[], None]) -> None:
+    def __init__(self, runner: StepRunner, drain: Callable[[], None], audit: AuditLog) -> None:
         self._runner = runner
         self._drain = drain
+        self._audit = audit
 
     def Drain(self, request: Any, context: Any) -> Any:
         """Have nothing new sent here, and answer when no sequence was seen for a while: then it may be stopped."""
         self._drain()
+        self._audit.ended(Act("drain", who_calls(context), "gRPC"), done=True)
         pause = threading.Event()
         quiet_s = 0.0
         while quiet_s < DRAIN_QUIET_S and context.is_active():

@@ -6,22 +6,24 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from coppice.settings import Settings
+from coppice.settings import SessionAddressText
+from coppice.tls.settings import ListeningSettings
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(ListeningSettings):
     """The gpu-worker: holds a model and its block pool, computes the steps that a scheduler plans."""
 
     env_prefix: ClassVar[str] = "COPPICE_WORKER_"
 
     worker_id: str = Field("worker-0", min_length=1, max_length=128, description="Name, unique per stack.")
-    cache: str = Field("127.0.0.1:7081", description="HOST:PORT where the cache service accepts sessions.")
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    cache: SessionAddressText = Field(
+        "127.0.0.1:7081", description="HOST:PORT or unix:/PATH where the cache service accepts sessions."
+    )
     session_port: int = Field(7082, ge=0, le=65535, description="Port for schedulers; 0 takes a free one.")
     grpc_port: int = Field(7072, ge=0, le=65535, description="Port of Drain, Stats and health; 0 takes a free one.")
     http_port: int = Field(8072, ge=0, le=65535, description="Port of /metrics, /healthz and /readyz.")
-    advertise: str | None = Field(
-        None, description="HOST:PORT that schedulers are told; default: host and session port."
+    advertise: SessionAddressText | None = Field(
+        None, description="HOST:PORT or unix:/PATH that schedulers are told; default: where sessions are accepted."
     )
     model: str = Field(description="Checkpoint folder (config.json and safetensors), or a hub id.")
     model_name: str | None = Field(None, description="Name in namespaces and listings; default: the folder's name.")
@@ -56,4 +58,7 @@ class WorkerSettings(Settings):
     cuda_graphs: bool = Field(True, description="Record decode steps at the start and launch each as one, on a GPU.")
     step_timeout_s: float = Field(300.0, gt=0, description="A step that runs longer hangs: the process ends, exit 1.")
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    audit_log: str | None = Field(
+        None, description="File that gets a JSON line for each act of an operator; default: the log."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")

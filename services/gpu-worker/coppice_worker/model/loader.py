@@ -141,7 +141,7 @@ def _indexed_files(index: Path) -> list[Path]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
         raise CheckpointError(index, f"is no shard index ({cause!r})", "download the file again") from cause
     for name in names:
         # An index is foreign input: it may only name files beside itself.

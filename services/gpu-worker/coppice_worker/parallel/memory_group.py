@@ -43,21 +43,13 @@ class MemoryGroup:
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket], memory: int) -> None:
         """`peers` are sockets to all other ranks, `memory` comes from `create_shared_memory`."""
-        self._rank = rank
+        self.rank = rank
         self._peers = dict(peers)
-        self._size = len(peers) + 1
+        self.size = len(peers) + 1
         self._turn = 0
-        mapped = mmap.mmap(memory, shared_memory_bytes(self._size))
-        self._slots = torch.frombuffer(mapped, dtype=torch.uint8).view(2, self._size, SLOT_BYTES)
+        mapped = mmap.mmap(memory, shared_memory_bytes(self.size))
+        self._slots = torch.frombuffer(mapped, dtype=torch.uint8).view(2, self.size, SLOT_BYTES)
         self.waits_for: int | None = None  # the rank whose share is missing; for whoever wonders why nothing happens
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     def add_up(self, share: torch.Tensor) -> torch.Tensor:
         total = share.contiguous()
@@ -71,11 +63,11 @@ class MemoryGroup:
     def join_columns(self, share: torch.Tensor) -> torch.Tensor:
         num_rows, width = share.shape
         assert width * share.element_size() <= SLOT_BYTES, "one row of logits must fit into a slot"
-        joined = share.new_empty(num_rows, self._size, width)
+        joined = share.new_empty(num_rows, self.size, width)
         height = SLOT_BYTES // (width * share.element_size())
         for start in range(0, num_rows, height):
             rows = slice(start, start + height)
-            ranks_first = self._exchange(share[rows].reshape(-1)).view(self._size, -1, width)
+            ranks_first = self._exchange(share[rows].reshape(-1)).view(self.size, -1, width)
             joined[rows] = ranks_first.transpose(0, 1)
         return joined.view(num_rows, -1)
 
@@ -91,7 +83,7 @@ class MemoryGroup:
         """Shares [N] of all ranks, [size, N]; they stay there until the next exchange but one begins."""
         slots = self._slots[self._turn].view(share.dtype)[:, : share.shape[0]]
         self._turn ^= 1
-        slots[self._rank].copy_(share)
+        slots[self.rank].copy_(share)
         self._meet()
         return slots
 

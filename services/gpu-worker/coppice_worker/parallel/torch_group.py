@@ -24,8 +24,8 @@ class TorchGroup:
         folder: Path,
         backend: Literal["nccl", "gloo"] = "nccl",
     ) -> None:
-        self._rank = rank
-        self._size = size
+        self.rank = rank
+        self.size = size
         self._device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
         if backend == "nccl":
             torch.cuda.set_device(self._device)
@@ -41,14 +41,6 @@ class TorchGroup:
             device_id=self._device if backend == "nccl" else None,
         )
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
     def add_up(self, share: torch.Tensor) -> torch.Tensor:
         total = share.contiguous()
         dist.all_reduce(total)
@@ -56,9 +48,9 @@ class TorchGroup:
 
     def join_columns(self, share: torch.Tensor) -> torch.Tensor:
         num_rows, width = share.shape
-        ranks_first = share.new_empty(self._size * num_rows, width)
+        ranks_first = share.new_empty(self.size * num_rows, width)
         dist.all_gather_single(ranks_first, share.contiguous())
-        return ranks_first.view(self._size, num_rows, width).transpose(0, 1).reshape(num_rows, -1)
+        return ranks_first.view(self.size, num_rows, width).transpose(0, 1).reshape(num_rows, -1)
 
     def least(self, value: int) -> int:
         least = torch.tensor([value], device=self._device)

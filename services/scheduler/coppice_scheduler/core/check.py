@@ -127,9 +127,9 @@ def _check_worker(life: Lifecycle, worker: Worker) -> None:
 def _check_copies(worker: Worker) -> None:
     """Nobody has said that the source of a copy may be given to others, while its step has no result."""
     for step in worker.in_flight:
-        for start in step.plan.attach if step.plan.copy_src else ():
+        for start in step.plan.attach:
             fork = worker.running.get(start.sequence_id)
-            if fork is not None and fork.source is not None:
+            if start.copy_from and fork is not None and fork.source is not None:
                 assert fork.source.lease.state is not LeaseState.RELEASING, "the source of a copy was released"
 
 
@@ -150,7 +150,10 @@ def _check_table(worker: Worker) -> None:
         assert table.ids[slot] == sequence.sequence_id
         assert table.num_planned[slot] == planned[slot]
         assert table.num_pending[slot] == pending[slot]
-        assert table.num_known[slot] == len(request.folded) // TOKEN_BYTES + table.num_tail[slot]
+        assert (
+            table.num_known[slot]
+            == request.num_prompt_tokens + len(request.output) // TOKEN_BYTES + table.num_tail[slot]
+        )
         assert table.num_reserved[slot] == lease.reserved_tokens
         assert table.num_max[slot] == request.num_tokens_max
         assert table.next_look[slot] > table.num_computed[slot]

@@ -29,6 +29,7 @@ from coppice_scheduler.core.kv_client.answers import collect_ops, take_answer
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.admission import expire, max_context, refusal
 from coppice_scheduler.core.policy.preemption import give_back, relieve
+from coppice_scheduler.core.policy.queue_room import QueueRoom
 from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
@@ -39,16 +40,20 @@ from coppice_scheduler.core.state.request import (
     TenantStats,
 )
 from coppice_scheduler.core.state.sequences import RequestState
-from coppice_scheduler.core.state.settings import SchedulerSettings
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
 from coppice_scheduler.core.state.workers import Worker
+
+
+class SubmitFailed(Exception):
+    """To decide on one request failed, and nothing was changed by it: the request can be refused, the core goes on."""
 
 
 class SchedulerCore:
     """Decides what runs next. Knows no clock and no connection: the edge calls it and does what it returns."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self._settings = settings
         self._life = Lifecycle(settings)
+        self._room = QueueRoom(settings)
         self._arrivals = 0
         self._draining = False
         self._now_ns = 0
@@ -57,28 +62,39 @@ class SchedulerCore:
     # --- requests
 
     def submit(self, request: Request, now_ns: int) -> Refused | None:
-        """None: accepted, and exactly one Output with `finish` will come."""
+        """None: accepted, and exactly one Output with `finish` will come.
+
+        Raises SubmitFailed while nothing has changed yet. Whatever else comes out of this class, as an assertion or an
+        error, leaves it half-changed: then it must not be asked again.
+        """
         self._now_ns = now_ns
+        try:
+            decided = self._decide(request, now_ns)
+        except Exception as error:
+            raise SubmitFailed(f"request {request.request_id}: {error!r}") from error
+        if isinstance(decided, Refused):
+            return decided
+        self._life.enter(decided, now_ns)
+        return None
+
+    def _decide(self, request: Request, now_ns: int) -> RequestState | Refused:
+        """What is to become of it. Changes nothing that a second look would not change back."""
         life = self._life
         assert request.request_id not in life.requests, f"request id {request.request_id} is in use"
-        assert len(request.tokens) % TOKEN_BYTES == 0
         if self._draining:
             return Refused(RefusedReason.DRAINING, "this scheduler is shutting down; send it to another", 1000)
-        refused = refusal(life, request, now_ns)
+        refused = refusal(life, self._room, request, now_ns)
         if refused is not None:
             return refused
-        self._arrivals += 1
+        self._arrivals += 1  # a gap in it means nothing
         num_prompt = len(request.tokens) // TOKEN_BYTES
-        state = RequestState(
+        return RequestState(
             request=request,
             order=(request.priority, self._arrivals),
-            folded=bytearray(request.tokens),
             num_prompt_tokens=num_prompt,
             max_output_tokens=min(request.max_new_tokens, max_context(life) - num_prompt),
             sent_before=num_prompt,
         )
-        life.enter(state, now_ns)
-        return None
 
     def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
         """End a request now; unknown and finished ones are left alone."""
@@ -86,6 +102,12 @@ class SchedulerCore:
         request = self._life.requests.get(request_id)
         if request is not None:
             self._life.finish(request, finish, now_ns)
+
+    def set_tenants(self, tenants: TenantSettings, now_ns: int) -> None:
+        """The tenants file changed. Requests of tenants that are gone, or elsewhere now, end with an error."""
+        self._now_ns = now_ns
+        self._life.set_tenants(tenants, now_ns)
+        self._room = QueueRoom(self._life.settings)
 
     def drain(self) -> None:
         """Take no new request; those at work end as they would."""
@@ -176,10 +198,10 @@ class SchedulerCore:
         return Effects(to_index=messages, plans=plans, tokens=tokens, outputs=outputs)
 
     def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:
-        plans = []
-        for worker in self._life.workers.values():
-            while worker.usable and (due_ns := plan_due_ns(worker, self._settings)) is not None and due_ns <= now_ns:
-                plan = plan_step(self._life, worker, now_ns)
+        plans, life = [], self._life
+        for worker in life.workers.values():
+            while worker.usable and (due_ns := plan_due_ns(worker, life.settings)) is not None and due_ns <= now_ns:
+                plan = plan_step(life, worker, now_ns)
                 if plan is None:
                     break
                 plans.append((worker.worker_id, plan))
@@ -190,9 +212,9 @@ class SchedulerCore:
         life = self._life
         times = [life.queue.next_deadline_ns(), life.deadlines.next_ns(), life.sleepers.next_ns()]
         times += [attachment.gives_up_at_ns(life, worker) for worker in life.workers.values()]
-        times += [plan_due_ns(worker, self._settings) for worker in life.workers.values() if worker.usable]
+        times += [plan_due_ns(worker, life.settings) for worker in life.workers.values() if worker.usable]
         if life.leases.connected:
-            timeout_ns = self._settings.queue_timeout_ms * NS_PER_MS
+            timeout_ns = life.settings.queue_timeout_ms * NS_PER_MS
             if life.counts.waiting > life.counts.asking:
                 times.append(life.gates.next_retry_ns())
             for worker in life.workers.values():

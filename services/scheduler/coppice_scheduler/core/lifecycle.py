@@ -1,4 +1,6 @@
-"""The one place that moves requests and sequences from state to state.
+"""The one place that moves requests from state to state, and says when a sequence or a lease moves.
+
+A sequence's moves are its own methods (`sequences.py`), a lease's those of `LeaseTable`.
 
 enter -> start (a grant) -> preempt | retry -> back to the queue
                         \\-> finish (exactly once)
@@ -14,6 +16,7 @@ from coppice.messages.index import Grant, Reuse
 from coppice_scheduler.core.queue.deadlines import Deadlines
 from coppice_scheduler.core.queue.hints import Hints
 from coppice_scheduler.core.queue.limits import RateLimits
+from coppice_scheduler.core.queue.quarantine import Quarantine
 from coppice_scheduler.core.queue.queues import Gates, Sleepers, WaitingQueue
 from coppice_scheduler.core.state import forks
 from coppice_scheduler.core.state.counts import Counts, Totals, decrement
@@ -21,10 +24,10 @@ from coppice_scheduler.core.state.estimates import OutputLengths
 from coppice_scheduler.core.state.fairness import FairShares
 from coppice_scheduler.core.state.leases import Lease, LeaseState, LeaseTable
 from coppice_scheduler.core.state.outbox import Outbox
-from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
+from coppice_scheduler.core.state.request import NOT_SERVED, Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import NO_LEASE, RequestState, RequestStatus, Sequence, SequenceState
-from coppice_scheduler.core.state.settings import SchedulerSettings
-from coppice_scheduler.core.state.workers import Worker
+from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
+from coppice_scheduler.core.state.workers import Worker, lost_in_work, unreachable
 
 NS_PER_MS = 1_000_000
 
@@ -39,17 +42,29 @@ class Lifecycle:
         self.sleepers = Sleepers()
         self.gates = Gates(fixed=settings.fixed_domains)
         self.leases = LeaseTable(settings.instance, settings.retain_priority)
-        self.shares = FairShares(lambda tenant: settings.limits_of(tenant).weight)
-        self.rate_limits = RateLimits(
-            settings.limits_of, lambda tenant: self.shares.num_outputs(self.shares.number_of(tenant))
-        )
+        self.shares = FairShares(lambda tenant: self.settings.limits_of(tenant).weight)
+        self.rate_limits = RateLimits(lambda tenant: self.settings.limits_of(tenant), self._num_outputs)
         self.output_lengths = OutputLengths()
+        self.quarantine = Quarantine(settings.quarantine_ms)
         self.deadlines = Deadlines()
         self.hints = Hints(settings.match_window)
         self.totals = Totals()
         self.counts = Counts()
         self.outbox = Outbox()
         self._next_sequence = 1
+
+    def set_tenants(self, tenants: TenantSettings, now_ns: int) -> None:
+        """Who is not served any more hears of it; the others go on under their new limits."""
+        self.settings = self.settings.with_tenants(tenants)
+        self.gates.fixed = tenants.fixed_domains
+        self.shares.reweigh()
+        self.rate_limits.change(now_ns)
+        for one in list(self.requests.values()):
+            if not self.settings.serves(one.request.tenant, one.request.domain):
+                self.finish(one, Finish.ERROR, now_ns, error=OutputError(OutputErrorCode.TENANT_REMOVED, NOT_SERVED))
+
+    def _num_outputs(self, tenant: str) -> int:
+        return self.shares.num_outputs(self.shares.number_of(tenant))
 
     # --- requests
 
@@ -73,7 +88,7 @@ class Lifecycle:
         for fork in forks.prompt_computed(request):
             self._stop_following(fork)
             self.queue.stay_on(fork, now_ns)
-            self.queue.put_back(fork)
+            self._put_back(fork)
 
     def leave_family(self, request: RequestState) -> None:
         """Another fork takes its place if the prompt is still to be computed."""
@@ -82,7 +97,7 @@ class Lifecycle:
         heir = forks.leave(request)
         if heir is not None:
             self._stop_following(heir)
-            self.queue.put_back(heir)
+            self._put_back(heir)
 
     def _stop_following(self, fork: RequestState) -> None:
         assert fork.status is RequestStatus.FOLLOWING
@@ -93,8 +108,14 @@ class Lifecycle:
         self.counts.waiting_tokens += request.num_tokens
         self.counts.tenant_waiting[request.request.tenant] += 1
         self.counts.tenant_waiting_tokens[request.request.tenant] += request.num_tokens
+        request.status = RequestStatus.WAITING
         self.queue.enter(request, now_ns)
         request.start_wanting(self.shares)
+
+    def _put_back(self, request: RequestState) -> None:
+        """It got nothing: the same stay in the queue goes on."""
+        request.status = RequestStatus.WAITING
+        self.queue.place(request)
 
     def _leave_queue(self, request: RequestState) -> None:
         self.queue.leave(request)
@@ -121,7 +142,7 @@ class Lifecycle:
         assert request.status is RequestStatus.ASKING
         self._asked(request)
         self._part_from_lease(request)
-        self.queue.put_back(request)
+        self._put_back(request)
 
     def refused(self, request: RequestState, lease: Lease) -> None:
         """There was no room: it waits on where it stood, and asks again under the same id."""
@@ -145,7 +166,7 @@ class Lifecycle:
     def wake(self, request: RequestState) -> None:
         """It asks again, in the order in which it came."""
         self._left_sleep(request)
-        self.queue.put_back(request)
+        self._put_back(request)
 
     def _left_sleep(self, request: RequestState) -> None:
         assert request.status is RequestStatus.SLEEPING
@@ -263,6 +284,7 @@ class Lifecycle:
         assert request.status is not RequestStatus.FINISHED
         if finish in (Finish.STOP, Finish.LENGTH):
             self.output_lengths.ended(request.request.tenant, request.num_output_tokens)
+            self.quarantine.completed(request.request)
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
         else:
@@ -306,7 +328,7 @@ class Lifecycle:
         if lease.state is LeaseState.LIVE:
             worker.returning[lease.lease_id] = lease
         if sequence.state is SequenceState.ATTACHED:
-            sequence.state = SequenceState.CLOSING
+            sequence.stop()
             worker.to_detach.append(sequence)
         else:
             self.removed(sequence)
@@ -314,11 +336,12 @@ class Lifecycle:
     def publish_full(self, sequence: Sequence) -> None:
         """Its blocks that completed steps have filled are to be findable."""
         if sequence.lease.state is LeaseState.LIVE and not sequence.is_copying:
-            self.leases.filled(sequence.lease, sequence.request.tokens, sequence.num_computed)
+            sequence.fold()
+            self.leases.filled(sequence.lease, sequence.num_computed)
 
     def removed(self, sequence: Sequence) -> None:
         """No step that is in flight or to come can touch its blocks: only now may they be released."""
-        sequence.state = SequenceState.REMOVED
+        sequence.end()
         self.leases.stopped(sequence.lease)
         self.release(sequence.lease)
 
@@ -348,13 +371,13 @@ class Lifecycle:
 
     def worker_dead(self, worker: Worker, now_ns: int) -> None:
         """Its epoch is over: nothing that was granted there is worth anything."""
-        self._take_requests(list(worker.running.values()), _lost_in_work(worker), now_ns)
+        self._take_requests(list(worker.running.values()), lost_in_work(worker), now_ns)
         self._nothing_in_flight(worker)
 
     def worker_emptied(self, worker: Worker, now_ns: int) -> None:
         """Its epoch goes on, its sequences are gone. Those that it was not told of yet are not concerned."""
         told = [sequence for sequence in worker.running.values() if sequence.state is SequenceState.ATTACHED]
-        self._take_requests(told, _lost_in_work(worker), now_ns)
+        self._take_requests(told, lost_in_work(worker), now_ns)
         self._nothing_in_flight(worker)
 
     def _nothing_in_flight(self, worker: Worker) -> None:
@@ -367,11 +390,7 @@ class Lifecycle:
     def give_up(self, worker: Worker, now_ns: int) -> None:
         """It cannot be asked and may still compute: its blocks go back through a fence."""
         worker.abandoned = True
-        error = OutputError(
-            OutputErrorCode.WORKER_LOST,
-            f"worker {worker.worker_id} has not been reachable for {self.settings.worker_absent_ms} ms; send it again",
-            retry_after_ms=1000,
-        )
+        error = unreachable(worker, self.settings.worker_absent_ms)
         self._take_requests(list(worker.running.values()), error, now_ns)
         for lease in list(worker.returning.values()):
             self.leases.abandon(lease)
@@ -379,11 +398,3 @@ class Lifecycle:
     def _take_requests(self, sequences: list[Sequence], error: OutputError, now_ns: int) -> None:
         for sequence in sequences:
             self.retry_unseen(sequence.request, error, now_ns)
-
-
-def _lost_in_work(worker: Worker) -> OutputError:
-    return OutputError(
-        OutputErrorCode.WORKER_LOST,
-        f"worker {worker.worker_id} was lost while it computed this request; send it again",
-        retry_after_ms=1000,
-    )

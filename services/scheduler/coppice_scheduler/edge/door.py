@@ -20,13 +20,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice.telemetry import configure_logging, configure_tracing
-from coppice.tenants import TenantDirectory
+from coppice.tenants.directory import TenantDirectory
 from coppice_scheduler.edge.base.file_limit import connections_within_limit
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics, merged_registry
 from coppice_scheduler.edge.base.settings import ServiceSettings
@@ -35,7 +37,14 @@ from coppice_scheduler.edge.grpc.generation import Generation
 from coppice_scheduler.edge.grpc.server import GenerationServer
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
-from coppice_scheduler.edge.ipc.door_messages import CannotServe, FrameReader, Serving, Start, to_frame
+from coppice_scheduler.edge.ipc.door_messages import (
+    FROM_DOOR,
+    MESSAGE_BYTES_MAX,
+    TO_DOOR,
+    CannotServe,
+    Serving,
+    Start,
+)
 from coppice_scheduler.edge.openai.routes import create_app
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
@@ -64,7 +73,7 @@ class _Server(uvicorn.Server):
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the planner's process, which tells us; blocked until now
     parent = os.getppid()
     connection, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
@@ -79,7 +88,7 @@ def main() -> int:
         asyncio.run(_serve(start, settings, connection, listener))
     except CoppiceError as error:
         connection.setblocking(True)
-        connection.sendall(to_frame(CannotServe(error.exit_code, error.what, error.hint)))
+        connection.sendall(packed(FROM_DOOR.encode(CannotServe(error.exit_code, error.what, error.hint))))
         return error.exit_code
     finally:
         tracing()
@@ -98,20 +107,24 @@ def _die_with_planner(connection_fd: int) -> None:
 
 
 def _read_start(connection: socket.socket) -> Start | None:
-    frames = FrameReader()
+    """None: the planner ended first."""
+    incoming = Splitter(MESSAGE_BYTES_MAX)
     while data := connection.recv(65536):
-        for message in frames.feed(data):
-            assert isinstance(message, Start)
-            return message
+        incoming.feed(data)
+        for message in incoming.split():
+            start = TO_DOOR.decode(message)
+            assert isinstance(start, Start)
+            return start
     return None
 
 
 async def _serve(start: Start, settings: ServiceSettings, connection: socket.socket, listener: socket.socket) -> None:
     checkpoint = load_checkpoint_text(settings.model)
-    tenants = TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
+    tenants = _directory(settings, start.tenants)
     engine = DoorEngine(start.door, start.model)
     metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)
     frontdoor = FrontDoor(engine, checkpoint, tenants, metrics, max_retain_ms=settings.max_retain_ms)
+    engine.tenants_changed = lambda content: frontdoor.set_tenants(_directory(settings, content))
     # Metrics name tenants and tell how busy each is, which is no tenant's to know.
     is_public = settings.metrics_port is None and not tenants.needs_key
     registry = merged_registry(start.metrics_dir, PlannerCollector(engine.stats, start.model.id)) if is_public else None
@@ -134,6 +147,13 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
         await asyncio.wait({ended}, timeout=CUT_GRACE_S)
     if ended.done():
         ended.result()
+
+
+def _directory(settings: ServiceSettings, content: bytes) -> TenantDirectory:
+    """What the planner's process read: a front door that is started while the file is wrong serves with what counts."""
+    return (
+        TenantDirectory.parse(Path(settings.tenants), content) if settings.tenants else TenantDirectory.single_default()
+    )
 
 
 async def _until_the_end(engine: DoorEngine, grpc_server: GenerationServer) -> None:

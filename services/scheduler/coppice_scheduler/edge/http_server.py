@@ -137,6 +137,7 @@ class _LimitedProtocol(H11Protocol):
             self._stop_header_timer()
 
     def on_response_complete(self) -> None:
+        self.cycle.body.clear()  # of a body that was refused, what came until then; nobody reads it any more
         super().on_response_complete()
         self._stop_header_timer()
 

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,11 +23,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coppice.addresses import Address, is_loopback
+from coppice.audit_log import AuditLog
+from coppice.edge.signal_event import SignalEvent
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.telemetry import serve_metrics
-from coppice.tenants import TenantDirectory
+from coppice.tenants.directory import DEFAULT_TENANT_ID
+from coppice.tenants.watch import TenantsWatch
+from coppice.tls.identity import Role
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.settings import INSTANCE_BYTES, Guarantee, Maximum, SchedulerSettings, TenantLimits
+from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.file_limit import raise_file_limit
 from coppice_scheduler.edge.base.metrics import merged_registry
@@ -38,6 +41,8 @@ from coppice_scheduler.edge.ipc.door_messages import Start
 from coppice_scheduler.edge.planner.door_processes import DoorProcesses
 from coppice_scheduler.edge.planner.doors import Doors
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
+from coppice_scheduler.edge.planner.tenant_reload import TenantReload
+from coppice_scheduler.edge.planner.tenant_settings import tenant_settings
 
 _log = logging.getLogger("coppice.scheduler")
 LOOK_S = 0.25  # how often front doors are looked after when nothing happens
@@ -59,8 +64,10 @@ def serve(settings: ServiceSettings) -> None:
             "reaches it may use it",
             hint="give --tenants FILE, or listen on 127.0.0.1",
         )
+    tls = settings.credentials(Role.SCHEDULER)
     limits = _model_limits(Path(settings.model))
-    tenants = TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
+    audit = AuditLog("scheduler", settings.audit_log)
+    watch = TenantsWatch(settings.tenants, audit) if settings.tenants else None
     model = ModelInfo(
         id=settings.model_name or Path(settings.model).resolve().name,
         max_context=limits.max_context,
@@ -68,7 +75,7 @@ def serve(settings: ServiceSettings) -> None:
         vocab_size=limits.vocab_size,
     )
     raise_file_limit()
-    stopping, changed = threading.Event(), threading.Event()
+    stopping, changed = SignalEvent(), SignalEvent()
     failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
@@ -76,25 +83,34 @@ def serve(settings: ServiceSettings) -> None:
         changed.set()
 
     def on_signal(*_: object) -> None:
-        stopping.set()  # not `changed`: the main thread, on which this runs, may hold its lock
+        stopping.set()
+        changed.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    core = SchedulerCore(_core_settings(settings, limits, tenants))
+    core = SchedulerCore(_core_settings(settings, limits, watch))
     with _listening(settings) as listener, _grpc_port(settings) as grpc_port, metrics_folder() as folder:
         ports = {"port": listener.getsockname()[1], "grpc_port": grpc_port}
         _log.info("REST on %s:%d, gRPC on port %d", settings.host, *ports.values())
-        start = Start(0, settings.model_copy(update=ports).model_dump_json(), model, folder)
-        doors = Doors(core, settings.cache, f"scheduler-{os.getpid()}", failed)
+        content = watch.content if watch is not None else b""
+        start = Start(0, settings.model_copy(update=ports).model_dump_json(), model, folder, content)
+        doors = Doors(core, settings.cache, f"scheduler-{os.getpid()}", failed, tls=tls)
         registry = merged_registry(folder, PlannerCollector(lambda: doors.planner.stats, model.id))
-        with _metrics_listener(settings, registry, doors):
+        if watch is not None:
+            registry.register(watch)
+        with _metrics_listener(settings, registry, doors, watch):
             doors.planner.start()
             processes = DoorProcesses(doors, start, listener, settings.front_doors, changed)
+            reload = TenantReload(watch, doors, processes) if watch is not None else None
+            if reload is not None:
+                signal.signal(signal.SIGHUP, lambda *_: reload.want())
             try:
                 while not (stopping.is_set() or failures):
                     changed.wait(LOOK_S)
                     changed.clear()
                     processes.tend()
+                    if reload is not None:
+                        reload.tend()
                 if not failures:
                     _drain(doors, settings.drain_s)
                     processes.stop(DOOR_END_S)
@@ -113,13 +129,22 @@ def _drain(doors: Doors, drain_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _metrics_listener(settings: ServiceSettings, registry: CollectorRegistry, doors: Doors) -> Iterator[None]:
+def _metrics_listener(
+    settings: ServiceSettings, registry: CollectorRegistry, doors: Doors, watch: TenantsWatch | None
+) -> Iterator[None]:
     """/metrics on a port of its own, where one is wanted."""
     if settings.metrics_port is None:
         yield
         return
     host, port = settings.metrics_host, settings.metrics_port
-    server = serve_metrics(host, port, registry, lambda: doors.planner.problems, flag="--metrics-port")
+    server = serve_metrics(
+        host,
+        port,
+        registry,
+        lambda: doors.planner.problems,
+        notes=lambda: watch.notes if watch is not None else (),
+        flag="--metrics-port",
+    )
     _log.info("metrics on %s:%d", settings.metrics_host, server.port)
     try:
         yield
@@ -186,20 +211,10 @@ def _max_context(config: dict[str, Any]) -> int:
     return max(trained, int(rope.get("original_max_position_embeddings", trained) * rope["factor"]))
 
 
-def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDirectory) -> SchedulerSettings:
-    by_tenant = {
-        tenant.id: TenantLimits(
-            max_concurrency=tenant.concurrency,
-            max_queued=tenant.max_queued,
-            weight=tenant.weight,
-            requests_per_minute=tenant.requests_per_minute,
-            tokens_per_minute=tenant.tokens_per_minute,
-        )
-        for tenant in tenants.tenants
-    }
+def _core_settings(settings: ServiceSettings, limits: _Limits, watch: TenantsWatch | None) -> SchedulerSettings:
     unlimited = TenantLimits(max_concurrency=settings.max_queued + settings.max_running, max_queued=settings.max_queued)
     try:
-        return SchedulerSettings(
+        core = SchedulerSettings(
             instance=os.urandom(INSTANCE_BYTES),
             max_step_tokens=settings.max_step_tokens,
             max_running=settings.max_running,
@@ -208,6 +223,7 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             max_overtake_ms=settings.max_overtake_ms,
             match_window=settings.match_window,
             max_queued=settings.max_queued,
+            max_queued_tokens=settings.max_queued_tokens,
             queue_timeout_ms=settings.queue_timeout_ms,
             max_steps_in_flight=settings.max_steps_in_flight,
             max_decode_steps=settings.max_decode_steps,
@@ -216,17 +232,9 @@ def _core_settings(settings: ServiceSettings, limits: _Limits, tenants: TenantDi
             single_flight_wait_ms=settings.single_flight_wait_ms,
             retain_priority=settings.retain_priority,
             max_context=limits.max_context,
-            tenants=by_tenant if tenants.needs_key else {},
             default_limits=unlimited,
-            fixed_domains=frozenset(shares.domain for shares in tenants.domains() if shares.mode == "strict"),
-            maximums={
-                shares.domain: Maximum(shares.maximum_share, shares.maximum_blocks) for shares in tenants.domains()
-            },
-            guarantees={
-                shares.domain: Guarantee(shares.guarantee_share, shares.guarantee_blocks)
-                for shares in tenants.domains()
-                if shares.guarantee_share or shares.guarantee_blocks
-            },
+            tenants={DEFAULT_TENANT_ID: unlimited},
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+    return core.with_tenants(tenant_settings(watch.directory)) if watch is not None else core

@@ -15,7 +15,7 @@ from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice_cache.core.base.events import Cleared, IndexEvent, Stored, Tier
 from coppice_cache.edge.events.following import Began, Changes, Ended, Part, Still, follow
 from coppice_cache.edge.service.event_hub import READ_MAX, Batch, EventHub, HubClosed, Overrun, Position
-from tests.fakes.index_trees import FakeTrees, PlainConsumer
+from tests.fakes.cache.index_trees import FakeTrees, PlainConsumer
 
 WAIT_S = 60.0
 
@@ -201,7 +201,7 @@ def test_following_starts_with_a_snapshot_and_starts_over_after_an_overrun() -> 
     steps = follow(hub, trees, hub.subscribe(), None, 0.0)
     whole = list(islice(steps, 4))
     assert [type(step) for step in whole] == [Began, Part, Part, Ended]
-    assert whole[-1] == Ended(Position(9, 1), 3)
+    assert whole[-1] == Ended(Position(9, 1))
     assert next(steps) == Still(Position(9, 1))
     trees.remove(trees.place("w0", "a", "m", (1, 2, 3)))
     changes = next(steps)

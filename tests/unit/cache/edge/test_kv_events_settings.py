@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from coppice.errors import UsageError
-from coppice.tenants import TenantDirectory
+from coppice.ids import DomainId
+from coppice.tenants.directory import TenantDirectory
 from coppice_cache.edge.events.kv_events_settings import kv_events_plan
-from coppice_cache.edge.settings import CacheSettings, tenant_directory
+from coppice_cache.edge.events.token_rule import token_rule
+from coppice_cache.edge.settings import CacheSettings
 
 TENANTS = """
 tenants:
@@ -18,7 +20,11 @@ tenants:
     api_key_sha256: "{}"
   - id: b
     api_key_sha256: "{}"
-""".format("0" * 64, "1" * 64)
+  - id: s
+    api_key_sha256: "{}"
+    mode: strict
+    guarantee_share: 0.1
+""".format("0" * 64, "1" * 64, "2" * 64)
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a replay without a stream": ({"kv_events_replay": ("tcp://*:1",)}, "--kv-events-zmq for none"),
@@ -32,6 +38,20 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_events_zmq": ("tcp://*:1",), "tenants": True, "kv_events_domains": ("tenant/c",)},
         "no tenant has the domain 'tenant/c'",
     ),
+    "tokens of a strict domain": (
+        {
+            "kv_events_zmq": ("tcp://*:1",),
+            "tenants": True,
+            "kv_events_domains": ("tenant/a", "tenant/s"),
+            "kv_events_topic": "{worker}@{domain}",
+            "kv_events_tokens": True,
+        },
+        "tenant/s has mode strict",
+    ),
+    "tokens of a strict domain, for watchers alone": (
+        {"tenants": True, "kv_events_domains": ("tenant/s",), "kv_events_tokens": True},
+        "tenant/s has mode strict",
+    ),
     "domains on one topic": (
         {"kv_events_zmq": ("tcp://*:1",), "tenants": True, "kv_events_domains": ("tenant/a", "tenant/b")},
         "lacks {domain}",
@@ -43,6 +63,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def _directory(settings: CacheSettings) -> TenantDirectory:
+    return TenantDirectory.load(settings.tenants) if settings.tenants else TenantDirectory.single_default()
+
+
 @pytest.mark.parametrize(("values", "named"), WRONG.values(), ids=WRONG)
 def test_wrong_settings_are_said(values: dict[str, Any], named: str, tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
@@ -51,7 +75,7 @@ def test_wrong_settings_are_said(values: dict[str, Any], named: str, tmp_path: P
         values = {**values, "tenants": str(file)}
     settings = CacheSettings(**values)
     with pytest.raises(UsageError) as caught:
-        kv_events_plan(settings, tenant_directory(settings))
+        kv_events_plan(settings, _directory(settings))
     assert named in caught.value.line()
 
 
@@ -74,3 +98,14 @@ def test_the_default_is_the_one_default_domain() -> None:
     assert plan is not None
     assert plan.domains == {"tenant/default"}
     assert not plan.with_tokens
+
+
+def test_the_rule_for_tokens_is_that_of_flags_and_tenants(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(TENANTS)
+    settings = CacheSettings(tenants=str(file), kv_events_tokens=True)
+    rule = token_rule(settings, _directory(settings))
+    assert rule.why_not([DomainId("tenant/a"), DomainId("tenant/b")]) is None
+    assert rule.why_not([DomainId("tenant/a"), DomainId("tenant/s")]) is not None
+    off = CacheSettings(tenants=str(file))
+    assert token_rule(off, _directory(off)).why_not([DomainId("tenant/a")]) is not None

@@ -17,7 +17,7 @@ from coppice_cache.edge.events.following import Began, Changes, Part, Still, fol
 from coppice_cache.edge.events.kv_events_out import MESSAGE_BYTES, messages_of
 from coppice_cache.edge.events.kv_events_view import EVENT_BLOCKS_MAX, KvEventsView, Told
 from coppice_cache.edge.service.event_hub import EventHub
-from tests.fakes.index_trees import BLOCK_BYTES, BLOCK_TOKENS, FakeTrees, Place, namespace_of, seal_of
+from tests.fakes.cache.index_trees import BLOCK_BYTES, BLOCK_TOKENS, FakeTrees, Place, namespace_of, seal_of
 from tests.unit.cache.edge.test_event_hub import CHANGES, change
 from tests.unit.cache.name_reader import NameReader
 

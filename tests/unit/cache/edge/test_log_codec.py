@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import msgpack
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +63,14 @@ def test_nothing_of_it_can_be_read() -> None:
     assert record[8:-16] != again[8:-16], "the same events at another place look different"
 
 
+def test_a_record_is_aes_256_gcm_under_a_key_of_its_stream() -> None:
+    record = seal_record(KEYS, STREAM, 5, [stored()])
+    secret = blake2b(key=b"k" * 32, digest_size=32, person=b"coppice.log.key").digest()
+    key = blake2b(STREAM, key=secret, digest_size=32).digest()
+    payload = AESGCM(key).decrypt((5).to_bytes(12, "little"), record[8:], record[:8])
+    assert CANARY in payload
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_one_changed_byte_is_noticed(data: st.DataObject) -> None:
@@ -67,6 +78,13 @@ def test_one_changed_byte_is_noticed(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(record) - 1))
     record[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptLog, match="record 3"):
+        open_record(KEYS, STREAM, 3, bytes(record))
+
+
+def test_a_changed_header_is_noticed() -> None:
+    record = bytearray(seal_record(KEYS, STREAM, 3, [stored(1)]))
+    record[3] ^= 1  # nothing but the tag speaks for this byte
+    with pytest.raises(CorruptLog, match="was changed"):
         open_record(KEYS, STREAM, 3, bytes(record))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coppice.messages.index import Acquire
 from coppice_cache.core import index
@@ -47,13 +47,11 @@ def _flights_across_domains() -> Patches:
     def any_place(node: Node) -> Any:
         return ("any", "") if isinstance(node, Tree) else place(node)
 
-    def coming(self: Flights, position: Any, tokens: bytes) -> Any:
+    def coming(self: Flights, position: Any, tokens: bytes, stop: int) -> Any:
         for flight in [flight for found in self._by_key.values() for flight in found]:
             if position.num_blocks == 0 and flight.lease.num_settled == 0 and flight.tokens[:8] == tokens[:8]:
-                return flights.Coming(
-                    flight, common_run(tokens, 0, len(tokens), flight.tokens, self._block_bytes, least=1)
-                )
-        return original(self, position, tokens)
+                return flights.Coming(flight, common_run(tokens, 0, stop, flight.tokens, self._block_bytes, least=1))
+        return original(self, position, tokens, stop)
 
     original = Flights.coming
     return [(flights, "_place", any_place), (Flights, "coming", coming)]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from coppice.ids import DomainId, SchedulerEpoch, WorkerId
@@ -75,7 +76,9 @@ class Player:
         self.core: IndexCore = World(CONFIG).core
         for name, (num_blocks, num_host_blocks) in POOLS.items():
             message = registration(name, num_blocks=num_blocks, block_size=BLOCK)
-            self.core.receive_worker(name, replace(message, num_host_blocks=num_host_blocks), self.now_ns)
+            self.core.receive_worker(
+                name, msgspec.structs.replace(message, num_host_blocks=num_host_blocks), self.now_ns
+            )
         epochs = {domain: self.core.attach_client(SchedulerEpoch(0), self.now_ns) for domain in DOMAINS}
         self.epochs = epochs
         self.core.take_effects()

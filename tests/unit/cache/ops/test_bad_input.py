@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import (
     Abandon,
     Acquire,
@@ -172,11 +172,6 @@ REGISTRATIONS: dict[str, Register] = {
     "generations that are cut": replace(NEXT, generations=bytes(8 * 16 - 1)),
     "short seals": replace(NEXT, seals=bytes(16 * 15)),
     "a generation of 41 bits": replace(NEXT, generations=bytes(8 * 15) + (1 << 40).to_bytes(8, "little")),
-    "a generation of the last cache epoch": replace(
-        NEXT, generations=bytes(8 * 15) + (0xFFFF << 24).to_bytes(8, "little")
-    ),
-    "the last cache epoch": replace(NEXT, highest_cache_epoch=CacheEpoch(1 << 60)),
-    "a worker epoch of 2**64 - 1": replace(NEXT, worker_epoch=WorkerEpoch((1 << 64) - 1)),
     "block size 0": replace(NEXT, block_size=0),
     "block size 2**20": replace(NEXT, block_size=1 << 20),
     "another worker's name": replace(NEXT, worker_id=W),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 
 from coppice.handles import block_ids, generations
 from coppice.ids import DomainId
@@ -25,7 +26,7 @@ def world(*domains: DomainConfig, num_blocks: int = 8, host: int = 16, **changes
     values: dict[str, object] = {"tiers": CHEAP, "demote_below_share": 0.5, "flight_tokens_min": 4} | changes
     here = World(settings(*domains, **values))
     message = registration(num_blocks=num_blocks, block_size=BLOCK)
-    here.register(replace(message, num_host_blocks=host, host_generations=bytes(8 * host), host_seals=bytes(16 * host)))
+    here.register(changed(message, num_host_blocks=host, host_generations=bytes(8 * host), host_seals=bytes(16 * host)))
     here.session = here.attach()
     return here
 
@@ -275,7 +276,7 @@ def test_orders_are_said_again_when_the_worker_reconnects() -> None:
     worker = here.core.state.workers[W]
     assert worker.host is not None
     count = len(orders(here))
-    message = replace(
+    message = changed(
         registration(num_blocks=8, block_size=BLOCK, epoch=worker.epoch, highest=1),
         generations=worker.ledger.generations.tobytes(),
         seals=bytes(worker.ledger.seals),
@@ -293,7 +294,7 @@ def reconnect_with_seals_of(here: World, order: CopyOrder) -> bool:
     seals = bytearray(worker.ledger.seals)
     for number, block in enumerate(block_ids(order.dst)):
         seals[16 * block : 16 * block + 16] = order.seals[16 * number : 16 * number + 16]
-    message = replace(
+    message = changed(
         registration(num_blocks=8, block_size=BLOCK, epoch=worker.epoch, highest=1),
         generations=worker.ledger.generations.tobytes(),
         seals=bytes(seals),
@@ -336,7 +337,7 @@ def test_generations_of_the_host_pool_go_on_after_a_restart() -> None:
     assert old.host is not None
     last = old.host.store.ledger.generations.copy()
     later = World(settings(tiers=CHEAP, demote_below_share=0.9), epoch=2)
-    message = replace(
+    message = changed(
         registration(num_blocks=8, block_size=BLOCK, epoch=old.epoch, highest=1),
         generations=old.ledger.generations.tobytes(),
         seals=bytes(old.ledger.seals),

@@ -12,25 +12,14 @@ from hypothesis import strategies as st
 
 from coppice.handles import COUNTER_MAX, block_ids, block_of, epoch_of, generation_of, make_generation
 from coppice.ids import CacheEpoch, DomainId
-from coppice.messages.index import Answer, Extended, NoCapacity, NoCapacityReason
+from coppice.messages.index import Extended, NoCapacityReason
 from coppice_cache.core.base.errors import InvariantBroken
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode
 from coppice_cache.core.pool.ledger import BlockState
-from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, registration, settings, tokens
+from tests.unit.cache.world import ALICE, KEY, W, World, cached, reason, registration, settings, tokens
 
 BOB, CAROL = DomainId("bob"), DomainId("carol")
 STRICT = Mode.STRICT
-
-
-def cached(world: World, data: bytes, domain: DomainId = ALICE) -> int:
-    """Blocks of `data` that are found; a token is added so that the last block counts."""
-    return world.core.match(domain, NAMESPACE, data + tokens(1, 7), W).num_blocks
-
-
-def reason(answer: Answer) -> NoCapacityReason:
-    assert isinstance(answer, NoCapacity), answer
-    assert answer.retry_after_ms > 0
-    return answer.reason
 
 
 # ledger
@@ -66,8 +55,10 @@ def test_a_used_up_counter_is_never_granted_again() -> None:
 def test_a_pool_that_was_used_before_gets_higher_generations() -> None:
     world = World(epoch=2)
     old = make_generation(CacheEpoch(1), 77).to_bytes(8, "little")
-    world.register(registration(num_blocks=2, generations=old * 2))
+    world.register(registration(num_blocks=2, epoch=(1 << 32) | 1, highest=1, generations=old * 2))
     world.session = world.attach()
+    world.tick(11_000, alive=(world.session,))
+    world.ack(world.fences()[-1], generations=old * 2, seals=bytes(32))
     (handle, _) = unpack("<2Q", world.granted(1, tokens(8)).owned)
     assert epoch_of(generation_of(handle)) == 2
 
@@ -112,8 +103,11 @@ def test_unknown_content_of_before_a_restart_is_zeroed_when_anybody_cares() -> N
     for configs, expected in (((DomainConfig(BOB, zero_on_change=True),), 2), ((), 0)):
         world = World(settings(*configs), epoch=2)
         old = make_generation(CacheEpoch(1), 77).to_bytes(8, "little")
-        world.register(registration(num_blocks=2, generations=old * 2))
+        arrays = {"generations": old * 2, "seals": bytes(32)}
+        world.register(registration(num_blocks=2, epoch=(1 << 32) | 1, highest=1, generations=old * 2))
         world.session = world.attach()
+        world.tick(11_000, alive=(world.session,))
+        world.ack(world.fences()[-1], **arrays)
         assert zeroed(world, 1, ALICE) == expected
 
 

@@ -7,24 +7,13 @@ from random import Random
 import pytest
 
 from coppice.ids import DomainId
-from coppice.messages.index import Answer, Grant, NoCapacity, NoCapacityReason
+from coppice.messages.index import Grant, NoCapacity, NoCapacityReason
 from coppice_cache.core.base.errors import MessageRefused, SettingsRefused
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
-from tests.unit.cache.world import ALICE, NAMESPACE, W, World, registration, settings, tokens
+from tests.unit.cache.world import ALICE, W, World, cached, reason, registration, settings, tokens
 
 BOB, CAROL = DomainId("bob"), DomainId("carol")
 STRICT = Mode.STRICT
-
-
-def cached(world: World, data: bytes, domain: DomainId = ALICE) -> int:
-    """Blocks of `data` that are found; a token is added so that the last block counts."""
-    return world.core.match(domain, NAMESPACE, data + tokens(1, 7), W).num_blocks
-
-
-def reason(answer: Answer) -> NoCapacityReason:
-    assert isinstance(answer, NoCapacity), answer
-    assert answer.retry_after_ms > 0
-    return answer.reason
 
 
 def test_a_domain_never_holds_more_than_its_maximum() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import msgspec
 import pytest
 
 from coppice.handles import make_generation, pack_handle
@@ -303,7 +304,7 @@ def test_a_newer_claim_takes_the_entry_and_all_below_it() -> None:
     """The block was granted again before the crash, which the log did not tell any more."""
     before = cached()
     newer = pack_handle(BlockId(1), make_generation(CacheEpoch(1), 9)).to_bytes(8, "little")
-    claim = replace(_claim(before), shared=b"", shared_seals=b"", owned=newer)
+    claim = msgspec.structs.replace(_claim(before), shared=b"", shared_seals=b"", owned=newer)
     after = After(before, claims=(claim,)).open()
     assert len(after.check_against_the_worker()) == 1
     assert after.core.stats().leased_blocks == 1
@@ -320,7 +321,9 @@ def test_a_lease_that_contradicts_the_log_wins() -> None:
     """It holds block 1 as the second of another sequence: whatever the log says, nobody shall find it."""
     before = cached()
     grant = before.granted(2, tokens(20))
-    claim = replace(before.claims()[0], shared=grant.shared[8:16], shared_seals=grant.shared_seals[16:32], owned=b"")
+    claim = msgspec.structs.replace(
+        before.claims()[0], shared=grant.shared[8:16], shared_seals=grant.shared_seals[16:32], owned=b""
+    )
     before.release(2)
     after = After(before, claims=(claim,)).open()
     assert len(found(after)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
+from coppice.ids import CacheEpoch, SchedulerEpoch
 from coppice.messages.index import (
     Abandon,
     Gone,
@@ -18,37 +18,9 @@ from coppice.messages.index import (
     Workers,
     lease_hash,
 )
-from coppice.messages.registration import Register
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import SessionEnded
-from coppice_cache.core.index import IndexCore
-from tests.unit.cache.world import (
-    MS,
-    W,
-    World,
-    lease_id,
-    registration,
-    settings,
-    tokens,
-)
-
-V = WorkerId("v")
-
-
-def epoch_of_core(core: IndexCore, counter: int) -> int:
-    return (core.cache_epoch << 32) | counter
-
-
-def same_pool(world: World, *, highest: int = 1, epoch: int | None = None) -> Register:
-    """What an honest worker reports that has seen every grant."""
-    worker = world.core.state.workers[W]
-    return registration(
-        num_blocks=worker.num_blocks,
-        epoch=worker.epoch if epoch is None else epoch,
-        highest=highest,
-        generations=worker.ledger.generation.tobytes(),
-        seals=bytes(worker.ledger.seals),
-    )
+from tests.unit.cache.world import MS, V, W, World, epoch_of_core, lease_id, registration, settings, tokens
 
 
 def test_epochs_are_minted_above_those_of_earlier_cache_epochs() -> None:

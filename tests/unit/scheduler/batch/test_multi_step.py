@@ -7,10 +7,10 @@ import pytest
 from coppice.messages.index import Extend, NoCapacityReason
 from coppice_scheduler.core.state.request import Finish
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import BLOCK, MS, Bench, rows_of
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_worker import u32
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import BLOCK, MS, Bench, rows_of
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_worker import u32
+from tests.fakes.scheduler.scheduler_world import World
 
 SHORT_US = 1_000  # a step of this length fits `decode_burst_ms` ten times
 

@@ -9,10 +9,10 @@ from coppice.messages.step import Refusal, RefusalCode, SamplingParams, StepResu
 from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_scheduler.core.state.slot_table import FIRST_SLOTS, STOPS_MAX, TAIL_MAX
-from tests.fakes.scheduler_bench import BLOCK, Bench, W
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_worker import u32
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import BLOCK, Bench, W
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_worker import u32
+from tests.fakes.scheduler.scheduler_world import World
 
 
 def settings(**fields: object) -> SchedulerSettings:
@@ -91,7 +91,7 @@ def test_a_cancelled_one_keeps_what_it_has() -> None:
     bench.settle()
     while not all(bench.core._life.requests[name].num_output_tokens for name in "rs"):
         bench.result(dict.fromkeys(u32(bench.plans[0].rows) or [1, 2], 5))
-    assert u32(bench.core._life.requests["s"].tokens)[-1] == 5
+    assert u32(bench.core._life.requests["s"].all_tokens())[-1] == 5
     bench.cancel("r")
     bench.cancel("s")
     assert set(u32(bench.last("r").tokens)) == {5}
@@ -233,7 +233,7 @@ def test_a_request_whose_tokens_nobody_has_seen_survives_its_worker() -> None:
     assert error is not None
     assert error.code is OutputErrorCode.WORKER_LOST
     state = bench.core._life.requests["unseen"]
-    assert (state.num_retries, set(u32(state.tokens[12:]))) == (1, {5}), "it goes on with the tokens that it has"
+    assert (state.num_retries, set(u32(state.all_tokens()[12:]))) == (1, {5}), "it goes on with the tokens that it has"
 
 
 def test_a_refusal_does_not_stop_the_others_of_its_step() -> None:

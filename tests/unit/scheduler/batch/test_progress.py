@@ -11,8 +11,8 @@ from coppice_scheduler.core.policy.preemption import Stakes
 from coppice_scheduler.core.state.request import Finish
 from coppice_scheduler.core.state.sequences import RequestState
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_world import World
 
 BLOCK = 4
 QUIET_MS = 60.0  # many times what a step, a release and a second question take together

@@ -8,7 +8,7 @@ from coppice.messages.index import Acquire, OpBatch, Publish, Reclaim, Release
 from coppice_scheduler.core.state.request import Effects
 from coppice_scheduler.core.state.sequences import OUTPUT_BLOCKS_TOGETHER, Sequence, blocks_together
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import BLOCK, Bench, W, tokens_of
+from tests.fakes.scheduler.scheduler_bench import BLOCK, Bench, W, tokens_of
 
 STOP = 5
 PROMPT = 2 * BLOCK + 1
@@ -29,7 +29,7 @@ class Listener(Bench):
             if isinstance(op, Publish):
                 assert op.first_block == self.num_published
                 assert not self.is_released
-                self.num_published += len(op.tokens) // len(tokens_of(BLOCK))
+                self.num_published += op.num_named_blocks + len(op.tokens) // len(tokens_of(BLOCK))
             self.is_released |= isinstance(op, Release)
         return effects
 

@@ -15,8 +15,8 @@ from coppice_scheduler.core.state.leases import Lease, LeaseTable
 from coppice_scheduler.core.state.request import Finish
 from coppice_scheduler.core.state.sequences import Sequence
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_world import MS, World
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_world import MS, World
 
 STOPS = frozenset({7})
 
@@ -220,8 +220,8 @@ def test_an_early_release_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_early_publish_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     filled = LeaseTable.filled
 
-    def hasty(self: LeaseTable, lease: Lease, tokens: bytearray, num_computed: int) -> None:
-        filled(self, lease, tokens, num_computed + lease.block_size)
+    def hasty(self: LeaseTable, lease: Lease, num_computed: int) -> None:
+        filled(self, lease, num_computed + lease.block_size)
 
     monkeypatch.setattr(LeaseTable, "filled", hasty)
     with pytest.raises(AssertionError, match="published before"):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from coppice.messages.index import Acquire, AnswerBatch, Distrust, Distrusted, Grant, Invalid, Op, Release
 from coppice.messages.step import Refusal, RefusalCode, SequenceStart
 from coppice_scheduler.core.state.request import OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import Bench, W
-from tests.fakes.scheduler_worker import u32
+from tests.fakes.scheduler.scheduler_bench import Bench, W
+from tests.fakes.scheduler.scheduler_worker import u32
 
 STRICT = SchedulerSettings(instance=b"instance", max_running=8, max_step_tokens=64, max_retries=0)
 
@@ -75,7 +74,8 @@ def test_a_stale_block_of_its_own_is_a_fault_as_before() -> None:
     assert not bench.ops(Distrust)
     error = bench.last("r").error
     assert error is not None
-    assert error.code is OutputErrorCode.INTERNAL
+    assert (error.code, error.retry_after_ms) == (OutputErrorCode.INTERNAL, 1000)
+    assert error.message.startswith("worker w refused this request's blocks: stale, handle 0x")
 
 
 def test_seals_that_the_worker_lacks_are_repeated_first_and_distrusted_when_that_was_in_vain() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
+from msgspec.structs import replace
+
+from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Abandon, DeadWorker, Reattach, Reattached, Workers
 from coppice_scheduler.core.state.workers import Worker
-from tests.fakes.scheduler_bench import W
+from tests.fakes.scheduler.scheduler_bench import W
 from tests.unit.scheduler.engine.test_outages import claims_after_restart, lease, two_running
 
 
@@ -47,6 +49,19 @@ def test_under_another_scheduler_epoch_no_worker_epoch_is_over() -> None:
     assert bench.core._life.workers[W].dead_epochs
     bench.core.index_attached(SchedulerEpoch(2), CacheEpoch(2), True, bench.now_ns)
     assert not bench.core._life.workers[W].dead_epochs
+
+
+def test_ids_that_come_and_go_leave_nothing() -> None:
+    """Whoever registers under one id after another is listed, and never attaches."""
+    bench = two_running()
+    (listed,) = [worker.info for worker in bench.core._life.workers.values()]
+    assert listed is not None
+    for number in range(200):
+        stranger = replace(listed, worker_id=WorkerId(f"stranger {number}"))
+        bench.core.index_message(Workers(CacheEpoch(1), (listed, stranger)), bench.now_ns)
+        assert len(bench.core._life.workers) == 2
+    bench.core.index_message(Workers(CacheEpoch(1), (listed,)), bench.now_ns)
+    assert list(bench.core._life.workers) == [W]
 
 
 def test_the_latest_dead_epochs_are_remembered() -> None:

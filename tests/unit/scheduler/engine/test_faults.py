@@ -14,8 +14,8 @@ from coppice.messages.index import (
 from coppice.messages.step import Refusal, RefusalCode
 from coppice_scheduler.core.state.request import OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import Bench, W
-from tests.fakes.scheduler_worker import u32
+from tests.fakes.scheduler.scheduler_bench import Bench, W
+from tests.fakes.scheduler.scheduler_worker import u32
 
 
 def settings(**fields: object) -> SchedulerSettings:
@@ -100,7 +100,7 @@ def test_death_of_a_worker_retries_once_what_nobody_has_seen() -> None:
     assert bench.plans[0].step == 1
     bench.core.worker_attached(W, WorkerEpoch(3), True, 0)
     bench.advance()
-    assert error_of(bench, "r") is OutputErrorCode.WORKER_LOST
+    assert error_of(bench, "r") is OutputErrorCode.QUARANTINED
     assert op.lease_id == lease(2)
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from coppice.handles import HANDLE_BYTES
 from coppice.messages.index import Acquire, NoCapacityReason, OpBatch, Publish, Reattached, Release
-from coppice.messages.step import Refusal, RefusalCode, SamplingParams
+from coppice.messages.step import Refusal, RefusalCode, SamplingParams, StepPlan
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
-from tests.fakes.scheduler_bench import BLOCK, Bench, rows_of, tokens_of
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_worker import u32, u64
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import BLOCK, Bench, rows_of, tokens_of
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_worker import u32
+from tests.fakes.scheduler.scheduler_world import World
 
 PROMPT = list(range(1, 11))  # two full blocks and two tokens
 
@@ -37,6 +37,10 @@ def at_work(size: int = 2, **fields: object) -> Bench:
     return bench
 
 
+def sources_of(plan: StepPlan) -> list[int]:
+    return [start.copy_from for start in plan.attach if start.copy_from]
+
+
 def test_a_fork_holds_nothing_until_the_prompt_is_computed() -> None:
     bench = Bench()
     family(bench, size=3)
@@ -53,14 +57,12 @@ def test_a_fork_holds_nothing_until_the_prompt_is_computed() -> None:
 
 def test_a_fork_shares_full_blocks_copies_the_tail_and_computes_one_token() -> None:
     bench = at_work()
-    (leader,) = bench.core._life.workers[next(iter(bench.core._life.workers))].running.values()
-    tail = bytes(leader.lease.owned)[2 * HANDLE_BYTES : 3 * HANDLE_BYTES]
     bench.answer(cached_blocks=2)
     bench.result({1: 8})
     (plan,) = bench.plans
     (start,) = plan.attach
     assert (len(start.shared) // HANDLE_BYTES, start.num_computed_tokens) == (2, 9)
-    assert (plan.copy_src, plan.copy_dst) == (tail, start.owned[:HANDLE_BYTES])
+    assert (start.copy_from, start.domain) == (1, "d")
     assert rows_of(plan) == {1: 1, 2: 1}
     bench.result({1: 9, 2: 20})
     assert bench.text("r1") == [20]
@@ -74,7 +76,7 @@ def test_a_prompt_of_whole_blocks_and_one_token_is_shared_and_nothing_is_copied(
     bench.answer(cached_blocks=2)
     bench.result({1: 8})
     (plan,) = bench.plans
-    assert (plan.copy_src, plan.copy_dst, plan.attach[0].num_computed_tokens) == (b"", b"", 8)
+    assert (plan.attach[0].copy_from, plan.attach[0].num_computed_tokens) == (0, 8)
 
 
 def test_where_nothing_is_published_all_of_the_prompt_is_copied() -> None:
@@ -83,9 +85,7 @@ def test_where_nothing_is_published_all_of_the_prompt_is_copied() -> None:
     bench.result({1: 8})
     (plan,) = bench.plans
     (start,) = plan.attach
-    assert (start.shared, start.num_computed_tokens) == (b"", 9)
-    assert len(u64(plan.copy_src)) == 3
-    assert plan.copy_dst == start.owned[: 3 * HANDLE_BYTES]
+    assert (start.shared, start.num_computed_tokens, start.copy_from) == (b"", 9, 1)
 
 
 def test_a_fork_does_not_time_out_while_its_leader_computes_the_prompt() -> None:
@@ -126,7 +126,7 @@ def test_without_its_leader_a_fork_computes_what_it_did_not_find() -> None:
     bench.answer(cached_blocks=2)
     bench.result()
     (plan,) = bench.plans
-    assert (plan.copy_src, plan.attach[0].num_computed_tokens, rows_of(plan)) == (b"", 8, {2: 2})
+    assert (sources_of(plan), plan.attach[0].num_computed_tokens, rows_of(plan)) == ([], 8, {2: 2})
 
 
 def test_a_leader_that_goes_before_the_copy_was_planned_is_copied_in_the_step_that_removes_it_or_not_at_all() -> None:
@@ -136,7 +136,7 @@ def test_a_leader_that_goes_before_the_copy_was_planned_is_copied_in_the_step_th
     bench.result({1: 8})
     (plan,) = bench.plans
     assert u32(plan.detach) == [1]
-    assert len(u64(plan.copy_src)) == 1, "its blocks are released after this very step"
+    assert sources_of(plan) == [1], "its blocks are released after this very step"
     assert not bench.ops(Release)
     bench.result({2: 9})
     assert len(bench.ops(Release)) == 1
@@ -148,7 +148,7 @@ def test_a_leader_that_goes_before_the_copy_was_planned_is_copied_in_the_step_th
     bench.answer(cached_blocks=2)
     bench.result()
     (plan,) = bench.plans
-    assert (plan.copy_src, rows_of(plan)) == (b"", {2: 2})
+    assert (sources_of(plan), rows_of(plan)) == ([], {2: 2})
 
 
 def test_a_source_that_is_lost_while_its_fork_waits_for_its_first_plan_is_not_copied() -> None:
@@ -160,7 +160,7 @@ def test_a_source_that_is_lost_while_its_fork_waits_for_its_first_plan_is_not_co
     while not bench.plans[0].attach:
         bench.result()
     (plan,) = bench.plans
-    assert (plan.copy_src, rows_of(plan)) == (b"", {2: 2})
+    assert (sources_of(plan), rows_of(plan)) == ([], {2: 2})
 
 
 def test_the_source_is_not_released_before_the_step_of_the_copy_has_completed() -> None:
@@ -169,11 +169,11 @@ def test_the_source_is_not_released_before_the_step_of_the_copy_has_completed() 
     bench.settle()
     bench.result({1: 7})
     bench.settle()
-    while not bench.plans[-1].copy_src:
+    while not sources_of(bench.plans[-1]):
         bench.result({1: 8})
         bench.settle()
     bench.cancel("r0")
-    while bench.plans and not bench.plans[0].copy_src:
+    while bench.plans and not sources_of(bench.plans[0]):
         assert not bench.ops(Release)
         bench.result({1: 8})
     assert not bench.ops(Release)
@@ -208,7 +208,7 @@ def test_what_a_fork_is_still_to_copy_is_not_published_when_it_goes(is_attached:
     bench.answer()
     if is_attached:
         bench.result({1: 8})
-        assert bench.plans[0].copy_src
+        assert sources_of(bench.plans[0])
     bench.cancel("r1")
     assert not bench.ops(Publish)
     for token in (9, 10):
@@ -254,13 +254,13 @@ def test_a_source_that_was_taken_away_behind_our_back_costs_no_retry() -> None:
     bench = at_work(max_retries=0)
     bench.answer(cached_blocks=2)
     bench.result({1: 8})
-    handle = u64(bench.plans[0].copy_src)[0]
-    bench.result({1: 9}, (Refusal(2, RefusalCode.STALE, handle),))  # type: ignore[arg-type]
+    assert sources_of(bench.plans[0]) == [1]
+    bench.result({1: 9}, (Refusal(2, RefusalCode.LOST_SOURCE, 0),))  # type: ignore[arg-type]
     assert not [o for o in bench.outputs if o.finish is not None]
     bench.answer(cached_blocks=2)
     while not any(plan.attach for plan in bench.plans):
         bench.result({1: 10})
-    assert not bench.plans[-1].copy_src
+    assert not sources_of(bench.plans[-1])
     assert rows_of(bench.plans[-1])[3] == 2
 
 
@@ -272,7 +272,8 @@ def test_a_copy_of_the_whole_prompt_is_not_taken_from_a_fork_whose_own_copy_is_o
     bench.result({1: 8})
     bench.answer(cached_blocks=2)
     for plan in bench.plans:
-        assert not set(u64(plan.copy_src)) & set(u64(plan.copy_dst))
+        attached = {start.sequence_id for start in plan.attach}
+        assert not attached & set(sources_of(plan))
 
 
 def test_a_fork_goes_where_its_prompt_is_and_elsewhere_once_it_was_refused_there() -> None:
@@ -298,7 +299,7 @@ def test_a_fork_goes_where_its_prompt_is_and_elsewhere_once_it_was_refused_there
     while not any(plan.attach for plan in bench.plans):
         bench.result({1: 8})
         bench.settle()
-    assert bench.plans[-1].copy_src, "where it got in may be where its source is"
+    assert sources_of(bench.plans[-1]), "where it got in may be where its source is"
 
 
 def _acquires(world: World) -> list[Acquire]:

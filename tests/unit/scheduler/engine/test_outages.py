@@ -22,8 +22,8 @@ from coppice.messages.index import (
 )
 from coppice_scheduler.core.state.request import OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import BLOCK, Bench, W
-from tests.fakes.scheduler_worker import u32
+from tests.fakes.scheduler.scheduler_bench import BLOCK, Bench, W
+from tests.fakes.scheduler.scheduler_worker import u32
 
 
 def settings(**fields: object) -> SchedulerSettings:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
-from tests.fakes.fair_world import MS, Costs, FairWorld
+from tests.fakes.scheduler.fair_world import MS, Costs, FairWorld
 
 WINDOW_MS = 10_000
 STEP_COSTS = ("step_us", "prefill_token_us", "decode_row_us")

@@ -6,9 +6,9 @@ from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch
 from coppice.messages.index import Acquire, Gone, LeaseDigest, NoCapacityReason, Op, Pending, Release, Wake
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
-from tests.fakes.scheduler_bench import Bench
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import Bench
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_world import World
 
 
 def settings(**fields: object) -> SchedulerSettings:

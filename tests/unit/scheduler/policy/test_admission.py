@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from coppice.ids import DomainId, WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release, Reuse, WorkerInfo, Workers
@@ -14,8 +13,8 @@ from coppice_scheduler.core.state.estimates import OutputLengths, ServiceRate
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, Refused, RefusedReason
 from coppice_scheduler.core.state.settings import Maximum, SchedulerSettings, TenantLimits
 from coppice_scheduler.core.state.workers import DECODE_LOAD_TOKENS
-from tests.fakes.scheduler_bench import BLOCK, MS, Bench, W
-from tests.fakes.scheduler_ledger import NAMESPACE
+from tests.fakes.scheduler.scheduler_bench import BLOCK, MS, Bench, W
+from tests.fakes.scheduler.scheduler_ledger import NAMESPACE
 
 V = WorkerId("v")
 S = 1_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from coppice.messages.index import Acquire, MatchHint, MatchHints, MatchQueries
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import Bench
+from tests.fakes.scheduler.scheduler_bench import Bench
 from tests.unit.repository.test_no_per_token_python import count_lines
 
 LINES_PER_TENANT = 6

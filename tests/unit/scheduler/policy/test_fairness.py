@@ -66,4 +66,3 @@ def test_contested_only_while_two_tenants_want() -> None:
     assert shares.contested
     shares.leave(0)
     assert not shares.contested
-    assert shares.num_wanting(0) == 0

@@ -8,10 +8,10 @@ from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import Bench, rows_of
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_worker import u32
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import Bench, rows_of
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_worker import u32
+from tests.fakes.scheduler.scheduler_world import World
 
 POOL_FULL = NoCapacityReason.POOL_FULL
 DOMAIN_MAXIMUM = NoCapacityReason.DOMAIN_MAXIMUM

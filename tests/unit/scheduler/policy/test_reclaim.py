@@ -11,9 +11,9 @@ from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.policy.preemption import Stakes
 from coppice_scheduler.core.state.request import Finish
 from coppice_scheduler.core.state.settings import Guarantee, SchedulerSettings
-from tests.fakes.scheduler_bench import Bench, W
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import Bench, W
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_world import World
 from tests.unit.scheduler.policy.test_preemption import answer_extends, detached, got_no_further, running
 
 POOL_FULL = NoCapacityReason.POOL_FULL

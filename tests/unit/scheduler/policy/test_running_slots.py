@@ -10,9 +10,9 @@ from coppice.messages.index import Extend, NoCapacityReason
 from coppice_scheduler.core.policy.running_slots import YIELDS_MAX
 from coppice_scheduler.core.state.request import Finish
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.fair_world import FairWorld
-from tests.fakes.scheduler_bench import Bench
-from tests.fakes.scheduler_worker import u32
+from tests.fakes.scheduler.fair_world import FairWorld
+from tests.fakes.scheduler.scheduler_bench import Bench
+from tests.fakes.scheduler.scheduler_worker import u32
 
 
 def settings(**fields: object) -> SchedulerSettings:

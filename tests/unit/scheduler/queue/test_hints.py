@@ -20,7 +20,7 @@ from coppice.messages.index import (
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import Bench
+from tests.fakes.scheduler.scheduler_bench import Bench
 
 
 def only(bench: Bench, kind: type) -> Acquire | Release | Retain:

@@ -8,7 +8,7 @@ import pytest
 
 from coppice_scheduler.core.queue.lazy_heap import SWEEP_MIN, LazyHeap
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import MS, Bench
+from tests.fakes.scheduler.scheduler_bench import MS, Bench
 
 
 @pytest.mark.parametrize("seed", range(5))

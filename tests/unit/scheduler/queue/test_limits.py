@@ -8,11 +8,12 @@ from coppice.ids import WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire
 from coppice_scheduler.core.batch import chunked_prefill as chunks
 from coppice_scheduler.core.engine import SchedulerCore
+from coppice_scheduler.core.state import leases
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from tests.fakes.scheduler_bench import Bench, rows_of
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import Bench, rows_of
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_world import World
 from tests.fakes.trio import WORKER, Trio
 
 
@@ -133,3 +134,17 @@ def test_a_sequence_that_is_too_long_for_the_bound_goes_alone(monkeypatch: pytes
     bench.submit("a", 13)
     bench.answer()
     assert [start.sequence_id for start in bench.plans[0].attach] == [1]
+
+
+def test_a_batch_of_ops_has_no_more_bytes_than_a_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "OPS_BYTES_MAX", 2 * 13 * 4)
+    bench = Bench()
+    bench.hold = True
+    for name, num_tokens in (("a", 13), ("b", 13), ("c", 13), ("long", 60), ("d", 13), ("e", 13)):
+        assert bench.submit(name, num_tokens, max_new=1) is None
+    bench.hold = False
+    bench.advance()
+    asked = [[len(op.tokens) // 4 for op in batch if isinstance(op, Acquire)] for batch in bench.batches]
+    assert asked == [[13, 13], [13], [60], [13, 13]], "in their order; the first of a batch always goes"
+    bench.answer()
+    assert bench.core.stats().running == 6

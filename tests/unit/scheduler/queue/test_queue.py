@@ -8,9 +8,9 @@ from coppice.ids import DomainId
 from coppice.messages.index import Acquire, NoCapacityReason, Release
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
-from tests.fakes.scheduler_bench import Bench
-from tests.fakes.scheduler_index import FakeIndex
-from tests.fakes.scheduler_world import World
+from tests.fakes.scheduler.scheduler_bench import Bench
+from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_world import World
 
 POOL_FULL = NoCapacityReason.POOL_FULL
 DOMAIN_MAXIMUM = NoCapacityReason.DOMAIN_MAXIMUM

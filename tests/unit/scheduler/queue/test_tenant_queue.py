@@ -9,8 +9,8 @@ import pytest
 
 from coppice.messages.index import Acquire, MatchHint, MatchHints, MatchQueries
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
-from tests.fakes.fair_world import MS, FairWorld
-from tests.fakes.scheduler_bench import Bench, W
+from tests.fakes.scheduler.fair_world import MS, FairWorld
+from tests.fakes.scheduler.scheduler_bench import Bench, W
 
 
 def settings(**fields: object) -> SchedulerSettings:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from coppice.messages.step import StepPlan
-from tests.fakes.worker_plans import (
+from tests.fakes.worker.worker_plans import (
     applied,
     codes,
     finish,
@@ -157,35 +156,16 @@ def test_limits_refuse_one_sequence():
     assert codes(run(core, StepPlan(3, grow=(grow(3, h(5), h(6)),)))) == {3: "not_reserved"}
 
 
-def test_zeroing_and_copies_happen_only_in_blocks_that_the_plan_opened():
+def test_zeroing_happens_only_in_blocks_that_the_plan_opened():
     core = opened_and_sealed()
     plan = StepPlan(
         3,
-        attach=(start(2, 6, handles(h(4), h(5)), computed=2), start(3, 6, handles(h(3, 4)))),
-        zero=handles(h(5), h(4), h(3, 4), h(9)),
-        copy_src=handles(h(3, 5)),
-        copy_dst=handles(h(4)),
+        attach=(start(2, 6, handles(h(4), h(5))), start(3, 6, handles(h(3, 4)))),
+        zero=handles(h(5), h(3, 4), h(9)),
     )
     step = applied(core, plan)
-    assert step.zero.tolist() == [5], "4 is overwritten by the copy, 3 was refused, 9 belongs to nobody"
-    assert (step.copy_src.tolist(), step.copy_dst.tolist()) == ([3], [4])
+    assert step.zero.tolist() == [5], "3 was refused, 9 belongs to nobody"
     assert codes(finish(core, step)) == {3: "stale"}
-
-
-def test_stale_copy_source_refuses_the_sequence_that_wants_it():
-    core = opened_and_sealed(generation=5)
-    plan = StepPlan(
-        3,
-        attach=(start(2, 6, handles(h(4), h(5)), computed=2),),
-        copy_src=handles(h(3, 4)),
-        copy_dst=handles(h(4)),
-    )
-    step = applied(core, plan)
-    assert len(step.copy_dst) == 0
-    result = finish(core, step)
-    assert codes(result) == {2: "stale"}
-    assert result.refusals[0].handle == h(3, 4)
-    assert not np.any(core.pool.generation[[4, 5]])
 
 
 def test_detach_and_attach_of_the_same_block_in_one_plan():

@@ -16,8 +16,8 @@ from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.blocks.copies import CopyWork
 from coppice_worker.core.blocks.pool import COPIER
 from coppice_worker.core.worker import WorkerCore
-from tests.fakes.worker_plans import EPOCH, codes, h, handles, ready_core, run, seal, start, u32
-from tests.fakes.worker_plans import settings as core_settings
+from tests.fakes.worker.worker_plans import EPOCH, codes, h, handles, ready_core, run, seal, start, u32
+from tests.fakes.worker.worker_plans import settings as core_settings
 
 NOW = WorkerEpoch(1)
 DEMOTE, PROMOTE = Direction.DEMOTE, Direction.PROMOTE

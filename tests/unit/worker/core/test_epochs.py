@@ -16,7 +16,7 @@ from coppice_worker.core.batch.step_batch import StepOutput
 from coppice_worker.core.batch.steps import SchedulerAccepted, SchedulerRefused, SchedulerRefusedReason, StepGap
 from coppice_worker.core.blocks.fences import FencedEpochs
 from coppice_worker.core.worker import WorkerCore
-from tests.fakes.worker_plans import (
+from tests.fakes.worker.worker_plans import (
     EPOCH,
     applied,
     codes,
@@ -61,11 +61,11 @@ def test_registration_reports_what_the_blocks_are():
     assert message.scheduler_epochs == (EPOCH,)
 
 
-def test_same_worker_epoch_keeps_everything_and_the_highest_cache_epoch():
+def test_same_worker_epoch_keeps_everything_and_the_latest_cache_epoch():
     core = busy_core()
     assert not core.registered(Registered(WorkerEpoch(1), CacheEpoch(4)))
     assert not core.registered(Registered(WorkerEpoch(1), CacheEpoch(3)))
-    assert core.registration().highest_cache_epoch == 4
+    assert core.registration().highest_cache_epoch == 3
     assert len(core.sequences) == 2
 
 
@@ -138,7 +138,7 @@ def test_fence_ends_a_scheduler_for_ever():
     }
     assert core.pool.generation[4] == 0
     assert core.attach_scheduler(EPOCH) == SchedulerRefused(SchedulerRefusedReason.FENCED)
-    core.registered(Registered(WorkerEpoch(2), CacheEpoch(1)))
+    core.registered(Registered(WorkerEpoch(1), CacheEpoch(2)))
     assert core.attach_scheduler(EPOCH) == SchedulerRefused(SchedulerRefusedReason.FENCED)
     assert core.registration().scheduler_epochs == ()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from coppice.messages.step import StepPlan, StepResult
 from coppice_sim.hosts.kv_honest import KvHonest
 from coppice_worker.core.batch.step_batch import NO_OUTPUT
 from coppice_worker.core.batch.steps import MalformedPlanError, Replayed, SchedulerAccepted
-from tests.fakes.worker_plans import (
+from tests.fakes.worker.worker_plans import (
     EPOCH,
     applied,
     codes,
@@ -205,8 +206,8 @@ def test_a_takeover_in_the_middle_ends_the_burst_without_a_trace() -> None:
 def test_zeroing_and_copies_come_with_the_first_step_only() -> None:
     core = ready_core()
     begun = start(1, 4, handles(h(1), h(2)))
-    plan = StepPlan(1, attach=(replace(begun, num_computed_tokens=0),), zero=handles(h(1), h(2)))
-    run(core, replace(plan, rows=u32(1), row_tokens=u32(4)))
+    plan = StepPlan(1, attach=(msgspec.structs.replace(begun, num_computed_tokens=0),), zero=handles(h(1), h(2)))
+    run(core, msgspec.structs.replace(plan, rows=u32(1), row_tokens=u32(4)))
     plan = StepPlan(2, grow=(grow(1, h(3)),), zero=handles(h(3)), repeat_rows=True, num_decode_steps=2)
     step = applied(core, plan)
     assert step.zero.tolist() == [3]

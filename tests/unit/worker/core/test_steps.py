@@ -7,7 +7,7 @@ import pytest
 
 from coppice.messages.step import SequenceStart, StepPlan
 from coppice_worker.core.batch.steps import MalformedPlanError, Replayed, StepGap
-from tests.fakes.worker_plans import (
+from tests.fakes.worker.worker_plans import (
     EPOCH,
     applied,
     codes,
@@ -172,8 +172,6 @@ def test_refused_attach_is_skipped_by_the_plan_that_is_on_its_way():
     [
         (StepPlan(2, detach=b"abc"), "detach"),
         (StepPlan(2, sealed=handles(h(1)), seals=b"x"), "seals"),
-        (StepPlan(2, copy_src=handles(h(1))), "copy_dst"),
-        (StepPlan(2, copy_src=handles(h(1), h(2)), copy_dst=handles(h(9), h(1))), "reads what another writes"),
         (StepPlan(2, rows=u32(1)), "row_tokens"),
         (StepPlan(2, rows=u32(1, 1), row_tokens=u32(1, 1)), "twice"),
         (StepPlan(2, rows=u32(1), row_tokens=u32(0)), "no token"),
@@ -182,6 +180,8 @@ def test_refused_attach_is_skipped_by_the_plan_that_is_on_its_way():
         (StepPlan(2, attach=(start(8), start(8))), "stands twice"),
         (StepPlan(2, attach=(start(8, 0),)), "tokens"),
         (StepPlan(2, attach=(start(8, 4, handles(h(9)), computed=1),)), "without KV"),
+        (StepPlan(2, attach=(start(8, 4, handles(h(9)), copy_from=1),)), "a copy of nothing"),
+        (StepPlan(2, attach=(start(8, 6, handles(h(9)), computed=5, copy_from=1),)), "has no block"),
         (StepPlan(2, attach=(start(8, 4, b"", handles(h(9)), b""),)), "seals are cut"),
         (StepPlan(2, attach=(start(8, 4, b"", b"", b"", computed=-1),)), "out of range"),
     ],

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,10 +18,10 @@ from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.model.device_state import DeviceState
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import GRAPH_ROWS_MAX, graph_sizes
+from tests.fakes.cache.recorded import DecodingBackend, Recorded
 from tests.fakes.checkpoints import write_tiny_checkpoint
-from tests.fakes.recorded import DecodingBackend, Recorded
-from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
-from tests.fakes.worker_plans import applied, grow, h, handles, ready_core, settings, start, u32
+from tests.fakes.scheduler.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
+from tests.fakes.worker.worker_plans import applied, grow, h, handles, ready_core, settings, start, u32
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 60
@@ -181,7 +182,9 @@ class Planned:
     def generate(self, sampling: SamplingParams, last: SamplingParams) -> list[tuple[bytes, object]]:
         """Three sequences, of which the last samples in its own way: chunks, single steps, bursts, growing tables."""
         starts = [
-            replace(start(n, count, handles(*[h(8 * n + block) for block in range(4)])), sampling=wanted)
+            msgspec.structs.replace(
+                start(n, count, handles(*[h(8 * n + block) for block in range(4)])), sampling=wanted
+            )
             for n, count, wanted in ((1, 5, sampling), (2, 3, sampling), (3, 8, last))
         ]
         rows = u32(1, 2, 3)

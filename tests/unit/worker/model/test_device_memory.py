@@ -18,7 +18,7 @@ from coppice_worker.model.config.errors import PoolTooSmall
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.memory import FillDevice, MemoryUse, blocks_that_fit, measure
 from tests.fakes.checkpoints import write_tiny_checkpoint
-from tests.fakes.step_driver import DrivenSequence, build_batch
+from tests.fakes.scheduler.step_driver import DrivenSequence, build_batch
 
 GIB = 1 << 30
 USE = MemoryUse(total=100 * GIB, free_before=99 * GIB, weights=20 * GIB, step=3 * GIB, libraries=GIB, graphs=2 * GIB)

@@ -131,7 +131,7 @@ class Stage:
             assert one.finish is None
             one.tokens += _u32(output.tokens)
             one.finish = output.finish
-        self.num_copies += sum(bool(plan.copy_dst) for plan in self.engine._plans)
+        self.num_copies += sum(any(start.copy_from for start in plan.attach) for plan in self.engine._plans)
         self.engine.step()
         self.engine.check()
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import LLAMA3_ROPE, YARN_ROPE, Family, write_tiny_checkpoint
-from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
+from tests.fakes.scheduler.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 
 TIE_MARGIN = 1e-4  # logits closer than this may order either way in float32
 PROMPT_LENGTHS = (1, 5, 16, 33, 70, 128)

@@ -15,7 +15,7 @@ from coppice_worker.core.batch.step_batch import Executor, PoolSpec, SampleRows
 from coppice_worker.kernels.choice import prefers_triton
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import LLAMA3_ROPE, write_tiny_checkpoint
-from tests.fakes.step_driver import DrivenSequence, build_batch
+from tests.fakes.scheduler.step_driver import DrivenSequence, build_batch
 
 BLOCK_SIZE = 16
 

@@ -21,7 +21,7 @@ from coppice_worker.kernels.choice import KernelChoice
 from coppice_worker.model.config.dtypes import DtypeName
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
-from tests.fakes.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
+from tests.fakes.scheduler.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 
 TIE_MARGIN = 1e-4  # logits closer than this may order either way in float32
 FAMILIES: tuple[Family, ...] = get_args(Family)

@@ -17,7 +17,7 @@ from coppice_worker.parallel.errors import RankLost
 from coppice_worker.parallel.executor import TensorParallelExecutor
 from coppice_worker.parallel.follower import follow, follow_copies
 from coppice_worker.parallel.tiers import Progress, SharedOutTiers
-from tests.fakes.step_driver import DrivenSequence, build_batch
+from tests.fakes.scheduler.step_driver import DrivenSequence, build_batch
 from tests.fakes.waiting import WAIT_S
 
 IDS = np.array([3, 1, 2], np.int32)

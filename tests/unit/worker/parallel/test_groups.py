@@ -14,8 +14,8 @@ from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.parallel import memory_group
 from coppice_worker.parallel.errors import RankLost
 from coppice_worker.parallel.torch_group import TorchGroup
-from tests.fakes.ranks import WAIT_S, memory_groups, together
 from tests.fakes.waiting import wait_for
+from tests.fakes.worker.ranks import WAIT_S, memory_groups, together
 
 
 def share_of(rank: int, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -22,12 +22,13 @@ class Answer:
     """Filled by a connection. Moments in seconds of one monotonic clock, 0.0 where nothing came."""
 
     __slots__ = (
-        *("_body", "_first_event_s", "_first_text_s", "_kept", "_rest", "_usage", "end_s", "failure", "is_done"),
-        *("is_stream", "last_s", "status"),
+        *("_body", "_first_event_s", "_first_text_s", "_kept", "_rest", "_usage", "end_s", "failure", "headers"),
+        *("is_done", "is_stream", "last_s", "status"),
     )
 
     def __init__(self, *, keeps_text: bool = False) -> None:
         self.status = 0
+        self.headers: dict[bytes, bytes] = {}  # names in small letters
         self.is_stream = False
         self.is_done = False
         self.last_s = self.end_s = 0.0
@@ -84,12 +85,16 @@ class Answer:
 
     def text(self) -> str:
         """What was generated, of an answer that keeps it."""
-        assert self._kept is not None, "keeps_text was not asked for"
         pieces = []
-        for event in self._kept:
-            choice = json.loads(event.partition(b":")[2])["choices"][0]
+        for event in self.events():
+            choice = event["choices"][0]
             pieces.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
         return "".join(pieces)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Those with choices, of an answer that keeps its text."""
+        assert self._kept is not None, "keeps_text was not asked for"
+        return [json.loads(event.partition(b":")[2]) for event in self._kept]
 
     def json(self) -> dict[str, Any]:
         """The body of an answer that is no stream. Raises ValueError."""

@@ -172,6 +172,7 @@ class _Connection(asyncio.Protocol):
             self._length_left = int(length)
         else:
             self.is_reusable = False
+        answer.headers = headers
         answer.begin(int(words[1]), headers.get(b"content-type", b"").lower())
 
     def _body(self, answer: Answer, data: bytes, now_s: float) -> None:

@@ -19,12 +19,11 @@ _LETTERS = "aeinorst"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of the served model. `words_per_token` and `extra_tokens` are measured; 0 where ids are sent."""
+    """What is known of the served model. `words_per_token` is measured; 0 where ids are sent."""
 
     name: str
     context: int = 0  # 0 where the server does not say
     words_per_token: float = 0.0
-    extra_tokens: float = 0.0  # that a chat template adds
 
 
 class Content:

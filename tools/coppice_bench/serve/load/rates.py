@@ -47,7 +47,6 @@ class Lane:
 
     name: str
     jobs: Iterable[Job]
-    num_jobs: int
     concurrency: int
     is_flood: bool = False
 
@@ -69,7 +68,7 @@ class Loads:
         jobs = self._arriving() if options.load == "trace" else self._jobs(options.requests)
         mine = list(jobs)[self._process :: options.processes]
         is_open = options.load == "trace" or options.rate > 0
-        return [Lane("all", mine, len(mine), 0 if is_open else self._share(options.concurrency))]
+        return [Lane("all", mine, 0 if is_open else self._share(options.concurrency))]
 
     def _tenant_lane(self, number: int) -> Lane:
         options, sender = self._options, self._options.senders[number]
@@ -77,11 +76,11 @@ class Loads:
         if sender.floods:
             start = _FLOOD_FIRST * (number + 1)
             flood = (self._job(number, start + step) for step in itertools.count(self._process, options.processes))
-            return Lane(sender.name, flood, 0, self._share(options.flood), is_flood=True)
+            return Lane(sender.name, flood, self._share(options.flood), is_flood=True)
         moments = self._moments(options.requests, seed=number)
         jobs = [self._job(number, first + step, at_s) for step, at_s in enumerate(moments)]
         mine = jobs[self._process :: options.processes]
-        return Lane(sender.name, mine, len(mine), 0 if options.rate else self._share(options.concurrency))
+        return Lane(sender.name, mine, 0 if options.rate else self._share(options.concurrency))
 
     def _share(self, number: int) -> int:
         """This process's share of a number of places."""

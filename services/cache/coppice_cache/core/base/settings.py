@@ -32,7 +32,7 @@ class Mode(Enum):
     STRICT = "strict"  # a fixed share, never lent, zeroed always
     PRIVATE = "private"  # a guarantee, and borrowing up to the maximum
     SHARED = "shared"  # like private, for the members of a group together
-    DISABLED = "disabled"  # nothing is matched, nothing is published
+    DISABLED = "disabled"  # nothing is matched, nothing is published, zeroed always
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,11 @@ class DomainConfig:
     @property
     def wipes(self) -> bool:
         """Blocks of this domain must not pass to or from another one with their content."""
-        return self.zero_on_change or self.mode is Mode.STRICT
+        return self.zero_on_change or self.mode in (Mode.STRICT, Mode.DISABLED)
+
+    def by_shares(self) -> DomainConfig:
+        """For the host's pool, which has another size: blocks are meant of the device."""
+        return replace(self, guarantee_blocks=0, maximum_blocks=0)
 
     def guarantee_of(self, num_blocks: int) -> int:
         """Of a worker with so many blocks."""
@@ -130,6 +134,7 @@ class CoreSettings:
     sessions_max: int = 4_096
     eviction: Eviction = Eviction.ADAPTIVE
     workers_max: int = 4_096
+    known_workers_max: int = 4_096  # ids that are remembered; beyond that no pool of before is taken over
     domains_per_worker_max: int = 65_536
     candidates_max: int = 1_024
     pins_max: int = 1_024  # an operator's
@@ -180,6 +185,10 @@ class Domains:
     @property
     def listed(self) -> tuple[DomainConfig, ...]:
         return tuple(self._listed.values())
+
+    def awaits(self, domain: DomainId) -> bool:
+        """Whether it is not listed and could be soon: schedulers may hear of a new one before we do."""
+        return self._default is None and domain not in self._listed and bool(domain) and is_text(domain)
 
     def misfit(self, num_blocks: int) -> str:
         """Why a pool of this size cannot keep what was promised in blocks (I13); empty when it can.

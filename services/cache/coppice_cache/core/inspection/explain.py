@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coppice.ids import TOKEN_BYTES, DomainId, LeaseId, Namespace
+from coppice.namespaces import salt_of
 from coppice_cache.core.base.errors import MessageRefused, OpRefused
 from coppice_cache.core.base.results import Explanation, StoppedBy
 from coppice_cache.core.base.settings import DomainConfig, Mode
@@ -21,7 +22,7 @@ _NODES_MAX = 1_024  # of a path
 
 
 def explain(state: State, domain: DomainId, namespace: Namespace | None, tokens: bytes) -> tuple[Explanation, ...]:
-    """One for each worker and namespace; None stands for every namespace in which the domain has a tree there."""
+    """One for each worker and namespace; None: every namespace without a salt in which the domain has a tree there."""
     num_tokens = len(tokens) // TOKEN_BYTES
     if len(tokens) % TOKEN_BYTES or not 0 < num_tokens <= state.settings.tokens_max:
         most = state.settings.tokens_max
@@ -38,7 +39,8 @@ def explain(state: State, domain: DomainId, namespace: Namespace | None, tokens:
 
 
 def _namespaces(worker: Worker, domain: DomainId) -> list[Namespace]:
-    return sorted(name for (owner, name), tree in worker.trees.items() if owner == domain and worker.is_current(tree))
+    names = (name for (owner, name), tree in worker.trees.items() if owner == domain and worker.is_current(tree))
+    return sorted(name for name in names if not salt_of(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ def _partial_tokens(case: _Case) -> int:
 
 def _pending_tokens(case: _Case) -> int:
     """What live leases will publish of the whole blocks that follow."""
-    whole = case.tokens[: matchable_bytes(case.tokens, case.worker.block_bytes)]
-    coming = case.worker.flights.coming(case.position, whole) if len(whole) > case.end else None
+    stop = matchable_bytes(case.tokens, case.worker.block_bytes)
+    coming = case.worker.flights.coming(case.position, case.tokens, stop)
     return (coming.num_blocks - case.position.num_blocks) * case.worker.block_size if coming is not None else 0
 
 

@@ -33,6 +33,7 @@ from coppice_cache.core.state.workers import Worker
 _RETRY_MIN_MS = 5
 _RETRY_MAX_MS = 10_000
 _NEVER_RETRY_MS = 60_000
+_UNLISTED_RETRY_MS = 500
 _POOL_FULL = NoCapacityReason.POOL_FULL
 
 
@@ -46,6 +47,8 @@ def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
     _check(state.settings, session, op)
     if (pending := still_waiting(state, session, op)) is not None:
         return pending
+    if state.domains.awaits(op.domain):
+        return NoCapacity(op.lease_id, NoCapacityReason.DOMAIN_MAXIMUM, _UNLISTED_RETRY_MS)
     config = state.domains.config(op.domain)
     placements = _placements(state, op, config)
     if len(placements) > 1:

@@ -24,8 +24,9 @@ def _match(state: State, query: MatchQuery) -> MatchHint:
             f"tokens of a query have {len(query.tokens)} bytes; they must be packed u32, within limits"
         )
     found = []
+    namespace = state.with_keyed_salt(query.domain, query.namespace)
     for worker in state.workers.values():
-        tree = worker.find_tree(query.domain, query.namespace)
+        tree = worker.find_tree(query.domain, namespace)
         if tree is None:
             continue
         stop = matchable_bytes(query.tokens, worker.block_bytes)

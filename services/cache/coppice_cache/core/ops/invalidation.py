@@ -1,5 +1,5 @@
 """Forget what is cached: of a domain, of a namespace, of both, of everything, what follows one prefix, or what a worker
-refused although the tree says that it has it.
+refused although the tree says that it has it. A namespace stands for all its salts.
 
 From the call on nobody finds it: a tree by its stamp, a subtree because its parent does not list it. Nothing is walked
 then. Leases that read it go on, and publish there no more. The memory comes back in slices at every tick, at once where
@@ -14,6 +14,7 @@ from __future__ import annotations
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES, DomainId, Namespace
 from coppice.messages.index import Distrust, Distrusted
+from coppice.namespaces import covers
 from coppice_cache.core.base.errors import MessageRefused, OpRefused
 from coppice_cache.core.base.settings import is_text
 from coppice_cache.core.pool.free_ring import unpack_handles
@@ -29,7 +30,7 @@ def invalidate(
 ) -> int:
     """How many trees lost something that could be found until now.
 
-    `tokens` (packed u32) names a prefix; its last whole block and all that follows it are forgotten.
+    `tokens` (packed u32) names a prefix; its last whole block and all that follows it are forgotten, under each salt.
     Raises MessageRefused for tokens without a domain and a namespace, and for tokens that are cut.
     """
     if domain is not None and not is_text(domain):
@@ -39,9 +40,11 @@ def invalidate(
         state.incarnations.invalidate(domain, namespace)
         for worker in state.workers.values():
             worker.changes.cleared(domain, namespace)
+            for owner, name in _salted(worker, domain, namespace):
+                worker.changes.cleared(owner, name)
         return count
     if domain is None or namespace is None:
-        raise MessageRefused("tokens name a prefix in one tree: give its domain and namespace too")
+        raise MessageRefused("tokens name a prefix: give its domain and namespace too")
     if len(tokens) % TOKEN_BYTES or not tokens:
         raise MessageRefused(f"tokens have {len(tokens)} bytes; they must be packed u32, and at least one")
     if state.replay.worker_ids:
@@ -56,15 +59,33 @@ def _trees(state: State) -> list[tuple[Worker, Tree]]:
     return [(worker, tree) for worker in state.workers.values() for tree in worker.trees.values()]
 
 
+def _salted(worker: Worker, domain: DomainId | None, namespace: Namespace | None) -> list[tuple[DomainId, Namespace]]:
+    """Trees that go with an unsalted namespace, in either tier. Who follows the changes compares whole names."""
+    if namespace is None or not worker.changes.are_told:
+        return []
+    trees = {**worker.trees, **(worker.host.store.trees if worker.host is not None else {})}
+    return [
+        (owner, name)
+        for owner, name in trees
+        if domain in (None, owner) and name != namespace and covers(namespace, name)
+    ]
+
+
 def _is_affected(worker: Worker, tree: Tree, domain: DomainId | None, namespace: Namespace | None) -> bool:
-    named = domain in (None, tree.domain) and namespace in (None, tree.namespace)
+    named = domain in (None, tree.domain) and (namespace is None or covers(namespace, tree.namespace))
     return named and bool(tree.children) and worker.is_current(tree)
 
 
-def _cut_prefix(store: BlockStore, domain: DomainId, namespace: Namespace, tokens: bytes) -> bool:
-    tree = store.find_tree(domain, namespace)
+def _cut_prefix(store: BlockStore, domain: DomainId, namespace: Namespace, tokens: bytes) -> int:
+    """In how many trees."""
+    names = [name for owner, name in store.trees if owner == domain and covers(namespace, name)]
+    trees = [tree for name in names if (tree := store.find_tree(domain, name)) is not None]
+    return sum(_cut_prefix_of(store, tree, tokens) for tree in trees)
+
+
+def _cut_prefix_of(store: BlockStore, tree: Tree, tokens: bytes) -> bool:
     num_blocks = len(tokens) // store.block_bytes
-    if tree is None or not num_blocks:
+    if not num_blocks:
         return False
     position = walk(tree, tokens, store.block_bytes, num_blocks * store.block_bytes)
     if position.num_blocks < num_blocks:

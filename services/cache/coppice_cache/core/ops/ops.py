@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from coppice.ids import LEASE_ID_BYTES, LeaseId
 from coppice.messages.index import (
     Abandon,
@@ -63,7 +65,8 @@ def _dispatch(state: State, session: Session, op: Op, now_ns: int) -> Answer:
     if op.lease_id in session.claims:
         return _claimed(state, session, op)
     if isinstance(op, Acquire):
-        return acquire(state, session, op, now_ns)
+        namespace = state.with_keyed_salt(op.domain, op.namespace)
+        return acquire(state, session, op if namespace == op.namespace else replace(op, namespace=namespace), now_ns)
     lease = session.leases.get(op.lease_id)
     if isinstance(op, Release | Abandon):
         session.stop_waiting(op.lease_id)

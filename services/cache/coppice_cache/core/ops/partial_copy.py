@@ -6,7 +6,7 @@ completed, or never will.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES

@@ -28,15 +28,16 @@ def publish(state: State, worker: Worker, lease: Lease, op: Publish, now_ns: int
     if lease.tree is None or lease.held or not worker.is_findable(lease):
         worker.flights.end(lease)
         return NotPublished(op.lease_id, NotPublishedReason.TREE_GONE)
-    count = _check(state, worker, lease, op)
-    end = op.first_block + count
-    known = max(0, min(lease.num_settled, end) - op.first_block)
+    end = op.first_block + _check(state, worker, lease, op)
+    named_end = op.first_block + op.num_named_blocks
+    known = max(0, min(lease.num_settled, end) - named_end)  # of the blocks whose tokens it says
     if known:
-        _check_same(lease, op.first_block, op.tokens[: known * worker.block_bytes], worker.block_bytes)
+        _check_same(lease, named_end, op.tokens[: known * worker.block_bytes], worker.block_bytes)
     if end > lease.num_settled:
+        tokens = worker.flights.tokens(lease, named_end) + op.tokens[known * worker.block_bytes :]
         if lease.num_settled < lease.num_claimed:
-            _check_sealed(state, worker, lease, op.tokens[known * worker.block_bytes :])
-        _advance(state, worker, lease, op.tokens[known * worker.block_bytes :], now_ns)
+            _check_sealed(state, worker, lease, tokens)
+        _advance(state, worker, lease, tokens, now_ns)
         extend_pins(state, worker, lease.tree)
     return _answer(worker, lease, op, end)
 
@@ -61,17 +62,21 @@ def _answer(worker: Worker, lease: Lease, op: Publish, end: int) -> Published:
 
 def _check(state: State, worker: Worker, lease: Lease, op: Publish) -> int:
     """Number of blocks in the op. Raises OpRefused."""
-    if len(op.tokens) % worker.block_bytes or not op.tokens:
+    count = op.num_named_blocks + len(op.tokens) // worker.block_bytes
+    if len(op.tokens) % worker.block_bytes or not count:
         raise OpRefused(
-            f"tokens have {len(op.tokens)} bytes; they must be whole blocks of {worker.block_bytes}, and at least one"
+            f"tokens have {len(op.tokens)} bytes; they must be whole blocks of {worker.block_bytes}, and at least one "
+            "where none is published by its number"
         )
     if len(op.tokens) // TOKEN_BYTES > state.settings.tokens_max:
         raise OpRefused(f"{len(op.tokens) // TOKEN_BYTES} tokens; at most {state.settings.tokens_max}")
     if not 0 <= op.first_block <= lease.num_settled:
         raise OpRefused(f"first_block {op.first_block} leaves a gap: {lease.num_settled} blocks are published so far")
-    count = len(op.tokens) // worker.block_bytes
     if op.first_block + count > lease.num_blocks:
         raise OpRefused(f"blocks up to {op.first_block + count} were published; the lease has {lease.num_blocks}")
+    named_end, num_kept = op.first_block + op.num_named_blocks, worker.flights.num_blocks(lease)
+    if named_end > max(lease.num_settled, num_kept):
+        raise OpRefused(f"blocks up to {named_end} are to have tokens of the acquire; {num_kept} blocks of it are kept")
     return count
 
 

@@ -89,7 +89,7 @@ def wait_for(state: State, session: Session, op: Acquire, placement: Placement, 
 
 def _find_coming(state: State, op: Acquire, worker: Worker, position: MatchPosition) -> Coming | None:
     """A flight that is worth waiting for."""
-    coming = worker.flights.coming(position, op.tokens[: matchable_bytes(op.tokens, worker.block_bytes)])
+    coming = worker.flights.coming(position, op.tokens, matchable_bytes(op.tokens, worker.block_bytes))
     if (
         coming is None
         or (coming.num_blocks - position.num_blocks) * worker.block_size < state.settings.flight_tokens_min
@@ -106,4 +106,4 @@ def _promoted(state: State, op: Acquire, placement: Placement) -> Coming | None:
         state, worker, placement.tree, placement.position, placement.account, op.tokens, placement.num_host_blocks
     ):
         return None
-    return worker.flights.coming(walk(placement.tree, op.tokens, worker.block_bytes, stop), op.tokens[:stop])
+    return worker.flights.coming(walk(placement.tree, op.tokens, worker.block_bytes, stop), op.tokens, stop)

@@ -30,6 +30,7 @@ from coppice.handles import (
     COUNTER_MAX,
     HANDLE_BYTES,
     UInt64,
+    epoch_in_era,
     epoch_of,
     make_generation,
 )
@@ -61,11 +62,11 @@ _COUNTER_MAX = np.uint64(COUNTER_MAX)
 
 
 def is_of_epoch(generation: int, epoch: CacheEpoch) -> bool:
-    return epoch_of(Generation(generation)) == epoch
+    return epoch_of(Generation(generation)) == epoch_in_era(epoch)
 
 
 def are_of_epoch(generations: UInt64, epoch: CacheEpoch) -> Bool:
-    current: Bool = (generations >> _COUNTER_BITS) == epoch
+    current: Bool = (generations >> _COUNTER_BITS) == epoch_in_era(epoch)
     return current
 
 
@@ -113,7 +114,7 @@ class Ledger:
         self.counts = [num_blocks, 0, 0, 0]
         self.free = FreeRing(np.arange(num_blocks), num_blocks)
         self.checked: UInt64 | None = None  # generations at the last check (I4)
-        self._any_wipes = any_wipes
+        self.any_wipes = any_wipes  # may become true later; never false again
         self._num_foreign = num_blocks  # blocks that were not granted in this epoch
 
     @property
@@ -183,7 +184,7 @@ class Ledger:
             self.generation[block] = generation
             self.set_seal(block, NO_SEAL)
         # Whether the claimant has zeroed it, of whatever was there before, is not known here.
-        self._zeroing[block] = self._any_wipes
+        self._zeroing[block] = self.any_wipes
         self.owners.index[block] = self.owners.index_of(account)
         account.draining += 1
         self._move(block, _LEASED)
@@ -227,7 +228,7 @@ class Ledger:
         self._whole_seals[blocks] = _NO_SEAL
         handles <<= _BLOCK_BITS
         handles |= blocks.view(np.uint64)
-        zero = self._zero_first(blocks, handles, account) if self._any_wipes else b""
+        zero = self._zero_first(blocks, handles, account) if self.any_wipes else b""
         self.owners.indices[blocks] = self.owners.index_of(account)
         self._move_all(blocks, account, _FREE, _LEASED)
         return Granted(handles.tobytes(), zero)
@@ -285,7 +286,7 @@ class Ledger:
             assert is_of_epoch(after, self.cache_epoch), _EPOCH_TOO_LOW
             self.seals[block * SEAL_BYTES : (block + 1) * SEAL_BYTES] = NO_SEAL
             handle = (after << BLOCK_BITS | block).to_bytes(HANDLE_BYTES, "little")
-            if self._any_wipes and (self._zeroing[block] or self._must_zero(self.owners.use_of(block), account)):
+            if self.any_wipes and (self._zeroing[block] or self._must_zero(self.owners.use_of(block), account)):
                 self._zeroing[block] = True
                 zero.append(handle)
             self.owners.index[block] = owner
@@ -350,7 +351,7 @@ class Ledger:
         if before is self.owners.nobody:
             return False
         if before is self.owners.unknown:
-            return self._any_wipes
+            return self.any_wipes
         return before.config.domain != after.config.domain and (before.config.wipes or after.config.wipes)
 
     # the only places that change a state; they keep the totals and the accounts

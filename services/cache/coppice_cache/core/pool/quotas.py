@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -60,10 +60,7 @@ class Account:
     def __init__(
         self, config: DomainConfig, num_blocks: int, make_policy: Callable[[], EvictionPolicy] = AdaptivePolicy
     ) -> None:
-        self.config = config
-        self.is_strict = config.mode is Mode.STRICT
-        self.guarantee = config.guarantee_of(num_blocks)
-        self.maximum = config.maximum_of(num_blocks)
+        self.configure(config, num_blocks)
         self.leased = 0
         self.cached = 0
         self.draining = 0
@@ -72,7 +69,7 @@ class Account:
         self.lendable = 0
         self.reserve = 0
         self.queued_over = 0
-        self.reattached_peak = 0  # held after a re-attachment; may exceed a maximum that was lowered meanwhile
+        self.reattached_peak = 0  # held when it was re-attached or its maximum was lowered; may exceed the maximum
         self.hit_tokens = 0
         self.query_tokens = 0
         self.evicted_blocks = 0
@@ -81,6 +78,12 @@ class Account:
         self.owner_index = 0  # where the ledger keeps this account
         self.eviction = make_policy()
         self.deferred_free: list[Node] = []  # invalidated nodes that were not taken apart yet; the last one is next
+
+    def configure(self, config: DomainConfig, num_blocks: int) -> None:
+        self.config = config
+        self.is_strict = config.mode is Mode.STRICT
+        self.guarantee = config.guarantee_of(num_blocks)
+        self.maximum = config.maximum_of(num_blocks)
 
     @property
     def held(self) -> int:
@@ -140,11 +143,31 @@ class Quotas:
         self.lendable = 0
         self.reserve = 0
         self.num_settled = 0  # changes so far, for those who want to know whether there were any
-        self._strict = [account for account in self.accounts.values() if account.is_strict]
-        self.strict_share = sum(account.guarantee for account in self._strict)
+        self._find_strict()
         self._heap: list[tuple[int, int, Account]] = []
         self._order = 0
         self._compact_at = _SLACK
+        for account in self.accounts.values():
+            self.refresh(account)
+
+    def _find_strict(self) -> None:
+        self._strict = [account for account in self.accounts.values() if account.is_strict]
+        self.strict_share = sum(account.guarantee for account in self._strict)
+
+    def reconfigure(self, configs: tuple[DomainConfig, ...], removed: set[DomainId]) -> None:
+        """These domains are listed from now on. One that was removed keeps what it holds, and has no right to it."""
+        listed = {config.domain: config for config in configs}
+        for domain, account in list(self.accounts.items()):
+            before = account.config
+            config = DomainConfig(domain, Mode.DISABLED) if domain in removed else listed.pop(domain, before)
+            account.configure(replace(config, zero_on_change=config.zero_on_change or before.wipes), self.num_blocks)
+            if account.held > account.maximum:
+                account.reattached_peak = max(account.reattached_peak, account.held)
+            self.reserve -= account.reserve
+            account.reserve = 0
+        for config in listed.values():
+            self.accounts[config.domain] = Account(config, self.num_blocks, self._make_policy)
+        self._find_strict()
         for account in self.accounts.values():
             self.refresh(account)
 

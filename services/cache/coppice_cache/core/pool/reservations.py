@@ -46,6 +46,12 @@ class Reservations:
         self.requests: dict[Account, deque[ReclaimRequest]] = {}
         self.quiet_until_ns = 0  # nobody had more to give back: not looked for again before
 
+    def reset(self) -> None:
+        """Shares changed: whoever needs something asks again."""
+        self.waiting.clear()
+        self.requests.clear()
+        self.quiet_until_ns = 0
+
     # needs
 
     def note(self, key: ReservationKey, account: Account, num_blocks: int, now_ns: int) -> bool:

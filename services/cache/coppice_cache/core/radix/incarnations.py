@@ -2,7 +2,8 @@
 
     stamp(domain, namespace) = how often all, this domain, this namespace, or this very pair was invalidated
 
-All four counts only grow, so equal sums mean that nothing was invalidated in between.
+What is said of a namespace holds for all its salts, so a salted one has the counts of both. All counts only grow, so
+equal sums mean that nothing was invalidated in between.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from coppice.ids import DomainId, Namespace
+from coppice.namespaces import without_salt
 
 
 class Incarnations:
@@ -25,7 +27,12 @@ class Incarnations:
     def stamp(self, domain: DomainId, namespace: Namespace) -> int:
         if not self.version:
             return 0
-        return self._all + self._domains[domain] + self._namespaces[namespace] + self._pairs[domain, namespace]
+        whole = without_salt(namespace)
+        stamp = self._all + self._domains[domain] + self._counted(domain, namespace)
+        return stamp if whole == namespace else stamp + self._counted(domain, whole)
+
+    def _counted(self, domain: DomainId, namespace: Namespace) -> int:
+        return self._namespaces[namespace] + self._pairs[domain, namespace]
 
     def invalidate(self, domain: DomainId | None, namespace: Namespace | None) -> None:
         """None stands for every domain, or every namespace."""

@@ -24,7 +24,7 @@ def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans:
         epoch = claimed if kept else state.mint_scheduler_epoch()
         session = state.sessions[epoch] = Session(epoch, now_ns, reattached=not kept, plans=plans)
     session.last_heard_ns = max(session.last_heard_ns, now_ns)
-    state.tell_client(session.epoch, state.workers_message())
+    state.tell_client(session.epoch, state.workers_for(session))
     return session.epoch
 
 
@@ -32,6 +32,8 @@ def may_reattach(state: State, epoch: SchedulerEpoch, now_ns: int) -> bool:
     """An epoch of before our restart, while no fence has gone out against those who are late."""
     if not state.is_old(epoch) or state.reattach_closed or epoch in state.dead_epochs:
         return False
+    if len(state.dead_epochs) + len(state.sessions) >= 2 * state.settings.sessions_max:
+        return False  # each of them may have to be remembered
     waiting = any(worker.phase is Phase.WINDOW for worker in state.workers.values())
     return waiting or now_ns < state.reattach_deadline_ns
 

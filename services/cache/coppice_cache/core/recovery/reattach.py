@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coppice.handles import HANDLE_BYTES, block_of, epoch_of, generation_of
+from coppice.handles import HANDLE_BYTES, block_of, epoch_in_era, epoch_of, generation_of
 from coppice.ids import LEASE_ID_BYTES, LeaseId, SchedulerEpoch, WorkerId
 from coppice.messages.index import DEAD_EPOCHS_MAX, DeadWorker, Grant, LeaseClaim, Reattach, Reattached
 from coppice.messages.registration import Fence, FenceAck
@@ -45,7 +45,7 @@ def reattach(state: State, session: Session, message: Reattach, now_ns: int) -> 
         by_worker.setdefault(claim.worker_id, []).append(claim)
     for worker_id, claims in by_worker.items():
         worker = state.workers.get(worker_id)
-        awaited = state.is_old(session.epoch) and worker_id not in state.last_epochs
+        awaited = state.is_old(session.epoch) and worker_id not in state.known_workers
         if worker is None and awaited and now_ns < give_up_ns(state):
             for claim in claims:
                 _hold(state, session, claim)
@@ -175,7 +175,8 @@ def _fits_worker(state: State, worker: Worker, account: Account, claim: LeaseCla
             return False
     for handle in unpack_handles(claim.owned):
         block, generation = block_of(handle), generation_of(handle)
-        if not generation or epoch_of(generation) >= state.cache_epoch or generation < ledger.generation[block]:
+        is_old = 0 < epoch_of(generation) < epoch_in_era(state.cache_epoch)
+        if not is_old or generation < ledger.generation[block]:
             return False
         if generation > ledger.generation[block]:
             continue
@@ -225,7 +226,7 @@ def _adopt(state: State, session: Session, worker: Worker, account: Account, cla
         lease_id=claim.lease_id,
         epoch=session.epoch,
         account=account,
-        namespace=claim.namespace,
+        namespace=state.with_keyed_salt(claim.domain, claim.namespace),
         node=Node(None, b"", b"", now_ns),
         table=bytearray(claim.shared + claim.owned),
         num_shared=num_shared,

@@ -1,18 +1,19 @@
 """What a worker's Register means, and what its FenceAck ends.
 
-worker_epoch 0                       a new pool: a new epoch, open at once
+worker_epoch 0, or no voucher        a new pool: a new epoch, open at once
 the epoch that is live here          a reconnect: kept when every difference can be explained
 unknown here, of an earlier epoch    we restarted: closed ledger, window (rule 3)
 anything else                        that epoch is dead, here or as some session was told: a new one
+
+Only what a voucher proves is believed, so the epochs that a worker names are epochs that we gave out.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
-from coppice.handles import CACHE_EPOCH_MAX, COUNTER_BITS
+from coppice.handles import COUNTER_BITS, epoch_in_era, era_of
 from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import DeadWorker
 from coppice.messages.registration import Direction, Draining, FenceAck, Register, Registered
@@ -36,10 +37,9 @@ from coppice_cache.core.state.workers import HostTier, Phase, Window, Worker
 def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) -> None:
     """Raises MessageRefused for a message that contradicts itself or a limit."""
     _check(state, worker_id, message)
-    highest = _highest_foreign_epoch(state, message)
-    if highest >= state.cache_epoch:
-        if highest >= CACHE_EPOCH_MAX:
-            raise MessageRefused(f"cache epoch {highest} is the last one; the worker must start with a new pool")
+    message, is_ours = believed(state, message)
+    highest = message.highest_cache_epoch
+    if highest >= state.cache_epoch and not is_ours:
         if highest >= state.reincarnate_above:
             state.reincarnate_above = CacheEpoch(highest + 1)
             state.effects.append(Reincarnate(state.reincarnate_above))
@@ -52,17 +52,65 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
         end_worker(state, worker_id)
     elif len(state.workers) >= state.settings.workers_max:
         raise MessageRefused(f"{len(state.workers)} workers are registered, the maximum")
-    survived = message.worker_epoch != 0 and worker_id not in state.last_epochs and not _is_buried(state, message)
+    survived = not is_ours and _survived(state, message)
     epoch = message.worker_epoch if survived else state.mint_worker_epoch()
-    worker = _new_worker(state, message, epoch, now_ns, survived=survived)
+    reported = message if survived else _as_new(message)  # of another epoch it begins again, whatever it was
+    worker = _new_worker(state, reported, epoch, now_ns, survived=survived)
     state.workers[worker_id] = worker
-    state.last_epochs[worker_id] = epoch
+    state.remember_worker(worker_id)
     state.workers_changed = True
-    state.tell_worker(worker_id, Registered(epoch, state.cache_epoch))
+    _tell_registered(state, worker)
     if worker.is_open:
         state.drop_replay(worker_id)
     judge_held_claims(state, worker, now_ns)
     close_windows(state, now_ns)
+
+
+def believed(state: State, message: Register) -> tuple[Register, bool]:
+    """What a voucher proves, and whether it is this incarnation's; without one the pool counts as new.
+
+    A worker opens what was granted after it has heard of the registration, so no generation of it is of a later epoch
+    than the one that registered it last.
+    """
+    if not message.worker_epoch:
+        return _as_new(message), False
+    epochs = message.worker_epoch, message.highest_cache_epoch
+    incarnation = state.vouchers.registered_by(message.voucher, message.worker_id, *epochs)
+    arrays = (message.generations, message.host_generations)
+    newest = max((int(np.frombuffer(array, "<u8").max()) >> COUNTER_BITS for array in arrays if array), default=0)
+    if incarnation is None or newest > epoch_in_era(message.highest_cache_epoch):
+        state.unproved_registrations += 1
+        return _as_new(message), False
+    is_ours = incarnation == state.incarnation and message.highest_cache_epoch == state.cache_epoch
+    return message, is_ours
+
+
+def _as_new(message: Register) -> Register:
+    """The same of a pool that was never used."""
+    return replace(
+        message,
+        worker_epoch=WorkerEpoch(0),
+        highest_cache_epoch=CacheEpoch(0),
+        generations=bytes(len(message.generations)),
+        seals=bytes(len(message.seals)),
+        host_generations=bytes(len(message.host_generations)),
+        host_seals=bytes(len(message.host_seals)),
+        scheduler_epochs=(),
+    )
+
+
+def _survived(state: State, message: Register) -> bool:
+    """Whether a pool of before goes on: one that nobody was told is over, and whose generations are below ours."""
+    same_era = era_of(minted_by(message.worker_epoch)) == era_of(state.cache_epoch)
+    known = not state.may_survive(message.worker_id) or _is_buried(state, message)
+    return message.worker_epoch != 0 and same_era and not known
+
+
+def _tell_registered(state: State, worker: Worker) -> None:
+    vouchers, named = state.vouchers, (worker.worker_id, worker.epoch)
+    voucher = vouchers.of_registration(state.incarnation, *named, state.cache_epoch)
+    message = Registered(worker.epoch, state.cache_epoch, voucher, vouchers.scheduler_key(*named))
+    state.tell_worker(worker.worker_id, message)
 
 
 def _is_buried(state: State, message: Register) -> bool:
@@ -127,7 +175,7 @@ def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier 
     ledger = Ledger(message.num_host_blocks, state.cache_epoch, any_wipes=False)
     if message.host_generations:
         ledger.load(message.host_generations, message.host_seals)
-    configs = tuple(replace(config, guarantee_blocks=0, maximum_blocks=0) for config in state.domains.listed)
+    configs = tuple(config.by_shares() for config in state.domains.listed)
     quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction])
     changes = Changes(message.worker_id, epoch, state.events, Tier.HOST)
     return HostTier(BlockStore(message.block_size, ledger, quotas, state.incarnations, changes))
@@ -139,7 +187,7 @@ def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> 
     if (worker.address, worker.draining) != (message.address, message.draining):
         worker.address, worker.draining = message.address, message.draining
         state.workers_changed = True
-    state.tell_worker(worker.worker_id, Registered(worker.epoch, state.cache_epoch))
+    _tell_registered(state, worker)
     for pending in worker.fences.values():
         state.tell_worker(worker.worker_id, pending.message)
     for job in worker.host.jobs.values() if worker.host is not None else ():
@@ -183,17 +231,6 @@ def _is_explained(worker: Worker, message: Register) -> bool:
     return not bool(differs.any())
 
 
-def _highest_foreign_epoch(state: State, message: Register) -> CacheEpoch:
-    """Highest cache epoch that some other incarnation than this one used; 0 when there is no trace of one."""
-    generations = np.frombuffer(message.generations, dtype="<u8")
-    newest = int(generations.max()) >> COUNTER_BITS
-    if message.host_generations:
-        newest = max(newest, int(np.frombuffer(message.host_generations, dtype="<u8").max()) >> COUNTER_BITS)
-    highest = CacheEpoch(max(message.highest_cache_epoch, minted_by(message.worker_epoch), newest))
-    ours = highest == state.cache_epoch and message.worker_id in state.last_epochs
-    return CacheEpoch(0) if ours else highest
-
-
 def _check(state: State, worker_id: WorkerId, message: Register) -> None:
     settings = state.settings
     if message.worker_id != worker_id or not worker_id:
@@ -233,8 +270,8 @@ def _check_arrays(num_blocks: int, generations: bytes, seals: bytes) -> None:
 def _check_epochs(state: State, generations: bytes) -> None:
     """We have granted nothing there, so a generation of our epoch or a later one is another incarnation's (rule 9).
 
-    The connection ends; the worker registers again, and that is where a new incarnation is called for.
+    The connection ends; the worker registers again, and it is judged there what its voucher proves.
     """
     newest = int(np.frombuffer(generations, dtype="<u8").max()) >> COUNTER_BITS
-    if newest >= state.cache_epoch:
+    if newest >= epoch_in_era(state.cache_epoch):
         raise MessageRefused(f"a generation is of cache epoch {newest}; this is {state.cache_epoch}: register again")

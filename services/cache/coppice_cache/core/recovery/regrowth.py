@@ -159,7 +159,7 @@ def _uses(state: State, worker: Worker, forest: Forest) -> list[Account | None]:
     accounts: list[Account | None] = []
     for tree in forest.trees:
         account = None
-        known = (tree.domain, tree.namespace) not in state.replay.distrusted and worker.is_current(tree)
+        known = not state.replay.is_distrusted(tree) and worker.is_current(tree)
         if forest.block_bytes == worker.block_bytes and known:
             try:
                 account = worker.use_of(state.domains.config(tree.domain), state.settings.domains_per_worker_max)

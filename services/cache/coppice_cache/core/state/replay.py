@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from coppice.handles import BLOCKS_MAX, HANDLE_BYTES, UInt64
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
+from coppice.namespaces import without_salt
 from coppice.seals import SEAL_BYTES, chain_seals, root_seal
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.core.pool.free_ring import Blocks, unpack_handles
@@ -119,6 +120,10 @@ class ReplayBook:
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
         return tuple(self._forests)
+
+    def is_distrusted(self, tree: Tree) -> bool:
+        names = (tree.namespace, without_salt(tree.namespace))
+        return any((tree.domain, name) in self.distrusted for name in names)
 
     def load(self, key: bytes, worker_id: WorkerId, events: Iterable[IndexEvent]) -> None:
         forests = grow(key, events, self.counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerId
+from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import DeadWorker, LeaseDigest, lease_hash
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.state.workers import Worker
@@ -29,6 +29,7 @@ class Session:
         "leases",
         "plans",
         "reattached",
+        "vouchers",
         "waiting",
         "workers",
     )
@@ -44,6 +45,7 @@ class Session:
         self.claims: dict[LeaseId, WorkerId] = {}
         self.draining: set[LeaseId] = set()  # abandoned or dropped; their ids are not granted again before the fence
         self.waiting: dict[LeaseId, Worker] = {}  # answered with Pending: where the flight is
+        self.vouchers: dict[tuple[WorkerId, WorkerEpoch], bytes] = {}  # for it, at each worker that it was listed
         self.digest = 0
 
     @property

@@ -49,7 +49,7 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One leader. `tokens` are the whole blocks of its prompt, from the root.
+    """One leader. `tokens` are its prompt, as its acquire named it, with `num_blocks` whole blocks to publish.
 
     `delivers` is asked before anybody waits: what was invalidated meanwhile, here or where a copy reads it, will not be
     found.
@@ -57,6 +57,7 @@ class Flight:
 
     lease: Lease
     tokens: bytes
+    num_blocks: int
     key: FlightKey
     delivers: Callable[[], bool]
     waiters: dict[WaiterKey, Waiter] = field(default_factory=dict)
@@ -92,11 +93,10 @@ class Flights:
 
     def start(self, lease: Lease, tokens: bytes, delivers: Callable[[], bool]) -> None:
         """The lease was granted and will publish the whole blocks of `tokens` that follow its match."""
-        whole = tokens[: len(tokens) // self._block_bytes * self._block_bytes]
-        key = self._key(lease, whole)
+        key = self._key(lease, tokens)
         if key is None:
             return
-        flight = Flight(lease, whole, key, delivers)
+        flight = Flight(lease, tokens, len(tokens) // self._block_bytes, key, delivers)
         self._by_lease[lease.number] = flight
         self._by_key.setdefault(key, []).append(flight)
         for waiter in self._strays.pop(key, {}).values():
@@ -107,8 +107,21 @@ class Flights:
         flight = self._by_lease.get(lease.number)
         if flight is None:
             return False
-        start = lease.num_settled * self._block_bytes
-        return not tokens.startswith(flight.tokens[start : start + len(tokens)])
+        start, end = lease.num_settled * self._block_bytes, flight.num_blocks * self._block_bytes
+        if start + len(tokens) <= end:
+            return not flight.tokens.startswith(tokens, start)
+        return not tokens.startswith(flight.tokens[start:end])
+
+    def num_blocks(self, lease: Lease) -> int:
+        """Whole blocks of its prompt, where not all of them are settled; else 0."""
+        flight = self._by_lease.get(lease.number)
+        return 0 if flight is None else flight.num_blocks
+
+    def tokens(self, lease: Lease, end: int) -> bytes:
+        """Of the blocks of its prompt from those that it has settled up to `end`, of which there are `num_blocks`."""
+        if end <= lease.num_settled:
+            return b""
+        return self._by_lease[lease.number].tokens[lease.num_settled * self._block_bytes : end * self._block_bytes]
 
     def advance(self, lease: Lease) -> None:
         """The leader published: its pin has moved."""
@@ -143,16 +156,16 @@ class Flights:
 
     # ---- those who wait
 
-    def coming(self, position: MatchPosition, tokens: bytes) -> Coming | None:
-        """The flight that goes furthest along `tokens` (whole blocks, from the root) beyond the end of a match."""
-        if position.blocks_into != position.node.num_blocks:
-            return None
+    def coming(self, position: MatchPosition, tokens: bytes, stop: int) -> Coming | None:
+        """The flight that goes furthest along `tokens[:stop]` (whole blocks, from the root) beyond a match's end."""
         start = position.num_blocks * self._block_bytes
+        if position.blocks_into != position.node.num_blocks or start >= stop:
+            return None
         best: Coming | None = None
         for flight in self._by_key.get((_place(position.node), tokens[start : start + self._block_bytes]), ()):
             if flight.lease.node is not position.node or not flight.delivers():
                 continue  # in a tree of that name which was invalidated, or a copy of what was
-            further = common_run(tokens, start, len(tokens), flight.tokens[start:], self._block_bytes, least=1)
+            further = common_run(tokens, start, stop, flight.tokens[start:], self._block_bytes, least=1)
             shared = position.num_blocks + further
             if best is None or shared > best.num_blocks:
                 best = Coming(flight, shared)
@@ -208,7 +221,7 @@ class Flights:
         """None when nothing of the prompt is left to publish."""
         start = lease.num_settled * self._block_bytes
         block = tokens[start : start + self._block_bytes]
-        return (_place(lease.node), block) if block else None
+        return (_place(lease.node), block) if len(block) == self._block_bytes else None
 
     def _unlist(self, flight: Flight) -> None:
         flights = self._by_key[flight.key]
@@ -218,7 +231,7 @@ class Flights:
 
     def _attach(self, waiter: Waiter, flight: Flight) -> None:
         waiter.flight = flight
-        waiter.num_blocks = min(waiter.num_blocks, len(flight.tokens) // self._block_bytes)
+        waiter.num_blocks = min(waiter.num_blocks, flight.num_blocks)
         flight.waiters[waiter.name] = waiter
 
     def _detach(self, waiter: Waiter) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import LeaseClaim, ToClient, Wake, Workers
 from coppice.messages.registration import CopyOrder, CopyOrders, Fence, ToWorker
+from coppice.namespaces import with_keyed_salt
+from coppice.session.vouchers import Vouchers
 from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, Domains
@@ -65,7 +69,10 @@ class State:
         self.started_ns = now_ns
         self.sessions: dict[SchedulerEpoch, Session] = {}
         self.workers: dict[WorkerId, Worker] = {}
-        self.last_epochs: dict[WorkerId, WorkerEpoch] = {}  # latest epoch that each worker id had here, dead or not
+        self.vouchers = Vouchers(settings.seal_key)
+        self.incarnation = first_epoch  # named by the vouchers of workers that are registered here
+        self.known_workers: set[WorkerId] = set()  # registered here, live or dead; see `remember_worker`
+        self.unproved_registrations = 0  # that claimed epochs for which nobody vouches
         self.held_claims: dict[WorkerId, dict[tuple[SchedulerEpoch, LeaseId], LeaseClaim]] = {}  # worker not here yet
         self.refused_ids: dict[WorkerId, set[LeaseId]] = {}  # claims given up before their worker registered
         self.effects: list[Effect] = []
@@ -117,6 +124,22 @@ class State:
         """Minted by an earlier cache epoch."""
         return minted_by(epoch) < self.cache_epoch
 
+    def remember_worker(self, worker_id: WorkerId) -> None:
+        """No pool of before comes back under this id: sessions have heard of another one, or that it is over.
+
+        When the book is full nobody's does, so nothing need be taken out of it.
+        """
+        if len(self.known_workers) < self.settings.known_workers_max:
+            self.known_workers.add(worker_id)
+
+    def may_survive(self, worker_id: WorkerId) -> bool:
+        """Whether sessions have heard nothing of this worker here."""
+        return worker_id not in self.known_workers and len(self.known_workers) < self.settings.known_workers_max
+
+    def with_keyed_salt(self, domain: DomainId, namespace: Namespace) -> Namespace:
+        """What a client names, as trees and leases have it here."""
+        return with_keyed_salt(self.settings.seal_key, domain, namespace)
+
     @property
     def reincarnating(self) -> bool:
         """A higher cache epoch was used for grants somewhere: nothing is granted any more (rule 9)."""
@@ -135,7 +158,24 @@ class State:
         self.effects.append(ToWorkerEffect(worker_id, message))
 
     def workers_message(self) -> Workers:
+        """As anybody may hear it: nobody is vouched for."""
         return Workers(self.cache_epoch, tuple(worker.info for worker in self.workers.values()))
+
+    def workers_for(self, session: Session) -> Workers:
+        """With a voucher for each worker, if the session is a scheduler's.
+
+        A session keeps its vouchers, else each change of one worker would have all signed anew for all sessions; those
+        of workers that are not listed any more are forgotten.
+        """
+        message = self.workers_message()
+        if not session.plans:
+            return message
+        kept, session.vouchers = session.vouchers, {}
+        for info in message.workers:
+            at = info.worker_id, info.worker_epoch
+            session.vouchers[at] = kept.get(at) or self.vouchers.of_scheduler(*at, session.epoch)
+        vouched = zip(message.workers, session.vouchers.values(), strict=True)
+        return Workers(self.cache_epoch, tuple(replace(info, voucher=voucher) for info, voucher in vouched))
 
     def order_copy(self, worker: Worker, order: CopyOrder) -> None:
         """Orders of one call go out in one message."""
@@ -166,9 +206,8 @@ class State:
                 self.tell_worker(worker.worker_id, CopyOrders(worker.epoch, tuple(orders)))
         if self.workers_changed:
             self.workers_changed = False
-            message = self.workers_message()
-            for epoch in self.sessions:
-                self.tell_client(epoch, message)
+            for epoch, session in self.sessions.items():
+                self.tell_client(epoch, self.workers_for(session))
 
     def _wake(self) -> None:
         """Tell those whose wait is over, one message per session."""

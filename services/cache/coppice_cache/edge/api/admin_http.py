@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -12,14 +12,20 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coppice import __version__
 from coppice.addresses import Address
+from coppice.audit_log import Act, AuditLog
 from coppice.errors import UnavailableError
+from coppice.tenants.watch import TenantsWatch
+from coppice.tls.credentials import Credentials
 from coppice_cache.edge.api.body_limit import BodyLimit
+from coppice_cache.edge.api.guard import PEER, Guard
+from coppice_cache.edge.api.http_protocol import AdminProtocol
 from coppice_cache.edge.api.inspection import Inspection
-from coppice_cache.edge.api.inspection_http import add_inspection
+from coppice_cache.edge.api.inspection_http import ACT, add_inspection
 from coppice_cache.edge.api.page import render
 from coppice_cache.edge.service.service import IndexService
 
@@ -27,26 +33,37 @@ from coppice_cache.edge.service.service import IndexService
 class Readiness:
     """Whether to send us work, and what is not as it should be."""
 
-    def __init__(self, reasons: Callable[[], list[str]]) -> None:
+    def __init__(self, reasons: Callable[[], list[str]], tenants: TenantsWatch | None = None) -> None:
         self._reasons = reasons
+        self._tenants = tenants
         self.is_serving = False
+
+    def versions(self) -> dict[str, str]:
+        """Of the tenants file that counts, where there is one."""
+        return {"tenants_version": self._tenants.directory.version} if self._tenants is not None else {}
 
     def degraded(self) -> list[str]:
         return self._reasons()
 
 
-LOOPBACK_NAMES = ("127.0.0.1", "localhost")
-
-
-def build_app(service: IndexService, registry: CollectorRegistry, readiness: Readiness, *, host: str = "") -> FastAPI:
-    """On loopback no other name is answered to: a page whose name was bent to this address must not read anything."""
+def build_app(
+    service: IndexService,
+    registry: CollectorRegistry,
+    readiness: Readiness,
+    *,
+    names: Iterable[str] = (),
+    audit: AuditLog | None = None,
+    wants_operators: bool = False,
+) -> FastAPI:
+    """`names` are answered to beside addresses and localhost. Without `audit` acts go to the log. `wants_operators`:
+    TLS says who asks."""
     app = FastAPI(
         title="Coppice cache service", version=__version__, openapi_url="/openapi.json", docs_url=None, redoc_url=None
     )
     _add_health(app, service, registry, readiness)
     app.add_middleware(BodyLimit)
-    if host in LOOPBACK_NAMES:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK_NAMES), www_redirect=False)
+    app.add_middleware(Guard, names=names, refuse=error_response, wants_operators=wants_operators)
+    app.add_middleware(Audited, log=audit or AuditLog("cache"))  # around the guard: what it refuses has a line, too
     add_inspection(app, Inspection(service), service.auditor, error_response)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -62,8 +79,8 @@ def _add_health(app: FastAPI, service: IndexService, registry: CollectorRegistry
     def readyz() -> JSONResponse:
         reasons = readiness.degraded()
         if not readiness.is_serving:
-            return JSONResponse({"status": "not serving", "reasons": reasons}, 503)
-        return JSONResponse({"status": "degraded" if reasons else "ready", "reasons": reasons})
+            return JSONResponse({"status": "not serving", "reasons": reasons, **readiness.versions()}, 503)
+        return JSONResponse({"status": "degraded" if reasons else "ready", "reasons": reasons, **readiness.versions()})
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -72,6 +89,48 @@ def _add_health(app: FastAPI, service: IndexService, registry: CollectorRegistry
     @app.get("/", response_class=HTMLResponse)
     def page() -> str:
         return render(service.stats(), readiness.degraded(), service.auditor.last)
+
+
+# ---- the audit log ----
+
+
+class Audited:
+    """Middleware: a line for each request of a route that is no mere question (GET, HEAD), also if it is refused."""
+
+    def __init__(self, app: ASGIApp, log: AuditLog) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        verb = _act_wanted(scope)
+        if verb is None:
+            return await self._app(scope, receive, send)
+        host, port = scope.get("client") or ("", 0)
+        act = scope[ACT] = Act(verb, str(scope.get(PEER) or f"{host}:{port}"), "REST")
+        status = 500  # of what ends without an answer
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        finally:
+            has_found = "holds" in act.facts  # an audit was done, also one that answers 500 for what it found
+            self._log.ended(act, done=status < 400 or has_found, code=str(status))
+
+
+def _act_wanted(scope: Scope) -> str | None:
+    """Name of the route's function, if a request wants more than to read."""
+    if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+        return None
+    for route in scope["app"].routes:
+        match, found = route.matches(scope)
+        if match is Match.FULL:
+            return str(found["endpoint"].__name__)
+    return None
 
 
 # ---- errors ----
@@ -96,11 +155,15 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 # ---- the server ----
 
+CONNECTIONS_MAX = 512  # with one more, all are told 503 until some are gone; none stays long without asking
+
 
 class AdminServer:
-    """Uvicorn in a thread of its own, on a socket that is bound before anything else starts."""
+    """Uvicorn in a thread of its own, on a socket that is bound before anything else starts. With `tls`, it
+    asks for certificates."""
 
-    def __init__(self, host: str, port: int, *, flag: str = "--http-port") -> None:
+    def __init__(self, host: str, port: int, *, flag: str = "--http-port", tls: Credentials | None = None) -> None:
+        self._tls = tls
         family = Address(host, port).family
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: else no TCP_NODELAY
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,8 +179,18 @@ class AdminServer:
         self._thread: threading.Thread | None = None
 
     def start(self, app: FastAPI) -> None:
+        tls = self._tls
         config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            app,
+            http=AdminProtocol,
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            limit_concurrency=CONNECTIONS_MAX,
+            ssl_context_factory=None if tls is None else lambda *_: tls.listening_context(),
         )
         self._server = uvicorn.Server(config)
         self._socket.listen()  # whoever asks before the thread is up waits instead of being refused

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
+from msgspec.structs import replace
 
-from coppice.edge.frame_codec import MalformedFrame
-from coppice.edge.index_codec import match_hints_to_wire, match_queries_from_wire, workers_to_wire
-from coppice.edge.op_codec import (
-    acquire_from_wire,
-    answer_to_wire,
-    extend_from_wire,
-    publish_from_wire,
-    release_from_wire,
-    retain_from_wire,
-)
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, Namespace, SchedulerEpoch, WorkerId
-from coppice.messages.index import Abandon, Acquire, Invalid, Op
+from coppice.messages.index import Abandon, Acquire, Extend, Invalid, MatchQueries, Op, Publish, Release, Retain
 from coppice.telemetry import context_from_metadata, traceparent_of
 from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.edge.api.grpc_messages import UnknownValue, answer_to_wire, record_from_wire, wire_from_record
 from coppice_cache.edge.service.service import IndexService
 from coppice_rpc.v1 import cache_pb2 as pb
 from coppice_rpc.v1 import cache_pb2_grpc
@@ -51,58 +41,58 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
         if len(request.name.encode()) > NAME_BYTES_MAX:
             context.abort(_INVALID, f"name has {len(request.name.encode())} bytes; at most {NAME_BYTES_MAX}")
         try:
-            epoch = self._service.clients.open_unary()
+            name = self._service.clients.open_unary()
         except MessageRefused as refused:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
         return pb.OpenSessionResponse(
-            session_epoch=epoch,
+            session_epoch=name,
             cache_epoch=self._service.cache_epoch,
             ttl_ms=self._service.settings.session_ttl_ms,
         )
 
     def RenewSession(self, request: pb.RenewSessionRequest, context: Any) -> pb.RenewSessionResponse:
         require_deadline(context)
-        return pb.RenewSessionResponse(gone=not self._renew(request.session_epoch))
+        return pb.RenewSessionResponse(gone=self._renew(request.session_epoch) is None)
 
     def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
         """Also succeeds for a session that is gone."""
         require_deadline(context)
-        self._service.clients.close_unary(SchedulerEpoch(request.session_epoch))
+        self._service.clients.close_unary(request.session_epoch)
         return pb.CloseSessionResponse()
 
     # ---- ops ----
 
     def Acquire(self, request: pb.AcquireRequest, context: Any) -> pb.Answer:
         require_deadline(context)
-        op = _parsed(context, acquire_from_wire, request.acquire)
+        op = _parsed(context, Acquire, request.acquire)
         if not op.traceparent and self._service.observer.is_watching:
             op = replace(op, traceparent=traceparent_of(context_from_metadata(context.invocation_metadata())))
         return self._execute(request.session_epoch, op, context)
 
     def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.Answer:
         require_deadline(context)
-        return self._execute(request.session_epoch, extend_from_wire(request.extend), context)
+        return self._execute(request.session_epoch, record_from_wire(Extend, request.extend), context)
 
     def Publish(self, request: pb.PublishRequest, context: Any) -> pb.Answer:
         require_deadline(context)
-        return self._execute(request.session_epoch, publish_from_wire(request.publish), context)
+        return self._execute(request.session_epoch, record_from_wire(Publish, request.publish), context)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.Answer:
         require_deadline(context)
-        op: Op = _parsed(context, release_from_wire, request.release)
+        op: Op = _parsed(context, Release, request.release)
         if request.through_fence:
             op = Abandon(op.lease_id)
         return self._execute(request.session_epoch, op, context)
 
     def Retain(self, request: pb.RetainRequest, context: Any) -> pb.Answer:
         require_deadline(context)
-        return self._execute(request.session_epoch, retain_from_wire(request.retain), context)
+        return self._execute(request.session_epoch, record_from_wire(Retain, request.retain), context)
 
     def _execute(self, session_epoch: int, op: Op, context: Any) -> pb.Answer:
         if len(op.lease_id) != LEASE_ID_BYTES:
             context.abort(_INVALID, f"lease_id has {len(op.lease_id)} bytes; it must have {LEASE_ID_BYTES}")
-        epoch = SchedulerEpoch(session_epoch)
-        if not self._renew(session_epoch):
+        epoch = self._renew(session_epoch)
+        if epoch is None:
             if isinstance(op, Acquire):
                 context.abort(
                     grpc.StatusCode.NOT_FOUND,
@@ -116,14 +106,14 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
             context.abort(_INVALID, answer.message)
         return answer_to_wire(answer)
 
-    def _renew(self, session_epoch: int) -> bool:
-        return self._service.clients.renew_unary(SchedulerEpoch(session_epoch))
+    def _renew(self, session_epoch: int) -> SchedulerEpoch | None:
+        return self._service.clients.renew_unary(session_epoch)
 
     # ---- questions ----
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.Workers:
         require_deadline(context)
-        return workers_to_wire(self._service.list_workers())
+        return wire_from_record(pb.Workers, self._service.list_workers())
 
     def Match(self, request: pb.MatchRequest, context: Any) -> pb.MatchResponse:
         require_deadline(context)
@@ -145,7 +135,8 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
     def MatchBatch(self, request: pb.MatchQueries, context: Any) -> pb.MatchHints:
         require_deadline(context)
         try:
-            return match_hints_to_wire(self._service.match_all(match_queries_from_wire(request)))
+            found = self._service.match_all(record_from_wire(MatchQueries, request))
+            return wire_from_record(pb.MatchHints, found)
         except MessageRefused as refused:
             context.abort(_INVALID, str(refused))
             raise
@@ -177,11 +168,11 @@ class PrefixIndexServicer(cache_pb2_grpc.PrefixIndexServicer):
         )
 
 
-def _parsed(context: Any, from_wire: Callable[[Any], OpT], wire: Any) -> OpT:
+def _parsed(context: Any, kind: type[OpT], wire: Any) -> OpT:
     """An op, or INVALID_ARGUMENT for an enum value that is unknown here."""
     try:
-        return from_wire(wire)
-    except MalformedFrame as error:
+        return record_from_wire(kind, wire)
+    except UnknownValue as error:
         context.abort(_INVALID, str(error))
         raise
 

@@ -1,12 +1,13 @@
 """What operators ask of a service and tell it, whatever they came by: checked here, once for REST and gRPC.
 
-Whoever reaches the cache's ports may ask: they are internal, like those of Redis. The ports have no credentials, so
+Whoever reaches the cache's ports may ask, with TLS whoever has an operator's certificate. A browser may have one, so
 what changes something (invalidate, pin, unpin) must not be reachable from a browser that was led here by a foreign
-page: see `inspection_http`.
+page: see `inspection_http`. What is an act says on its `Act` what it was about, for the audit log.
 """
 
 from __future__ import annotations
 
+from coppice.audit_log import Act
 from coppice.ids import DomainId, Namespace, WorkerId
 from coppice_cache.core.base.results import Explanation, IndexStats, PinView, TreeDump
 from coppice_cache.edge.service.auditor import AuditReport
@@ -54,41 +55,54 @@ class Inspection:
                 worker_id=WorkerId(worker_id) if worker_id else None,
             )
 
-    def explain(self, domain: str, namespace: bytes, tokens: bytes) -> tuple[Explanation, ...]:
+    def explain(self, act: Act, domain: str, namespace: bytes, tokens: bytes) -> tuple[Explanation, ...]:
         """An empty namespace stands for all that the domain has trees in."""
+        act.note(domain=domain, namespace=namespace.hex())
         self._require_domain(domain)
         with self._service.looking() as core:
-            return core.explain(DomainId(domain), Namespace(namespace) if namespace else None, tokens)
+            found = core.explain(DomainId(domain), Namespace(namespace) if namespace else None, tokens)
+        act.note(count=len(found))
+        return found
 
-    def audit(self) -> AuditReport:
+    def audit(self, act: Act) -> AuditReport:
         """Raises AuditRunning, AuditStopped."""
-        return self._service.auditor.run()
+        found = self._service.auditor.run()
+        act.note(holds=found.holds)
+        return found
 
-    def invalidate(self, domain: str, namespace: bytes, tokens: bytes | None) -> int:
+    def invalidate(self, act: Act, domain: str, namespace: bytes, tokens: bytes | None) -> int:
         """How many trees lost something that could be found. Empty names stand for all."""
+        act.note(domain=domain, namespace=namespace.hex(), below_a_prefix=tokens is not None)
         if domain:
             self._require_domain(domain)
         with self._service.entered() as core:
-            return core.invalidate(
+            num_trees = core.invalidate(
                 now_ns=self._service.now_ns(),
                 domain=DomainId(domain) if domain else None,
                 namespace=Namespace(namespace) if namespace else None,
                 tokens=tokens,
             )
+        act.note(count=num_trees)
+        return num_trees
 
-    def pin(self, name: str, domain: str, namespace: bytes, tokens: bytes) -> tuple[int, int]:
+    def pin(self, act: Act, name: str, domain: str, namespace: bytes, tokens: bytes) -> tuple[int, int]:
         """Tokens that are held now on the worker that has most, and how many workers hold some.
 
         The domain need not be in use yet.
         """
+        act.note(name=name, domain=domain, namespace=namespace.hex())
         with self._service.entered() as core:
             num_tokens = core.pin(name, DomainId(domain), Namespace(namespace), tokens, self._service.now_ns())
             num_workers = sum(view.name == name and view.num_tokens > 0 for view in core.pins())
+        act.note(count=num_tokens)
         return num_tokens, num_workers
 
-    def unpin(self, name: str) -> bool:
+    def unpin(self, act: Act, name: str) -> bool:
+        act.note(name=name)
         with self._service.entered() as core:
-            return core.unpin(name, self._service.now_ns())
+            was_pinned = core.unpin(name, self._service.now_ns())
+        act.note(count=int(was_pinned))
+        return was_pinned
 
     def pins(self) -> tuple[PinView, ...]:
         with self._service.looking() as core:

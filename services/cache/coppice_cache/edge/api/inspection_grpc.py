@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coppice.audit_log import Act
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.state.state import NS_PER_MS
 from coppice_cache.edge.api.inspection import DEPTH_DEFAULT, DEPTH_MAX, NODES_DEFAULT, NODES_MAX, Inspection
@@ -38,8 +39,8 @@ def dump_tree(inspection: Inspection, request: pb.DumpTreeRequest) -> pb.DumpTre
     )
 
 
-def explain(inspection: Inspection, request: pb.ExplainRequest) -> pb.ExplainResponse:
-    found = inspection.explain(request.domain, request.namespace, request.tokens)
+def explain(inspection: Inspection, request: pb.ExplainRequest, act: Act) -> pb.ExplainResponse:
+    found = inspection.explain(act, request.domain, request.namespace, request.tokens)
     workers = [
         pb.Explanation(
             worker_id=entry.worker_id,
@@ -57,8 +58,8 @@ def explain(inspection: Inspection, request: pb.ExplainRequest) -> pb.ExplainRes
     return pb.ExplainResponse(cache_epoch=inspection.cache_epoch, workers=workers)
 
 
-def audit(inspection: Inspection) -> pb.AuditResponse:
-    found = inspection.audit()
+def audit(inspection: Inspection, act: Act) -> pb.AuditResponse:
+    found = inspection.audit(act)
     return pb.AuditResponse(
         holds=found.holds,
         invariant=found.invariant,
@@ -71,21 +72,21 @@ def audit(inspection: Inspection) -> pb.AuditResponse:
     )
 
 
-def invalidate(inspection: Inspection, request: pb.InvalidateRequest) -> pb.InvalidateResponse:
+def invalidate(inspection: Inspection, request: pb.InvalidateRequest, act: Act) -> pb.InvalidateResponse:
     """An empty request is refused: forgetting everything is asked for over REST, where it can be said in words."""
     if not request.domain and not request.namespace:
         raise MessageRefused("name a domain, a namespace or both")
     tokens = request.tokens or None
-    return pb.InvalidateResponse(num_trees=inspection.invalidate(request.domain, request.namespace, tokens))
+    return pb.InvalidateResponse(num_trees=inspection.invalidate(act, request.domain, request.namespace, tokens))
 
 
-def pin(inspection: Inspection, request: pb.PinRequest) -> pb.PinResponse:
-    num_tokens, num_workers = inspection.pin(request.name, request.domain, request.namespace, request.tokens)
+def pin(inspection: Inspection, request: pb.PinRequest, act: Act) -> pb.PinResponse:
+    num_tokens, num_workers = inspection.pin(act, request.name, request.domain, request.namespace, request.tokens)
     return pb.PinResponse(num_tokens=num_tokens, num_workers=num_workers)
 
 
-def unpin(inspection: Inspection, request: pb.UnpinRequest) -> pb.UnpinResponse:
-    return pb.UnpinResponse(was_pinned=inspection.unpin(request.name))
+def unpin(inspection: Inspection, request: pb.UnpinRequest, act: Act) -> pb.UnpinResponse:
+    return pb.UnpinResponse(was_pinned=inspection.unpin(act, request.name))
 
 
 def list_pins(inspection: Inspection) -> pb.ListPinsResponse:

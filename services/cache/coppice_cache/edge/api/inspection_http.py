@@ -1,9 +1,6 @@
 """Inspection over REST: trees, explanations, audits, invalidations, pins. For operators, not for tenants.
 
-There are no credentials here, and a browser on a machine that reaches this port may be led by a foreign page to send
-something to it. What such a page can send without our consent is a form, and whatever it sends carries an `Origin`.
-So what changes something is refused with an `Origin`, and with a body that is not called `application/json`; no form
-can call it so. Answers cannot be read by other origins, because we never allow it (CORS).
+`guard.py` decides which requests come here.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from coppice.audit_log import Act
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import Explanation, TreeDump
 from coppice_cache.core.state.state import NS_PER_MS
@@ -29,6 +27,18 @@ ErrorResponse = Callable[[int, str, str], JSONResponse]
 Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=TOKENS_MAX)]
 Hex = Annotated[str, Field(pattern="^([0-9a-fA-F]{2})*$", max_length=8_192)]
+
+
+ACT = "coppice.act"  # of a request's scope, put there for whatever is no mere question
+
+
+def _act_of(request: Request) -> Act:
+    act = request.scope[ACT]
+    assert isinstance(act, Act)
+    return act
+
+
+CurrentAct = Annotated[Act, Depends(_act_of)]
 
 
 class _Body(BaseModel):
@@ -59,19 +69,6 @@ class PinBody(_Body):
     tokens: Tokens
 
 
-class Foreign(Exception):
-    """A request that a page of another origin may have made a browser send."""
-
-
-async def changing(request: Request) -> None:
-    """Raises Foreign. For every route that changes something."""
-    if "origin" in request.headers:
-        raise Foreign("pages in a browser may not change anything here")
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if request.method != "DELETE" and kind != "application/json":
-        raise Foreign("the body must be sent as Content-Type: application/json")
-
-
 def add_inspection(app: FastAPI, inspection: Inspection, auditor: Auditor, error: ErrorResponse) -> None:
     """`error` makes a response from status, message and code."""
     _add_questions(app, inspection)
@@ -96,8 +93,8 @@ def _add_questions(app: FastAPI, inspection: Inspection) -> None:
         return _tree_json(inspection.tree(domain, worker_id, max_depth, limit, page_token), inspection.now_ns())
 
     @app.post("/v1/explain")
-    def explain(body: ExplainBody) -> dict[str, Any]:
-        found = inspection.explain(body.domain, bytes.fromhex(body.namespace), _packed(body.tokens))
+    def explain(body: ExplainBody, act: CurrentAct) -> dict[str, Any]:
+        found = inspection.explain(act, body.domain, bytes.fromhex(body.namespace), _packed(body.tokens))
         return {"cache_epoch": inspection.cache_epoch, "workers": [_explanation_json(entry) for entry in found]}
 
     @app.get("/v1/pins")
@@ -107,10 +104,9 @@ def _add_questions(app: FastAPI, inspection: Inspection) -> None:
 
 
 def _add_audit(app: FastAPI, inspection: Inspection, auditor: Auditor) -> None:
-    @app.post("/v1/audit", dependencies=[Depends(_not_foreign)])
-    def audit() -> JSONResponse:
-        """Changes nothing, but costs something, so pages of other origins may not start it either."""
-        found = inspection.audit()
+    @app.post("/v1/audit")
+    def audit(act: CurrentAct) -> JSONResponse:
+        found = inspection.audit(act)
         return JSONResponse(asdict(found), 200 if found.holds else 500)
 
     @app.get("/v1/audit")
@@ -118,31 +114,26 @@ def _add_audit(app: FastAPI, inspection: Inspection, auditor: Auditor) -> None:
         return auditor.status()
 
 
-async def _not_foreign(request: Request) -> None:
-    if "origin" in request.headers:
-        raise Foreign("pages in a browser may not ask for this")
-
-
 def _add_changes(app: FastAPI, inspection: Inspection) -> None:
-    guards = [Depends(changing)]
-
-    @app.post("/v1/invalidate", dependencies=guards)
-    def invalidate(body: InvalidateBody) -> dict[str, Any]:
+    @app.post("/v1/invalidate")
+    def invalidate(body: InvalidateBody, act: CurrentAct) -> dict[str, Any]:
         if not (body.domain or body.namespace or body.everything):
             raise MessageRefused("name a domain or a namespace, or say everything: true")
         if body.everything and (body.domain or body.namespace or body.tokens):
             raise MessageRefused("everything leaves nothing to name: leave domain, namespace and tokens out")
         tokens = _packed(body.tokens) if body.tokens is not None else None
-        return {"num_trees": inspection.invalidate(body.domain, bytes.fromhex(body.namespace), tokens)}
+        return {"num_trees": inspection.invalidate(act, body.domain, bytes.fromhex(body.namespace), tokens)}
 
-    @app.put("/v1/pins/{name:path}", dependencies=guards)
-    def pin(name: str, body: PinBody) -> dict[str, Any]:
-        num_tokens, num_workers = inspection.pin(name, body.domain, bytes.fromhex(body.namespace), _packed(body.tokens))
+    @app.put("/v1/pins/{name:path}")
+    def pin(name: str, body: PinBody, act: CurrentAct) -> dict[str, Any]:
+        num_tokens, num_workers = inspection.pin(
+            act, name, body.domain, bytes.fromhex(body.namespace), _packed(body.tokens)
+        )
         return {"name": name, "num_tokens": num_tokens, "num_workers": num_workers}
 
-    @app.delete("/v1/pins/{name:path}", dependencies=guards)
-    def unpin(name: str) -> dict[str, Any]:
-        if not inspection.unpin(name):
+    @app.delete("/v1/pins/{name:path}")
+    def unpin(name: str, act: CurrentAct) -> dict[str, Any]:
+        if not inspection.unpin(act, name):
             raise NotThere(f"there is no pin {name!r}", "pin_not_found")
         return {"name": name, "was_pinned": True}
 
@@ -153,7 +144,6 @@ def _add_errors(app: FastAPI, response: ErrorResponse) -> None:
         NotThere: lambda error: response(404, str(error), error.code),
         AuditRunning: lambda error: response(409, str(error), "audit_running"),
         AuditStopped: lambda error: response(503, str(error), "stopping"),
-        Foreign: lambda error: response(403, str(error), "foreign_origin"),
     }
 
     def handler(answer: Callable[[Any], JSONResponse]) -> Callable[[Request, Exception], Any]:

@@ -2,8 +2,8 @@
 
     epoch = max(Redis, file) + 1        raised in Redis atomically, then written to the file
 
-Two memories, neither needed for safety: when both are lost, workers report the highest epoch that ever registered
-them, and the service starts over above it.
+Two memories, neither needed for safety: when both are lost, peers show what they were told last, and the service starts
+over above it. What stands in Redis counts with our voucher only: "EPOCH VOUCHER", the voucher in hex.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ import redis
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.handles import CACHE_EPOCH_MAX
 from coppice.ids import CacheEpoch
+from coppice.session.vouchers import Vouchers, is_same
 
 _log = logging.getLogger("coppice.cache")
 EPOCH_KEY = "coppice:cache_epoch"
-# Takes the next number above both memories; a second cache service that starts at the same moment gets another one.
-_NEXT = """
-local known = math.max(tonumber(redis.call('GET', KEYS[1]) or '0') or 0, tonumber(ARGV[1]))
-redis.call('SET', KEYS[1], string.format('%d', known + 1))
-return known + 1
-"""
-_RAISE = """
-local known = tonumber(redis.call('GET', KEYS[1]) or '0') or 0
-if known < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
-return 0
+_DIGITS_MAX = len(str(CACHE_EPOCH_MAX))
+TRIES_MAX = 16  # to be the one who writes
+# Redis cannot check a voucher, so it only compares: who was overtaken since it read reads again.
+_REPLACE = """
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
 """
 
 
@@ -47,7 +45,7 @@ class EpochFile:
             return 0
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the epoch file {self._path}: {error}") from error
-        if not text.isdecimal() or len(text) > len(str(CACHE_EPOCH_MAX)):
+        if not text.isdecimal() or len(text) > _DIGITS_MAX:
             raise UsageError(
                 f"{self._path} holds no cache epoch: one decimal number is expected there",
                 hint="remove it only when no worker of before is running",
@@ -69,13 +67,61 @@ class EpochFile:
             raise UnavailableError(f"cannot write the epoch file {self._path}: {error.strerror}") from error
 
 
-def next_epoch(file: EpochFile | None, client: redis.Redis | None) -> CacheEpoch:
+class EpochInRedis:
+    """The number in Redis, which anybody there may write."""
+
+    def __init__(self, client: redis.Redis, vouchers: Vouchers) -> None:
+        self._client = client
+        self._vouchers = vouchers
+        self._disbelieved = ""  # what was said of last
+        self.num_disbelieved = 0
+
+    def take_next(self, known: CacheEpoch) -> CacheEpoch:
+        """The next one above `known` and Redis; two services that start at once get two. Raises RedisError."""
+        for _ in range(TRIES_MAX):
+            text = self._text()
+            epoch = CacheEpoch(max(known, self._believed(text)) + 1)
+            if self._replace(text, epoch):
+                return epoch
+        raise redis.RedisError(f"{EPOCH_KEY} was changed {TRIES_MAX} times while it was raised")
+
+    def raise_to(self, epoch: CacheEpoch) -> None:
+        """Make Redis remember at least `epoch`; whoever overtakes us is asked again later. Raises RedisError."""
+        text = self._text()
+        if self._believed(text) < epoch:
+            self._replace(text, epoch)
+
+    def _text(self) -> str:
+        return str(self._client.get(EPOCH_KEY) or "")
+
+    def _replace(self, text: str, epoch: CacheEpoch) -> bool:
+        named = f"{epoch} {self._vouchers.of_stored(epoch).hex()}"
+        return bool(self._client.eval(_REPLACE, 1, EPOCH_KEY, text, named))
+
+    def _believed(self, text: str) -> CacheEpoch:
+        """0 for what nobody vouches for; said once for each such text."""
+        number, _, voucher = text.partition(" ")
+        if number.isdecimal() and len(number) <= _DIGITS_MAX:
+            epoch = CacheEpoch(int(number))
+            if is_same(voucher.encode(), self._vouchers.of_stored(epoch).hex().encode()):
+                return epoch
+        if text and text != self._disbelieved:
+            self._disbelieved = text
+            self.num_disbelieved += 1
+            _log.error(
+                "%s in Redis holds an epoch without a voucher of ours, and is not believed: somebody else wrote it, or "
+                "COPPICE_SEAL_KEY is another one than before, or is not set", EPOCH_KEY
+            )  # fmt: skip
+        return CacheEpoch(0)
+
+
+def next_epoch(file: EpochFile | None, stored: EpochInRedis | None) -> CacheEpoch:
     """Raises CoppiceError: a file that cannot be used, or no epoch left."""
     known = file.read() if file is not None else 0
     epoch = known + 1
-    if client is not None:
+    if stored is not None:
         try:
-            epoch = int(str(client.eval(_NEXT, 1, EPOCH_KEY, str(known))))
+            epoch = stored.take_next(CacheEpoch(known))
         except (redis.RedisError, OSError) as error:
             _log.warning("Redis does not answer (%s); going on from the epoch file or from 1", error)
     if epoch > CACHE_EPOCH_MAX:
@@ -86,8 +132,3 @@ def next_epoch(file: EpochFile | None, client: redis.Redis | None) -> CacheEpoch
     if file is not None:
         file.write(epoch)
     return CacheEpoch(epoch)
-
-
-def raise_epoch(client: redis.Redis, epoch: CacheEpoch) -> None:
-    """Make Redis remember at least `epoch`. Raises RedisError."""
-    client.eval(_RAISE, 1, EPOCH_KEY, str(epoch))

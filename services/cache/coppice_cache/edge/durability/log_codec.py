@@ -7,17 +7,11 @@
                      [1, context, tier, handles, seals, all below]                Removed
                      [2, context]                                                 Cleared
 
-Prompts stand in these records, and Redis is a place where others can read, so the payload is encrypted, then
-authenticated together with its stream's id and its place in the stream: a record that was changed, moved, doubled or
-left out is noticed. Whoever writes must never use a (stream, index) twice; stream ids are 16 random bytes.
-
-    ciphertext = payload XOR SHAKE-256(cipher key || stream || index)
-    tag        = BLAKE2b-128(mac key, header || stream || index || ciphertext)
-
-The standard library has no cipher, and this is all that one would be needed for: an extendable output function with a
-secret prefix is a stream cipher, and keyed BLAKE2b is a MAC; encrypt-then-MAC joins them. A forger who had the key
-would gain nothing but wrong hints, since every entry is judged by what the workers report. Both keys are derived from
-the seal key.
+Prompts stand in these records, and Redis is a place where others can read. So the payload is encrypted, and
+authenticated together with its header, by AES-256-GCM. The key is the stream's, derived from the seal key; the nonce is
+the place in the stream. A record that was changed, moved, doubled or left out is noticed. Whoever writes must never use
+a (stream, index) twice; stream ids are 16 random bytes. A forger who had the key would gain nothing but wrong hints,
+since every entry is judged by what the workers report.
 """
 
 from __future__ import annotations
@@ -25,21 +19,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b, shake_256
-from hmac import compare_digest
+from hashlib import blake2b
 from typing import Any
 
 import msgpack
-import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES, DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 
-VERSION = 2
+VERSION = 3
 STREAM_BYTES = 16
 TAG_BYTES = 16
+_NONCE_BYTES = 12
 RECORD_BYTES_MAX = 8 << 20
 _MAGIC = b"cL"
 _HEADER = struct.Struct("<2sBBI")
@@ -54,23 +49,24 @@ class CorruptLog(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LogKeys:
-    cipher: bytes
-    mac: bytes
+    """A key for each stream, from one secret."""
+
+    secret: bytes
 
     @staticmethod
     def derive(seal_key: bytes) -> LogKeys:
-        def derived(person: bytes) -> bytes:
-            return blake2b(key=seal_key, digest_size=32, person=person).digest()
+        return LogKeys(blake2b(key=seal_key, digest_size=32, person=b"coppice.log.key").digest())
 
-        return LogKeys(derived(b"coppice.log.enc"), derived(b"coppice.log.mac"))
+    def of_stream(self, stream: bytes) -> AESGCM:
+        assert len(stream) == STREAM_BYTES
+        return AESGCM(blake2b(stream, key=self.secret, digest_size=32).digest())
 
 
 def seal_record(keys: LogKeys, stream: bytes, index: int, events: Sequence[IndexEvent]) -> bytes:
     """One record. `index` is its place in the stream, from 0."""
     payload = _pack(events)
     header = _HEADER.pack(_MAGIC, VERSION, 0, len(payload))
-    ciphertext = _crypt(keys, stream, index, payload)
-    return header + ciphertext + _tag(keys, stream, index, header, ciphertext)
+    return header + keys.of_stream(stream).encrypt(_nonce(index), payload, header)
 
 
 def open_record(keys: LogKeys, stream: bytes, index: int, record: bytes) -> list[IndexEvent]:
@@ -84,10 +80,12 @@ def open_record(keys: LogKeys, stream: bytes, index: int, record: bytes) -> list
         raise CorruptLog(f"record {index} has version {version}; this service reads version {VERSION}")
     if length != len(record) - _HEADER.size - TAG_BYTES:
         raise CorruptLog(f"record {index} is cut: it claims {length} bytes and has {len(record)} in all")
-    header, ciphertext = record[: _HEADER.size], record[_HEADER.size : -TAG_BYTES]
-    if not compare_digest(_tag(keys, stream, index, header, ciphertext), record[-TAG_BYTES:]):
-        raise CorruptLog(f"record {index} was changed, or written under another seal key")
-    return _unpack(_crypt(keys, stream, index, ciphertext), index)
+    header, ciphertext = record[: _HEADER.size], record[_HEADER.size :]
+    try:
+        payload = keys.of_stream(stream).decrypt(_nonce(index), ciphertext, header)
+    except InvalidTag:
+        raise CorruptLog(f"record {index} was changed, or written under another seal key") from None
+    return _unpack(payload, index)
 
 
 def num_bytes(event: IndexEvent) -> int:
@@ -101,21 +99,8 @@ def num_bytes(event: IndexEvent) -> int:
             return 16
 
 
-def _place(stream: bytes, index: int) -> bytes:
-    assert len(stream) == STREAM_BYTES
-    return stream + index.to_bytes(8, "little")
-
-
-def _tag(keys: LogKeys, stream: bytes, index: int, header: bytes, ciphertext: bytes) -> bytes:
-    digest = blake2b(header + _place(stream, index), key=keys.mac, digest_size=TAG_BYTES)
-    digest.update(ciphertext)
-    return digest.digest()
-
-
-def _crypt(keys: LogKeys, stream: bytes, index: int, text: bytes) -> bytes:
-    """Both directions."""
-    pad = shake_256(keys.cipher + _place(stream, index)).digest(len(text))
-    return (np.frombuffer(text, np.uint8) ^ np.frombuffer(pad, np.uint8)).tobytes()
+def _nonce(index: int) -> bytes:
+    return index.to_bytes(_NONCE_BYTES, "little")
 
 
 def _pack(events: Sequence[IndexEvent]) -> bytes:

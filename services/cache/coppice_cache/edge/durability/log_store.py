@@ -71,11 +71,17 @@ class LoadedLog:
     problem: str = ""
 
 
-def connect_log(url: str) -> redis.Redis:
+def connect_log(url: str, password: str = "") -> redis.Redis:
     """A client of its own, since records are bytes; nothing is sent yet. Raises UsageError for a malformed URL."""
     retry = Retry(NoBackoff(), 0)
     try:
-        return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=retry)
+        return redis.Redis.from_url(
+            url,
+            password=password or None,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=retry,
+        )
     except (ValueError, redis.RedisError) as error:
         raise UsageError(f"--redis-url: {error}", hint="such as redis://127.0.0.1:6379/0") from error
 

@@ -34,8 +34,8 @@ _log = logging.getLogger("coppice.cache")
 class Recovery:
     """`load` comes before the ports open, `stop` before the service closes; any thread may ask for the rest."""
 
-    def __init__(self, redis_url: str, service: IndexService) -> None:
-        self._client = connect_log(redis_url)
+    def __init__(self, redis_url: str, password: str, service: IndexService) -> None:
+        self._client = connect_log(redis_url, password)
         self._keys = LogKeys.derive(service.settings.seal_key)
         self._service = service
         self._writer = RecoveryLog(self._client, self._keys, _Index(service), service.hub)

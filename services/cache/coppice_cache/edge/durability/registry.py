@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from coppice.errors import UsageError
 from coppice.messages.index import WorkerInfo, Workers
-from coppice_cache.edge.durability.epochs import raise_epoch
+from coppice_cache.edge.durability.epochs import EpochInRedis
 
 _log = logging.getLogger("coppice.cache")
 WORKERS_KEY = "coppice:workers"  # hash: worker id -> JSON
@@ -25,11 +25,12 @@ TTL_S = 10
 TIMEOUT_S = 0.5
 
 
-def connect(url: str) -> redis.Redis:
-    """A client; nothing is sent yet. Raises UsageError for a malformed URL."""
+def connect(url: str, password: str = "") -> redis.Redis:
+    """A client; nothing is sent yet. One without a password says none. Raises UsageError for a malformed URL."""
     try:
         return redis.Redis.from_url(
             url,
+            password=password or None,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
@@ -42,8 +43,9 @@ def connect(url: str) -> redis.Redis:
 class Registry:
     """Refreshes Redis every REFRESH_S from `list_workers`."""
 
-    def __init__(self, client: redis.Redis, list_workers: Callable[[], Workers]) -> None:
+    def __init__(self, client: redis.Redis, epoch: EpochInRedis, list_workers: Callable[[], Workers]) -> None:
         self._client = client
+        self._epoch = epoch
         self._list_workers = list_workers
         self._stopping = threading.Event()
         self._problem = ""
@@ -67,7 +69,7 @@ class Registry:
         """Once, now. Blocks for two timeouts at most."""
         workers = self._list_workers()
         try:
-            raise_epoch(self._client, workers.cache_epoch)
+            self._epoch.raise_to(workers.cache_epoch)
             pipeline = self._client.pipeline(transaction=True)
             pipeline.delete(WORKERS_KEY)
             if workers.workers:

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from coppice.handles import HANDLE_BYTES
 from coppice_cache.core.base.events import IndexEvent, Stored
 from coppice_cache.edge.service.event_hub import EventHub, Overrun, Position, Subscription
 
@@ -62,7 +61,6 @@ class Ended:
     """The changes after `position` follow. From here on a follower can resume."""
 
     position: Position
-    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +98,9 @@ def follow(
         if position is None:
             began = hub.position
             yield Began(began.stream)
-            num_blocks = 0
             for events in slices(source):
-                num_blocks += sum(len(event.handles) // HANDLE_BYTES for event in events)
                 yield Part(began.stream, events)
-            yield Ended(began, num_blocks)
+            yield Ended(began)
             position = began
         found = subscription.read(position, still_s)
         if isinstance(found, Overrun):

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from coppice.errors import UnavailableError, UsageError
 from coppice.ids import DomainId, WorkerId
 from coppice.settings import nearest
-from coppice.tenants import TenantDirectory
+from coppice.tenants.directory import TenantDirectory
 from coppice_cache.edge.durability.registry import connect
 from coppice_cache.edge.events.kv_events_out import KvEventsOut
 from coppice_cache.edge.events.kv_events_redis import RedisOut
 from coppice_cache.edge.events.kv_events_view import TOPIC_FIELDS, KvEventsView
 from coppice_cache.edge.events.kv_events_zmq import ZmqOut
+from coppice_cache.edge.events.token_rule import token_rule
 from coppice_cache.edge.settings import CacheSettings, split_endpoint
 
 
@@ -31,6 +32,7 @@ class KvEventsPlan:
 
 def kv_events_plan(settings: CacheSettings, directory: TenantDirectory) -> KvEventsPlan | None:
     """None: nothing is to be published. Raises UsageError."""
+    token_rule(settings, directory)
     published, replayed = (
         {worker for worker, _ in map(split_endpoint, given)}
         for given in (settings.kv_events_zmq, settings.kv_events_replay)
@@ -52,7 +54,9 @@ def open_publishers(settings: CacheSettings, plan: KvEventsPlan) -> list[KvEvent
     """Binds what is to be bound; nothing is sent yet. Raises UsageError or UnavailableError."""
     publishers: list[KvEventsOut] = []
     if settings.kv_events_redis_stream and settings.redis_url:
-        way = RedisOut(connect(settings.redis_url), settings.kv_events_redis_stream)
+        way = RedisOut(
+            connect(settings.redis_url, settings.redis_password.get_secret_value()), settings.kv_events_redis_stream
+        )
         publishers.append(KvEventsOut(plan.view(), way))
     replay = dict(map(split_endpoint, settings.kv_events_replay))
     try:

@@ -17,6 +17,9 @@ another domain, another revision of the model, another worker on the same endpoi
     groups    | 0     |       | 1     |    which (domain, namespace)
 
 and a set of the names in each pool, some 80 bytes for each.
+
+What is stored under a salt is not told: readers know salts as clients send them, which is not known here, and would
+take its blocks for those that every prompt finds.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import numpy.typing as npt
 from coppice.handles import block_ids, handles_array
 from coppice.ids import TOKEN_BYTES, DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from coppice.namespaces import decode_namespace
+from coppice.namespaces import decode_namespace, salt_of
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 
@@ -153,8 +156,6 @@ class KvEventsView:
 
     def _store(self, event: Stored) -> Iterator[Told]:
         worker = self._workers.setdefault((event.worker_id, event.worker_epoch), _Worker())
-        number = self._number(worker, event)
-        group = worker.groups[number]
         pool = worker.pools.setdefault(event.tier, _Pool())
         handles, names = handles_array(event.handles), _names(event.seals)
         ids = block_ids(event.handles).astype(np.intp)
@@ -164,6 +165,10 @@ class KvEventsView:
         displaced = ids[(known != 0) & (known != handles)]
         if len(displaced):
             yield from self._take(worker, event.tier, displaced)
+        if salt_of(event.namespace):
+            return
+        number = self._number(worker, event)
+        group = worker.groups[number]
         fresh = pool.handles[ids] == 0
         self._blocks[group.topic] += int(np.count_nonzero(fresh))
         pool.name(names[fresh].tolist())

@@ -15,6 +15,8 @@ from typing import Any
 
 import grpc
 
+from coppice.handles import HANDLE_BYTES
+from coppice.ids import DomainId
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored
 from coppice_cache.edge.events.following import (
     STILL_S,
@@ -27,6 +29,7 @@ from coppice_cache.edge.events.following import (
     Still,
     follow,
 )
+from coppice_cache.edge.events.token_rule import TokenRule
 from coppice_cache.edge.service.event_hub import EventHub, HubClosed, Position
 from coppice_cache.edge.service.locked_core import CoreBroken
 from coppice_rpc.v1 import cache_admin_pb2 as pb
@@ -37,10 +40,11 @@ STALL_S = 30.0
 
 
 class _Watcher:
-    """One call: since when it waits for its client to take a message."""
+    """One call: whose tokens it gives, and since when it waits for its client to take a message."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, token_domains: frozenset[DomainId]) -> None:
         self.context = context
+        self.token_domains = token_domains
         self.sending_since_s: float | None = None
 
 
@@ -51,6 +55,7 @@ class Watchers:
         self,
         hub: EventHub,
         source: SnapshotSource,
+        rule: TokenRule,
         *,
         watchers_max: int = WATCHERS_MAX,
         stall_s: float = STALL_S,
@@ -58,6 +63,7 @@ class Watchers:
     ) -> None:
         self._hub = hub
         self._source = source
+        self._rule = rule
         self._watchers_max = watchers_max
         self._stall_s = stall_s
         self._still_s = still_s
@@ -80,13 +86,28 @@ class Watchers:
         if self._guard.is_alive():
             self._guard.join(timeout=5)
 
-    def serve(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchResponse]:
-        """Body of the rpc. Aborts with RESOURCE_EXHAUSTED, or with UNAVAILABLE when the service stops."""
-        watcher = _Watcher(context)
+    def set_rule(self, rule: TokenRule) -> None:
+        """From now on; calls that give what it forbids end, and are told why when they come again."""
         with self._lock:
+            self._rule = rule
+            forbidden = [w for w in self._watchers if w.token_domains and rule.why_not(w.token_domains) is not None]
+        for watcher in forbidden:
+            watcher.context.cancel()
+
+    def serve(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchResponse]:
+        """Body of the rpc. Aborts with RESOURCE_EXHAUSTED, with UNAVAILABLE when the service stops, and for tokens that
+        the caller may not have."""
+        token_domains = frozenset(map(DomainId, request.domains if request.with_tokens else ()))
+        if request.with_tokens and not token_domains:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "with_tokens needs domains: name those that you follow")
+        watcher = _Watcher(context, token_domains)
+        with self._lock:
+            problem = self._rule.why_not(token_domains) if token_domains else None
             is_full = len(self._watchers) >= self._watchers_max
-            if not is_full:
+            if not is_full and problem is None:
                 self._watchers.add(watcher)
+        if problem is not None:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
         if is_full:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -104,13 +125,14 @@ class Watchers:
         # Sequence 0 is where a client stands that saw a part of a snapshot.
         can_resume = request.resume_stream and request.resume_sequence
         resume = Position(request.resume_stream, request.resume_sequence) if can_resume else None
+        form = _Form(frozenset(map(DomainId, request.domains)), with_tokens=request.with_tokens)
         subscription = self._hub.subscribe()
         watcher.context.add_callback(subscription.wake)
         try:
             for step in follow(self._hub, self._source, subscription, resume, self._still_s):
                 if not watcher.context.is_active():
                     return
-                for message in step_to_wire(step, with_tokens=request.with_tokens):
+                for message in form.messages(step):
                     watcher.sending_since_s = time.monotonic()
                     yield message
                     watcher.sending_since_s = None
@@ -129,25 +151,42 @@ class Watchers:
                     watcher.context.cancel()
 
 
-def step_to_wire(step: Step, *, with_tokens: bool) -> Iterator[pb.WatchResponse]:
-    """The messages of one step. Inside of a snapshot the sequence is 0: nobody can resume from there."""
-    match step:
-        case Began(stream):
-            yield pb.WatchResponse(stream=stream, snapshot_begin=pb.SnapshotBegin())
-        case Part(stream, events):
-            for stored in events:
-                yield _event_to_wire(stream, 0, stored, with_tokens)
-        case Ended(position, num_blocks):
-            yield pb.WatchResponse(
-                stream=position.stream,
-                sequence=position.sequence,
-                snapshot_end=pb.SnapshotEnd(num_blocks=num_blocks),
-            )
-        case Changes(position, events):
-            for sequence, event in enumerate(events, start=step.first_sequence):
-                yield _event_to_wire(position.stream, sequence, event, with_tokens)
-        case Still(position):
-            yield pb.WatchResponse(stream=position.stream, sequence=position.sequence)
+class _Form:
+    """The messages of one watcher: of `domains` alone, where it names any, and of what is gone in all of them."""
+
+    def __init__(self, domains: frozenset[DomainId], *, with_tokens: bool) -> None:
+        self._domains = domains
+        self._with_tokens = with_tokens
+        self._num_blocks = 0  # of the snapshot so far
+
+    def messages(self, step: Step) -> Iterator[pb.WatchResponse]:
+        """Inside of a snapshot the sequence is 0: nobody can resume from there."""
+        match step:
+            case Began(stream):
+                self._num_blocks = 0
+                yield pb.WatchResponse(stream=stream, snapshot_begin=pb.SnapshotBegin())
+            case Part(stream, events):
+                for stored in filter(self._concerns, events):
+                    self._num_blocks += len(stored.handles) // HANDLE_BYTES
+                    yield _event_to_wire(stream, 0, stored, self._with_tokens)
+            case Ended(position):
+                end = pb.SnapshotEnd(num_blocks=self._num_blocks)
+                yield pb.WatchResponse(stream=position.stream, sequence=position.sequence, snapshot_end=end)
+            case Changes(position, events):
+                for sequence, event in enumerate(events, start=step.first_sequence):
+                    if self._concerns(event):
+                        yield _event_to_wire(position.stream, sequence, event, self._with_tokens)
+                if not self._concerns(events[-1]):
+                    yield _position_to_wire(position)  # where to resume, though nothing of it was said
+            case Still(position):
+                yield _position_to_wire(position)
+
+    def _concerns(self, event: IndexEvent) -> bool:
+        return not self._domains or not event.domain or event.domain in self._domains
+
+
+def _position_to_wire(position: Position) -> pb.WatchResponse:
+    return pb.WatchResponse(stream=position.stream, sequence=position.sequence)
 
 
 def _event_to_wire(stream: int, sequence: int, event: IndexEvent, with_tokens: bool) -> pb.WatchResponse:

@@ -1,17 +1,19 @@
 """Sessions of schedulers and other clients: which epoch is reached over which link.
 
 A session is attached in the core before its link exists, so what the core says meanwhile waits in `pending`. Sessions
-of clients that use the unary forms have no link; what the core says to them unasked goes nowhere.
+of clients that use the unary forms have no link; what the core says to them unasked goes nowhere. They name their
+session by a random number: epochs are counted, so anybody could name another's.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from coppice.edge import index_codec
+from coppice.edge import codec
 from coppice.edge.link_server import LinkServer, SessionRefused
 from coppice.ids import SchedulerEpoch
 from coppice.messages.index import ToClient
@@ -30,6 +32,7 @@ _NO_KEY = b""
 @dataclass(slots=True)
 class _Client:
     key: bytes  # of the session; _NO_KEY for a client of the unary forms
+    name: int = 0  # of a session of the unary forms
     link: ServerLink[Any] | None = None
     pending: list[ToClient] = field(default_factory=list)
 
@@ -50,8 +53,9 @@ class ClientSessions:
         self._outlived = outlived
         self._receive = receive
         self._now_ns = now_ns
-        self.server = LinkServer(links, index_codec.EDGE, self)
+        self.server = LinkServer(links, codec.INDEX, self)
         self._by_epoch: dict[SchedulerEpoch, _Client] = {}
+        self._unary: dict[int, SchedulerEpoch] = {}  # by name
 
     # ---- with the lock held ----
 
@@ -69,6 +73,7 @@ class ClientSessions:
         client = self._by_epoch.pop(epoch, None)
         if client is None:
             return
+        self._unary.pop(client.name, None)
         _log.info("session %d ended", epoch)
         if client.link is not None:
             farewell = Reject(RejectCode.FENCED, f"session epoch {epoch} is over: it was silent for too long")
@@ -76,6 +81,7 @@ class ClientSessions:
 
     def forget_all(self) -> None:
         self._by_epoch.clear()
+        self._unary.clear()
 
     def _is_current(self, link: ServerLink[Any]) -> bool:
         client = self._by_epoch.get(SchedulerEpoch(link.epoch))
@@ -83,26 +89,27 @@ class ClientSessions:
 
     # ---- the unary forms ----
 
-    def open_unary(self) -> SchedulerEpoch:
-        """Raises MessageRefused."""
+    def open_unary(self) -> int:
+        """The name of the session, for whoever opened it. Raises MessageRefused."""
         with self._locked.entered() as core:
             epoch = core.attach_client(SchedulerEpoch(0), self._now_ns(), plans=False)
-            self._by_epoch[epoch] = _Client(_NO_KEY)
+            name = secrets.randbits(64) | 1  # 0 names none
+            self._by_epoch[epoch] = _Client(_NO_KEY, name)
+            self._unary[name] = epoch
+            return name
+
+    def renew_unary(self, name: int) -> SchedulerEpoch | None:
+        """Count as heard; the epoch of the session. None: there is no such session (any more)."""
+        with self._locked.entered() as core:
+            epoch = self._unary.get(name)
+            if epoch is not None:
+                core.heard_client(epoch, self._now_ns())
             return epoch
 
-    def renew_unary(self, epoch: SchedulerEpoch) -> bool:
-        """Count as heard. False: there is no such session (any more)."""
+    def close_unary(self, name: int) -> None:
         with self._locked.entered() as core:
-            client = self._by_epoch.get(epoch)
-            if client is None or client.key != _NO_KEY:
-                return False
-            core.heard_client(epoch, self._now_ns())
-            return True
-
-    def close_unary(self, epoch: SchedulerEpoch) -> None:
-        with self._locked.entered() as core:
-            client = self._by_epoch.get(epoch)
-            if client is not None and client.key == _NO_KEY:
+            epoch = self._unary.get(name)
+            if epoch is not None:
                 core.end_client(epoch, self._now_ns())
 
     # ---- sessions that stay open ----
@@ -110,9 +117,9 @@ class ClientSessions:
     def session_opening(self, hello: Hello) -> int | Reject:
         if (reject := self._outlived(hello)) is not None:
             return reject
-        claimed = SchedulerEpoch(hello.epoch)
         try:
             with self._locked.entered() as core:
+                _, claimed = core.believed(hello)
                 holder = self._by_epoch.get(claimed)
                 if holder is not None and holder.key != hello.key:
                     claimed = SchedulerEpoch(0)  # somebody else's by now: after a restart that forgot its own epoch

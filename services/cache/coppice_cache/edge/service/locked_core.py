@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from coppice.session.frames import Hello, Reject
-from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.errors import MessageRefused, SettingsRefused
 from coppice_cache.core.index import IndexCore
 
 Outlived = Callable[[Hello], Reject | None]  # a refusal for a peer that knows a later incarnation than this one
@@ -88,7 +88,7 @@ class LockedCore:
     def leave(self, error: BaseException | None) -> None:
         """Only for what `entered` gives."""
         try:
-            if error is None or isinstance(error, MessageRefused):
+            if error is None or isinstance(error, (MessageRefused, SettingsRefused)):
                 self._let_out(self._core)
             elif isinstance(error, Exception):
                 self._break(error)

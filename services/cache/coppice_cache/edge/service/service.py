@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from coppice.handles import CACHE_EPOCH_MAX
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
-from coppice.messages.index import Answer, MatchHints, MatchQueries, Op, OpBatch, Workers
+from coppice.messages.index import Answer, AnswerBatch, MatchHints, MatchQueries, Op, OpBatch, Workers
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLinks
 from coppice_cache.core.base.results import (
@@ -32,7 +31,7 @@ from coppice_cache.core.base.results import (
     ToWorkerEffect,
     WorkerEnded,
 )
-from coppice_cache.core.base.settings import CoreSettings
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.state.sessions import FIRST_EPOCHS
 from coppice_cache.edge.service.auditor import Auditor
@@ -80,10 +79,11 @@ class IndexService:
         self._locked = LockedCore(self._new_core(cache_epoch), let_out=self._let_out, failed=failed)
         self.looking, self.entered = self._locked.looking, self._locked.entered
         self.hub = EventHub(_new_stream())
+        self._unproved_sessions = 0  # that claimed to be of before, without a voucher
         self.clients = ClientSessions(
-            self._locked, _links(cache_epoch), outlived=self._outlived, receive=self._receive, now_ns=now_ns
+            self._locked, self._links(), outlived=self._outlived, receive=self._receive, now_ns=now_ns
         )
-        self.workers = WorkerSessions(self._locked, _links(cache_epoch), outlived=self._outlived, now_ns=now_ns)
+        self.workers = WorkerSessions(self._locked, self._links(), outlived=self._outlived, now_ns=now_ns)
         self._stopping = threading.Event()
         self._collector = Collector()
         self.auditor = Auditor(self, interval_s=audit_interval_s)
@@ -103,6 +103,12 @@ class IndexService:
         if self._ticker.is_alive():
             self._ticker.join(timeout=5)
         self._collector.stop()
+
+    def set_domains(self, configs: tuple[DomainConfig, ...]) -> None:
+        """Other domains or shares from now on, for this core and those that follow it. Raises SettingsRefused."""
+        with self.entered() as core:
+            core.set_domains(configs, self.now_ns())
+            self.settings = core.state.settings
 
     # ---- unary forms ----
 
@@ -132,6 +138,12 @@ class IndexService:
             return core.stats()
 
     @property
+    def unproved(self) -> dict[str, int]:
+        """Claims to be of before for which nobody vouched."""
+        registrations = self._locked.core.state.unproved_registrations
+        return {"session": self._unproved_sessions, "registration": registrations}
+
+    @property
     def cache_epoch(self) -> CacheEpoch:
         return self._locked.core.cache_epoch
 
@@ -146,9 +158,8 @@ class IndexService:
 
     def _show(self, epoch: SchedulerEpoch, batch: OpBatch, core: IndexCore, duration_ns: int) -> None:
         for effect in core.state.effects:
-            if isinstance(effect, ToClientEffect) and effect.epoch == epoch:
-                answers = getattr(effect.message, "answers", None)
-                if answers is not None:
+            match effect:
+                case ToClientEffect(told, AnswerBatch(answers=answers)) if told == epoch:
                     self.observer.executed(batch.ops, answers, duration_ns)
 
     def _let_out(self, core: IndexCore) -> None:
@@ -173,7 +184,7 @@ class IndexService:
                     return  # the rest belongs to the incarnation that is over
 
     def _reincarnate(self, cache_epoch: CacheEpoch) -> None:
-        """A worker knows a higher cache epoch than ours: nothing of this incarnation may grant again (rule 9)."""
+        """A peer proves that ours or a higher one was used: nothing of this incarnation may grant again (rule 9)."""
         _log.warning("another incarnation had this cache epoch or a later one; starting over as epoch %d", cache_epoch)
         self._remember(cache_epoch)
         core = self._new_core(cache_epoch)
@@ -181,21 +192,29 @@ class IndexService:
         self.hub.restart(_new_stream())
         self.clients.forget_all()
         self.workers.forget_all()
-        self.clients.server.replace(_links(cache_epoch))
-        self.workers.server.replace(_links(cache_epoch))
+        self.clients.server.replace(self._links())
+        self.workers.server.replace(self._links())
 
     def _new_core(self, cache_epoch: CacheEpoch) -> IndexCore:
         return IndexCore(self.settings, cache_epoch, self.now_ns(), secrets.randbelow(FIRST_EPOCHS))
+
+    def _links(self) -> ServerLinks[Any]:
+        core = self._locked.core
+        incarnation = (core.cache_epoch << 32) | secrets.randbits(32)
+        return ServerLinks(incarnation, core.cache_epoch, vouch=core.state.vouchers.of_session)
 
     def _outlived(self, hello: Hello) -> Reject | None:
         """Was the peer attached to another incarnation with our epoch or a later one? Then we start over above it.
 
         Peers tell incarnations apart by the epoch alone, so no epoch may be used twice, whatever was forgotten.
         """
-        theirs = CacheEpoch(hello.incarnation >> 32)
         with self._locked.held() as core:
+            theirs, _ = core.believed(hello)
+            if not theirs and hello.incarnation:
+                self._unproved_sessions += 1
+                _log.warning("%r shows no voucher of ours for what it was attached to; it starts anew", hello.name[:64])
             ours = self.clients.server.issued(hello.incarnation) or self.workers.server.issued(hello.incarnation)
-            if ours or not core.cache_epoch <= theirs < CACHE_EPOCH_MAX:
+            if ours or theirs < core.cache_epoch:
                 return None
             self._reincarnate(CacheEpoch(theirs + 1))
         return Reject(RejectCode.NOT_READY, f"starting over above cache epoch {theirs}")
@@ -221,7 +240,3 @@ class IndexService:
 def _new_stream() -> int:
     """Followers tell streams of events apart by it; never 0."""
     return secrets.randbits(63) | 1
-
-
-def _links(cache_epoch: CacheEpoch) -> ServerLinks[Any]:
-    return ServerLinks((cache_epoch << 32) | secrets.randbits(32), cache_epoch)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coppice.edge import registration_codec
+from coppice.edge import codec
 from coppice.edge.link_server import LinkServer, SessionRefused
 from coppice.ids import WorkerEpoch, WorkerId
 from coppice.messages.registration import Registered, ToWorker
@@ -42,7 +42,7 @@ class WorkerSessions:
         self._locked = locked
         self._outlived = outlived
         self._now_ns = now_ns
-        self.server = LinkServer(links, registration_codec.EDGE, self)
+        self.server = LinkServer(links, codec.WORKERS, self)
         self._by_id: dict[WorkerId, _End] = {}
         # A process that lost its id to a newer one must not come back and take it again, for ever in turns.
         self._replaced_keys: OrderedDict[bytes, None] = OrderedDict()
@@ -122,6 +122,11 @@ class WorkerSessions:
         try:
             with self._locked.entered() as core:
                 if self._is_current(link):
+                    unproved = core.state.unproved_registrations
                     core.receive_worker(WorkerId(link.name), body, self._now_ns())
+                    if core.state.unproved_registrations > unproved:
+                        _log.warning(
+                            "worker %r shows no voucher of ours for its epochs; its pool begins anew", link.name
+                        )
         except MessageRefused as refused:
             raise SessionRefused(str(refused)) from refused

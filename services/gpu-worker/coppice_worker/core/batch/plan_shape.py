@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from coppice.handles import HANDLE_BYTES, block_ids
+from coppice.handles import HANDLE_BYTES
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, SequenceId
 from coppice.messages.sampling import LOGPROBS_MAX
 from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
@@ -21,15 +21,10 @@ def check_shape(plan: StepPlan, live: Collection[SequenceId], block_size: int) -
         ("detach", plan.detach, 4),
         ("sealed", plan.sealed, HANDLE_BYTES),
         ("zero", plan.zero, HANDLE_BYTES),
-        ("copy_src", plan.copy_src, HANDLE_BYTES),
         ("rows", plan.rows, 4),
     ):
         _require(len(packed) % unit == 0, plan, f"{name} has {len(packed)} bytes, no multiple of {unit}")
     _require(len(plan.seals) * HANDLE_BYTES == len(plan.sealed) * SEAL_BYTES, plan, "seals do not match sealed")
-    _require(len(plan.copy_dst) == len(plan.copy_src), plan, "copy_dst does not match copy_src")
-    if plan.copy_src:
-        overlap = np.intersect1d(block_ids(plan.copy_src), block_ids(plan.copy_dst))
-        _require(not len(overlap), plan, "a copy reads what another writes")
     _require(len(plan.row_tokens) == len(plan.rows), plan, "row_tokens does not match rows")
     _require(not (plan.repeat_rows and plan.rows), plan, "repeat_rows comes with rows")
     rows = np.frombuffer(plan.rows, "<u4")
@@ -47,17 +42,16 @@ def check_shape(plan: StepPlan, live: Collection[SequenceId], block_size: int) -
 def _check_starts(plan: StepPlan, live: Collection[SequenceId], block_size: int) -> None:
     detached = set(np.frombuffer(plan.detach, "<u4").tolist())
     seen: set[SequenceId] = set()
-    copies = {plan.copy_dst[at : at + HANDLE_BYTES] for at in range(0, len(plan.copy_dst), HANDLE_BYTES)}
     for start in plan.attach:
         name = f"attach of sequence {start.sequence_id}"
         _require(start.sequence_id not in seen, plan, f"{name} stands twice")
         seen.add(start.sequence_id)
         attached = start.sequence_id in live and start.sequence_id not in detached
         _require(not attached, plan, f"{name}, which is attached already")
-        _check_start(plan, start, name, copies, block_size)
+        _check_start(plan, start, name, block_size)
 
 
-def _check_start(plan: StepPlan, start: SequenceStart, name: str, copies: set[bytes], block_size: int) -> None:
+def _check_start(plan: StepPlan, start: SequenceStart, name: str, block_size: int) -> None:
     _require(len(start.lease_id) == LEASE_ID_BYTES, plan, f"{name}: lease id has {len(start.lease_id)} bytes")
     _require(0 <= start.sequence_id < 1 << 32, plan, f"{name}: the id does not fit 32 bits")
     count, cut = divmod(len(start.tokens), TOKEN_BYTES)
@@ -69,11 +63,11 @@ def _check_start(plan: StepPlan, start: SequenceStart, name: str, copies: set[by
     _require(
         cut == 0 and len(start.shared_seals) == shared * SEAL_BYTES, plan, f"{name}: shared handles or seals are cut"
     )
-    # Tokens beyond the shared blocks have KV only where a copy of this very plan puts it.
+    # Tokens beyond the shared blocks have KV only where a copy puts it, into blocks of its own.
     copied = start.num_computed_tokens - shared * block_size
     _require(copied >= 0 and start.num_computed_tokens <= count, plan, f"{name}: num_computed_tokens is out of range")
-    for at in range(0, -(-copied // block_size) * HANDLE_BYTES, HANDLE_BYTES):
-        _require(start.owned[at : at + HANDLE_BYTES] in copies, plan, f"{name}: computed tokens without KV")
+    _require(bool(copied) == bool(start.copy_from), plan, f"{name}: computed tokens without KV, or a copy of nothing")
+    _require(len(start.owned) >= -(-copied // block_size) * HANDLE_BYTES, plan, f"{name}: a copy has no block")
 
 
 def _check_sampling(plan: StepPlan, sampling: SamplingParams, name: str) -> None:

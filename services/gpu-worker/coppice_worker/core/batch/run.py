@@ -26,10 +26,7 @@ class Passes(Protocol):
 
 def run(core: Passes, executor: Executor, applied: Applied) -> tuple[Applied, StepOutput]:
     """The last pass and what it gave: `complete` it."""
-    if applied.zero.size:
-        executor.zero_blocks(applied.zero)
-    if applied.copy_src.size:
-        executor.copy_blocks(applied.copy_src, applied.copy_dst)
+    prepare_blocks(executor, applied)
     if applied.batch is None:
         return applied, NO_OUTPUT
     if applied.num_steps_left > 1 and isinstance(executor, AheadExecutor) and executor.runs_ahead(applied.batch):
@@ -39,6 +36,14 @@ def run(core: Passes, executor: Executor, applied: Applied) -> tuple[Applied, St
         assert following.batch is not None
         applied, output = following, executor.execute(following.batch)
     return applied, output
+
+
+def prepare_blocks(executor: Executor, applied: Applied) -> None:
+    """What a plan's new blocks need before its first pass: zeros (I15), then copies for forks (I19)."""
+    if applied.zero.size:
+        executor.zero_blocks(applied.zero)
+    if applied.copy_src.size:
+        executor.copy_blocks(applied.copy_src, applied.copy_dst)
 
 
 def _run_ahead(core: Passes, executor: AheadExecutor, applied: Applied) -> tuple[Applied, StepOutput]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from coppice.ids import Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.ids import Namespace, WorkerEpoch, WorkerId
 from coppice.messages.step import Refusal, RefusalCode, StepResult
 from coppice.session.frames import RejectCode
 from coppice_worker.core.batch.step_batch import Int32, Int64, PoolSpec, StepBatch
@@ -33,6 +33,7 @@ class WorkerCoreSettings:
 
 class SchedulerRefusedReason(Enum):
     NOT_REGISTERED = "the worker is not registered with a cache service yet"
+    UNVOUCHED = "the cache service does not vouch for this scheduler epoch here; attach to it and hear of its workers"
     FENCED = "this scheduler epoch was fenced; attach to the cache service again for a new one"
     SUPERSEDED = "a newer scheduler epoch plans for this worker; end one of the two schedulers"
     OUTLIVED = "a newer scheduler epoch planned for this worker and is over; get a new one from the cache service"
@@ -72,7 +73,6 @@ class Applied:
     """
 
     step: int
-    scheduler_epoch: SchedulerEpoch
     batch: StepBatch | None  # None: nothing to compute
     zero: Int32  # block ids
     copy_src: Int32

@@ -89,7 +89,7 @@ def read_config(checkpoint_dir: Path) -> ModelConfig:
 
 def _read_family(keys: Keys) -> Family:
     architectures = keys.values.get("architectures") or []
-    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in FAMILIES:
+    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in tuple(FAMILIES):
         raise keys.error(
             "architectures", f"{architectures!r} is not supported", f"supported: one of {', '.join(FAMILIES)}"
         )

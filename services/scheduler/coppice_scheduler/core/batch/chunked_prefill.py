@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
+from coppice.ids import TOKEN_BYTES
 from coppice_scheduler.core.state.fairness import FairShares
 from coppice_scheduler.core.state.sequences import Sequence, SequenceState
 from coppice_scheduler.core.state.settings import SchedulerSettings
@@ -21,7 +22,7 @@ class Attaching:
     def takes(self, sequence: Sequence) -> bool:
         if sequence.state is not SequenceState.GRANTED:
             return True
-        num_bytes = len(sequence.request.tokens)
+        num_bytes = sequence.num_known * TOKEN_BYTES
         if self._num_bytes and self._num_bytes + num_bytes > ATTACH_BYTES_MAX:
             self._num_bytes = ATTACH_BYTES_MAX
             return False

@@ -6,17 +6,16 @@ something happens: a first token, a block that became full, an end, log-probabil
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import Refusal, RefusalCode, StepResult, TokenLogprobs
 from coppice_scheduler.core.batch.multi_step import note_pace
 from coppice_scheduler.core.lifecycle import Lifecycle
-from coppice_scheduler.core.state.forks import lost_source
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import RequestState, Sequence
 from coppice_scheduler.core.state.slot_table import TAIL_MAX, Bool, Int64, SlotTable, UInt32
@@ -234,12 +233,12 @@ def _failed_row(life: Lifecycle, worker: Worker, slot: int, result: StepResult, 
 
 
 def _mend(life: Lifecycle, worker: Worker, sequence: Sequence, refusal: Refusal, step: int) -> bool:
-    """Whether what is wrong with the blocks that the cache service shared out has been seen to."""
+    """Whether what is wrong with its source, or with blocks that the cache service shared out, has been seen to."""
+    if refusal.code is RefusalCode.LOST_SOURCE and sequence.source is not None:
+        life.leave_family(sequence.request)  # so it is computed from its prefix, and copies no more
+        return True
     if refusal.code not in (RefusalCode.STALE, RefusalCode.WRONG_SEAL):
         return False
-    if refusal.code is RefusalCode.STALE and lost_source(sequence, refusal.handle):
-        life.leave_family(sequence.request)
-        return True
     if not bool((handles_array(sequence.lease.shared) == np.uint64(refusal.handle)).any()):
         return False
     if refusal.code is RefusalCode.STALE or not _repeat_seals(worker, sequence, refusal, step):
@@ -265,24 +264,13 @@ def _repeat_seals(worker: Worker, sequence: Sequence, refusal: Refusal, step: in
 
 def _refused(worker: Worker, refusal: Refusal) -> OutputError:
     if refusal.code is RefusalCode.FENCED:
-        return OutputError(
-            OutputErrorCode.SESSION_LOST,
-            f"worker {worker.worker_id} has fenced this request's blocks; send it again",
-            retry_after_ms=1000,
-        )
-    return OutputError(
-        OutputErrorCode.INTERNAL,
-        f"worker {worker.worker_id} refused this request's blocks: {refusal.code.value}, handle {refusal.handle:#018x}",
-        retry_after_ms=1000,
-    )
+        return worker.error(OutputErrorCode.SESSION_LOST, "has fenced this request's blocks; send it again")
+    what = f"refused this request's blocks: {refusal.code.value}, handle {refusal.handle:#018x}"
+    return worker.error(OutputErrorCode.INTERNAL, what)
 
 
 def _silent(worker: Worker, step: int) -> OutputError:
-    return OutputError(
-        OutputErrorCode.INTERNAL,
-        f"worker {worker.worker_id} returned no token for this request in step {step}",
-        retry_after_ms=1000,
-    )
+    return worker.error(OutputErrorCode.INTERNAL, f"returned no token for this request in step {step}")
 
 
 FLOAT_BYTES = 4

@@ -28,7 +28,6 @@ def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
     if not len(rows) and not worker.to_detach and not worker.sealed:
         return None
     num_steps = choose_steps(life, worker, rows) if is_steady else 1
-    copy_src, copy_dst = _copies(worker, rows)
     zero, attach, grow = _news(worker, rows)
     ids = rows.ids.astype("<u4", copy=False).tobytes()
     repeat = rows.is_decode and bool(ids) and ids == worker.last_decode_rows
@@ -39,8 +38,6 @@ def plan_step(life: Lifecycle, worker: Worker, now_ns: int) -> StepPlan | None:
         sealed=bytes(worker.sealed),
         seals=bytes(worker.seals),
         zero=zero,
-        copy_src=copy_src,
-        copy_dst=copy_dst,
         attach=attach,
         grow=grow,
         rows=b"" if repeat else ids,
@@ -94,14 +91,6 @@ def _laid_out(worker: Worker, decodes: Int64, chunks: list[Row]) -> PlanRows:
 # --- what the plan says beside its rows
 
 
-def _copies(worker: Worker, rows: PlanRows) -> tuple[bytes, bytes]:
-    """Source and target handles for the forks that compute in this step for the first time."""
-    if not worker.copying:
-        return b"", b""
-    copies = [take_copy(worker, sequence) for sequence in worker.table.at(rows.slots)]
-    return b"".join(source for source, _ in copies), b"".join(target for _, target in copies)
-
-
 def _news(worker: Worker, rows: PlanRows) -> tuple[bytes, tuple[SequenceStart, ...], tuple[Growth, ...]]:
     """Blocks to zero, sequences to attach and blocks to add, of those that compute in this step."""
     table = worker.table
@@ -110,7 +99,7 @@ def _news(worker: Worker, rows: PlanRows) -> tuple[bytes, tuple[SequenceStart, .
     new = rows.slots[table.has_news[rows.slots] | ~table.attached[rows.slots]]
     for sequence in table.at(new):
         if sequence.state is SequenceState.GRANTED:
-            attach.append(_start_of(sequence))
+            attach.append(_start_of(worker, sequence))
             sequence.attach()
         elif sequence.grown:
             grow.append(Growth(sequence.sequence_id, bytes(sequence.grown)))
@@ -122,13 +111,13 @@ def _news(worker: Worker, rows: PlanRows) -> tuple[bytes, tuple[SequenceStart, .
     return bytes(zero), tuple(attach), tuple(grow)
 
 
-def _start_of(sequence: Sequence) -> SequenceStart:
+def _start_of(worker: Worker, sequence: Sequence) -> SequenceStart:
     request = sequence.request
     lease = sequence.lease
     return SequenceStart(
         sequence_id=sequence.sequence_id,
         lease_id=lease.lease_id,
-        tokens=bytes(request.tokens),
+        tokens=request.all_tokens(),
         num_computed_tokens=sequence.num_computed,
         shared=lease.shared,
         shared_seals=lease.shared_seals,
@@ -136,6 +125,8 @@ def _start_of(sequence: Sequence) -> SequenceStart:
         sampling=request.request.sampling,
         traceparent=request.request.traceparent,
         num_prompt_tokens=request.num_prompt_tokens,
+        domain=request.request.domain,
+        copy_from=take_copy(worker, sequence),
     )
 
 
@@ -146,7 +137,7 @@ def _enter(worker: Worker, plan: StepPlan, rows: PlanRows, now_ns: int) -> None:
     worker.table.num_planned[rows.slots] += rows.num_tokens * plan.num_decode_steps
     worker.table.num_pending[rows.slots] += rows.samples * plan.num_decode_steps
     for sequence in worker.to_detach:
-        sequence.state = SequenceState.REMOVING
+        sequence.detach()
     worker.in_flight.append(InFlight(plan, rows, tuple(worker.to_detach), now_ns))
     worker.to_detach.clear()
     worker.sealed.clear()

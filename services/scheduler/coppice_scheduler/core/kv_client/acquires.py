@@ -7,6 +7,7 @@ from math import inf
 
 from coppice.ids import LEASE_ID_BYTES, DomainId, WorkerId
 from coppice.messages.index import Acquire, Candidate, MatchQueries, Op
+from coppice.namespaces import with_salt
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.policy.admission import max_context
 from coppice_scheduler.core.policy.dispatch_order import DispatchOrder
@@ -227,7 +228,8 @@ def _acquire(
 ) -> Acquire:
     info = workers[0].info
     assert info is not None
-    lease = life.leases.open(request.request.domain, info.namespace, request.asked_under)
+    namespace = with_salt(info.namespace, request.request.salt)
+    lease = life.leases.open(request.request.domain, namespace, request.asked_under)
     assert len(lease.lease_id) == LEASE_ID_BYTES
     candidates = tuple(Candidate(worker.worker_id, loads[worker.worker_id]) for worker in workers)
     lease.candidates = tuple(worker.worker_id for worker in workers)
@@ -236,6 +238,7 @@ def _acquire(
     lease.reuse = request.request.reuse
     lease.retain_tokens = request.num_prompt_tokens if request.request.retain_ms else 0
     lease.retain_ms = request.request.retain_ms
+    lease.prompt, lease.output, lease.num_named_tokens = request.request.tokens, request.output, request.num_tokens
     lease.reserve_asked = min(request.num_tokens + 1, request.num_kv_tokens_max)
     loads[lease.expected_worker] += lease.num_prefill_tokens
     life.ask(request, lease, now_ns)
@@ -243,7 +246,7 @@ def _acquire(
         lease_id=lease.lease_id,
         domain=lease.domain,
         namespace=lease.namespace,
-        tokens=bytes(request.tokens),
+        tokens=request.all_tokens(),
         reserve_tokens=lease.reserve_asked,
         candidates=candidates,
         traceparent=request.request.traceparent,

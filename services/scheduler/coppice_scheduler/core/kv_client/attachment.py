@@ -6,6 +6,7 @@ from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import DeadWorker, Reattached, Workers
 from coppice_scheduler.core.kv_client.answers import lease_lost
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.policy.lost_workers import worker_died
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import RequestStatus
 from coppice_scheduler.core.state.workers import Worker
@@ -67,11 +68,10 @@ def workers_listed(life: Lifecycle, message: Workers, now_ns: int) -> None:
         worker = life.workers.setdefault(worker_id, Worker(worker_id))
         if info.worker_epoch in worker.dead_epochs:
             continue
-        if worker.attached and info.worker_epoch < worker.epoch:
-            continue  # said before the worker registered again: its own word is newer
         worker.take_info(info)
         worker.listed_by = message.cache_epoch
-        if worker.attached and worker.epoch != info.worker_epoch:
+        # A lower epoch was said before the worker registered again: its own word is newer, and the next list follows.
+        if worker.attached and worker.epoch < info.worker_epoch:
             _epoch_over(life, worker, now_ns)
     for worker in life.workers.values():
         if worker.worker_id not in listed:
@@ -82,6 +82,8 @@ def workers_listed(life: Lifecycle, message: Workers, now_ns: int) -> None:
             worker.listed_by = CacheEpoch(0)
             if was_listed and worker.attached:
                 _epoch_over(life, worker, now_ns)
+    for worker_id in [worker.worker_id for worker in life.workers.values() if worker.is_stranger]:
+        del life.workers[worker_id]
 
 
 def _epoch_over(life: Lifecycle, worker: Worker, now_ns: int) -> None:
@@ -89,7 +91,7 @@ def _epoch_over(life: Lifecycle, worker: Worker, now_ns: int) -> None:
     worker.attached = False
     worker.sealed.clear()
     worker.seals.clear()
-    life.worker_dead(worker, now_ns)
+    worker_died(life, worker, now_ns)
 
 
 def worker_attached(life: Lifecycle, worker: Worker, epoch: WorkerEpoch, fresh: bool, now_ns: int) -> None:

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 from coppice.ids import TOKEN_BYTES
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.policy.queue_room import QueueRoom
+from coppice_scheduler.core.queue.quarantine import words
 from coppice_scheduler.core.state.forks import follows_at_work
-from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.core.state.request import (
+    NOT_SERVED,
+    Finish,
+    OutputError,
+    OutputErrorCode,
+    Refused,
+    RefusedReason,
+    Request,
+)
+from coppice_scheduler.core.state.request_bounds import out_of_bounds
 
 RETRY_AFTER_MS_MIN = 100
+STRICT_RETRY_AFTER_MS = 1000  # an estimate would tell of the other tenants
 
 
-def refusal(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
+def refusal(life: Lifecycle, room: QueueRoom, request: Request, now_ns: int) -> Refused | None:
     """Why the request cannot be taken; None when it can."""
+    field = out_of_bounds(request)
+    if field:
+        return Refused(
+            RefusedReason.INTERNAL,
+            f"the request has a {field} that cannot be planned; it was refused before anything was done with it",
+            0,
+        )
     num_tokens = len(request.tokens) // TOKEN_BYTES
     if not num_tokens or request.max_new_tokens < 1:
         return Refused(RefusedReason.EMPTY, "there is nothing to do: the prompt or max_new_tokens is empty", 0)
+    if not life.settings.serves(request.tenant, request.domain):
+        return Refused(RefusedReason.TENANT_REMOVED, NOT_SERVED, 0)
     return (
         _never(life, request, num_tokens)
+        or _in_quarantine(life, request, now_ns)
         or _beyond_tenant(life, request.tenant, num_tokens)
         or _beyond_rate(life, request, num_tokens, now_ns)
-        or _beyond_queue(life, request.tenant, num_tokens)
+        or _beyond_queue(life, room, request.tenant, num_tokens)
         or _too_late(life, request, num_tokens, now_ns)
     )
 
@@ -45,6 +67,11 @@ def _never(life: Lifecycle, request: Request, num_tokens: int) -> Refused | None
     return None
 
 
+def _in_quarantine(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
+    left_ms = life.quarantine.left_ms(request, now_ns)
+    return Refused(RefusedReason.QUARANTINED, words(left_ms), left_ms) if left_ms else None
+
+
 def _beyond_tenant(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | None:
     limits, counts = life.settings.limits_of(tenant), life.counts
     if counts.tenant_waiting[tenant] + counts.tenant_running[tenant] >= limits.max_concurrency:
@@ -65,11 +92,11 @@ def _beyond_rate(life: Lifecycle, request: Request, num_tokens: int, now_ns: int
     return Refused(RefusedReason.TENANT_RATE, f"tenant {request.tenant} has used up its {limit}", wait_ms)
 
 
-def _beyond_queue(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | None:
-    settings, counts = life.settings, life.counts
-    if counts.waiting < settings.max_queued and counts.waiting_tokens + num_tokens <= settings.max_queued_tokens:
+def _beyond_queue(life: Lifecycle, room: QueueRoom, tenant: str, num_tokens: int) -> Refused | None:
+    """The message names no number: what waits is mostly that of others. The edge logs it for the operator."""
+    if room.has_room(tenant, num_tokens, life.counts):
         return None
-    message = f"{counts.waiting} requests with {counts.waiting_tokens} tokens are waiting, no more are taken"
+    message = "the queue has no more room for this tenant's requests now; send it again later"
     return Refused(RefusedReason.QUEUE_FULL, message, _retry_after_ms(life, tenant, num_tokens))
 
 
@@ -78,7 +105,8 @@ def _too_late(life: Lifecycle, request: Request, num_tokens: int, now_ns: int) -
         return None
     left_ms = (request.deadline_ns - now_ns) // NS_PER_MS
     # Behind nobody it waits for nothing; and where places are free, what was measured does not tell what can be done.
-    needed_ms = estimated_wait_ms(life, request.tenant, num_tokens) if life.counts.tenant_queued(request.tenant) else 0
+    is_estimated = not life.settings.limits_of(request.tenant).is_strict and life.counts.tenant_queued(request.tenant)
+    needed_ms = estimated_wait_ms(life, request.tenant, num_tokens) if is_estimated else 0
     if left_ms > 0 and needed_ms <= left_ms:
         return None
     message = f"the request has {max(left_ms, 0)} ms left; its turn comes in about {needed_ms} ms"
@@ -110,6 +138,8 @@ def estimated_wait_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
 
 
 def _retry_after_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
+    if life.settings.limits_of(tenant).is_strict:
+        return min(STRICT_RETRY_AFTER_MS, life.settings.queue_timeout_ms)
     wait_ms = estimated_wait_ms(life, tenant, num_tokens)
     return min(max(wait_ms, RETRY_AFTER_MS_MIN), life.settings.queue_timeout_ms)
 

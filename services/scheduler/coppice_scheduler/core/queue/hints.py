@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from coppice.ids import CacheEpoch, Namespace
+from coppice.ids import TOKEN_BYTES, CacheEpoch, Namespace
 from coppice.messages.index import MatchHints, MatchQueries, MatchQuery
+from coppice.namespaces import with_salt
 from coppice_scheduler.core.queue.lazy_heap import LazyHeap
 from coppice_scheduler.core.queue.queues import TenantQueueKey, WaitingQueue
 from coppice_scheduler.core.state.sequences import RequestState, RequestStatus
@@ -49,7 +50,8 @@ class Hints:
             if requests:
                 self._open.append((key, requests))
                 self._asking.add(key)
-                found.append(MatchQueries(tuple(MatchQuery(key[1], namespace, bytes(r.tokens)) for r in requests)))
+                named = [(with_salt(namespace, r.request.salt), r.all_tokens()) for r in requests]
+                found.append(MatchQueries(tuple(MatchQuery(key[1], name, tokens) for name, tokens in named)))
         return found
 
     def _worth_asking(self, queue: WaitingQueue, key: TenantQueueKey, now_ns: int) -> list[RequestState]:
@@ -95,7 +97,7 @@ def _that_fit(requests: list[RequestState]) -> list[RequestState]:
     """The first of them always."""
     num_bytes = 0
     for count, request in enumerate(requests):
-        num_bytes += len(request.tokens)
+        num_bytes += request.num_tokens * TOKEN_BYTES
         if count and num_bytes > QUERY_BYTES_MAX:
             return requests[:count]
     return requests

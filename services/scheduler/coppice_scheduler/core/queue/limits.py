@@ -20,6 +20,10 @@ class Bucket:
     level: float
     at_ns: int
 
+    @classmethod
+    def full(cls, per_minute: int, now_ns: int) -> Bucket:
+        return cls(per_minute, float(per_minute), now_ns)
+
     def refill(self, now_ns: int) -> None:
         grown = (now_ns - self.at_ns) * self.per_minute / NS_PER_MINUTE
         self.level = min(float(self.per_minute), self.level + grown)
@@ -64,6 +68,16 @@ class RateLimits:
         if state.tokens is not None:
             state.tokens.level -= num_tokens
 
+    def change(self, now_ns: int) -> None:
+        """Limits changed. What is left of a minute is left, as far as the new limit has room for it; a limit that there
+        was not begins full."""
+        for tenant in list(self._tenants):
+            state = self._refilled(tenant, now_ns)
+            limits = self._limits_of(tenant)
+            state.requests = _changed(state.requests, limits.requests_per_minute, now_ns)
+            state.tokens = _changed(state.tokens, limits.tokens_per_minute, now_ns)
+            state.num_outputs = self._outputs_of(tenant)
+
     def _refilled(self, tenant: str, now_ns: int) -> _Tenant:
         state = self._tenants.get(tenant)
         if state is None:
@@ -81,5 +95,11 @@ class RateLimits:
         return state
 
 
+def _changed(bucket: Bucket | None, per_minute: int, now_ns: int) -> Bucket | None:
+    if bucket is None or not per_minute:
+        return _full(per_minute, now_ns)
+    return Bucket(per_minute, min(bucket.level, float(per_minute)), now_ns)
+
+
 def _full(per_minute: int, now_ns: int) -> Bucket | None:
-    return Bucket(per_minute, float(per_minute), now_ns) if per_minute else None
+    return Bucket.full(per_minute, now_ns) if per_minute else None

@@ -30,7 +30,6 @@ class WaitingQueue:
 
     def enter(self, request: RequestState, now_ns: int) -> None:
         """A new stay, with a new timeout."""
-        request.status = RequestStatus.WAITING
         request.ticket = self._next_ticket
         request.queued_ns = now_ns
         self._next_ticket += 1
@@ -40,11 +39,6 @@ class WaitingQueue:
     def leave(self, request: RequestState) -> None:
         """Its stay is over: it got memory, or an outcome."""
         del self._stays[request.ticket]
-
-    def put_back(self, request: RequestState) -> None:
-        """Its Acquire brought nothing: the same stay goes on."""
-        request.status = RequestStatus.WAITING
-        self.place(request)
 
     def stay_on(self, request: RequestState, now_ns: int) -> None:
         """It waited for what is no fault of the queue: its timeout starts again."""

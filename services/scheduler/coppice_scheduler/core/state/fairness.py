@@ -44,6 +44,12 @@ class FairShares:
             self._token_price[number] = 1.0 / self._weight_of(tenant)
         return number
 
+    def reweigh(self) -> None:
+        """Weights changed. What was served stays as it was counted; only what comes is counted otherwise."""
+        for tenant, number in self._numbers.items():
+            self._token_price[number] = 1.0 / self._weight_of(tenant)
+        self.weight_at_work = sum((self.weight(number) for number in self._at_work), 0.0)
+
     @property
     def num_tenants(self) -> int:
         return len(self._tenants)
@@ -122,9 +128,6 @@ class FairShares:
         else:
             del self._wanting[number]
             self._last_left = float(self._served[number])
-
-    def num_wanting(self, number: int) -> int:
-        return self._wanting.get(number, 0)
 
     @property
     def contested(self) -> bool:

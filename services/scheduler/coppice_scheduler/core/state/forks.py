@@ -15,7 +15,9 @@ writes later lies behind what is copied. Where nobody holds the prompt any more,
 
 from __future__ import annotations
 
-from coppice.handles import HANDLE_BYTES
+from msgspec.structs import replace
+
+from coppice.ids import DomainId, SequenceId
 from coppice_scheduler.core.state.leases import LeaseState
 from coppice_scheduler.core.state.sequences import Family, RequestState, Sequence
 from coppice_scheduler.core.state.workers import Worker
@@ -26,21 +28,26 @@ from coppice_scheduler.core.state.workers import Worker
 def join(request: RequestState, relative: RequestState | None) -> bool:
     """Make `request` one of the family of an earlier request. True: it waits until the prompt is computed.
 
-    Another domain or another prompt is no relation. Who wants log-probabilities of the prompt has to compute it.
+    Another domain, salt or prompt is no relation. Who wants log-probabilities of the prompt has to compute it.
     """
     if relative is None or request.request.sampling.prompt_logprobs:
         return False
-    if (request.request.domain, request.request.tokens) != (relative.request.domain, relative.request.tokens):
+    if _shared_by(request) != _shared_by(relative):
         return False
     family = relative.family
     if family is None:
         family = relative.family = Family(relative, is_computed=relative.num_output_tokens > 0)
         family.members[relative.request.request_id] = relative
     request.family = family
+    request.request = replace(request.request, tokens=relative.request.tokens)  # held once for all of them
     family.members[request.request.request_id] = request
     if not family.is_computed:
         family.waiting[request.request.request_id] = request
     return not family.is_computed
+
+
+def _shared_by(request: RequestState) -> tuple[DomainId, bytes, bytes]:
+    return request.request.domain, request.request.salt, request.request.tokens
 
 
 def prompt_computed(request: RequestState) -> list[RequestState]:
@@ -122,25 +129,12 @@ def aim(worker: Worker) -> None:
             sequence.start_at(_num_shared_tokens(sequence))
 
 
-def take_copy(worker: Worker, sequence: Sequence) -> tuple[bytes, bytes]:
-    """It is attached in this plan: source and target handles of what it copies, both empty where it copies nothing."""
+def take_copy(worker: Worker, sequence: Sequence) -> SequenceId:
+    """It is attached in this plan: the sequence that it copies from, 0 where it copies nothing."""
     if worker.copying.pop(sequence.sequence_id, None) is None:
-        return b"", b""
+        return SequenceId(0)
     assert sequence.source is not None
-    lease = sequence.lease
-    end = -(-(sequence.request.num_prompt_tokens - 1) // lease.block_size) * HANDLE_BYTES
-    source = (sequence.source.lease.shared + sequence.source.lease.owned)[len(lease.shared) : end]
-    return source, bytes(lease.owned[: len(source)])
-
-
-def lost_source(sequence: Sequence, handle: int) -> bool:
-    """Whether the worker missed this block because its lease was taken from the source behind our back."""
-    if sequence.source is None:
-        return False
-    lease = sequence.source.lease
-    handles = lease.shared + lease.owned
-    packed = handle.to_bytes(HANDLE_BYTES, "little")
-    return any(handles[at : at + HANDLE_BYTES] == packed for at in range(0, len(handles), HANDLE_BYTES))
+    return sequence.source.sequence_id
 
 
 def _still_holds(worker: Worker, source: Sequence | None) -> bool:

@@ -14,59 +14,42 @@ Batches are answered in order, so the oldest unanswered batch is the one that an
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES, CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import (
+    ANSWERS,
     Abandon,
     Acquire,
     Answer,
     AnswerBatch,
     DeadWorker,
     Distrust,
-    Distrusted,
     Extend,
-    Extended,
     FromClient,
-    Gone,
     Grant,
-    Invalid,
     LeaseClaim,
     LeaseDigest,
     LeaseSet,
-    NoCapacity,
-    NotPublished,
     Op,
     OpBatch,
-    Pending,
     Publish,
-    Published,
     Reattach,
     Release,
-    Released,
     Retain,
-    Retained,
     Reuse,
     lease_hash,
 )
 
 OPS_PER_BATCH_MAX = 1024  # the cache service refuses batches beyond its own, higher, limit
-
-_ANSWERS: dict[type[Op], tuple[type[Answer], ...]] = {
-    Acquire: (Grant, Pending, NoCapacity, Gone, Invalid),
-    Extend: (Extended, NoCapacity, Gone, Invalid),
-    Publish: (Published, NotPublished, Gone, Invalid),
-    Release: (Released, Invalid),
-    Abandon: (Released, Invalid),
-    Distrust: (Distrusted, Invalid),
-    Retain: (Retained, Gone, Invalid),
-}
+OPS_BYTES_MAX = 8 << 20  # of tokens in one batch, but for its first op, well below a message's limit
 
 
 def _fits(op: Op, answer: Answer) -> bool:
-    return op.lease_id == answer.lease_id and isinstance(answer, _ANSWERS[type(op)])
+    return op.lease_id == answer.lease_id and isinstance(answer, ANSWERS[type(op)])
 
 
 class LeaseState(Enum):
@@ -98,7 +81,9 @@ class Lease:
     owned: bytearray = field(default_factory=bytearray)
     reserved_tokens: int = 0
     extend_asked: int = 0  # tokens of the Extend without an answer; 0 = none
-    tokens: bytearray = field(default_factory=bytearray)  # the request's own, growing with it
+    prompt: bytes = b""  # of the request, packed u32
+    output: bytearray = field(default_factory=bytearray)  # of the request: the same object, which grows
+    num_named_tokens: int = 0  # of the Acquire, while the cache service is sure to have them; 0 after a Reattach
     publishable: bool = True
     num_full_blocks: int = 0  # full, and the step that wrote the last of them has completed
     num_publish_sent: int = 0
@@ -136,6 +121,15 @@ class Lease:
         self.owned += new
         self.reserved_tokens += len(new) // HANDLE_BYTES * self.block_size
         return new
+
+    def publication(self) -> Publish:
+        """Of all blocks that are full and were not said yet. Those that the Acquire named are only counted."""
+        first, end = self.num_publish_sent, self.num_full_blocks
+        named = max(0, min(end, self.num_named_tokens // self.block_size) - first)
+        start, stop = ((block * self.block_size) * TOKEN_BYTES for block in (first + named, end))
+        length = len(self.prompt)
+        tokens = self.prompt[start:stop] + self.output[max(0, start - length) : max(0, stop - length)]
+        return Publish(self.lease_id, first, tokens, named)
 
     def claim(self) -> LeaseClaim:
         return LeaseClaim(
@@ -285,6 +279,7 @@ class LeaseTable:
             if lease.state is not LeaseState.LIVE:
                 continue
             lease.num_publish_sent = lease.num_published
+            lease.num_named_tokens = 0
             self._note_full(lease)
             if not lease.awaits_verdict:
                 lease.awaits_verdict = True
@@ -330,9 +325,8 @@ class LeaseTable:
         """An op about it waits to go out."""
         return any(op.lease_id == lease.lease_id for op in self._settling)
 
-    def filled(self, lease: Lease, tokens: bytearray, num_computed: int) -> None:
+    def filled(self, lease: Lease, num_computed: int) -> None:
         """Completed steps cover `num_computed` tokens: note full blocks for the next batch."""
-        lease.tokens = tokens
         lease.num_full_blocks = max(lease.num_full_blocks, num_computed // lease.block_size)
         self._note_full(lease)
 
@@ -347,9 +341,7 @@ class LeaseTable:
             if lease.awaits_verdict:
                 waiting[lease_id] = lease
             elif lease.publishable and lease.num_full_blocks > lease.num_publish_sent:
-                block_bytes = lease.block_size * TOKEN_BYTES
-                part = lease.tokens[lease.num_publish_sent * block_bytes : lease.num_full_blocks * block_bytes]
-                ops.append(Publish(lease_id, lease.num_publish_sent, bytes(part)))
+                ops.append(lease.publication())
                 lease.num_publish_sent = lease.num_full_blocks
         self.to_publish = waiting
         return ops
@@ -372,8 +364,7 @@ class LeaseTable:
 
     def take_messages(self, ops: list[Op]) -> tuple[FromClient, ...]:
         messages, self._first = self._first, []
-        for start in range(0, len(ops), OPS_PER_BATCH_MAX):
-            batch = tuple(ops[start : start + OPS_PER_BATCH_MAX])
+        for batch in _batches(ops):
             self.unanswered.append(batch)
             messages.append(OpBatch(batch))
         return tuple(messages)
@@ -381,3 +372,17 @@ class LeaseTable:
     def extend(self, lease: Lease, reserve_tokens: int) -> Op:
         lease.extend_asked = reserve_tokens
         return Extend(lease.lease_id, reserve_tokens)
+
+
+def _batches(ops: list[Op]) -> Iterator[tuple[Op, ...]]:
+    batch: list[Op] = []
+    num_bytes = 0
+    for op in ops:
+        more = len(op.tokens) if isinstance(op, Acquire | Publish) else 0
+        if batch and (len(batch) == OPS_PER_BATCH_MAX or num_bytes + more > OPS_BYTES_MAX):
+            yield tuple(batch)
+            batch, num_bytes = [], 0
+        batch.append(op)
+        num_bytes += more
+    if batch:
+        yield tuple(batch)

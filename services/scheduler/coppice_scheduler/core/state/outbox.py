@@ -71,6 +71,7 @@ def _next(request: RequestState) -> Output:
 
 def _unsent(request: RequestState) -> bytes:
     """Tokens that did not leave yet; now they do."""
-    tokens = bytes(request.tokens[request.num_sent_tokens * TOKEN_BYTES :])
+    num_sent = request.num_sent_tokens - request.num_prompt_tokens
+    tokens = bytes(request.all_output()[num_sent * TOKEN_BYTES :])
     request.num_sent_tokens = request.num_tokens
     return tokens

@@ -6,34 +6,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from coppice.ids import DomainId, WorkerId
+from coppice.ids import U32, DomainId, WorkerId
 from coppice.messages.index import FromClient, Reuse
+from coppice.messages.record import PackedU32, Record
 from coppice.messages.step import SamplingParams, StepPlan, TokenLogprobs
 
 Mark = tuple[str, int, int]  # (name, start_ns, end_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Record, frozen=True):
     """One prompt to continue. The front door has put the model's end tokens into `stop_token_ids` where they count."""
 
     request_id: str
     tenant: str
     domain: DomainId
-    tokens: bytes  # the prompt, packed u32
+    tokens: PackedU32  # the prompt, packed u32
     sampling: SamplingParams
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower goes first
     arrived_ns: int = 0
     traceparent: str = ""  # W3C trace context; travels with the request to the cache service and the worker
-    number: int = 0  # u32, names it in a TokenBatch; unique among those at work
+    number: U32 = 0  # u32, names it in a TokenBatch; unique among those at work
     streams: bool = True  # its tokens leave as they are sampled; False: all with the last Output
     retries_late: bool = False  # nobody has seen its tokens: it may start over after the first, too
     deadline_ns: int | None = None  # after it the answer is worth nothing
     fork_of: str | None = None  # request id of another with the same prompt, whose prefill this one shares
     reuse: Reuse = Reuse.UNKNOWN  # what the client knows of the future of its prompt
     retain_ms: int = 0  # keep the prompt's blocks for so long after it was computed
+    salt: bytes = b""  # SALT_BYTES of `digest_salt`: its prefixes are shared with this salt alone; empty = none
+
+
+NOT_SERVED = "the tenant was removed or moved to another domain by the operator of this service"
 
 
 class RefusedReason(Enum):
@@ -45,11 +49,13 @@ class RefusedReason(Enum):
     EMPTY = "empty"  # no prompt token, or no token wanted
     DRAINING = "draining"
     TENANT_RATE = "tenant_rate"  # its requests or tokens of this minute are used up
+    TENANT_REMOVED = "tenant_removed"  # or moved to another domain, since the request was authenticated
     DEADLINE = "deadline"  # by all estimates its deadline comes first
+    QUARANTINED = "prompt_quarantined"  # workers were lost while they computed its prompt
+    INTERNAL = "internal"  # a fault of ours; nothing was changed by it
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Record, frozen=True):
     """The request was not taken; nothing was reserved and no Output will come."""
 
     reason: RefusedReason
@@ -66,48 +72,48 @@ class Finish(Enum):
 
 class OutputErrorCode(Enum):
     WORKER_LOST = "worker_lost"
+    QUARANTINED = "prompt_quarantined"  # more than one was lost, so it is not tried again
     SESSION_LOST = "session_lost"  # the cache service no longer knows the request's lease
     QUEUE_TIMEOUT = "queue_timeout"
     NEVER_FITS = "never_fits"
     TENANT_MAXIMUM = "tenant_maximum"  # its domain held all it may hold for too long
     DEADLINE = "deadline"  # the request's own
+    TENANT_REMOVED = "tenant_removed"  # or moved to another domain
+    KEY_REVOKED = "key_revoked"  # the key that the request came with
     SCHEDULER_LOST = "scheduler_lost"  # the planner went away while it ran
     INTERNAL = "internal"
 
 
-@dataclass(frozen=True, slots=True)
-class OutputError:
+class OutputError(Record, frozen=True):
     code: OutputErrorCode
     message: str
     retry_after_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Record, frozen=True):
     """New tokens of one request. Exactly one Output of a request has `finish`, and it is the last."""
 
     request_id: str
-    tokens: bytes  # packed u32, new since the last Output; a stop token is never among them
+    tokens: PackedU32  # packed u32, new since the last Output; a stop token is never among them
     finish: Finish | None = None
     error: OutputError | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that the first grant found in the cache
     num_output_tokens: int = 0  # in all; a stop token counts
-    stop_token: bytes = b""  # packed u32: the token that ended it, where one did
+    stop_token: PackedU32 = b""  # packed u32: the token that ended it, where one did
     timeline: tuple[Mark, ...] = ()  # in the last Output: queue, acquire, prefill (per chunk), decode
     logprobs: tuple[TokenLogprobs, ...] = ()  # new since the last Output, where the request wants them
     num_written_tokens: int = 0  # prompt tokens that it computed and made findable
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
+class TokenBatch(Record, frozen=True):
     """New tokens of many requests, in order; a request may stand there several times.
 
     Requests that stream and want no log-probabilities get their tokens so, but for those of the last Output.
     """
 
-    numbers: bytes  # u32 [N], `Request.number`
-    tokens: bytes  # u32 [N]
+    numbers: PackedU32  # u32 [N], `Request.number`
+    tokens: PackedU32  # u32 [N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +126,12 @@ class Effects:
     outputs: tuple[Output, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TenantStats:
+class TenantStats(Record, frozen=True):
     running: int
     waiting: int
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
+class SchedulerStats(Record, frozen=True):
     """Gauges of this moment and totals since the start."""
 
     running: int

@@ -56,13 +56,16 @@ class SequenceState(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One accepted request until its outcome. It holds every token, so that any worker can start it over."""
+    """One accepted request until its outcome. It holds every token, so that any worker can start it over.
+
+    The prompt is held once, as `request.tokens`: what says all tokens says that object while there is no output.
+    """
 
     request: Request
     order: tuple[int, int]  # (priority, arrival): who goes first, and last to be preempted
-    folded: bytearray  # prompt and output so far, without a stop token, but for the tail in its sequence's slot
     num_prompt_tokens: int
     max_output_tokens: int
+    output: bytearray = field(default_factory=bytearray)  # so far, packed u32, but for the tail in its sequence's slot
     tenant_number: int = 0  # in FairShares
     wants: bool = False  # counted there as one that wants
     status: RequestStatus = RequestStatus.WAITING
@@ -92,16 +95,22 @@ class RequestState:
     family: Family | None = None  # the others with its prompt
     marks: list[Mark] = field(default_factory=list)
 
-    @property
-    def tokens(self) -> bytearray:
-        """Prompt and output so far, without a stop token."""
+    def all_output(self) -> bytearray:
+        """Output so far, packed u32, without a stop token."""
         if self.sequence is not None:
             self.sequence.fold()
-        return self.folded
+        return self.output
+
+    def all_tokens(self) -> bytes:
+        """Prompt and output so far, packed u32, without a stop token."""
+        output = self.all_output()
+        return self.request.tokens + output if output else self.request.tokens
 
     @property
     def num_tokens(self) -> int:
-        return len(self.folded) // TOKEN_BYTES if self.sequence is None else self.sequence.num_known
+        if self.sequence is None:
+            return self.num_prompt_tokens + len(self.output) // TOKEN_BYTES
+        return self.sequence.num_known
 
     @property
     def num_sent_tokens(self) -> int:
@@ -271,6 +280,20 @@ class Sequence:
         self.state = SequenceState.ATTACHED
         self.table.attached[self.slot] = True
 
+    def stop(self) -> None:
+        """No more of it is planned; the worker still has it."""
+        assert self.state is SequenceState.ATTACHED
+        self.state = SequenceState.CLOSING
+
+    def detach(self) -> None:
+        """A plan that tells the worker to drop it is on its way."""
+        assert self.state is SequenceState.CLOSING
+        self.state = SequenceState.REMOVING
+
+    def end(self) -> None:
+        """No step can touch its blocks any more."""
+        self.state = SequenceState.REMOVED
+
     def take_blocks(self, owned: bytes, zero: bytes, num_ahead: int) -> None:
         """Its lease has grown by these."""
         self.grown += owned
@@ -284,8 +307,8 @@ class Sequence:
         self.table.num_ahead[self.slot] = 0
 
     def fold(self) -> None:
-        """The newest tokens join the others of the request."""
-        self.request.folded += self.table.take_tail(self.slot)
+        """The newest tokens join the request's output."""
+        self.request.output += self.table.take_tail(self.slot)
 
     def leave_table(self) -> None:
         """What its slot knows of the request goes back there."""

@@ -13,6 +13,7 @@ from coppice.messages.index import DEAD_EPOCHS_MAX, NoCapacityReason, WorkerInfo
 from coppice.messages.step import StepPlan
 from coppice_scheduler.core.state.estimates import ServiceRate
 from coppice_scheduler.core.state.leases import Lease
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import Sequence
 from coppice_scheduler.core.state.slot_table import Bool, Int64, SlotTable, UInt32
 
@@ -110,6 +111,11 @@ class Worker:
         return self.attached and self.connected
 
     @property
+    def is_stranger(self) -> bool:
+        """Not listed and never attached: nothing of ours was ever there, and any number of ids may come and go."""
+        return self.info is None and not self.connected and not self.epoch and not self.dead_epochs
+
+    @property
     def open(self) -> bool:
         """It may be given new requests."""
         info = self.info
@@ -152,9 +158,21 @@ class Worker:
         used = np.flatnonzero(table.ids)
         return table.tenants[used], np.maximum(table.num_start[used] - table.num_planned[used], 0)
 
+    def error(self, code: OutputErrorCode, what: str) -> OutputError:
+        """`what` went wrong with a request here; the client may send it again in a second."""
+        return OutputError(code, f"worker {self.worker_id} {what}", retry_after_ms=1000)
+
     def restart_steps(self) -> None:
         self.next_step = 1
         self.in_flight.clear()
         self.to_detach.clear()
         self.resealed.clear()
         self.last_decode_rows = b""
+
+
+def lost_in_work(worker: Worker) -> OutputError:
+    return worker.error(OutputErrorCode.WORKER_LOST, "was lost while it computed this request; send it again")
+
+
+def unreachable(worker: Worker, absent_ms: int) -> OutputError:
+    return worker.error(OutputErrorCode.WORKER_LOST, f"has not been reachable for {absent_ms} ms; send it again")

@@ -4,20 +4,19 @@
                --finish(id)---------> (a stop string was found)         ends with Finish.STOP
                --aclose()-----------> (the client went away)            nothing more comes
 
-The front door knows text, the engine knows tokens. `tests/fakes/engine.py` is the stand-in for tests.
+The front door knows text, the engine knows tokens. `tests/fakes/api/engine.py` is the stand-in for tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Protocol
 
-from coppice_scheduler.core.state.request import Output, Refused, Request, SchedulerStats
+from coppice.messages.record import Record
+from coppice_scheduler.core.state.request import Output, OutputError, Refused, Request, SchedulerStats
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelInfo(Record, frozen=True):
     """The model behind an engine, as `/v1/models` tells it."""
 
     id: str
@@ -60,6 +59,15 @@ class Engine(Protocol):
 
     def finish(self, request_id: str) -> None:
         """A stop string was found: end with Finish.STOP. Unknown and finished ids are ignored."""
+        ...
+
+    def end(self, request_id: str, error: OutputError) -> None:
+        """End with this error. Unknown and finished ids are ignored."""
+        ...
+
+    @property
+    def tenants_refused(self) -> bool:
+        """Whether a newer tenants file than the one that counts is wrong."""
         ...
 
     def stats(self) -> SchedulerStats: ...

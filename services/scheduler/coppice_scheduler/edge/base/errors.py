@@ -100,6 +100,9 @@ _REFUSED_KIND = {
     RefusedReason.NEVER_FITS: ErrorKind.INVALID,
     RefusedReason.EMPTY: ErrorKind.INVALID,
     RefusedReason.DRAINING: ErrorKind.UNAVAILABLE,
+    RefusedReason.QUARANTINED: ErrorKind.UNAVAILABLE,
+    RefusedReason.INTERNAL: ErrorKind.INTERNAL,
+    RefusedReason.TENANT_REMOVED: ErrorKind.UNAUTHENTICATED,
 }
 
 _OUTPUT_KIND = {
@@ -108,6 +111,8 @@ _OUTPUT_KIND = {
     OutputErrorCode.NEVER_FITS: ErrorKind.INVALID,
     OutputErrorCode.DEADLINE: ErrorKind.DEADLINE,
     OutputErrorCode.INTERNAL: ErrorKind.INTERNAL,
+    OutputErrorCode.TENANT_REMOVED: ErrorKind.UNAUTHENTICATED,
+    OutputErrorCode.KEY_REVOKED: ErrorKind.UNAUTHENTICATED,
 }
 
 _RETRY_ANYWAY_MS = 1000  # for kinds that pass by themselves when the core names no time

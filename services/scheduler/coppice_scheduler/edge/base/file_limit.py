@@ -6,6 +6,8 @@ import logging
 import resource
 from dataclasses import dataclass
 
+from coppice.edge.session_listener import allow_open_files
+
 _log = logging.getLogger("coppice.scheduler")
 MAX_CONNECTIONS = 16_384  # of one front door
 MAX_GRPC_CONNECTIONS = 2048  # each of many calls at once
@@ -15,8 +17,7 @@ RESERVED_FILES = 512  # for everything that is no connection of a client
 
 def raise_file_limit() -> None:
     """As far as it goes without privileges; say so when that leaves less than a front door would take."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hard = allow_open_files()
     allowed = connections_within_limit()
     if allowed.rest < MAX_CONNECTIONS:
         _log.warning(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _PREFIX = "coppice-front-doors-"
-_SHARED_MEMORY = "/dev/shm"
+_SHARED_MEMORY = "/dev/shm"  # nosec B108 # a folder of our own is made in it, by mkdtemp
 
 
 @contextmanager

@@ -6,18 +6,21 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from coppice.settings import Settings
+from coppice.settings import SessionAddressText
+from coppice.tls.settings import TlsSettings
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings
 
 _CORE = SchedulerSettings(instance=bytes(INSTANCE_BYTES))  # its defaults are ours
 
 
-class ServiceSettings(Settings):
+class ServiceSettings(TlsSettings):
     """The scheduler: the front door (OpenAI REST and gRPC) and the planner."""
 
     env_prefix: ClassVar[str] = "COPPICE_SCHEDULER_"
 
-    cache: str = Field("127.0.0.1:7081", description="HOST:PORT where the cache service accepts sessions.")
+    cache: SessionAddressText = Field(
+        "127.0.0.1:7081", description="HOST:PORT or unix:/PATH where the cache service accepts sessions."
+    )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the REST API; 0 takes a free one.")
     grpc_port: int = Field(7070, ge=0, le=65535, description="Port of the gRPC API; 0 takes a free one.")
@@ -30,6 +33,9 @@ class ServiceSettings(Settings):
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
     otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    audit_log: str | None = Field(
+        None, description="File that gets a JSON line for each act of an operator; default: the log."
+    )
     max_step_tokens: int = Field(_CORE.max_step_tokens, ge=1, description="Token budget of one step of one worker.")
     max_chunk_tokens: int = Field(_CORE.max_chunk_tokens, ge=1, description="Tokens of one prompt in one step.")
     contested_prefill_tokens: int = Field(
@@ -48,7 +54,12 @@ class ServiceSettings(Settings):
         description="Waiting requests of a tenant that are ordered by what is cached of them; 0: none.",
     )
     max_running: int = Field(_CORE.max_running, ge=1, description="Requests that hold memory at once.")
-    max_queued: int = Field(_CORE.max_queued, ge=1, description="Requests that wait; more are refused with 429.")
+    max_queued: int = Field(
+        _CORE.max_queued, ge=1, description="Requests that wait; each tenant has a share by its weight, more get 429."
+    )
+    max_queued_tokens: int = Field(
+        _CORE.max_queued_tokens, ge=1, description="Prompt tokens of all requests that wait, shared out likewise."
+    )
     queue_timeout_ms: int = Field(
         _CORE.queue_timeout_ms, ge=1, description="A request that waits for longer is refused with 429."
     )

@@ -19,8 +19,11 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     Prompt,
     TextPrompt,
 )
+from coppice_scheduler.edge.frontend.text_work import TextWork
 from coppice_scheduler.edge.text.chat import ChatTemplate
-from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, Tokenizer
+from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, Tokenizer, TooManyTokens
+
+_MESSAGE_COST = 100  # characters of text that take as long as what a template does for a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,22 @@ def check_messages(prompt: ChatPrompt) -> None:
 class PromptReader:
     """Turns prompts into tokens that fit the model."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, model: ModelInfo, chat_max_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        model: ModelInfo,
+        chat_max_tokens: int,
+        text_work: TextWork,
+    ) -> None:
+        self._text_work = text_work
         self._tokenizer = tokenizer
         self._template = template
         self._max_context = model.max_context
         self._chat_max_tokens = chat_max_tokens
         self.vocab_size = model.vocab_size or tokenizer.vocab_size
 
-    async def admit(self, spec: GenerationSpec) -> tuple[Admitted, ...]:
+    async def admit(self, tenant: str, spec: GenerationSpec) -> tuple[Admitted, ...]:
         """All prompts of a call, or ApiError for the first that cannot run."""
         if not spec.prompts:
             raise invalid("prompt is empty", param="prompt", code="empty")
@@ -73,33 +84,49 @@ class PromptReader:
             raise invalid(f"{len(spec.prompts)} prompts with n={spec.n} are more than {MAX_RUNS} answers", param="n")
         admitted = []
         for prompt in spec.prompts:
-            tokens = await self.tokens_of(prompt, spec.prompt_field)
+            tokens = await self.tokens_of(tenant, prompt, spec.prompt_field, at_most=self._max_context - 1)
             text = prompt.text if isinstance(prompt, TextPrompt) else None
             admitted.append(Admitted(tokens, self._room(tokens, spec), text))
         return tuple(admitted)
 
-    async def tokens_of(self, prompt: Prompt, field: str, *, add_special_tokens: bool = True) -> bytes:
+    async def tokens_of(
+        self, tenant: str, prompt: Prompt, field: str, *, add_special_tokens: bool = True, at_most: int | None = None
+    ) -> bytes:
         """Packed tokens of one prompt; `field` is what an error names. A chat has its special tokens in its template.
 
-        Raises ApiError.
+        Raises ApiError, also where a text has more than `at_most` tokens.
         """
         if isinstance(prompt, ChatPrompt):
-            check_messages(prompt)
-            text = await self._template.render(prompt.messages)
-            self._refuse_hopeless(text, field)
-            return await self._tokenizer.encode(text, add_special_tokens=False)
+            chat = prompt
+            check_messages(chat)
+            size = sum(len(message.content) + _MESSAGE_COST for message in chat.messages)
+
+            def rendered() -> bytes:
+                return self._encoded(self._template.render_now(chat.messages), field, False, at_most)
+
+            return await self._text_work.run(tenant, size, rendered)
         if isinstance(prompt, TextPrompt):
-            if not prompt.text:
+            text = prompt.text
+            if not text:
                 raise invalid("The prompt is empty.", param=field, code="empty")
-            self._refuse_hopeless(prompt.text, field)
-            return await self._tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens)
+            self._refuse_hopeless(text, field)
+            return await self._text_work.run(
+                tenant, len(text), lambda: self._encoded(text, field, add_special_tokens, at_most)
+            )
         self.check_ids(prompt.tokens, field)
         return prompt.tokens
+
+    def _encoded(self, text: str, field: str, add_special_tokens: bool, at_most: int | None) -> bytes:
+        self._refuse_hopeless(text, field)
+        try:
+            return self._tokenizer.encode_now(text, add_special_tokens=add_special_tokens, at_most=at_most)
+        except TooManyTokens as error:
+            raise too_long(str(error.num_tokens), self._max_context, field) from None
 
     def _refuse_hopeless(self, text: str, field: str) -> None:
         at_least = self._tokenizer.at_least_tokens(text)
         if at_least >= self._max_context:
-            raise _too_long(f"at least {at_least}", self._max_context, field)
+            raise too_long(f"at least {at_least}", self._max_context, field)
 
     def check_ids(self, tokens: bytes, field: str) -> None:
         """Raises ApiError for what is no list of token ids of this model."""
@@ -120,7 +147,7 @@ class PromptReader:
             raise invalid("The prompt is empty.", param=spec.prompt_field, code="empty")
         room = self._max_context - num_tokens
         if room < 1:
-            raise _too_long(str(num_tokens), self._max_context, spec.prompt_field)
+            raise too_long(str(num_tokens), self._max_context, spec.prompt_field)
         if spec.max_tokens is None:
             wanted = (self._chat_max_tokens or room) if spec.is_chat else COMPLETION_TOKENS
             return min(wanted, room)
@@ -135,7 +162,8 @@ class PromptReader:
         return max(spec.max_tokens, 1)
 
 
-def _too_long(num_tokens: str, max_context: int, field: str) -> ApiError:
+def too_long(num_tokens: str, max_context: int, field: str) -> ApiError:
+    """The refusal of a prompt that leaves no room for a token."""
     return invalid(
         f"This model's context is {max_context} tokens and must hold at least one new one; the prompt has "
         f"{num_tokens} tokens. Shorten it.",

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from opentelemetry import trace
 
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Output, Request
 from coppice_scheduler.edge.base.engine import Engine, RequestRefused
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_refused
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.admission import Admitted
+from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.tracing import CallSpan
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, TextStream, Usage
 
@@ -62,6 +64,8 @@ class Run:
     request: Request
     span: CallSpan
     make_stream: Callable[[Callable[[], None]], TextStream]
+    calls: CallsByKey
+    tenant: Tenant
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         stream = self.make_stream(lambda: self.engine.finish(self.request.request_id))
@@ -91,6 +95,12 @@ class Run:
 
     async def _outputs(self) -> AsyncGenerator[Output, None]:
         """The engine's outputs. The first step runs under the call's span, so that the engine can carry it on."""
+        with self.calls.at_work(self.request.request_id, self.tenant):
+            async with aclosing(self._run()) as outputs:
+                async for output in outputs:
+                    yield output
+
+    async def _run(self) -> AsyncGenerator[Output, None]:
         async with aclosing(self.engine.generate(self.request)) as outputs:
             try:
                 with trace.use_span(self.span.span, record_exception=False, set_status_on_exception=False):

@@ -1,33 +1,42 @@
 """The front door without a framework: REST and gRPC both go through here, so they cannot differ.
 
-    1 tenant_of(bearer)                        who calls
-    2 open(tenant, spec) -> Call               everything that can be refused without the engine
-    3 Call.deltas() -> Delta, Delta, ...       engine -> tokens -> text -> stop strings -> usage
+    1 tenant_of(bearer), count_call(tenant)    who calls, and whether it has calls left this minute
+    2 bodies.body(tenant), read(...)           its bytes, counted and bounded
+    3 open(tenant, spec) -> Call               everything that can be refused without the engine
+    4 Call.deltas() -> Delta, Delta, ...       engine -> tokens -> text -> stop strings -> usage
 
 Each prompt gets `n` answers. The first is a request as any other; the rest are forks of it, which share its prefill.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TypeVar
 from uuid import uuid4
 
+from msgspec.structs import replace
 from opentelemetry.context import Context
 
+from coppice.ids import DomainId
 from coppice.messages.index import Reuse
 from coppice.messages.step import SamplingParams
-from coppice.tenants import Tenant, TenantDirectory
+from coppice.namespaces import digest_salt
+from coppice.tenants.directory import TenantDirectory
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.edge.base.engine import Engine, ModelInfo
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, model_not_found, not_ready
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid, model_not_found, not_ready
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader
+from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.calls import Call, Run, code_of
-from coppice_scheduler.edge.frontend.generation_spec import MAX_TIMEOUT_S, GenerationSpec, Prompt
+from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
+from coppice_scheduler.edge.frontend.door_limits import DoorLimits
+from coppice_scheduler.edge.frontend.generation_spec import MAX_CACHE_SALT, MAX_TIMEOUT_S, GenerationSpec, Prompt
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice, stop_tokens_of
+from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.frontend.tracing import CallSpan
 from coppice_scheduler.edge.text.chat import ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
@@ -39,6 +48,8 @@ from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
 
 DEFAULT_MAX_RETAIN_MS = 30 * 60 * 1000
 _PROMPT_TAIL_BYTES = 4 * 16
+
+T = TypeVar("T")
 
 
 class FrontDoor:
@@ -52,17 +63,25 @@ class FrontDoor:
         metrics: FrontDoorMetrics,
         *,
         max_retain_ms: int = DEFAULT_MAX_RETAIN_MS,
+        bodies: BodyBudget | None = None,
     ) -> None:
         self._engine = engine
-        self._tenants = tenants
+        self._calls = CallsByKey(engine, tenants)
         self._metrics = metrics
         self._max_retain_ms = max_retain_ms
         self._defaults = checkpoint.defaults
         self._eos_token_ids = checkpoint.eos_token_ids
         self._detokenizers = DetokenizerFactory(checkpoint.raw)
         self.token_texts = TokenTexts(checkpoint.raw)
+        self._limits = DoorLimits()
+        self.bodies = bodies or BodyBudget()
+        self.text_work = TextWork()
         self._prompts = PromptReader(
-            Tokenizer(checkpoint), ChatTemplate(checkpoint), engine.model, checkpoint.defaults.max_new_tokens
+            Tokenizer(checkpoint),
+            ChatTemplate(checkpoint),
+            engine.model,
+            checkpoint.defaults.max_new_tokens,
+            self.text_work,
         )
 
     @property
@@ -73,9 +92,20 @@ class FrontDoor:
     def ready(self) -> bool:
         return self._engine.ready
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What anybody may know of the tenants file; what is wrong with one is for the operator's port and the log."""
+        version = self._calls.directory.version
+        refused = ("a newer tenants file is refused",) if self._engine.tenants_refused else ()
+        return (f"tenants file: version {version}", *refused) if version else ()
+
+    def set_tenants(self, directory: TenantDirectory) -> None:
+        """These count from now on. What runs with a key that is gone ends."""
+        self._calls.replace(directory)
+
     def tenant_of(self, bearer: str | None) -> Tenant:
         """Raises ApiError (UNAUTHENTICATED)."""
-        tenant = self._tenants.authenticate(bearer)
+        tenant = self._calls.directory.authenticate(bearer, datetime.now(UTC))
         if tenant is None:
             message = (
                 "An API key is needed: send `Authorization: Bearer KEY`."
@@ -85,37 +115,58 @@ class FrontDoor:
             raise ApiError(ErrorKind.UNAUTHENTICATED, message, code="invalid_api_key")
         return tenant
 
+    def count_call(self, tenant: Tenant) -> None:
+        """Every call counts as one, before anything of it is read. Raises ApiError (BUSY)."""
+        try:
+            self._limits.count(tenant)
+        except ApiError as error:
+            self._metrics.failed(tenant.id, code_of(error), 0)
+            raise
+
+    async def read(self, tenant: Tenant, raw: bytes, parse: Callable[[bytes], T]) -> T:
+        """What `parse` makes of a body, beside the loop where the body is large. Raises what `parse` raises."""
+        if len(raw) <= SHORT_SIZE:
+            return parse(raw)
+        return await self.text_work.run(tenant.id, len(raw), lambda: parse(raw))
+
     def check_model(self, asked: str) -> None:
         """Raises ApiError (NOT_FOUND)."""
         if asked != self.model.id:
             raise model_not_found(asked, self.model.id)
 
-    async def tokenize(self, prompt: Prompt, field: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt as a generation would have them. Raises ApiError; `field` is what it names."""
-        return unpack_tokens(await self._prompts.tokens_of(prompt, field, add_special_tokens=add_special_tokens))
+    async def tokenize(self, tenant: Tenant, prompt: Prompt, field: str, *, add_special_tokens: bool) -> bytes:
+        """Packed tokens of a prompt as a generation would have them. Raises ApiError; `field` is what it names."""
+        return await self._prompts.tokens_of(tenant.id, prompt, field, add_special_tokens=add_special_tokens)
 
-    async def detokenize(self, tokens: bytes, field: str) -> str:
+    async def detokenize(self, tenant: Tenant, tokens: bytes, field: str) -> str:
         """Text of packed tokens, special ones by their names. Raises ApiError."""
         self._prompts.check_ids(tokens, field)
-        return await asyncio.to_thread(self._text_of, tokens)
+        return await self.text_work.run(tenant.id, len(tokens), lambda: self._text_of(tokens))
 
     def _text_of(self, tokens: bytes) -> str:
         stream = self._detokenizers.start([], skip_special_tokens=False)
         return stream.feed(unpack_tokens(tokens)) + stream.flush()
 
-    async def open(self, tenant: Tenant, spec: GenerationSpec, parent: Context | None = None) -> Call:
-        """Check everything that needs no engine, and tokenise. Raises ApiError; nothing is reserved yet."""
+    async def open(self, tenant: Tenant, spec: GenerationSpec, client: Context | None = None) -> Call:
+        """Check everything that needs no engine, and tokenise. Raises ApiError; nothing is reserved yet.
+
+        `client`: the trace context that came with the call.
+        """
         arrived_ns = time.monotonic_ns()
         self.check_model(spec.model)
         call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{uuid4().hex}"
-        span = CallSpan(spec, self.model.id, call_id, tenant.id, parent)
+        span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = _deadline_ns(spec, arrived_ns)
+            salt = _salt(spec, tenant.domain)
             if not self._engine.accepts:
                 raise not_ready()
-            admitted = await self._prompts.admit(spec)
-            echoes = await asyncio.to_thread(self._echoes, admitted, spec) if spec.echo else [None] * len(admitted)
+            admitted = await self._prompts.admit(tenant.id, spec)
+            echoes: Sequence[Echo | None] = [None] * len(admitted)
+            if spec.echo:
+                size = sum(len(prompt.tokens) for prompt in admitted)
+                echoes = await self.text_work.run(tenant.id, size, lambda: self._echoes(admitted, spec))
         except BaseException as error:
             code = code_of(error)
             self._metrics.failed(tenant.id, code, 0)
@@ -138,12 +189,13 @@ class FrontDoor:
             deadline_ns=deadline_ns,
             reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
             retain_ms=min(spec.retain_ms, self._max_retain_ms),
+            salt=salt,
         )
         return Call(
             call_id=call_id,
             prompts=admitted,
             num_choices=spec.n,
-            _runs=tuple(self._runs(whole, admitted, echoes, spec, span)),
+            _runs=tuple(self._runs(whole, admitted, echoes, spec, span, tenant)),
             _span=span,
         )
 
@@ -154,6 +206,7 @@ class FrontDoor:
         echoes: Sequence[Echo | None],
         spec: GenerationSpec,
         span: CallSpan,
+        tenant: Tenant,
     ) -> Iterator[Run]:
         """Requests in the order of the answers, so that the first choice of a prompt is submitted before its forks."""
         for place, prompt in enumerate(prompts):
@@ -170,7 +223,7 @@ class FrontDoor:
                     fork_of=first if choice and not whole.sampling.prompt_logprobs else None,
                 )
                 make_stream = self._stream_maker(index, prompt, echoes[place], spec, is_extra_choice=choice > 0)
-                yield Run(self._engine, self._metrics, request, span, make_stream)
+                yield Run(self._engine, self._metrics, request, span, make_stream, self._calls, tenant)
 
     def _stream_maker(
         self, index: int, prompt: Admitted, echo: Echo | None, spec: GenerationSpec, *, is_extra_choice: bool
@@ -211,6 +264,16 @@ class FrontDoor:
             pieces.append(stream.feed([token_id]))
             num_chars += len(pieces[-1])
         return Echo(prompt.text if prompt.text is not None else "".join(pieces) + stream.flush(), ids, offsets)
+
+
+def _salt(spec: GenerationSpec, domain: DomainId) -> bytes:
+    """Digest of the client's salt, empty without one. The text goes no further. Raises ApiError."""
+    if spec.cache_salt is None:
+        return b""
+    if not 1 <= len(spec.cache_salt) <= MAX_CACHE_SALT:
+        count = len(spec.cache_salt)
+        raise invalid(f"cache_salt has {count} characters; it must have 1 to {MAX_CACHE_SALT}.", param="cache_salt")
+    return digest_salt(domain, spec.cache_salt)
 
 
 def _deadline_ns(spec: GenerationSpec, arrived_ns: int) -> int | None:

@@ -16,6 +16,7 @@ MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant")
 MAX_RUNS = 128  # prompts x choices of one call
 MAX_LOGIT_BIASES = 1024
+MAX_CACHE_SALT = 256  # characters
 MAX_TIMEOUT_S = 7 * 24 * 3600.0  # a longer one is none
 
 
@@ -69,6 +70,7 @@ class GenerationSpec:
     timeout_s: float | None = None  # after it the answer is worth nothing
     comes_again: bool = False  # the client says that others will share this prompt's beginning
     retain_ms: int = 0  # how long the prompt should stay cached; the operator's maximum counts
+    cache_salt: str | None = None  # cached prefixes are shared with requests of the same salt alone
     streams: bool = True  # the client reads the answer as it comes
 
     @property

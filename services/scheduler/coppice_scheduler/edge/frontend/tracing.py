@@ -1,5 +1,10 @@
 """One span per call with the GenAI attributes, and below it what the core did: queue, acquire, prefill, decode.
 
+    client's traceparent  <--link, coppice.client.trace_id--  span of the call, root of a trace of ours
+
+A client says what it likes in its `traceparent`: ids of others' traces, or that everything is to be recorded. So its
+trace is not continued, and its sampled flag decides nothing; the operator's sampler does.
+
 The core's marks are monotonic nanoseconds; spans want wall-clock ones. The offset is taken when the request ends.
 """
 
@@ -10,7 +15,7 @@ from collections.abc import Iterable
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, format_trace_id
 
 from coppice.telemetry import traceparent_of
 from coppice_scheduler.core.state.request import Mark
@@ -18,13 +23,15 @@ from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
 from coppice_scheduler.edge.text.text_stream import Usage
 
 PROVIDER = "coppice"
+CLIENT_TRACE_ID = "coppice.client.trace_id"  # for whoever searches with what a client told
 _WALL_CLOCK_FROM_NS = 10**18  # 2001; a monotonic clock gets there after 31 years of uptime
 
 
 class CallSpan:
     """The span of one call, from arrival to its last token. End it exactly once."""
 
-    def __init__(self, spec: GenerationSpec, model: str, call_id: str, tenant: str, parent: Context | None) -> None:
+    def __init__(self, spec: GenerationSpec, model: str, call_id: str, tenant: str, client: Context | None) -> None:
+        """`client`: the trace context that came with the call; the span is linked to it."""
         self._tracer = trace.get_tracer("coppice.scheduler")
         operation = "chat" if spec.is_chat else "text_completion"
         attributes: dict[str, str | int | float] = {
@@ -44,8 +51,14 @@ class CallSpan:
             "choice.count": spec.n if spec.n != 1 else None,
         }
         attributes.update({f"gen_ai.request.{name}": value for name, value in optional.items() if value is not None})
+        links = []
+        theirs = trace.get_current_span(client or Context()).get_span_context()
+        if theirs.is_valid:
+            attributes[CLIENT_TRACE_ID] = format_trace_id(theirs.trace_id)
+            # The ids alone: a tracestate is free text of the client's.
+            links.append(Link(SpanContext(theirs.trace_id, theirs.span_id, is_remote=True)))
         self.span: Span = self._tracer.start_span(
-            f"{operation} {model}", context=parent, kind=SpanKind.SERVER, attributes=attributes
+            f"{operation} {model}", context=Context(), kind=SpanKind.SERVER, attributes=attributes, links=links
         )
 
     @property

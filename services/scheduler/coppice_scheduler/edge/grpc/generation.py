@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -18,23 +19,24 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from coppice.telemetry import context_from_metadata
-from coppice.tenants import Tenant
+from coppice.tenants.tenant import Tenant
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.auth import bearer_key
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, invalid
+from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.grpc.errors import abort
 from coppice_scheduler.edge.grpc.messages import response_of, spec_of, tokenize_prompt
-from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
 log = logging.getLogger("coppice.scheduler.grpc")
 SERVICE = "coppice_rpc.v1.Generation"
 MESSAGE_TIMEOUT_S = 30.0  # as for the body of a REST request
+READING_MAX = 16  # messages of one tenant that the library takes in at a time; it does not tell how much came of them
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answers = AsyncGenerator[Message, None]
-_Method = Callable[[Any, Tenant, Context], Answers]
+_Method = Callable[[Any, Tenant, Context, Body], Answers]
 
 
 class Generation:
@@ -43,6 +45,7 @@ class Generation:
     def __init__(self, frontdoor: FrontDoor, *, message_timeout_s: float = MESSAGE_TIMEOUT_S) -> None:
         self._frontdoor = frontdoor
         self._message_timeout_s = message_timeout_s
+        self._reading: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(READING_MAX))
 
     def handler(self) -> grpc.GenericRpcHandler:
         methods: dict[str, tuple[type[Message], _Method]] = {
@@ -61,12 +64,14 @@ class Generation:
             try:
                 tenant = self._tenant(context)
                 tenant_id = tenant.id
+                self._frontdoor.count_call(tenant)
                 if context.time_remaining() is None:
                     raise invalid("The call has no deadline; set one (a timeout).", code="no_deadline")
-                request = await self._read(messages, request_type)
-                async with aclosing(method(request, tenant, context)) as answers:
-                    async for response in answers:
-                        yield response
+                with self._frontdoor.bodies.body(tenant.id) as body:
+                    request = await self._read(messages, request_type, tenant, body)
+                    async with aclosing(method(request, tenant, context, body)) as answers:
+                        async for response in answers:
+                            yield response
             except ApiError as error:
                 await abort(context, error, tenant_id)
             except Exception:
@@ -75,9 +80,11 @@ class Generation:
 
         return grpc.stream_stream_rpc_method_handler(answer, response_serializer=_serialized)
 
-    async def _read(self, messages: AsyncIterator[bytes], request_type: type[Message]) -> Message:
+    async def _read(
+        self, messages: AsyncIterator[bytes], request_type: type[Message], tenant: Tenant, body: Body
+    ) -> Message:
         try:
-            async with asyncio.timeout(self._message_timeout_s):
+            async with asyncio.timeout(self._message_timeout_s), self._reading[tenant.id]:
                 data = await anext(messages)
         except TimeoutError:
             raise ApiError(
@@ -91,32 +98,36 @@ class Generation:
             raise ApiError(
                 ErrorKind.TOO_LARGE, f"The request is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large"
             )
+        body.add(data)
         try:
-            return request_type.FromString(data)
+            return await self._frontdoor.read(tenant, body.take_bytes(), request_type.FromString)
         except DecodeError:
             raise invalid(f"The message is no {request_type.DESCRIPTOR.name}.", code="invalid_message") from None
 
-    async def _generate(self, request: pb.GenerateRequest, tenant: Tenant, context: Context) -> Answers:
+    async def _generate(self, request: pb.GenerateRequest, tenant: Tenant, context: Context, body: Body) -> Answers:
         timeout_s = context.time_remaining() or 0.0
-        parent = context_from_metadata(_metadata(context))
-        call = await self._frontdoor.open(tenant, spec_of(request, max(timeout_s, 1e-9)), parent)
+        client = context_from_metadata(_metadata(context))
+        call = await self._frontdoor.open(tenant, spec_of(request, max(timeout_s, 1e-9)), client)
+        body.release()
         async with aclosing(call.deltas()) as deltas:
             async for delta in deltas:
                 yield response_of(delta, self._frontdoor.token_texts)
 
-    async def _list_models(self, request: pb.ListModelsRequest, tenant: Tenant, context: Context) -> Answers:
+    async def _list_models(
+        self, request: pb.ListModelsRequest, tenant: Tenant, context: Context, body: Body
+    ) -> Answers:
         model = self._frontdoor.model
         yield pb.ListModelsResponse(models=[pb.Model(id=model.id, max_context=model.max_context)])
 
-    async def _tokenize(self, request: pb.TokenizeRequest, tenant: Tenant, context: Context) -> Answers:
+    async def _tokenize(self, request: pb.TokenizeRequest, tenant: Tenant, context: Context, body: Body) -> Answers:
         self._frontdoor.check_model(request.model)
         adds = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        tokens = await self._frontdoor.tokenize(tokenize_prompt(request), "prompt", add_special_tokens=adds)
-        yield pb.TokenizeResponse(tokens=pack_tokens(tokens), max_context=self._frontdoor.model.max_context)
+        tokens = await self._frontdoor.tokenize(tenant, tokenize_prompt(request), "prompt", add_special_tokens=adds)
+        yield pb.TokenizeResponse(tokens=tokens, max_context=self._frontdoor.model.max_context)
 
-    async def _detokenize(self, request: pb.DetokenizeRequest, tenant: Tenant, context: Context) -> Answers:
+    async def _detokenize(self, request: pb.DetokenizeRequest, tenant: Tenant, context: Context, body: Body) -> Answers:
         self._frontdoor.check_model(request.model)
-        yield pb.DetokenizeResponse(text=await self._frontdoor.detokenize(request.tokens, "tokens"))
+        yield pb.DetokenizeResponse(text=await self._frontdoor.detokenize(tenant, request.tokens, "tokens"))
 
     def _tenant(self, context: Context) -> Tenant:
         values = [value for name, value in _metadata(context) if name == "authorization" and isinstance(value, str)]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import (
+    MAX_LOGIT_BIASES,
+    MAX_MESSAGES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
     ChatPrompt,
     GenerationSpec,
     Prompt,
@@ -21,6 +25,9 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
     """`timeout_s` is what is left of the call's deadline. Raises ApiError."""
     if not request.model:
         raise invalid("model is required.", param="model", code="missing")
+    _at_most("logit_bias", len(request.logit_bias), MAX_LOGIT_BIASES, "entries")
+    _at_most("stop", len(request.stop), MAX_STOPS, "strings")
+    _at_most("stop_token_ids", len(request.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids")
 
     def given(name: str) -> bool:
         return request.HasField(name)  # type: ignore[arg-type]
@@ -51,6 +58,7 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
         timeout_s=timeout_s,
         comes_again=bool(request.prompt_cache_key),
         retain_ms=request.prompt_cache_ttl_ms,
+        cache_salt=request.cache_salt if given("cache_salt") else None,
     )
 
 
@@ -83,7 +91,14 @@ def _prompt(request: pb.GenerateRequest) -> Prompt:
     raise invalid("prompt is required: text, token_ids or chat.", param="prompt", code="missing")
 
 
+def _at_most(name: str, length: int, most: int, entries: str) -> None:
+    """Looked at before the entries are made Python's."""
+    if length > most:
+        raise invalid(f"{name} has {length} {entries}; at most {most} are taken", param=name)
+
+
 def _chat(chat: pb.ChatMessages) -> ChatPrompt:
+    _at_most("messages", len(chat.messages), MAX_MESSAGES, "entries")
     return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in chat.messages))
 
 

@@ -1,4 +1,4 @@
-"""What is read of a request before it is understood: the key and the body, both bounded."""
+"""What is read of a request before it is understood: the key and the body, both bounded and counted."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import asyncio
 
 from fastapi import Request
 
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.auth import bearer_key
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
+from coppice_scheduler.edge.frontend.body_budget import Body
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 
 
-def bearer_of(request: Request) -> str | None:
-    return bearer_key(request.headers.get("authorization", ""))
+def caller_of(frontdoor: FrontDoor, request: Request) -> Tenant:
+    """Who calls; the call counts as one of the tenant's. Raises ApiError."""
+    tenant = frontdoor.tenant_of(bearer_key(request.headers.get("authorization", "")))
+    frontdoor.count_call(tenant)
+    return tenant
 
 
-async def read_body(request: Request, timeout_s: float) -> bytes:
-    """The whole body, bounded in bytes and time. Raises ApiError."""
+async def read_body(request: Request, timeout_s: float, body: Body) -> None:
+    """Put the whole body into `body`, bounded in bytes and time. Raises ApiError."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
         raise _too_large()
-    body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
             async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
+                body.add(part)
+                if body.num_bytes > MAX_BODY_BYTES:
                     raise _too_large()
     except TimeoutError:
         raise ApiError(
             ErrorKind.TIMEOUT, f"The body did not arrive within {timeout_s:g} s.", code="request_timeout"
         ) from None
-    return bytes(body)
 
 
 def _too_large() -> ApiError:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
 T = TypeVar("T")
 
 

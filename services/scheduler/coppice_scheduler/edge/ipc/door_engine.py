@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
+from coppice.edge.codec import MalformedFrame
+from coppice.edge.wire import Splitter, WireGarbled, framed
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
+    FROM_DOOR,
+    MESSAGE_BYTES_MAX,
+    TO_DOOR,
     Asks,
     Beat,
     Cancel,
-    FrameError,
-    FrameReader,
     FromDoor,
-    Message,
     PlannerState,
     Stop,
+    Tenants,
+    ToDoor,
     Turn,
-    to_frame,
 )
 from coppice_scheduler.edge.text.streams import Streams
 
@@ -41,7 +44,7 @@ class DoorEngine(asyncio.Protocol):
     def __init__(self, door: int, model: ModelInfo) -> None:
         self._model = model
         self._streams = Streams(door << DOOR_SHIFT)
-        self._frames = FrameReader()
+        self._incoming = Splitter(MESSAGE_BYTES_MAX)
         self._transport: asyncio.WriteTransport | None = None
         self._standing = PlannerState(False, False, _NO_STATS)
         self._requests: list[Request] = []  # not sent yet, nor the cancels
@@ -49,6 +52,7 @@ class DoorEngine(asyncio.Protocol):
         self._collecting_since_s = 0.0
         self._lost: OutputError | None = None
         self.changed = asyncio.Event()  # readiness, or one of the two below
+        self.tenants_changed: Callable[[bytes], None] = lambda content: None
         self.stop_wanted = False
         self.planner_is_lost = False
 
@@ -89,6 +93,14 @@ class DoorEngine(asyncio.Protocol):
     def finish(self, request_id: str) -> None:
         self._cancel(request_id, Finish.STOP)
 
+    def end(self, request_id: str, error: OutputError) -> None:
+        if self._streams.end(request_id, error):
+            self._cancel(request_id, Finish.CANCELLED)
+
+    @property
+    def tenants_refused(self) -> bool:
+        return self._standing.tenants_refused
+
     # ---- the connection ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -98,9 +110,10 @@ class DoorEngine(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for message in self._frames.feed(data):
-                self._take(message)
-        except FrameError as error:
+            self._incoming.feed(data)
+            for message in self._incoming.split():
+                self._take(TO_DOOR.decode(message))
+        except (MalformedFrame, WireGarbled) as error:
             _log.error("the planner sent what is no message: %s", error)
             assert self._transport is not None
             self._transport.abort()
@@ -112,7 +125,8 @@ class DoorEngine(asyncio.Protocol):
 
     def send(self, message: FromDoor) -> None:
         if self._transport is not None:
-            self._transport.write(to_frame(message))
+            for piece in framed(FROM_DOOR.encode(message)):
+                self._transport.write(piece)
 
     def end_streams(self, why: str) -> None:
         """End all streams with an error, now and from now on."""
@@ -120,7 +134,7 @@ class DoorEngine(asyncio.Protocol):
         self._streams.end_all(self._lost)
         self.changed.set()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: ToDoor) -> None:
         if isinstance(message, Turn):
             for refusal in message.refusals:
                 self._streams.refuse(refusal.request_id, refusal.refused)
@@ -129,11 +143,13 @@ class DoorEngine(asyncio.Protocol):
             if message.ready != self._standing.ready:
                 self.changed.set()
             self._standing = message
+        elif isinstance(message, Tenants):
+            self.tenants_changed(message.content)
         elif isinstance(message, Stop):
             self.stop_wanted = True
             self.changed.set()
         else:
-            raise FrameError(f"a {type(message).__name__} is not for a front door that runs")
+            raise MalformedFrame(f"a {type(message).__name__} is not for a front door that runs")
 
     def _beat(self) -> None:
         if self._transport is not None:

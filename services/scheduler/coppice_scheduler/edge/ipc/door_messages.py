@@ -1,45 +1,37 @@
-"""Messages between the planner's process and its front doors: length-prefixed msgpack frames on a Unix socket.
+"""Messages between the planner's process and its front doors, on a Unix socket (`coppice.edge.wire`).
 
-planner -> door   Start, then Standing (at changes, and a few times a second), Turn (one per turn), Stop
+planner -> door   Start, then PlannerState (at changes, and a few times a second), Turn (one per turn), Tenants, Stop
 door -> planner   Serving or CannotServe, then Asks (one per turn of its loop), Beat (each second)
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import msgpack
-
+from coppice.edge.codec import Codec
+from coppice.messages.record import Message, Record
 from coppice_scheduler.core.state.request import Finish, Output, Refused, Request, SchedulerStats, TokenBatch
 from coppice_scheduler.edge.base.engine import ModelInfo
-from coppice_scheduler.edge.ipc.records import RecordError, from_plain, to_plain
 
 DOOR_SHIFT = 24  # a request's number names its door in the bits above
 DOORS_MAX = 256  # at once, with those that died a moment ago
-MAX_FRAME_BYTES = 512 * 1024 * 1024
-_LENGTH = struct.Struct("<I")
+MESSAGE_BYTES_MAX = 512 * 1024 * 1024  # one turn carries the prompts of many requests, or their log-probabilities
+BACKLOG_BYTES_MAX = 32 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The first frame of a front door."""
+class Start(Message, frozen=True):
+    """The first message to a front door."""
 
     door: int
     settings: str  # ServiceSettings as JSON, ports as they are really
     model: ModelInfo
     metrics_dir: str
+    tenants: bytes = b""  # the tenants file as it counts; empty without one
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(Message, frozen=True):
     """The listeners are open."""
 
 
-@dataclass(frozen=True, slots=True)
-class CannotServe:
+class CannotServe(Message, frozen=True):
     """Why a front door ends before it began, for a person."""
 
     exit_code: int
@@ -47,33 +39,28 @@ class CannotServe:
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Record, frozen=True):
     request_id: str
     finish: Finish  # CANCELLED, or STOP where a stop string was found
 
 
-@dataclass(frozen=True, slots=True)
-class Asks:
+class Asks(Message, frozen=True):
     """New requests, then cancels."""
 
     requests: tuple[Request, ...]
     cancels: tuple[Cancel, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Message, frozen=True):
     """The door's loop turns."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedRequest:
+class RefusedRequest(Record, frozen=True):
     request_id: str
     refused: Refused
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Message, frozen=True):
     """What a turn of the planner made for one front door."""
 
     refusals: tuple[RefusedRequest, ...]
@@ -81,67 +68,26 @@ class Turn:
     outputs: tuple[Output, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerState:
+class PlannerState(Message, frozen=True):
     """How things are with the planner."""
 
     ready: bool
     accepts: bool
     stats: SchedulerStats
+    tenants_refused: bool = False  # a newer tenants file is wrong
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Tenants(Message, frozen=True):
+    """The tenants file as it counts from now on. It was found to be right."""
+
+    content: bytes
+
+
+class Stop(Message, frozen=True):
     """Serve what is there, take nothing new, end."""
 
 
-ToDoor = Start | PlannerState | Turn | Stop
+ToDoor = Start | PlannerState | Tenants | Turn | Stop
 FromDoor = Serving | CannotServe | Asks | Beat
-Message = ToDoor | FromDoor
-_KINDS: tuple[type[Message], ...] = (Start, PlannerState, Turn, Stop, Serving, CannotServe, Asks, Beat)
-_KIND_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
-
-
-class FrameError(Exception):
-    """What came over the socket is no message."""
-
-
-def to_frame(message: Message) -> bytes:
-    body: bytes = msgpack.packb([_KIND_NUMBERS[type(message)], to_plain(message)])
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Bytes in, messages out."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete now. Raises FrameError; then the connection is of no use any more."""
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are taken")
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]
-            yield _message(body)
-
-
-def _message(body: bytes) -> Message:
-    try:
-        plain: Any = msgpack.unpackb(body)
-        if type(plain) is not list or len(plain) != 2:
-            raise FrameError("a frame is [kind, fields]")
-        kind, fields = plain
-        if type(kind) is not int or not 0 <= kind < len(_KINDS):
-            raise FrameError("a frame of an unknown kind")
-        return from_plain(_KINDS[kind], fields)
-    except RecordError as error:
-        raise FrameError(str(error)) from None
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise FrameError(f"no msgpack: {error!r}") from None
+TO_DOOR: Codec[ToDoor] = Codec(ToDoor)
+FROM_DOOR: Codec[FromDoor] = Codec(FromDoor)

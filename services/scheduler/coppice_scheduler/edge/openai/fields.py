@@ -46,6 +46,7 @@ SUPPORTED = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "cache_salt",
         "priority",
         "timeout",
         "user",  # says who the caller's user is; changes nothing
@@ -90,7 +91,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "store": _OFF,
     "service_tier": ("auto", "default"),
     "moderation": (),
-    "cache_salt": (),
     "request_id": (),
     "session_id": (),
     "truncate_prompt_tokens": (),

@@ -10,18 +10,19 @@ from contextlib import aclosing
 
 from fastapi import Request
 from fastapi.responses import Response
+from opentelemetry.context import Context
 
 from coppice.telemetry import context_from_headers
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, internal
+from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
-from coppice_scheduler.edge.http.requests import bearer_of, read_body
-from coppice_scheduler.edge.http.sse import DONE, EventStream, event, unless_disconnected
+from coppice_scheduler.edge.http.requests import caller_of, read_body
+from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.openai.bodies import Answer, Shape
 from coppice_scheduler.edge.openai.schema import ParsedRequest, parse_chat, parse_completion
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta
-
-CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
 
 log = logging.getLogger("coppice.scheduler.http")
 
@@ -37,10 +38,21 @@ class GenerateApi:
     async def chat_completions(self, request: Request) -> Response:
         return await self._generate(request, parse_chat)
 
-    async def _generate(self, request: Request, parse: Callable[[bytes], ParsedRequest]) -> Response:
-        tenant = self._frontdoor.tenant_of(bearer_of(request))
-        parsed = parse(await read_body(request, self._body_timeout_s))
-        call = await self._frontdoor.open(tenant, parsed.spec, context_from_headers(request.headers))
+    async def _generate(self, request: Request, parse: Callable[[bytes, int], ParsedRequest]) -> Response:
+        tenant = caller_of(self._frontdoor, request)
+        parent = context_from_headers(request.headers)
+        with self._frontdoor.bodies.body(tenant.id) as body:
+            await read_body(request, self._body_timeout_s, body)
+            answer = await unless_disconnected(request.receive, lambda: self._answer(tenant, body, parse, parent))
+        return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
+
+    async def _answer(
+        self, tenant: Tenant, body: Body, parse: Callable[[bytes, int], ParsedRequest], parent: Context
+    ) -> Response:
+        max_context = self._frontdoor.model.max_context
+        parsed = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: parse(raw, max_context))
+        call = await self._frontdoor.open(tenant, parsed.spec, parent)
+        body.release()
         shape = Shape(
             call=call,
             model=self._frontdoor.model.id,
@@ -50,11 +62,7 @@ class GenerateApi:
             texts=self._frontdoor.token_texts,
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
-        if parsed.presentation.stream:
-            answer = await unless_disconnected(request.receive, lambda: _streamed(call, shape))
-        else:
-            answer = await unless_disconnected(request.receive, lambda: _whole(call, shape))
-        return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
+        return await (_streamed(call, shape) if parsed.presentation.stream else _whole(call, shape))
 
 
 async def _whole(call: Call, shape: Shape) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coppice_scheduler.edge.base.errors import invalid
+from coppice_scheduler.edge.frontend.generation_spec import MAX_MESSAGES
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.text.chat import ChatMessage
 
@@ -19,6 +20,7 @@ def messages_of(fields: Fields) -> tuple[ChatMessage, ...]:
         raise invalid("messages is required.", param="messages", code="missing")
     if not isinstance(value, list):
         raise fields.wrong("messages", "a list of messages")
+    fields.at_most("messages", MAX_MESSAGES, "entries")
     return tuple(_message(place, message) for place, message in enumerate(value))
 
 

@@ -23,7 +23,7 @@ _ERRORS = {
     503: "Not ready, draining, or a part was lost; Retry-After says when to come back.",
     504: "The deadline of the request passed.",
 }
-_BODY_STATUSES = (400, 401, 404, 408, 413, 500, 503)
+_BODY_STATUSES = (400, 401, 404, 408, 413, 429, 500, 503)
 _RETRY_HEADERS = {
     "retry-after": {"description": "Seconds, rounded up.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
     "retry-after-ms": {"description": "Milliseconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
@@ -35,9 +35,9 @@ def document(version: str, model_id: str, *, has_metrics: bool) -> Schema:
     paths: dict[str, Any] = {
         "/v1/chat/completions": _post("chatCompletions", "ChatRequest", _answer("ChatCompletion", "ChatChunk"), True),
         "/v1/completions": _post("completions", "CompletionRequest", _answer("Completion", "Completion"), True),
-        "/v1/models": {"get": _read("listModels", _json("ModelList"), (401,))},
+        "/v1/models": {"get": _read("listModels", _json("ModelList"), (401, 429))},
         "/v1/models/{model_id}": {
-            "get": {**_read("getModel", _json("Model"), (401, 404)), "parameters": [_MODEL_PARAMETER]}
+            "get": {**_read("getModel", _json("Model"), (401, 404, 429)), "parameters": [_MODEL_PARAMETER]}
         },
         "/healthz": {"get": {**_read("health", _plain("The process lives."), ()), "security": []}},
         "/readyz": {"get": {**_read("readiness", _plain("Requests are served."), ()), "security": []}},
@@ -69,7 +69,7 @@ _MODEL_PARAMETER = {"name": "model_id", "in": "path", "required": True, "schema"
 
 def _post(name: str, request: str | Schema, ok: Schema, generates: bool) -> Schema:
     schema = {"$ref": ref(request)} if isinstance(request, str) else request
-    statuses = (*_BODY_STATUSES, 429, 504) if generates else _BODY_STATUSES
+    statuses = (*_BODY_STATUSES, 504) if generates else _BODY_STATUSES
     return {
         "post": {
             "operationId": name,

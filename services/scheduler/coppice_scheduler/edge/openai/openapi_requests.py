@@ -7,6 +7,7 @@ from typing import Any
 
 from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES
 from coppice_scheduler.edge.frontend.generation_spec import (
+    MAX_CACHE_SALT,
     MAX_LOGIT_BIASES,
     MAX_MESSAGES,
     MAX_PROMPTS,
@@ -123,6 +124,12 @@ def _generation() -> dict[str, Schema]:
             "object", "How long the prompt stays cached at least.", additionalProperties=False, properties=_CACHE
         ),
         "prompt_cache_retention": {"enum": ["in_memory", "in-memory", "24h", None], "deprecated": True},
+        "cache_salt": one_of(
+            "string",
+            "Cached prefixes are shared with requests of the same salt alone.",
+            minLength=1,
+            maxLength=MAX_CACHE_SALT,
+        ),
         "priority": one_of("integer", "Lower goes first.", minimum=-(2**31), maximum=_U31),
         "timeout": one_of("number", "Seconds after which the answer is worth nothing.", exclusiveMinimum=0),
         "user": one_of("string"),

@@ -12,10 +12,12 @@ from starlette.requests import ClientDisconnect
 
 from coppice import __version__
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, not_ready
+from coppice_scheduler.edge.frontend.body_budget import NO_ROOM_CODES
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
-from coppice_scheduler.edge.http.requests import bearer_of
+from coppice_scheduler.edge.http.requests import caller_of
+from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.bodies import model_body
-from coppice_scheduler.edge.openai.generate import CLIENT_CLOSED_STATUS, GenerateApi
+from coppice_scheduler.edge.openai.generate import GenerateApi
 from coppice_scheduler.edge.openai.openapi import document
 from coppice_scheduler.edge.openai.tokens import TokensApi
 
@@ -44,11 +46,11 @@ def create_app(
 
 def _add_models(app: FastAPI, frontdoor: FrontDoor) -> None:
     async def list_models(request: Request) -> Response:
-        frontdoor.tenant_of(bearer_of(request))
+        caller_of(frontdoor, request)
         return JSONResponse({"object": "list", "data": [model_body(frontdoor.model)]})
 
     async def get_model(request: Request, model_id: str) -> Response:
-        frontdoor.tenant_of(bearer_of(request))
+        caller_of(frontdoor, request)
         frontdoor.check_model(model_id)
         return JSONResponse(model_body(frontdoor.model))
 
@@ -74,7 +76,7 @@ def error_response(error: ApiError) -> Response:
         headers["retry-after-ms"] = str(error.retry_after_ms)
     if error.kind is ErrorKind.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
-    if error.kind in (ErrorKind.TOO_LARGE, ErrorKind.TIMEOUT):
+    if error.kind in (ErrorKind.TOO_LARGE, ErrorKind.TIMEOUT) or error.code in NO_ROOM_CODES:
         headers["connection"] = "close"  # the rest of the body is not worth reading
     return JSONResponse(error.body(), status_code=error.kind.http_status, headers=headers)
 
@@ -116,7 +118,9 @@ def _add_health(app: FastAPI, frontdoor: FrontDoor, registry: CollectorRegistry 
         return PlainTextResponse("ok\n")
 
     async def readyz() -> Response:
-        return PlainTextResponse("ready\n") if frontdoor.ready else error_response(not_ready())
+        if not frontdoor.ready:
+            return error_response(not_ready())
+        return PlainTextResponse("".join(f"{line}\n" for line in ("ready", *frontdoor.notes)))
 
     app.api_route("/healthz", methods=_READ)(healthz)
     app.api_route("/readyz", methods=_READ)(readyz)

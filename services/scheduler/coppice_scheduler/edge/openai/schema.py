@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.frontend.admission import too_long
 from coppice_scheduler.edge.frontend.generation_spec import (
+    MAX_LOGIT_BIASES,
     MAX_PROMPTS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
     ChatPrompt,
     GenerationSpec,
     Prompt,
@@ -20,7 +24,7 @@ from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.cache_retention import retain_ms_of
 from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, check_fields
 from coppice_scheduler.edge.openai.messages import messages_of
-from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
+from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
 
 _STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known, and only taken as false
 
@@ -41,7 +45,7 @@ class ParsedRequest:
     presentation: Presentation
 
 
-def parse_chat(raw: bytes) -> ParsedRequest:
+def parse_chat(raw: bytes, max_context: int) -> ParsedRequest:
     body = parse_object(raw)
     check_fields(body, CHAT_ONLY)
     fields = Fields(body)
@@ -50,11 +54,11 @@ def parse_chat(raw: bytes) -> ParsedRequest:
     return parsed
 
 
-def parse_completion(raw: bytes) -> ParsedRequest:
+def parse_completion(raw: bytes, max_context: int) -> ParsedRequest:
     body = parse_object(raw)
     check_fields(body, COMPLETION_ONLY)
     fields = Fields(body)
-    parsed = _parse(fields, prompts_of(fields), fields.integer("logprobs"))
+    parsed = _parse(fields, prompts_of(fields, max_context), fields.integer("logprobs"))
     fields.assert_read(SUPPORTED | COMPLETION_ONLY)
     return parsed
 
@@ -77,10 +81,10 @@ def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None
             frequency_penalty=fields.number("frequency_penalty") or 0.0,
             presence_penalty=fields.number("presence_penalty") or 0.0,
             repetition_penalty=_or_default(fields.number("repetition_penalty"), 1.0),
-            logit_bias=fields.numbers_by_id("logit_bias"),
+            logit_bias=fields.numbers_by_id("logit_bias", MAX_LOGIT_BIASES),
             seed=fields.integer("seed"),
-            stop=fields.texts("stop"),
-            stop_token_ids=fields.integers("stop_token_ids"),
+            stop=fields.texts("stop", MAX_STOPS),
+            stop_token_ids=fields.integers("stop_token_ids", MAX_STOP_TOKEN_IDS),
             ignore_eos=fields.flag("ignore_eos"),
             include_stop=fields.flag("include_stop_str_in_output"),
             skip_special_tokens=fields.flag("skip_special_tokens", default=True),
@@ -90,6 +94,7 @@ def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None
             timeout_s=fields.number("timeout"),
             comes_again=fields.text("prompt_cache_key") is not None,
             retain_ms=retain_ms_of(fields),
+            cache_salt=fields.text("cache_salt"),
             streams=presentation.stream,
         ),
         presentation=presentation,
@@ -163,8 +168,8 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
 # --- prompts ------------------------------------------------------------------------------------------------------
 
 
-def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
-    """Text, a list of texts, token ids, or a list of lists of token ids."""
+def prompts_of(fields: Fields, max_context: int) -> tuple[Prompt, ...]:
+    """Text, a list of texts, token ids, or a list of lists of token ids: at most as many as the model takes."""
     value = fields.get("prompt")
     if value is None:
         raise invalid("prompt is required.", param="prompt", code="missing")
@@ -175,18 +180,29 @@ def prompts_of(fields: Fields) -> tuple[Prompt, ...]:
     if not value:
         raise invalid("prompt is an empty list.", param="prompt", code="empty")
     if type(value[0]) is int:
-        return (TokenPrompt(packed_ids(value)),)
+        return (_token_prompt(value, max_context),)
     if len(value) > MAX_PROMPTS:
         raise invalid(f"prompt has {len(value)} entries; at most {MAX_PROMPTS} are taken.", param="prompt")
     if all(isinstance(item, str) for item in value):
         return tuple(TextPrompt(item) for item in value)
     if all(isinstance(item, list) for item in value):
-        return tuple(TokenPrompt(packed_ids(item)) for item in value)
+        return tuple(_token_prompt(item, max_context) for item in value)
     raise fields.wrong("prompt", "a string, a list of strings, token ids or a list of those")
 
 
-def packed_ids(ids: list[Any], param: str = "prompt") -> bytes:
+def _token_prompt(ids: list[Any], max_context: int) -> TokenPrompt:
+    """The length is looked at before the entries are. Raises ApiError."""
+    if len(ids) >= max_context:
+        raise too_long(str(len(ids)), max_context, "prompt")
+    return TokenPrompt(packed_ids(ids, "prompt"))
+
+
+def packed_ids(ids: list[Any], param: str) -> bytes:
     """Token ids as packed u32. Raises ApiError that names `param`."""
+    return b"".join(_packed_slice(ids[at : at + SLICE], param) for at in range(0, len(ids), SLICE))
+
+
+def _packed_slice(ids: list[Any], param: str) -> bytes:
     if set(map(type, ids)) - {int}:
         raise invalid(f"{param} has a token id that is no integer.", param=param, code="invalid_token_id")
     try:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from coppice.settings import nearest
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, Prompt, TextPrompt
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.http.requests import bearer_of, read_body
+from coppice_scheduler.edge.http.requests import caller_of, read_body
+from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
 from coppice_scheduler.edge.openai.messages import messages_of
 from coppice_scheduler.edge.openai.schema import packed_ids
+from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE, unpack_tokens
 
 _TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt")
 _DETOKENIZE = ("model", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenizeAsked:
+    prompt: Prompt
+    field: str  # that it came in
+    adds: bool  # special tokens
+    shows_names: bool
 
 
 class TokensApi:
@@ -27,33 +40,61 @@ class TokensApi:
         self._body_timeout_s = body_timeout_s
 
     async def tokenize(self, request: Request) -> Response:
-        fields = await self._fields(request, _TOKENIZE)
+        return await self._answer(request, self._tokenized)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._answer(request, self._detokenized)
+
+    async def _answer(self, request: Request, answer: Callable[[Tenant, bytes], Awaitable[bytes]]) -> Response:
+        tenant = caller_of(self._frontdoor, request)
+        with self._frontdoor.bodies.body(tenant.id) as body:
+            await read_body(request, self._body_timeout_s, body)
+            content = await unless_disconnected(request.receive, lambda: answer(tenant, body.take_bytes()))
+        if content is None:
+            return Response(status_code=CLIENT_CLOSED_STATUS)
+        return Response(content, media_type="application/json")
+
+    async def _tokenized(self, tenant: Tenant, raw: bytes) -> bytes:
+        asked = await self._frontdoor.read(tenant, raw, self._tokenize_asked)
+        tokens = await self._frontdoor.tokenize(tenant, asked.prompt, asked.field, add_special_tokens=asked.adds)
+        return await self._frontdoor.text_work.run(
+            tenant.id, len(tokens), lambda: self._tokens_body(tokens, asked.shows_names)
+        )
+
+    def _tokenize_asked(self, raw: bytes) -> _TokenizeAsked:
+        fields = self._fields(raw, _TOKENIZE)
         prompt, name = _prompt(fields)
         adds, shows_names = fields.flag("add_special_tokens", default=True), fields.flag("return_token_strs")
         fields.assert_read(_TOKENIZE)
-        tokens = await self._frontdoor.tokenize(prompt, name, add_special_tokens=adds)
-        names = None
-        if shows_names:
-            names = await asyncio.to_thread(lambda: list(map(self._frontdoor.token_texts.name_of, tokens)))
-        body: dict[str, Any] = {
-            "count": len(tokens),
-            "max_model_len": self._frontdoor.model.max_context,
-            "tokens": tokens,
-            "token_strs": names,
-        }
-        return JSONResponse(body)
+        return _TokenizeAsked(prompt, name, adds, shows_names)
 
-    async def detokenize(self, request: Request) -> Response:
-        fields = await self._fields(request, _DETOKENIZE)
+    def _tokens_body(self, tokens: bytes, shows_names: bool) -> bytes:
+        """The answer, written in slices: other threads get their turn between two of them."""
+        step = SLICE * TOKEN_DTYPE.itemsize
+        slices = [tokens[at : at + step] for at in range(0, len(tokens), step)]
+        names = "null"
+        if shows_names:
+            names = _json_list([self._frontdoor.token_texts.name_of(i) for i in unpack_tokens(s)] for s in slices)
+        count, max_context = len(tokens) // TOKEN_DTYPE.itemsize, self._frontdoor.model.max_context
+        ids = _json_list(unpack_tokens(part) for part in slices)
+        body = f'{{"count":{count},"max_model_len":{max_context},"tokens":{ids},"token_strs":{names}}}'
+        return body.encode("utf-8", "replace")
+
+    async def _detokenized(self, tenant: Tenant, raw: bytes) -> bytes:
+        tokens = await self._frontdoor.read(tenant, raw, self._detokenize_asked)
+        text = await self._frontdoor.detokenize(tenant, tokens, "tokens")
+        return json.dumps({"prompt": text}, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+    def _detokenize_asked(self, raw: bytes) -> bytes:
+        fields = self._fields(raw, _DETOKENIZE)
         tokens = fields.get("tokens")
         if not isinstance(tokens, list):
             raise fields.wrong("tokens", "a list of token ids")
         fields.assert_read(_DETOKENIZE)
-        return JSONResponse({"prompt": await self._frontdoor.detokenize(packed_ids(tokens, "tokens"), "tokens")})
+        return packed_ids(tokens, "tokens")
 
-    async def _fields(self, request: Request, known: tuple[str, ...]) -> Fields:
-        self._frontdoor.tenant_of(bearer_of(request))
-        body = parse_object(await read_body(request, self._body_timeout_s))
+    def _fields(self, raw: bytes, known: tuple[str, ...]) -> Fields:
+        body = parse_object(raw)
         for name in body:
             if name not in known:
                 raise invalid(
@@ -66,6 +107,11 @@ class TokensApi:
         if model is not None:
             self._frontdoor.check_model(model)
         return fields
+
+
+def _json_list(slices: Iterable[list[Any]]) -> str:
+    """One list of the entries of all slices."""
+    return f"[{','.join(json.dumps(part, ensure_ascii=False, separators=(',', ':'))[1:-1] for part in slices)}]"
 
 
 def _prompt(fields: Fields) -> tuple[Prompt, str]:

@@ -7,17 +7,20 @@ meanwhile is dropped there, because the planner asks whether the sender is still
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
-from coppice.edge import index_codec, step_codec
+from coppice.addresses import UnixAddress, parse_session_address
+from coppice.edge import codec
 from coppice.edge.link_client import LinkClient
+from coppice.edge.told_once import ToldOnce
+from coppice.errors import UsageError
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
 from coppice.messages.index import FromClient, ToClient, WorkerInfo, Workers
 from coppice.messages.step import StepPlan, StepResult
-from coppice.session.frames import KEY_BYTES, Reject, RejectCode
-from coppice.session.link import Attached, ClientLink
+from coppice.session.frames import Reject, RejectCode
+from coppice.session.link import Attached
+from coppice.tls.credentials import Credentials
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +38,14 @@ class IndexClient:
         attached: Callable[[Attached], None],
         message: Callable[[ToClient], None],
         lost: Callable[[], None],
+        tls: Credentials | None,
     ) -> None:
         self._inbox = inbox
         self._attached = attached
         self._message = message
         self._lost = lost
         self._attachment = 0  # the one that the planner knows of
-        session: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
-        self._link = LinkClient(session, address, index_codec.EDGE, self, f"{name} to cache")
+        self._link = LinkClient(codec.INDEX, address, self, name, "cache", tls=tls)
 
     def start(self) -> None:
         self._link.start()
@@ -78,16 +81,36 @@ class IndexClient:
 class WorkerClient:
     """The session to one worker, under one scheduler epoch."""
 
-    def __init__(self, info: WorkerInfo, epoch: SchedulerEpoch, name: str, inbox: Inbox, owner: WorkerClients) -> None:
+    def __init__(
+        self,
+        info: WorkerInfo,
+        epoch: SchedulerEpoch,
+        name: str,
+        inbox: Inbox,
+        owner: WorkerClients,
+        tls: Credentials | None,
+    ) -> None:
         self.worker_id = info.worker_id
         self.address = info.address
         self._inbox = inbox
         self._owner = owner
         self._attachment = 0
-        link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name)
-        link.epoch = epoch
-        self._link = LinkClient(link, info.address, step_codec.EDGE, self, f"{name} to {info.worker_id}")
+        self._link = LinkClient(
+            codec.STEPS,
+            info.address,
+            self,
+            name,
+            info.worker_id,
+            epoch=epoch,
+            voucher=info.voucher,
+            tls=tls,
+            certified=info.worker_id,
+        )
         self._link.start()
+
+    def take_voucher(self, voucher: bytes) -> None:
+        """For the handshakes to come: the worker has another epoch now, or is back under the same."""
+        self._link.take_voucher(voucher)
 
     def stop(self) -> None:
         """Does not wait: a turn stops it, and its thread may be at a connection that nobody answers."""
@@ -117,7 +140,11 @@ class WorkerClient:
 
 
 class WorkerClients:
-    """Keeps one client for every worker that the cache service lists. Touched in the planner's turns only."""
+    """Keeps one client for every worker that the cache service lists. Touched in the planner's turns only.
+
+    A worker says itself where it is. One whose address is none is left out, and with `tls` so is one on a Unix socket,
+    which nobody would look at the certificate of, unless the cache service `is_local`, too.
+    """
 
     def __init__(
         self,
@@ -127,8 +154,14 @@ class WorkerClients:
         result: Callable[[WorkerId, StepResult], None],
         lost: Callable[[WorkerId], None],
         fenced: Callable[[], None],
+        tls: Credentials | None,
+        *,
+        is_local: bool,
     ) -> None:
+        self._takes_unix = is_local or tls is None
+        self._told = ToldOnce()
         self._name = name
+        self._tls = tls
         self._inbox = inbox
         self._fenced = fenced
         self._attached = attached
@@ -161,8 +194,22 @@ class WorkerClients:
                 self._drop(worker_id)
         for worker_id, info in wanted.items():
             self._listed_under[worker_id] = message.cache_epoch
-            if worker_id not in self._clients:
-                self._clients[worker_id] = WorkerClient(info, self._epoch, self._name, self._inbox, self)
+            known = self._clients.get(worker_id)
+            if known is not None:
+                known.take_voucher(info.voucher)
+            elif self._is_usable(info):
+                self._clients[worker_id] = WorkerClient(info, self._epoch, self._name, self._inbox, self, self._tls)
+
+    def _is_usable(self, info: WorkerInfo) -> bool:
+        try:
+            if not isinstance(parse_session_address(info.address), UnixAddress) or self._takes_unix:
+                return True
+            reason = "it is on a Unix socket, and the cache service is not"
+        except UsageError as error:
+            reason = str(error)
+        if self._told.is_new(f"{info.worker_id}: {reason}"):
+            _log.error("worker %s is left out: %s", info.worker_id, reason)
+        return False
 
     def post(self, worker_id: WorkerId, plan: StepPlan) -> None:
         client = self._clients.get(worker_id)

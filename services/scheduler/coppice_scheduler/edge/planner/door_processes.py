@@ -12,11 +12,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
+from msgspec.structs import replace
+
+from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_USAGE, CoppiceError, UsageError
 from coppice_scheduler.edge.base.metrics import MULTIPROCESS_VARIABLE
 from coppice_scheduler.edge.ipc.door_channel import DoorChannel
@@ -24,19 +28,19 @@ from coppice_scheduler.edge.ipc.door_messages import (
     DOORS_MAX,
     Asks,
     CannotServe,
-    Message,
+    FromDoor,
     Serving,
     Start,
     Stop,
 )
+from coppice_scheduler.edge.planner.door_pulse import DoorPulse, processor_time_s
 from coppice_scheduler.edge.planner.doors import Door, Doors
 
 _log = logging.getLogger("coppice.scheduler")
 START_S = 120.0
-SILENCE_S = 15.0  # it beats once a second
 RESTARTS_MAX = 5  # of one front door within the window
 RESTART_WINDOW_S = 60.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +53,10 @@ class _Process:
     serves: bool = False
     cannot_serve: CannotServe | None = None
     channel: DoorChannel = field(init=False)
+    pulse: DoorPulse = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pulse = DoorPulse(self.started_s, partial(processor_time_s, self.process.pid))
 
     def end(self) -> None:
         self.channel.close()
@@ -61,9 +69,7 @@ class _Process:
 class DoorProcesses:
     """`changed` is set when `tend` has something to look at. All methods belong to the thread that made it."""
 
-    def __init__(
-        self, doors: Doors, start: Start, listener: socket.socket, count: int, changed: threading.Event
-    ) -> None:
+    def __init__(self, doors: Doors, start: Start, listener: socket.socket, count: int, changed: SignalEvent) -> None:
         self._doors = doors
         self._start = start
         self._listener = listener
@@ -73,6 +79,10 @@ class DoorProcesses:
         for _ in range(count):
             self._processes.append(self._spawn())
         self._restarts_s: list[deque[float]] = [deque() for _ in range(count)]
+
+    def set_tenants(self, content: bytes) -> None:
+        """For front doors that are started from now on."""
+        self._start = replace(self._start, tenants=content)
 
     def tend(self) -> None:
         """Look after every front door once. Raises CoppiceError where starting again cannot help."""
@@ -109,8 +119,8 @@ class DoorProcesses:
             return f"ended ({_how(one.process.returncode)})"
         if one.channel.is_closed:
             return "was cut off"
-        if one.serves and now_s - one.channel.heard_s > SILENCE_S:
-            return f"said nothing for {SILENCE_S:.0f} s"
+        if one.serves and (silent_s := one.pulse.silent_s(now_s, one.channel.heard_s)):
+            return f"said nothing for {silent_s:.0f} s"
         if not one.serves and now_s - one.started_s > START_S:
             return f"did not serve within {START_S:.0f} s"
         return ""
@@ -147,14 +157,14 @@ class DoorProcesses:
             inherited = (theirs.fileno(), self._listener.fileno())
             process = _deaf_to_signals(
                 [sys.executable, "-m", "coppice_scheduler.edge.door", *map(str, inherited)],
-                {**os.environ, MULTIPROCESS_VARIABLE: self._start.metrics_dir},
+                environ_of_door(os.environ, self._start.metrics_dir),
                 inherited,
             )
         one = _Process(number, process, time.monotonic())
         door_channel = one.channel = DoorChannel(ours, lambda message: received(message), lambda: closed())
         door = Door(number, door_channel)
 
-        def received(message: Message) -> None:
+        def received(message: FromDoor) -> None:
             if isinstance(message, Asks):
                 self._doors.asked(door, message)
             elif isinstance(message, Serving):
@@ -171,6 +181,16 @@ class DoorProcesses:
         door_channel.start()
         door_channel.send(replace(self._start, door=number))
         return one
+
+
+def environ_of_door(environ: Mapping[str, str], metrics_dir: str) -> dict[str, str]:
+    """What a front door's libraries are told before they are loaded."""
+    return {
+        **environ,
+        MULTIPROCESS_VARIABLE: metrics_dir,
+        # Else tokenizers hands each text to a pool of threads of its own, in which short ones wait behind long ones.
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def _deaf_to_signals(argv: list[str], environ: dict[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:

@@ -11,22 +11,34 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Effects, Finish, Output, Request, TokenBatch
+from coppice.tls.credentials import Credentials
+from coppice_scheduler.core.engine import SchedulerCore, SubmitFailed
+from coppice_scheduler.core.state.request import (
+    Effects,
+    Finish,
+    Output,
+    Refused,
+    RefusedReason,
+    Request,
+    TokenBatch,
+)
+from coppice_scheduler.core.state.settings import TenantSettings
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     Asks,
     PlannerState,
     RefusedRequest,
+    Tenants,
     ToDoor,
     Turn,
 )
 from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, Planner
+from coppice_scheduler.edge.planner.refusals import RefusalLog
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
 
 _log = logging.getLogger("coppice.scheduler")
@@ -53,14 +65,23 @@ class Doors:
     """All front doors of a planner. Its methods may be called from any thread."""
 
     def __init__(
-        self, core: SchedulerCore, cache_address: str, name: str, failed: Callable[[BaseException], None]
+        self,
+        core: SchedulerCore,
+        cache_address: str,
+        name: str,
+        failed: Callable[[BaseException], None],
+        *,
+        tls: Credentials | None = None,
     ) -> None:
-        self.planner = Planner(core, cache_address, name, self._deliver, failed)
+        self.planner = Planner(core, cache_address, name, self._deliver, failed, tls=tls)
         self._doors: dict[int, Door] = {}
         self._door_of: dict[str, Door] = {}  # by request id
         self._draining = False
         self._standing: tuple[bool, bool] | None = None  # (ready, accepts), as last told
         self._told_ns = 0
+        self._refusal_log = RefusalLog()
+        self._tenants: Tenants | None = None  # what counts, where it changed since the start
+        self._tenants_refused = False
 
     @property
     def num_requests(self) -> int:
@@ -72,6 +93,28 @@ class Doors:
 
         def in_turn() -> None:
             self._doors[door.number] = door
+            self._standing = None
+            if self._tenants is not None:
+                door.channel.send(self._tenants)
+
+        self.planner.later(in_turn)
+
+    def set_tenants(self, settings: TenantSettings, content: bytes) -> None:
+        """The tenants file changed: the core knows it before any front door does."""
+
+        def in_turn() -> None:
+            self.planner.core.set_tenants(settings, time.monotonic_ns())
+            self._tenants = Tenants(content)
+            for door in self._doors.values():
+                door.channel.send(self._tenants)
+
+        self.planner.later(in_turn)
+
+    def tenants_refused(self, is_refused: bool) -> None:
+        """Whether a newer tenants file is wrong; front doors say so to who asks whether they are ready."""
+
+        def in_turn() -> None:
+            self._tenants_refused = is_refused
             self._standing = None
 
         self.planner.later(in_turn)
@@ -102,12 +145,23 @@ class Doors:
             self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
 
     def _submit(self, door: Door, request: Request, now_ns: int) -> None:
-        refused = self.planner.core.submit(replace(request, arrived_ns=now_ns), now_ns)
+        refused = self._decided(request, now_ns)
         if refused is not None:
+            self._refusal_log.refused(request.tenant, refused, self.planner.stats, now_ns)
             door.refusals.append(RefusedRequest(request.request_id, refused))
             return
         door.requests.add(request.request_id)
         self._door_of[request.request_id] = door
+
+    def _decided(self, request: Request, now_ns: int) -> Refused | None:
+        """The core's word on it. A fault that changed nothing is this request's alone; any other ends the planner."""
+        try:
+            return self.planner.core.submit(request, now_ns)
+        except SubmitFailed:
+            _log.exception(
+                "request %s of tenant %s is refused, for a fault of ours", request.request_id, request.tenant
+            )
+            return Refused(RefusedReason.INTERNAL, "The server failed on this request. It has been logged.", 0)
 
     def _close(self, door: Door) -> None:
         self._doors.pop(door.number, None)
@@ -143,7 +197,7 @@ class Doors:
             return
         self._standing, self._told_ns = standing, now_ns
         for door in self._doors.values():
-            door.channel.send(PlannerState(*standing, self.planner.stats))
+            door.channel.send(PlannerState(*standing, self.planner.stats, self._tenants_refused))
 
 
 def by_door(batches: Iterable[TokenBatch]) -> dict[int, list[TokenBatch]]:

@@ -19,10 +19,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from coppice.addresses import UnixAddress, parse_session_address
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import ToClient, Workers
 from coppice.messages.step import StepResult
 from coppice.session.link import Attached
+from coppice.tls.credentials import Credentials
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Effects, SchedulerStats
 from coppice_scheduler.edge.planner.clients import IndexClient, WorkerClients
@@ -47,16 +49,25 @@ class Planner:
         name: str,
         deliver: Callable[[Effects], None],
         failed: Callable[[BaseException], None],
+        *,
+        tls: Credentials | None = None,
     ) -> None:
         self._core = core
         self._deliver = deliver
         self._failed = failed
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._index = IndexClient(
-            cache_address, name, self.later, self._index_attached, self._index_message, self._index_lost
+            cache_address, name, self.later, self._index_attached, self._index_message, self._index_lost, tls
         )
         self._workers = WorkerClients(
-            name, self.later, self._worker_attached, self._worker_result, self._worker_lost, self._fenced
+            name,
+            self.later,
+            self._worker_attached,
+            self._worker_result,
+            self._worker_lost,
+            self._fenced,
+            tls,
+            is_local=isinstance(parse_session_address(cache_address), UnixAddress),
         )
         self._index_is_attached = False
         self._epoch = self._refused_epoch = SchedulerEpoch(0)

@@ -6,7 +6,6 @@ but the values that it is given, and the size limit keeps one from filling memor
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,9 +83,6 @@ class ChatTemplate:
                 param="messages",
             ) from error
         return "".join(parts)
-
-    async def render(self, messages: Sequence[ChatMessage]) -> str:
-        return await asyncio.to_thread(self.render_now, messages)
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:

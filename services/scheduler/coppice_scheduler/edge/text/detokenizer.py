@@ -22,6 +22,7 @@ from tokenizers.decoders import ByteLevel
 _CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps the space before its word
 _PENDING_TOKENS_MAX = 64  # after so many tokens without a whole character the bytes are what they are
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
+_DECODED_AT_ONCE_MAX = 4096  # tokens: some 0.5 ms
 _REPLACEMENT = "�"
 _NONE_SILENT: frozenset[int] = frozenset()
 
@@ -136,7 +137,12 @@ class _WindowStream:
         return self._read < len(self._window)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._raw.decode(ids, skip_special_tokens=bool(self._special)) if ids else ""
+        if not ids:
+            return ""
+        if len(ids) > _DECODED_AT_ONCE_MAX:
+            # `decode` keeps the interpreter to itself for as long as it takes.
+            return self._raw.decode_batch([ids], skip_special_tokens=bool(self._special))[0]
+        return self._raw.decode(ids, skip_special_tokens=bool(self._special))
 
     def feed(self, ids: list[int]) -> str:
         self._window += [i for i in ids if i not in self._special]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, Refused, Request, TokenBatch
@@ -106,6 +106,14 @@ class Streams:
         stream = self._by_id.get(request_id)
         if stream is not None:
             stream.refuse(refused)
+
+    def end(self, request_id: str, error: OutputError) -> bool:
+        """End one stream; whether it was there and had not ended."""
+        stream = self._by_id.get(request_id)
+        if stream is None or stream.has_ended:
+            return False
+        stream.put(Output(request_id, b"", Finish.ERROR, error))
+        return True
 
     def end_all(self, error: OutputError) -> None:
         """End every stream that has not ended."""

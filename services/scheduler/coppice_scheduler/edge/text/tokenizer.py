@@ -1,8 +1,6 @@
-"""Text to packed tokens. The work is done in a thread: a long prompt must not hold up other streams."""
+"""Text to packed tokens. Called in threads (`frontend/text_work.py`): a long prompt must not hold up other streams."""
 
 from __future__ import annotations
-
-import asyncio
 
 import numpy as np
 from tokenizers import Tokenizer as RawTokenizer
@@ -11,6 +9,15 @@ from tokenizers.decoders import ByteLevel
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 
 TOKEN_DTYPE = np.dtype("<u4")
+SLICE = 16 * 1024  # tokens that are converted at a time: other threads get their turn between two slices
+
+
+class TooManyTokens(Exception):
+    """A text has more tokens than were asked for."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.num_tokens = num_tokens
 
 
 class Tokenizer:
@@ -29,20 +36,22 @@ class Tokenizer:
         """A lower bound of the tokens of `text`, without encoding it. 0 where nothing is known."""
         return len(text) // self._longest_token_chars if self._longest_token_chars else 0
 
-    def encode_now(self, text: str, *, add_special_tokens: bool) -> bytes:
+    def encode_now(self, text: str, *, add_special_tokens: bool, at_most: int | None = None) -> bytes:
         """Packed tokens of `text`. A completion gets the special tokens; a rendered chat already has its own.
 
         What tokenizer.json adds is what counts, as in transformers 5: `add_bos_token` beside it changes nothing.
+        Raises TooManyTokens where there are more than `at_most`.
         """
-        return pack_tokens(self.raw.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    async def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
-        return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
+        # A batch of one, because `encode` keeps the interpreter to itself for as long as it takes.
+        (encoding,) = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if at_most is not None and len(encoding) > at_most:
+            raise TooManyTokens(len(encoding))
+        return pack_tokens(encoding.ids)
 
 
 def pack_tokens(ids: list[int]) -> bytes:
     """Little-endian u32. `ids` are known to be in range."""
-    return np.array(ids, dtype=TOKEN_DTYPE).tobytes()
+    return b"".join(np.array(ids[at : at + SLICE], dtype=TOKEN_DTYPE).tobytes() for at in range(0, len(ids), SLICE))
 
 
 def unpack_tokens(tokens: bytes) -> list[int]:

@@ -1,0 +1,62 @@
+"""JSON whose long lists of whole numbers are parsed in slices: other threads get their turn between two of them.
+
+    {"prompt": [5,7,...,9], "n": 1}   -->   [5,7,...] + [...] + [...,9]      slices, each parsed by itself
+                                      -->   {"prompt": "MARK", "n": 1}       the rest, at once
+
+The parser keeps the interpreter to itself for as long as it takes, and token ids are what large bodies are made of.
+Whatever is not this plain is parsed at once, so what comes out is what the parser would have made, errors included.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+from pydantic_core import from_json
+
+SLICE_BYTES = 64 * 1024
+_LIST = re.compile(rb"\[([0-9,\s]{%d,}+)\]" % SLICE_BYTES)
+
+
+def parse_json(raw: bytes) -> Any:
+    """Raises ValueError. NaN and Infinity are not JSON."""
+    found = _LIST.search(raw) if len(raw) > SLICE_BYTES else None
+    if found is None:
+        return from_json(raw, allow_inf_nan=False)
+    mark = secrets.token_hex()
+    try:
+        value = parse_json(b'%b"%b"%b' % (raw[: found.start()], mark.encode(), raw[found.end() :]))
+        if _put(value, mark, _numbers(found[1])):
+            return value
+    except ValueError:
+        pass  # the list is in a text, or something is wrong: the parser says it with the place in the whole
+    return from_json(raw, allow_inf_nan=False)
+
+
+def _numbers(entries: bytes) -> list[Any]:
+    """Raises ValueError."""
+    numbers: list[Any] = []
+    at = 0
+    while at <= len(entries):
+        end = entries.find(b",", at + SLICE_BYTES)
+        end = len(entries) if end < 0 else end
+        part = entries[at:end]
+        parsed = from_json(b"[%b]" % part)
+        if len(parsed) != part.count(b",") + 1:
+            raise ValueError("a slice without an entry")
+        numbers += parsed
+        at = end + 1
+    return numbers
+
+
+def _put(value: Any, mark: str, numbers: list[Any]) -> bool:
+    """Put the list where its mark is: at a name of the outer object, or in a list there. False: it is at neither."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        if inner == mark:
+            value[name] = numbers
+            return True
+        if isinstance(inner, list) and mark in inner:
+            inner[inner.index(mark)] = numbers
+            return True
+    return False

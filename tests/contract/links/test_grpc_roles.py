@@ -1,0 +1,103 @@
+"""Roles at a gRPC server: whatever kind of call it is, the table decides; without TLS nobody is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coppice.edge import grpc_tls
+from coppice.edge.grpc_server import GrpcServer
+from coppice.edge.grpc_tls import open_channel
+from coppice.tls.identity import Role
+from coppice.tls.rights import RPCS
+from coppice_rpc.v1 import worker_pb2_grpc
+from tests.fakes.certificates import Authority
+from tests.fakes.waiting import WAIT_S
+
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+DRAIN = "/coppice_rpc.v1.Worker/Drain"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def add_echoes(server: grpc.Server) -> None:
+    """One method of each kind, which answers with what was said."""
+    handlers = {}
+    for kind in KINDS:
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+
+        def echo(said: Any, context: Any, kind: str = kind) -> Any:
+            parts = list(said) if kind.startswith("stream") else [said]
+            return iter(parts) if kind.endswith("stream") else b"".join(parts)
+
+        handlers[kind] = make(echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+    worker_pb2_grpc.add_WorkerServicer_to_server(worker_pb2_grpc.WorkerServicer(), server)
+
+
+@pytest.fixture
+def server(authority: Authority) -> Iterator[GrpcServer]:
+    started = GrpcServer("127.0.0.1:0", (), add_echoes, "test", tls=authority.credentials("worker", "w0"))
+    started.start()
+    yield started
+    started.stop(0)
+
+
+def call(channel: grpc.Channel, kind: str) -> bytes:
+    method = getattr(channel, kind)(f"/test.Echo/{kind}")
+    said = iter([b"a", b"b"]) if kind.startswith("stream") else b"ab"
+    answer = method(said, timeout=WAIT_S)
+    return b"".join(answer) if kind.endswith("stream") else answer
+
+
+def code(channel: grpc.Channel, method: str) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(method)(b"", timeout=WAIT_S)
+    assert isinstance(refused.value, grpc.Call)
+    return refused.value.code()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_call_needs_a_role(
+    server: GrpcServer, authority: Authority, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("coppice.tls.rights.RPCS", {**RPCS, f"/test.Echo/{kind}": frozenset({Role.OPERATOR})})
+    address = f"127.0.0.1:{server.port}"
+    with open_channel(address, authority.credentials("operator", "o"), server=Role.WORKER) as channel:
+        assert call(channel, kind) == b"ab"
+    with open_channel(address, authority.credentials("cache", "c"), server=Role.WORKER) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            call(channel, kind)
+        assert isinstance(refused.value, grpc.Call)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "coppice://cache/c may not call /test.Echo" in (refused.value.details() or "")
+
+
+def test_what_the_table_does_not_name_is_refused_to_all(server: GrpcServer, authority: Authority) -> None:
+    assert grpc_tls.RPCS is RPCS
+    for role in Role:
+        with open_channel(f"127.0.0.1:{server.port}", authority.credentials(role, "x")) as channel:
+            assert code(channel, "/test.Echo/unary_unary") is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_only_operators_drain_a_worker(server: GrpcServer, authority: Authority) -> None:
+    for role in Role:
+        with open_channel(f"127.0.0.1:{server.port}", authority.credentials(role, "x")) as channel:
+            found = code(channel, DRAIN)
+        allowed = role is Role.OPERATOR
+        assert found is (grpc.StatusCode.UNIMPLEMENTED if allowed else grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_without_tls_nobody_is_asked() -> None:
+    plain = GrpcServer("127.0.0.1:0", (), add_echoes, "test")
+    plain.start()
+    with grpc.insecure_channel(f"127.0.0.1:{plain.port}") as channel:
+        assert call(channel, "unary_unary") == b"ab"
+    plain.stop(0)

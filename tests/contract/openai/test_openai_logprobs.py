@@ -1,0 +1,149 @@
+"""Log-probabilities, echo and the options around them, over a real socket with the `openai` package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contract.rest_fixture import served, shared_server
+from tests.fakes.api.engine import likely_ids, logprob_of
+from tests.fakes.api.rest import MODEL, Served, events_of
+
+__all__ = ["served", "shared_server"]
+TEXT = "Grüße aus 東京!"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def test_chat_logprobs_have_tokens_bytes_and_likely_ones(served: Served) -> None:
+    served.says(TEXT)
+    answer = served.client().chat.completions.create(
+        model=MODEL,
+        messages=USER,  # type: ignore[arg-type]
+        logprobs=True,
+        top_logprobs=3,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.refusal is None
+    content = logprobs.content
+    assert content is not None
+    ids = served.ids(TEXT)
+    assert [entry.logprob for entry in content] == [logprob_of(token_id) for token_id in ids]
+    assert b"".join(bytes(entry.bytes or ()) for entry in content).decode() == TEXT
+    assert all(entry.token == bytes(entry.bytes or ()).decode("utf-8", "replace") for entry in content)
+    assert any("�" in entry.token for entry in content)  # half a character: its bytes tell what it is
+    for entry, token_id in zip(content, ids, strict=True):
+        expected = [logprob_of(token_id, rank) for rank in range(3)]
+        assert [likely.logprob for likely in entry.top_logprobs] == expected
+    assert served.engine.requests[0].sampling.num_logprobs == 3
+
+
+def test_a_chat_stream_gives_the_same_logprobs(served: Served) -> None:
+    served.says(TEXT)
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 1}
+    whole = served.chat(**fields).json()["choices"][0]["logprobs"]["content"]
+    *events, _ = events_of(served.chat(stream=True, **fields).text)
+    choices = [event["choices"][0] for event in events]
+    streamed = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert streamed == whole
+    assert len([choice for choice in choices if choice["logprobs"]]) > 3
+    assert served.chat().json()["choices"][0]["logprobs"] is None
+    assert served.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+def test_completion_logprobs(served: Served) -> None:
+    served.says("one two forest")
+    ids = served.ids("one two forest")
+    answer = served.client().completions.create(model=MODEL, prompt="x", logprobs=2, max_tokens=30)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == "one two forest"
+    assert logprobs.token_logprobs == [logprob_of(token_id) for token_id in ids]
+    offsets = logprobs.text_offset or []
+    assert all("one two forest"[at:].startswith(token) for at, token in zip(offsets, logprobs.tokens, strict=True))
+    assert logprobs.top_logprobs is not None
+    for top, token, token_id in zip(logprobs.top_logprobs, logprobs.tokens, ids, strict=True):
+        assert top[token] == logprob_of(token_id)
+        assert len(top) == 2
+    zero = served.complete(logprobs=0).json()["choices"][0]["logprobs"]
+    assert [len(top) for top in zero["top_logprobs"]] == [1] * len(zero["tokens"])
+
+
+def test_tokens_may_be_named_by_their_ids(served: Served) -> None:
+    served.says("one two")
+    ids = served.ids("one two")
+    logprobs = served.complete(logprobs=1, return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == [f"token_id:{token_id}" for token_id in ids]
+    chat = served.chat(logprobs=True, top_logprobs=2, return_tokens_as_token_ids=True).json()["choices"][0]
+    for entry, token_id in zip(chat["logprobs"]["content"], ids, strict=True):
+        assert entry["token"] == f"token_id:{token_id}"
+        assert [top["token"] for top in entry["top_logprobs"]] == [f"token_id:{i}" for i in likely_ids(token_id, 2)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_begins_with_the_prompt_and_tells_its_logprobs(served: Served, stream: bool) -> None:
+    served.says(" and a tree")
+    response = served.complete(prompt="the forest", echo=True, logprobs=1, max_tokens=30, n=2, stream=stream)
+    if stream:
+        *events, _ = events_of(response.text)
+        choices = [event["choices"][0] for event in events if event["choices"][0]["index"] == 1]
+    else:
+        choices = response.json()["choices"][1:]
+    text = "".join(choice["text"] for choice in choices)
+    assert text == "the forest and a tree"
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens = [token for logprobs in told for token in logprobs["tokens"]]
+    assert "".join(tokens) == text
+    values = [value for logprobs in told for value in logprobs["token_logprobs"]]
+    ids = served.ids("the forest") + served.ids(" and a tree")
+    assert values == [None, *(logprob_of(token_id) for token_id in ids[1:])]
+    assert told[0]["top_logprobs"][0] is None
+    offsets = [offset for logprobs in told for offset in logprobs["text_offset"]]
+    assert offsets == [len("".join(tokens[:place])) for place in range(len(tokens))]
+    # A fork has no log-probabilities of the prompt, so both answers compute it.
+    assert [request.fork_of for request in served.engine.requests] == [None, None]
+    assert all(request.sampling.prompt_logprobs for request in served.engine.requests)
+
+
+def test_echo_without_a_token_scores_a_prompt(served: Served) -> None:
+    answer = served.complete(prompt="one two three", echo=True, logprobs=1, max_tokens=0).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("one two three", "length")
+    assert "".join(choice["logprobs"]["tokens"]) == "one two three"
+    assert answer["usage"]["completion_tokens"] == 0
+    assert served.engine.requests[0].max_new_tokens == 1
+    assert (
+        served.complete(prompt=served.ids("by ids"), echo=True, max_tokens=0).json()["choices"][0]["text"] == "by ids"
+    )
+    plain = served.complete(prompt="one", echo=True, n=2, max_tokens=2).json()["choices"]
+    assert [choice["text"] for choice in plain] == ["oneoneone"] * 2
+    assert served.engine.requests[-1].fork_of is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_of_a_stop_string_shows_through_the_logprobs(served: Served, stream: bool) -> None:
+    served.says("The answer is 42. User: and then?", hangs=True)
+    response = served.chat(stop=["ser:"], logprobs=True, top_logprobs=0, stream=stream)
+    choices = [event["choices"][0] for event in events_of(response.text)[:-1]] if stream else response.json()["choices"]
+    tokens = [entry["token"] for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert "The answer is 42. U".startswith("".join(tokens))
+    assert "The answer is 42." in "".join(tokens)
+
+
+def test_a_stop_string_may_stay_and_special_tokens_may_show(served: Served) -> None:
+    served.says("one two User: three", hangs=True)
+    kept = served.complete(stop="User:", include_stop_str_in_output=True, max_tokens=40).json()["choices"][0]
+    assert (kept["text"], kept["stop_reason"]) == ("one two User:", "User:")
+    served.says("one")
+    assert served.complete(max_tokens=9).json()["choices"][0]["text"] == "one"
+    shown = served.complete(max_tokens=9, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert shown.json()["choices"][0]["text"] == "one<|endoftext|>"
+
+
+def test_stop_strings_count_after_min_tokens(served: Served) -> None:
+    served.says("go go go stop", hangs=True)
+    num_two = len(served.ids("go go"))
+    choice = served.complete(stop="go", min_tokens=num_two, max_tokens=40).json()["choices"][0]
+    assert choice["text"] == "go go "

@@ -1,0 +1,125 @@
+"""The server against its own description: generated requests, right and wrong ones, and answers as described.
+
+The described model serves a fake engine that answers at once; statuses, content types and bodies of answers must be
+among those that the document names, and what the document forbids must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, REFUSED, SUPPORTED
+from tests.fakes.api.engine import Script, unpack
+from tests.fakes.api.rest import MODEL, Served, events_of, serving
+
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+checks = pytest.importorskip("schemathesis.checks")
+conformance = pytest.importorskip("schemathesis.specs.openapi.checks")
+OPERATIONS = (
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model_id}"),
+)
+CHECKS = [
+    checks.not_a_server_error,
+    conformance.status_code_conformance,
+    conformance.content_type_conformance,
+    conformance.response_headers_conformance,
+    conformance.response_schema_conformance,
+    conformance.negative_data_rejection,
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving() as served:
+        served.engine.script = lambda request: Script(unpack(request.tokens)[:4])
+        yield served
+
+
+@pytest.fixture(scope="module")
+def described(server: Served) -> Any:
+    return schemathesis.openapi.from_dict(httpx.get(f"{server.url}/openapi.json").json())
+
+
+def try_out(described: Any, server: Served, method: str, path: str, num_examples: int) -> dict[int, int]:
+    """Statuses seen, by how often."""
+    operation = described[path][method]
+    modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
+    if method == "GET":
+        modes.pop()
+    seen: dict[int, int] = {}
+
+    @settings(
+        max_examples=num_examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    @given(case=st.one_of([operation.as_strategy(generation_mode=mode) for mode in modes]))
+    def attempt(case: Any) -> None:
+        response = case.call(base_url=server.url)
+        seen[response.status_code] = seen.get(response.status_code, 0) + 1
+        case.validate_response(response, checks=CHECKS)
+
+    attempt()
+    return seen
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_answers_are_as_described(described: Any, server: Served, method: str, path: str) -> None:
+    seen = try_out(described, server, method, path, 25)
+    assert seen.get(200 if path != "/v1/models/{model_id}" else 404), "no request got through: the test tested nothing"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("method", "path"), OPERATIONS[:4])
+def test_answers_are_as_described_for_long(described: Any, server: Served, method: str, path: str) -> None:
+    assert len(try_out(described, server, method, path, 500)) > 1
+
+
+def test_every_field_and_route_is_described(server: Served) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    special = {"add_special_tokens"}
+    assert set(schemas["ChatRequest"]["properties"]) == SUPPORTED | CHAT_ONLY | set(REFUSED) | special
+    assert set(schemas["CompletionRequest"]["properties"]) == SUPPORTED | COMPLETION_ONLY | set(REFUSED) | special
+    assert schemas["ChatRequest"]["properties"]["model"]["enum"] == [MODEL]
+    for path, operations in document["paths"].items():
+        for method in operations:
+            url = f"{server.url}{path.replace('{model_id}', MODEL)}"
+            assert httpx.request(method, url, content=b"").status_code not in (404, 405), path
+
+
+@pytest.mark.parametrize(("kind", "chunk"), [("chat", "ChatChunk"), ("complete", "Completion")])
+def test_streams_and_log_probabilities_are_as_described(server: Served, kind: str, chunk: str) -> None:
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    document = httpx.get(f"{server.url}/openapi.json").json()
+
+    def validator(name: str) -> Any:
+        root = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        return jsonschema_rs.validator_for({"$schema": "https://json-schema.org/draft/2020-12/schema", **root})
+
+    fields: dict[str, Any] = {"n": 2, "return_token_ids": True, "stop": "zz", "max_tokens": 5, "seed": 1}
+    fields |= {"logprobs": True, "top_logprobs": 2} if kind == "chat" else {"logprobs": 2, "echo": True}
+    whole = getattr(server, kind)(**fields).json()
+    validator("ChatCompletion" if kind == "chat" else "Completion").validate(whole)
+    assert whole["choices"][1]["logprobs"]
+    streamed = getattr(server, kind)(stream=True, stream_options={"include_usage": True}, **fields)
+    *events, _ = events_of(streamed.text)
+    for event in events:
+        validator(chunk).validate(event)
+    assert any(event["choices"] and event["choices"][0]["logprobs"] for event in events)
+    with pytest.raises(jsonschema_rs.ValidationError):
+        validator(chunk).validate({**events[0], "model": 5})

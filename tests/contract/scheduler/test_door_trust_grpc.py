@@ -1,0 +1,141 @@
+"""What one tenant's key cannot do to others at the front door over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from coppice.tenants.directory import TenantDirectory
+from coppice.tenants.keys import digest_of_key
+from coppice.tenants.tenant import Tenant
+from coppice_rpc.v1 import scheduler_pb2 as pb
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.frontend.generation_spec import (
+    MAX_LOGIT_BIASES,
+    MAX_MESSAGES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+)
+from coppice_scheduler.edge.grpc.generation import READING_MAX, Generation
+from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
+from tests.fakes.api.engine import FakeEngine
+from tests.fakes.api.grpc_served import DEMO, MODEL, WAIT_S, Served, details_of, serve
+
+TENANTS = TenantDirectory(
+    [
+        Tenant(id="a", api_key_sha256=(digest_of_key("key-a"),), requests_per_minute=3),
+        Tenant(id="b", api_key_sha256=(digest_of_key("key-b"),)),
+        Tenant(id="c", api_key_sha256=(digest_of_key("key-c"),)),
+    ]
+)
+
+
+def key(tenant: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer key-{tenant}"),)
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_every_call_counts_whatever_becomes_of_it(is_wrong: bool) -> None:
+    async def test(served: Served) -> None:
+        model = "no such" if is_wrong else MODEL
+
+        def tokenize(tenant: str) -> Any:
+            return served.stub.Tokenize(pb.TokenizeRequest(model=model, text="x"), timeout=WAIT_S, metadata=key(tenant))
+
+        for _ in range(3):
+            if is_wrong:
+                assert (await refusal(tokenize("a"))).code() is grpc.StatusCode.NOT_FOUND
+            else:
+                await tokenize("a")
+        error = await refusal(served.ask(metadata=key("a")))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        details = details_of(error)
+        assert details["ErrorInfo"].reason == "tenant_rate"
+        assert details["QuotaFailure"].violations[0].subject == "tenant:a"
+        assert details["RetryInfo"].retry_delay.ToMilliseconds() > 0
+        assert await served.ask(metadata=key("b"), max_tokens=1)
+
+    serve(test, TENANTS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}, "logit_bias has 1025 entries"),
+        ({"stop": ["x"] * (MAX_STOPS + 1)}, "stop has 17 strings"),
+        ({"stop_token_ids": [1] * (MAX_STOP_TOKEN_IDS + 1)}, "stop_token_ids has 65 ids"),
+        (
+            {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x")] * (MAX_MESSAGES + 1))},
+            "messages has 4097 entries",
+        ),
+    ],
+)
+def test_lengths_have_a_maximum(fields: dict[str, Any], words: str) -> None:
+    async def test(served: Served) -> None:
+        assert words in str((await served.refusal(**fields)).details())
+
+    serve(test)
+
+
+class Silent:
+    """A call's messages, none of which comes; and the context of the call."""
+
+    def __init__(self, tenant: str) -> None:
+        self.metadata = key(tenant)
+        self.is_asked = False
+
+    def __aiter__(self) -> Silent:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self.is_asked = True
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self.metadata
+
+    def time_remaining(self) -> float:
+        return WAIT_S
+
+
+def test_the_library_takes_in_few_messages_of_a_tenant_at_a_time() -> None:
+    """It holds up to 4 MiB for each that was asked for, and does not say so."""
+
+    async def test() -> None:
+        metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
+        engine = FakeEngine(ModelInfo(MODEL, 512, 1))
+        generation = Generation(FrontDoor(engine, load_checkpoint_text(DEMO), TENANTS, metrics))
+        handler: Any = generation.handler().service(cast(Any, Details()))
+        answer = handler.stream_stream
+        calls = [Silent("b") for _ in range(READING_MAX + 5)] + [Silent("c")]
+        tasks = [asyncio.create_task(anext(answer(call, call))) for call in calls]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [call.is_asked for call in calls] == [True] * READING_MAX + [False] * 5 + [True]
+        tasks[0].cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sum(call.is_asked for call in calls) == READING_MAX + 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(test())
+
+
+class Details:
+    method = "/coppice_rpc.v1.Generation/Generate"
+    invocation_metadata = ()

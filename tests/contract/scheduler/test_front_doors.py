@@ -1,0 +1,257 @@
+"""The planner and its front doors over real sockets, in one process: whose tokens go where, who hears of which end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from coppice.edge.wire import packed
+from coppice.ids import DomainId
+from coppice.messages.step import SamplingParams
+from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, Request, TokenBatch
+from coppice_scheduler.edge.base.engine import ModelInfo, RequestRefused
+from coppice_scheduler.edge.ipc.door_channel import DoorChannel
+from coppice_scheduler.edge.ipc.door_engine import DoorEngine
+from coppice_scheduler.edge.ipc.door_messages import FROM_DOOR, TO_DOOR, Asks, Cancel, FromDoor, Turn
+from coppice_scheduler.edge.planner.doors import Door, Doors, by_door
+from tests.fakes.api.engine import pack, unpack
+from tests.fakes.cache.scripted_core import HANGS, ScriptedCore
+from tests.fakes.waiting import WAIT_S
+
+MODEL = ModelInfo("m", 64, 0)
+
+
+@dataclass
+class House:
+    """A planner on a scripted core, and the front doors that the test opens."""
+
+    core: ScriptedCore = field(default_factory=ScriptedCore)
+    failures: list[BaseException] = field(default_factory=list)
+    channels: list[DoorChannel] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        core: Any = self.core
+        self.doors = Doors(core, "127.0.0.1:1", "s", self.failures.append)
+        self.doors.planner.start()
+
+    def connect(self, number: int, **options: Any) -> socket.socket:
+        """The far end of a new front door's connection."""
+        ours, theirs = socket.socketpair()
+
+        def received(message: FromDoor) -> None:
+            if isinstance(message, Asks):
+                self.doors.asked(door, message)
+
+        channel = DoorChannel(ours, received, lambda: self.doors.closed(door), **options)
+        door = Door(number, channel)
+        self.channels.append(channel)
+        channel.start()
+        self.doors.opened(door)
+        return theirs
+
+    async def open(self, number: int) -> DoorEngine:
+        engine = DoorEngine(number, MODEL)
+        await asyncio.get_running_loop().create_connection(lambda: engine, sock=self.connect(number))
+        return engine
+
+    def stop(self) -> None:
+        for channel in self.channels:
+            channel.close()
+            channel.join()
+        self.doors.planner.stop()
+
+
+@asynccontextmanager
+async def house() -> AsyncIterator[House]:
+    built = House()
+    try:
+        yield built
+    finally:
+        await asyncio.to_thread(built.stop)
+
+
+def run(test: Callable[[House], Awaitable[None]]) -> None:
+    async def in_house() -> None:
+        async with house() as built:
+            await asyncio.wait_for(test(built), WAIT_S)
+
+    asyncio.run(in_house())
+
+
+def request(name: str, tokens: list[int]) -> Request:
+    return Request(name, "t", DomainId("d"), pack(tokens), SamplingParams(), 4)
+
+
+async def read(engine: DoorEngine, name: str, tokens: list[int]) -> list[Output]:
+    return [output async for output in engine.generate(request(name, tokens))]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_tokens_of_many_requests_get_to_their_readers() -> None:
+    async def test(house: House) -> None:
+        engines = [await house.open(number) for number in (0, 1, 255)]
+        prompts = {f"{number}-{place}": [100 + number, *range(place)] for number in range(3) for place in range(20)}
+        reading = [read(engines[int(name[0])], name, tokens) for name, tokens in prompts.items()]
+        for outputs, tokens in zip(await asyncio.gather(*reading), prompts.values(), strict=True):
+            assert unpack(b"".join(output.tokens for output in outputs)) == tokens
+            assert [output.finish for output in outputs if output.finish] == [Finish.LENGTH]
+        await until(lambda: house.doors.num_requests == 0)
+        assert not house.core.cancelled
+
+    run(test)
+
+
+def test_refusals_and_early_ends() -> None:
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        with pytest.raises(RequestRefused) as refused:
+            await read(engine, "empty", [])
+        assert refused.value.refused.reason is RefusedReason.EMPTY
+        stopping = asyncio.create_task(read(engine, "stops", [HANGS]))
+        await until(lambda: "stops" in house.core.running)
+        engine.finish("stops")
+        assert [output.finish for output in await stopping] == [Finish.STOP]
+        async with aclosing(engine.generate(request("leaves", [1, 2, 3] * 100))) as outputs:
+            await anext(outputs)
+        await until(lambda: ("leaves", Finish.CANCELLED) in house.core.cancelled)
+        assert house.core.cancelled == [("stops", Finish.STOP), ("leaves", Finish.CANCELLED)]
+
+    run(test)
+
+
+def test_a_request_that_is_cancelled_at_once_does_not_stay() -> None:
+    async def test(house: House) -> None:
+        far = house.connect(0)
+        asks = Asks((request("short", [HANGS]),), (Cancel("short", Finish.CANCELLED),))
+        far.sendall(packed(FROM_DOOR.encode(asks)))
+        await until(lambda: bool(house.core.submitted and house.core.cancelled))
+        assert not house.core.running
+        far.close()
+
+    run(test)
+
+
+def test_a_front_door_that_goes_takes_its_requests_and_no_others() -> None:
+    async def test(house: House) -> None:
+        dying, living = await house.open(0), await house.open(1)
+        lost = asyncio.create_task(read(dying, "lost", [HANGS]))
+        kept = asyncio.create_task(read(living, "kept", [HANGS]))
+        await until(lambda: len(house.core.running) == 2)
+        house.channels[0].close()
+        await until(lambda: ("lost", Finish.CANCELLED) in house.core.cancelled)
+        (output,) = await lost
+        assert (output.finish, output.error and output.error.code) == (Finish.ERROR, OutputErrorCode.SCHEDULER_LOST)
+        assert (dying.accepts, dying.planner_is_lost) == (False, True)
+        assert [output.finish for output in await read(dying, "later", [1])] == [Finish.ERROR]
+        assert [output.finish for output in await read(living, "other", [1])][-1] is Finish.LENGTH
+        assert not kept.done()
+        living.finish("kept")
+        await kept
+
+    run(test)
+
+
+def test_the_planner_fails() -> None:
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        house.core.fails = True
+        await until(lambda: bool(house.failures))
+        house.channels[0].close()  # what the service does then
+        (output,) = await read(engine, "open", [1])
+        assert output.finish is Finish.ERROR
+
+    run(test)
+
+
+def test_a_planner_that_drains_refuses() -> None:
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        house.doors.drain()
+        with pytest.raises(RequestRefused) as refused:
+            await read(engine, "late", [1])
+        assert refused.value.refused.reason is RefusedReason.DRAINING
+
+    run(test)
+
+
+def test_stats_are_told_again_and_again() -> None:
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        reading = asyncio.create_task(read(engine, "hangs", [HANGS]))
+        await until(lambda: engine.stats().running == 1)
+        engine.finish("hangs")
+        await reading
+        await until(lambda: engine.stats().running == 0)
+
+    run(test)
+
+
+def test_a_front_door_that_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
+    async def test(house: House) -> None:
+        deaf = house.connect(0, backlog_bytes_max=100_000)
+        engine = await house.open(1)
+        names = [f"deaf-{place}" for place in range(400)]
+        asks = Asks(tuple(request(name, [1] * 2000) for name in names), ())
+        await asyncio.to_thread(deaf.sendall, packed(FROM_DOOR.encode(asks)))
+        await until(lambda: len(house.core.running) == 400)
+        while house.core.running:
+            assert [output.finish for output in await read(engine, "other", [1])][-1] is Finish.LENGTH
+        assert {name for name, _ in house.core.cancelled} == set(names)
+        assert house.channels[0].is_closed
+        deaf.close()
+
+    run(test)
+
+
+def test_what_is_no_message_costs_the_connection_only() -> None:
+    async def test(house: House) -> None:
+        broken = house.connect(0)
+        broken.sendall(b"\x01\x00\x00\x00\xc1")
+        await until(lambda: house.channels[0].is_closed)
+        broken.close()
+        assert [output.finish for output in await read(await house.open(1), "other", [1])][-1] is Finish.LENGTH
+
+    run(test)
+
+
+def test_frames_keep_their_order_while_the_socket_fills_and_empties() -> None:
+    near, far = socket.socketpair()
+    channel = DoorChannel(near, lambda message: None, lambda: None)
+    channel.start()
+    sent = [packed(TO_DOOR.encode(Turn((), (TokenBatch(pack([place]), bytes(3_000)),), ()))) for place in range(3_000)]
+    read = bytearray()
+
+    def read_all() -> None:
+        while len(read) < sum(map(len, sent)):
+            read.extend(far.recv(10_000))
+
+    reading = threading.Thread(target=read_all, daemon=True)
+    reading.start()
+    for place in range(3_000):
+        channel.send(Turn((), (TokenBatch(pack([place]), bytes(3_000)),), ()))
+    reading.join(WAIT_S)
+    assert read == b"".join(sent)
+    channel.close()
+    channel.join()
+    far.close()
+
+
+def test_a_batch_is_split_by_the_high_bits() -> None:
+    mixed = TokenBatch(pack([1 << 24, 5, 1 << 24 | 3, 5]), pack([1, 2, 3, 4]))
+    own = TokenBatch(pack([6, 7]), pack([5, 6]))
+    found = by_door([mixed, own, TokenBatch(b"", b"")])
+    assert found == {
+        0: [TokenBatch(pack([5, 5]), pack([2, 4])), own],
+        1: [TokenBatch(pack([1 << 24, 1 << 24 | 3]), pack([1, 3]))],
+    }

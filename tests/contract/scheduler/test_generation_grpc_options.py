@@ -1,0 +1,153 @@
+"""Options of the gRPC API beyond the plain ones, and the details of its errors."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from coppice.messages.index import Reuse
+from coppice_rpc.v1 import scheduler_pb2 as pb
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
+from tests.fakes.api.engine import Script, likely_ids, logprob_of, pack, unpack
+from tests.fakes.api.grpc_served import MODEL, WAIT_S, Served, details_of, serve
+
+
+def test_every_sampling_option_reaches_the_engine() -> None:
+    async def test(served: Served) -> None:
+        await served.ask(
+            min_p=0.25,
+            frequency_penalty=-0.5,
+            presence_penalty=1.5,
+            repetition_penalty=1.25,
+            logit_bias={7: -2.5, 3: 100.0},
+            min_tokens=2,
+            max_tokens=9,
+            stop_token_ids=[5],
+            num_logprobs=3,
+            priority=-4,
+            prompt_cache_key="agent-7",
+            prompt_cache_ttl_ms=90_000,
+        )
+        (request,) = served.engine.requests
+        sampling = request.sampling
+        assert (sampling.min_p, sampling.frequency_penalty, sampling.presence_penalty) == (0.25, -0.5, 1.5)
+        assert (sampling.repetition_penalty, sampling.num_logprobs, sampling.min_tokens) == (1.25, 3, 2)
+        pairs = np.frombuffer(sampling.logit_bias, np.dtype([("token", "<u4"), ("bias", "<f4")]))
+        assert pairs.tolist() == [(3, 100.0), (7, -2.5)]
+        assert unpack(sampling.stop_token_ids) == [0, 5]
+        assert (request.priority, request.reuse, request.retain_ms) == (-4, Reuse.LIKELY, 90_000)
+        assert (request.streams, request.retries_late) == (True, False)
+        left_s = ((request.deadline_ns or 0) - time.monotonic_ns()) / 1e9
+        assert 0 < left_s <= WAIT_S + 1, "its deadline is the call's, rounded up on the wire"
+
+    serve(test)
+
+
+def test_choices_are_told_apart_and_the_prompt_is_counted_once() -> None:
+    async def test(served: Served) -> None:
+        served.engine.script = lambda request: Script(
+            served.ids(f"answer {request.request_id[-1]}"), num_cached_tokens=1, num_written_tokens=2
+        )
+        answers = await served.ask(n=3, text="one two", max_tokens=20)
+        texts = ["", "", ""]
+        for answer in answers:
+            texts[answer.index] += answer.text
+        assert texts == ["answer 0", "answer 1", "answer 2"]
+        usages = sorted((answer.index, answer.usage) for answer in answers if answer.finish_reason)
+        assert [usage.prompt_tokens for _, usage in usages] == [len(served.ids("one two")), 0, 0]
+        assert [usage.cached_tokens for _, usage in usages] == [1, 0, 0]
+        assert [usage.cache_write_tokens for _, usage in usages] == [2, 0, 0]
+
+    serve(test)
+
+
+def test_log_probabilities_carry_bytes_that_make_up_the_text() -> None:
+    async def test(served: Served) -> None:
+        ids = served.says("Grüße 東京")
+        answers = await served.ask(num_logprobs=2, max_tokens=60)
+        entries = [entry for answer in answers for entry in answer.logprobs]
+        assert [entry.token_id for entry in entries] == ids
+        assert b"".join(entry.token for entry in entries).decode() == "Grüße 東京"
+        assert [entry.logprob for entry in entries] == [logprob_of(token_id) for token_id in ids]
+        assert [[top.token_id for top in entry.top] for entry in entries] == [likely_ids(i, 2) for i in ids]
+
+    serve(test)
+
+
+def test_echo_and_a_kept_stop_string() -> None:
+    async def test(served: Served) -> None:
+        served.says(" and a tree", hangs=True)
+        answers = await served.ask(
+            text="a forest", echo=True, num_logprobs=0, stop=["tree"], include_stop_str_in_output=True, max_tokens=50
+        )
+        text = "".join(answer.text for answer in answers)
+        assert text == "a forest and a tree"
+        assert (answers[-1].finish_reason, answers[-1].stop) == ("stop", "tree")
+        entries = [entry for answer in answers for entry in answer.logprobs]
+        assert not entries[0].HasField("logprob")
+        assert b"".join(entry.token for entry in entries).decode() == text
+        assert [text[entry.text_offset :].startswith(entry.token.decode()) for entry in entries] == [True] * len(
+            entries
+        )
+
+    serve(test)
+
+
+def test_tokens_and_back() -> None:
+    async def test(served: Served) -> None:
+        found = await served.stub.Tokenize(pb.TokenizeRequest(model=MODEL, text="Grüße 🌲"), timeout=WAIT_S)
+        assert unpack(found.tokens) == served.ids("Grüße 🌲")
+        assert found.max_context == 512
+        chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
+        of_chat = await served.stub.Tokenize(pb.TokenizeRequest(model=MODEL, chat=chat), timeout=WAIT_S)
+        assert served.checkpoint.raw.decode(unpack(of_chat.tokens)) == "user: hi\nassistant:\n"
+        request = pb.DetokenizeRequest(model=MODEL, tokens=found.tokens)
+        assert (await served.stub.Detokenize(request, timeout=WAIT_S)).text == "Grüße 🌲"
+        for wrong in (pb.TokenizeRequest(model=MODEL), pb.TokenizeRequest(model=MODEL, text="")):
+            with pytest.raises(grpc.aio.AioRpcError, match="prompt"):
+                await served.stub.Tokenize(wrong, timeout=WAIT_S)
+        added = pb.TokenizeRequest(model=MODEL, chat=chat, add_special_tokens=True)
+        with pytest.raises(grpc.aio.AioRpcError, match="special tokens of its template"):
+            await served.stub.Tokenize(added, timeout=WAIT_S)
+        with pytest.raises(grpc.aio.AioRpcError, match="2097152"):
+            await served.stub.Tokenize(pb.TokenizeRequest(model=MODEL, text="a" * (2 << 20)), timeout=WAIT_S)
+        for tokens in (b"123", pack([10**6]), pack([1] * (1 << 19))):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await served.stub.Detokenize(pb.DetokenizeRequest(model=MODEL, tokens=tokens), timeout=WAIT_S)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    serve(test)
+
+
+def test_wrong_fields_are_named_in_the_details() -> None:
+    async def test(served: Served) -> None:
+        for fields, field in (({"n": 9}, "n"), ({"min_p": 2.0}, "min_p"), ({"logit_bias": {10**6: 1.0}}, "logit_bias")):
+            error = await served.refusal(**fields)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            (violation,) = details_of(error)["BadRequest"].field_violations
+            assert (violation.field, violation.description) == (field, error.details())
+        chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
+        assert "echo" in ((await served.refusal(chat=chat, echo=True)).details() or "")
+
+    serve(test)
+
+
+def test_deadlines_and_rates_have_their_codes() -> None:
+    async def test(served: Served) -> None:
+        served.says("", refused=Refused(RefusedReason.TENANT_RATE, "60 requests a minute", 2500))
+        error = await served.refusal()
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        details = details_of(error)
+        assert details["RetryInfo"].retry_delay.ToMilliseconds() == 2500
+        assert details["QuotaFailure"].violations[0].subject == "tenant:default"
+        served.says("", refused=Refused(RefusedReason.DEADLINE, "it cannot be met", 700))
+        assert (await served.refusal()).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        served.says("a b", error=OutputError(OutputErrorCode.DEADLINE, "its time is over"))
+        error = await served.refusal()
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert details_of(error)["ErrorInfo"].reason == "deadline_exceeded"
+
+    serve(test)

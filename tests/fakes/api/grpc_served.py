@@ -1,0 +1,95 @@
+"""A front door over a fake engine, on a real gRPC server at a free port of loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from prometheus_client import CollectorRegistry
+
+import coppice
+from coppice.tenants.directory import TenantDirectory
+from coppice_rpc.v1 import scheduler_pb2 as pb
+from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
+from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.grpc.generation import MESSAGE_TIMEOUT_S, Generation
+from coppice_scheduler.edge.grpc.server import GenerationServer
+from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
+from tests.fakes.api.engine import FakeEngine, Script
+
+DEMO = Path(coppice.__file__).parent / "demo_model"
+MODEL = "org/demo"
+WAIT_S = 60
+MAX_CONNECTIONS = 8
+
+
+@dataclass
+class Served:
+    engine: FakeEngine
+    checkpoint: CheckpointText
+    stub: Any
+    channel: grpc.aio.Channel
+    port: int
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.checkpoint.raw.encode(text).ids)
+
+    def says(self, text: str, **fields: Any) -> list[int]:
+        ids = self.ids(text)
+        self.engine.script = lambda request: Script(ids, **fields)
+        return ids
+
+    async def ask(self, metadata: tuple[tuple[str, str], ...] = (), **fields: Any) -> list[pb.GenerateResponse]:
+        if not {"text", "token_ids", "chat"} & set(fields):
+            fields["text"] = "one"
+        request = pb.GenerateRequest(**{"model": MODEL, **fields})
+        return [r async for r in self.stub.Generate(request, timeout=WAIT_S, metadata=metadata)]
+
+    async def refusal(self, **fields: Any) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.ask(**fields)
+        return caught.value
+
+
+def serve(
+    test: Callable[[Served], Awaitable[None]],
+    tenants: TenantDirectory | None = None,
+    message_timeout_s: float = MESSAGE_TIMEOUT_S,
+) -> None:
+    async def run() -> None:
+        checkpoint = load_checkpoint_text(DEMO)
+        engine = FakeEngine(ModelInfo(MODEL, 512, 1))
+        metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
+        frontdoor = FrontDoor(engine, checkpoint, tenants or TenantDirectory.single_default(), metrics)
+        generation = Generation(frontdoor, message_timeout_s=message_timeout_s)
+        server = GenerationServer(generation, "127.0.0.1", 0, MAX_CONNECTIONS)
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                await test(Served(engine, checkpoint, pb_grpc.GenerationStub(channel), channel, server.port))
+        finally:
+            await server.stop(None)
+
+    asyncio.run(run())
+
+
+def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
+    """google.rpc details by their type's last name."""
+    raw = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
+    status = status_pb2.Status.FromString(raw)
+    assert status.code == error.code().value[0]
+    assert status.message == error.details()
+    found = {}
+    for packed in status.details:
+        name = packed.type_url.rsplit(".", 1)[-1]
+        found[name] = getattr(error_details_pb2, name)()
+        packed.Unpack(found[name])
+    return found

@@ -1,0 +1,73 @@
+"""A scheduler core without a worker: every request gets the tokens of its prompt again, one per turn, then its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coppice_scheduler.core.state.request import (
+    Effects,
+    Finish,
+    Output,
+    Refused,
+    RefusedReason,
+    Request,
+    SchedulerStats,
+    TokenBatch,
+)
+from tests.fakes.api.engine import pack, unpack
+
+TURN_NS = 1_000_000
+HANGS = 7  # as first token of a prompt: no token, until it is cancelled
+
+
+@dataclass
+class ScriptedCore:
+    """As much of `SchedulerCore` as the planner asks of one without a cache service."""
+
+    submitted: list[str] = field(default_factory=list)
+    cancelled: list[tuple[str, Finish]] = field(default_factory=list)
+    running: dict[str, tuple[Request, list[int]]] = field(default_factory=dict)  # and the tokens that are to come
+    ended: list[Output] = field(default_factory=list)
+    draining: bool = False
+    fails: bool = False
+    now_ns: int = 0
+
+    def submit(self, request: Request, now_ns: int) -> Refused | None:
+        self.submitted.append(request.request_id)
+        if self.draining or not request.tokens:
+            return Refused(RefusedReason.DRAINING if self.draining else RefusedReason.EMPTY, "no", 5)
+        tokens = unpack(request.tokens)
+        self.running[request.request_id] = (request, [] if tokens[0] == HANGS else tokens)
+        return None
+
+    def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
+        self.cancelled.append((request_id, finish))
+        if self.running.pop(request_id, None) is not None:
+            self.ended.append(Output(request_id, b"", finish))
+
+    def advance(self, now_ns: int) -> Effects:
+        if self.fails:
+            raise RuntimeError("the script says so")
+        self.now_ns = now_ns
+        numbers, tokens = [], []
+        for request_id, (request, rest) in list(self.running.items()):
+            if rest:
+                numbers.append(request.number)
+                tokens.append(rest.pop(0))
+            elif unpack(request.tokens)[0] != HANGS:
+                del self.running[request_id]
+                self.ended.append(Output(request_id, b"", Finish.LENGTH, num_output_tokens=len(request.tokens) // 4))
+        outputs, self.ended = tuple(self.ended), []
+        batch = TokenBatch(np.array(numbers, dtype="<u4").tobytes(), pack(tokens))
+        return Effects(tokens=(batch,) if numbers else (), outputs=outputs)
+
+    def next_wakeup_ns(self) -> int | None:
+        return self.now_ns + TURN_NS if self.running else None
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(len(self.running), 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)

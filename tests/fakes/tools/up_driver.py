@@ -1,0 +1,22 @@
+"""`coppice up` over stand-ins: `python -m tests.fakes.tools.up_driver PORT LOG_DIR`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from coppice.errors import run_main
+from coppice_cli.up import run_up
+from coppice_up.options import UpOptions
+from coppice_up.plan import Services
+
+
+def main() -> int:
+    port, log_dir = int(sys.argv[1]), Path(sys.argv[2])
+    fake = (sys.executable, "-m", "tests.fakes.cache.service")
+    services = Services(cache=(*fake, "cache"), worker=(*fake, "worker"), scheduler=(*fake, "scheduler"))
+    return run_up(UpOptions(port=port, log_dir=log_dir, model=str(log_dir / "model")), services)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("coppice", main))

@@ -1,0 +1,87 @@
+"""Long lists of numbers are parsed in slices, and what comes out is what the parser makes of the whole."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from pydantic_core import from_json
+
+from coppice_scheduler.edge.http import long_lists
+from coppice_scheduler.edge.http.long_lists import SLICE_BYTES, parse_json
+
+IDS = [number * 7919 % 150_000 for number in range(60_000)]
+LIST = json.dumps(IDS)
+PROMPT = '{"prompt": '
+
+
+def whole(raw: bytes) -> Any:
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        return str(error)
+
+
+def sliced(raw: bytes) -> Any:
+    try:
+        return parse_json(raw)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"prompt": {LIST}, "n": 1}}',
+        f'{{"prompt": [{LIST}, [1], {LIST}], "tokens": {LIST}}}',
+        f'{{"prompt": "a \\"list: {LIST}", "n": 1}}',
+        f'{{"prompt": "a \\\\", "n": {LIST}}}',
+        f'{{"prompt": {LIST}, "prompt": "x"}}',
+        f'{{"x": {{"prompt": {LIST}}}}}',
+        f"[{LIST}]",
+        LIST,
+        f'{{"prompt": {LIST}',
+        f'{{"prompt": {LIST}}} x',
+        PROMPT + LIST.replace(", ", " ,\n ") + "}",
+        PROMPT + LIST.replace("]", ",]") + "}",
+        PROMPT + LIST.replace("[", "[,") + "}",
+        PROMPT + LIST.replace("7919", "7919 7919") + "}",
+        PROMPT + LIST.replace("7919", "07919") + "}",
+        PROMPT + LIST.replace("7919", "9" * 30) + "}",
+        PROMPT + LIST.replace("7919", "9" * 5000) + "}",
+        PROMPT + "[" + " " * 2 * SLICE_BYTES + "]}",
+        PROMPT + "[" + "," * 2 * SLICE_BYTES + "]}",
+    ],
+)
+def test_it_is_what_the_parser_makes_of_the_whole(text: str) -> None:
+    raw = text.encode()
+    assert sliced(raw) == whole(raw)
+
+
+@pytest.mark.parametrize("end", ["", " ", "1", "1 ", "1, "])
+def test_a_comma_at_the_end_of_a_slice(end: str) -> None:
+    raw = f'{{"prompt": [{"1," * (SLICE_BYTES // 2 + 1)}{end}]}}'.encode()
+    assert sliced(raw) == whole(raw)
+
+
+def test_a_slice_that_begins_or_ends_at_any_place() -> None:
+    rng = random.Random(5)
+    for _ in range(40):
+        filler = "".join(rng.choice(("1", ",", " ", "1,", "22,")) for _ in range(rng.randrange(8)))
+        entries = "1," * (SLICE_BYTES // 2 + rng.randrange(-2, 3)) + filler + "1," * rng.randrange(3) + "5"
+        raw = f'{{"prompt": [{entries}]}}'.encode()
+        assert sliced(raw) == whole(raw)
+
+
+def test_no_long_list_is_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def seen(raw: bytes, **options: Any) -> Any:
+        sizes.append(len(raw))
+        return from_json(raw, **options)
+
+    monkeypatch.setattr(long_lists, "from_json", seen)
+    assert parse_json(f'{{"prompt": [{LIST}, {LIST}]}}'.encode()) == {"prompt": [IDS, IDS]}
+    assert max(sizes) < SLICE_BYTES + 100 < len(LIST)

@@ -1,0 +1,58 @@
+"""Where a worker says that it is: nobody's word about that ends the planner, or leads it past TLS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coppice.ids import CacheEpoch, Namespace, WorkerEpoch, WorkerId
+from coppice.messages.index import WorkerInfo, Workers
+from coppice_scheduler.edge.planner.clients import WorkerClients
+
+NOT_TLS: Any = None
+TLS: Any = object()  # never looked at: no connection is made
+
+
+def clients(tls: Any, *, is_local: bool) -> WorkerClients:
+    def unexpected(*_: Any) -> None:
+        raise AssertionError
+
+    return WorkerClients("s", unexpected, unexpected, unexpected, lambda _: None, unexpected, tls, is_local=is_local)
+
+
+def listed(*addresses: str) -> Workers:
+    infos = (
+        WorkerInfo(WorkerId(f"w{at}"), WorkerEpoch(1), address, 8, 4, Namespace(b"n"), "m", True)
+        for at, address in enumerate(addresses)
+    )
+    return Workers(CacheEpoch(1), tuple(infos))
+
+
+@pytest.mark.parametrize("address", ["", "x", "host:port", "host:²", "unix:rel", f"unix:/{'x' * 200}", "unix:/a\0b"])
+def test_a_worker_that_is_nowhere_is_left_out(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    workers = clients(NOT_TLS, is_local=True)
+    try:
+        for _ in range(2):
+            workers.listed(listed(address, "127.0.0.1:9"))
+        assert set(workers._clients) == {"w1"}
+        assert [record.getMessage() for record in caplog.records if "w0 is left out" in record.getMessage()] != []
+        assert len([record for record in caplog.records if "left out" in record.getMessage()]) == 1
+    finally:
+        workers.stop()
+
+
+def test_with_tls_a_socket_of_this_machine_is_not_followed_from_another_one() -> None:
+    workers = clients(TLS, is_local=False)
+    workers.listed(listed("unix:/run/some.sock"))
+    assert not workers._clients
+
+
+def test_where_all_are_on_one_machine_it_is() -> None:
+    for tls, is_local in ((TLS, True), (NOT_TLS, False)):
+        workers = clients(tls, is_local=is_local)
+        try:
+            workers.listed(listed("unix:/run/nobody.sock"))
+            assert set(workers._clients) == {"w0"}
+        finally:
+            workers.stop()

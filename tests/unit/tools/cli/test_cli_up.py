@@ -1,0 +1,281 @@
+"""Options of `coppice up`, what they become, and what a newcomer is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from coppice import __version__
+from coppice.addresses import UNIX_PATH_BYTES_MAX, Address, UnixAddress, parse_address
+from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, UsageError
+from coppice_cli import main
+from coppice_cli.up import welcome
+from coppice_up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
+from coppice_up.options import WORKERS_MAX, UpOptions
+from coppice_up.plan import Services, StackPlan, plan_stack
+from coppice_up.ports import free_addresses
+from coppice_up.stack import check_redis, private_socket_dir
+
+SOCKET_DIR = Path("/run/coppice")
+SERVICES = Services(cache=("cache",), worker=("worker",), scheduler=("scheduler",))
+
+
+def plan(tmp_path: Path, options: UpOptions, **environ: str) -> StackPlan:
+    return plan_stack(options, Checkpoint(tmp_path, "m"), tmp_path, SOCKET_DIR, environ, SERVICES)
+
+
+def flag(argv: tuple[str, ...], name: str) -> str:
+    return argv[argv.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (UpOptions(dtype="int8"), "--dtype int8"),
+        (UpOptions(kv_dtype="int4"), "--kv-dtype int4"),
+        (UpOptions(device="tpu"), "--device tpu"),
+        (UpOptions(gpu_memory_utilization=1.5), "--gpu-memory-utilization 1.5"),
+        (UpOptions(workers=0), "--workers 0"),
+        (UpOptions(workers=99), "--workers 99"),
+        (UpOptions(block_size=0), "--block-size 0"),
+        (UpOptions(num_blocks=-1), "--num-blocks -1"),
+        (UpOptions(threads=-3), "--threads -3"),
+        (UpOptions(host_memory_mib=-1), "--host-memory-mib -1"),
+        (UpOptions(max_queued_tokens=-1), "--max-queued-tokens -1"),
+        (UpOptions(port=70000), "--port 70000"),
+        (UpOptions(grpc_port=-1), "--grpc-port -1"),
+        (UpOptions(port=9000, grpc_port=9000), "are both 9000"),
+        (UpOptions(host="0.0.0.0"), "everybody who reaches it may use it"),
+        (UpOptions(host="no.such.host.invalid"), "--host no.such.host.invalid"),
+        (UpOptions(tenants=Path("no-such-tenants.yaml")), "no-such-tenants.yaml"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: UpOptions, words: str) -> None:
+    with pytest.raises(CoppiceError) as caught:
+        options.check()
+    assert words in caught.value.line()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
+def test_loopback_needs_no_tenants(host: str) -> None:
+    UpOptions(host=host).check()
+
+
+def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
+    stack = plan(
+        tmp_path,
+        UpOptions(
+            port=0,
+            workers=2,
+            num_blocks=64,
+            host_memory_mib=7,
+            kv_dtype="fp8",
+            otlp_endpoint="http://c:4317",
+            max_queued_tokens=9,
+        ),
+    )
+    names = [[spec.name for spec in stage] for stage in stack.stages]
+    assert names == [["valkey"], ["cache"], ["worker-0", "worker-1", "scheduler"]]
+    (valkey,), (cache,), (first, second, scheduler) = stack.stages
+    assert {flag(child.argv, "--cache") for child in (first, second, scheduler)} == {"unix:/run/coppice/cache"}
+    sessions = [flag(child.argv, "--session-address") for child in (cache, first, second)]
+    assert sessions == [f"unix:/run/coppice/{name}" for name in ("cache", "worker-0", "worker-1")]
+    assert not [child.name for child in (cache, first, second) if "--session-port" in child.argv]
+    assert flag(cache.argv, "--redis-url") == f"redis://127.0.0.1:{flag(valkey.argv, '--port')}/0"
+    assert flag(first.argv, "--num-blocks") == "64"
+    assert flag(first.argv, "--host-memory-mib") == "7"
+    assert flag(first.argv, "--kv-dtype") == "fp8"
+    assert flag(scheduler.argv, "--max-queued-tokens") == "9"
+    assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"
+    assert {flag(c.argv, "--otlp-endpoint") for c in (cache, first, second, scheduler)} == {"http://c:4317"}
+    ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--http-port")]
+    ports += [flag(scheduler.argv, "--port"), flag(scheduler.argv, "--grpc-port")]
+    assert len(set(ports)) == len(ports)
+
+
+def test_sockets_have_a_short_path_whatever_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for parent in (tmp_path, tmp_path / "deep" / ("d" * UNIX_PATH_BYTES_MAX)):
+        parent.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(parent))
+        folder = private_socket_dir()
+        try:
+            UnixAddress(f"{folder}/worker-{WORKERS_MAX - 1}")
+            assert folder.stat().st_mode & 0o777 == 0o700
+        finally:
+            folder.rmdir()
+
+
+def test_a_redis_of_ones_own_replaces_the_embedded_valkey(tmp_path: Path) -> None:
+    stack = plan(tmp_path, UpOptions(port=0, redis_url="redis://r:1/0"))
+    assert [spec.name for spec in stack.stages[0]] == ["cache"]
+    assert flag(stack.stages[0][0].argv, "--redis-url") == "redis://r:1/0"
+
+
+def test_the_seal_key_is_in_the_environment_only(tmp_path: Path) -> None:
+    cache = plan(tmp_path, UpOptions(port=0)).stages[1][0]
+    key = cache.environment["COPPICE_SEAL_KEY"]
+    assert len(bytes.fromhex(key)) == 32
+    assert key not in " ".join(cache.argv)
+    given = plan(tmp_path, UpOptions(port=0), COPPICE_SEAL_KEY="ab" * 32).stages[1][0]
+    assert given.environment["COPPICE_SEAL_KEY"] == "ab" * 32
+    in_a_file = plan(tmp_path, UpOptions(port=0), COPPICE_SEAL_KEY_FILE="key").stages[1][0]
+    assert "COPPICE_SEAL_KEY" not in in_a_file.environment
+
+
+def test_everything_internal_stays_on_loopback(tmp_path: Path) -> None:
+    stack = plan(tmp_path, UpOptions(port=0, host="0.0.0.0"))
+    (_, (cache,), (worker, scheduler)) = stack.stages
+    assert flag(cache.argv, "--host") == flag(worker.argv, "--host") == "127.0.0.1"
+    assert flag(scheduler.argv, "--host") == "0.0.0.0"
+    assert stack.rest_url == f"http://127.0.0.1:{stack.rest.port}"
+
+
+def test_the_demo_model_is_the_default_and_folders_keep_their_name(tmp_path: Path) -> None:
+    assert find_checkpoint("").name == DEMO_MODEL_NAME
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    with pytest.raises(UsageError, match=r"config.json is missing"):
+        find_checkpoint(str(folder))
+    (folder / "config.json").write_text("{}")
+    assert find_checkpoint(str(folder)) == Checkpoint(folder.resolve(), "my-model")
+
+
+def test_a_model_that_is_nowhere_is_named() -> None:
+    with pytest.raises(CoppiceError, match="no/such/folder"):
+        find_checkpoint("no/such/folder")
+
+
+def test_a_redis_that_does_not_answer_is_said_without_its_password() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        check_redis("redis://user:geheim@127.0.0.1:1/0")
+    assert "127.0.0.1:1" in caught.value.line()
+    assert "geheim" not in caught.value.line()
+    with pytest.raises(UsageError, match="--redis-url"):
+        check_redis("http://x")
+
+
+def test_welcome_gives_addresses_an_example_and_a_warning(tmp_path: Path) -> None:
+    options = UpOptions(port=0)
+    stack = plan(tmp_path, options)
+    text = "\n".join(welcome(stack, options))
+    for words in (stack.rest_url + "/v1", str(stack.grpc), str(stack.cache_http), "curl -N", "development setup"):
+        assert words in text
+    assert "sessions       unix:/run/coppice/cache (--cache of a further worker)" in text
+
+
+def test_every_service_tells_its_metrics_with_and_without_tenants(tmp_path: Path) -> None:
+    for options in (UpOptions(port=0, workers=2), UpOptions(port=0, workers=2, tenants=tmp_path / "tenants.yaml")):
+        stack = plan(tmp_path, options)
+        cache, *workers, scheduler = (spec.argv for stage in stack.stages[1:] for spec in stage)
+        alone = flag(scheduler, "--port" if options.tenants is None else "--metrics-port")
+        ports = [alone, *(flag(argv, "--http-port") for argv in (cache, *workers))]
+        (line,) = (line for line in welcome(stack, options) if line.startswith("  metrics"))
+        assert line.split()[1:-3] == [f"http://127.0.0.1:{port}/metrics" for port in ports]
+        if options.tenants is not None:
+            assert alone not in (flag(scheduler, "--port"), flag(scheduler, "--grpc-port"))
+        assert "--metrics-host" not in scheduler
+
+
+# Whatever else is installed, it is this tree that is tested.
+HERE = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+
+
+def coppice(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coppice_cli", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**HERE, "PATH": "", "COLUMNS": "200", "TERM": "dumb", **environ},
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["up", "--prot", "1"], {}, "--port"),
+        (["up", "--port", "many"], {}, "Invalid value for '--port'"),
+        (["nonsense"], {}, "nonsense"),
+        (
+            ["up"],
+            {"COPPICE_UP_PROT": "1"},
+            "unknown environment variable COPPICE_UP_PROT (did you mean COPPICE_UP_PORT?)",
+        ),
+        (
+            ["bench", "smoke"],
+            {"COPPICE_BENCH_SMOKE_ULR": "http://h:1"},
+            "unknown environment variable COPPICE_BENCH_SMOKE_ULR (did you mean COPPICE_BENCH_SMOKE_URL?)",
+        ),
+        (["up"], {"COPPICE_UP_DTYPE": "int8"}, "--dtype int8 is not known"),
+        (["bench", "smoke", "--url", "nowhere"], {}, "--url nowhere is no address of a server"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(argv: list[str], environ: dict[str, str], words: str) -> None:
+    ended = coppice(*argv, **environ)
+    assert ended.returncode == 2, ended.stderr
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_package_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image holds one service, and no benchmarks."""
+    for module in ("coppice_bench.plan.run", "coppice_bench.report"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(sys, "argv", ["coppice", "bench", "plan"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "coppice: coppice_bench is not installed here (install from a checkout: make venv)\n"
+    )
+
+
+def test_version_and_help() -> None:
+    ended = coppice("version")
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("coppice ")
+    listed = coppice("up", "--help").stdout
+    for name in ("--model", "--port", "--host", "--dtype", "--device", "--num-blocks", "--block-size", "--workers"):
+        assert name in listed
+    for name in ("--tenants", "--redis-url", "--otlp-endpoint"):
+        assert name in listed
+
+
+def test_help_says_what_is_written() -> None:
+    """The library that draws it makes pictures of some words between colons."""
+    for command in (["up"], ["bench", "serve"], ["bench", "split"], ["cache", "explain"], ["index", "ingest"]):
+        listed = coppice(*command, "--help").stdout
+        assert listed
+        assert not [letter for letter in listed if ord(letter) > 0xFFFF]
+
+
+def test_health_of_a_service_that_is_not_there() -> None:
+    ended = coppice("health", str(free_addresses(1)[0]))
+    assert (ended.returncode, ended.stderr) == (1, "not serving\n")
+    assert coppice("health", "nowhere").returncode == 2
+
+
+def test_addresses_with_and_without_brackets() -> None:
+    assert parse_address("cache:7071") == Address("cache", 7071)
+    assert str(parse_address("[::1]:7071")) == "[::1]:7071"
+    for wrong in ("cache", ":1", "cache:many", "cache:70000"):
+        with pytest.raises(UsageError, match="is no address"):
+            parse_address(wrong)
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["coppice", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_OK
+    assert capsys.readouterr().out == f"coppice {__version__}\n"

@@ -1,0 +1,68 @@
+"""The processes of one run: started, crashed, and found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from coppice_cache.core.base.settings import CoreSettings
+from coppice_scheduler.core.state.settings import SchedulerSettings
+from coppice_sim.base.environment import Environment
+from coppice_sim.base.process import Process
+from coppice_sim.base.timeline import MS
+from coppice_sim.hosts.cache import CacheHost
+from coppice_sim.hosts.epochs import EpochRegistry
+from coppice_sim.hosts.monitor import Monitor
+from coppice_sim.hosts.recovery import SimLog
+from coppice_sim.hosts.scheduler import Clients, SchedulerHost
+from coppice_sim.hosts.worker import WorkerHost
+from coppice_sim.settings import WorldSettings
+
+
+@dataclass
+class Cluster:
+    """`index_settings` and `scheduler_settings` give what a process that starts now reads."""
+
+    env: Environment
+    settings: WorldSettings
+    epochs: EpochRegistry
+    index_settings: Callable[[], CoreSettings]
+    scheduler_settings: Callable[[], SchedulerSettings]
+    clients: Clients
+    workers: dict[str, WorkerHost] = field(default_factory=dict)
+    schedulers: dict[str, SchedulerHost] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._monitor = Monitor(self.env.record, self.settings.index.domains)
+        self._log = SimLog(self.env, self.settings.domains)
+        self._start_cache("cache")
+        for number in range(self.settings.num_workers):
+            self._start_worker(f"w{number}")
+        self.start_scheduler("s0")
+
+    def processes(self) -> list[Process]:
+        """All that are alive, in a fixed order."""
+        named = [self.cache, *(self.workers[n] for n in sorted(self.workers)), *self.schedulers.values()]
+        return [process for process in named if process.is_alive]
+
+    def _start_cache(self, _: str) -> None:
+        self.cache = CacheHost(self.env, self.epochs, self._log, self.index_settings, self._monitor)
+
+    def _start_worker(self, name: str) -> None:
+        sizes = self.settings
+        self.workers[name] = WorkerHost(self.env, sizes.worker(name), sizes.step_ms, sizes.copy_ms, self._monitor)
+
+    def start_scheduler(self, name: str) -> None:
+        settings = self.scheduler_settings()
+        self.schedulers[name] = SchedulerHost(self.env, name, settings, self._monitor, self.clients)
+
+    def crash(self, name: str, down_ms: int) -> None:
+        process = next((p for p in self.processes() if p.name == name), None)
+        if process is None:
+            return
+        process.die()
+        self.env.network.reset_all(name)
+        self.env.record.sometimes[f"crash of {name[0]}"] += 1
+        starts = {"c": self._start_cache, "w": self._start_worker, "s": self.start_scheduler}
+        self.env.timeline.after(down_ms * MS, partial(starts[name[0]], name))
