@@ -21,6 +21,7 @@ WORKDIR /var/lib/coppice
 ENV PATH=/opt/coppice/bin:$PATH
 # 8000: REST (OpenAI, /healthz, /readyz). 7070: gRPC (Generation). /metrics: where --metrics-port says.
 EXPOSE 8000 7070
-HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=12 CMD ["coppice", "health", "127.0.0.1:7070"]
+HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=12 \
+    CMD coppice health "http${COPPICE_SCHEDULER_SSL_CERTFILE:+s}://127.0.0.1:8000"
 ENTRYPOINT ["python", "-m", "coppice_scheduler"]
 CMD ["--host", "0.0.0.0"]

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -106,6 +107,7 @@ class Stack:
     cache_args: list[str] = field(default_factory=list)
     worker_args: list[str] = field(default_factory=list)
     scheduler_args: list[str] = field(default_factory=list)
+    public_ca: Path | None = None  # where the public API speaks TLS
     services: dict[str, Service] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -204,7 +206,7 @@ class Stack:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.public_ca else 'http'}://127.0.0.1:{self.port}"
 
     def get(self, url: str) -> tuple[int, Any]:
         """Status and parsed body (text where it is no JSON); 0 where nobody answers."""
@@ -247,7 +249,8 @@ class Stack:
 
     def _ask(self, request: urllib.request.Request) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
+            context = ssl.create_default_context(cafile=self.public_ca) if request.type == "https" else None
+            with urllib.request.urlopen(request, timeout=120, context=context) as response:
                 return response.status, _parsed(response.read())
         except urllib.error.HTTPError as error:
             return error.code, _parsed(error.read())

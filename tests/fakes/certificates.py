@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from coppice.tls.certificates import Issued, issue, make_ca
 from coppice.tls.credentials import Credentials, TlsFiles
@@ -36,6 +41,25 @@ class Authority:
 
     def credentials(self, role: str, name: str) -> Credentials:
         return Credentials(self.files(role, name), Role(role), name)
+
+    def public(self, *names: str, stem: str = "public") -> tuple[Path, Path]:
+        """Files of a fresh certificate and its key, for a server that clients know by these names or addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        authority = x509.load_pem_x509_certificate(self._ca.certificate)
+        builder = x509.CertificateBuilder().subject_name(x509.Name([])).issuer_name(authority.subject)
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(self._now - _DAY).not_valid_after(self._now + _DAY)
+        names_of_all = [x509.IPAddress(ip_address(n)) if n[0].isdigit() else x509.DNSName(n) for n in names]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names_of_all), critical=True)
+        authority_key = serialization.load_pem_private_key(self._ca.key, password=None)
+        assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+        signed = builder.add_extension(known, critical=False).sign(authority_key, hashes.SHA256())
+        paths = self.folder / f"{stem}.pem", self.folder / f"{stem}-key.pem"
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        replace(paths[0], signed.public_bytes(serialization.Encoding.PEM))
+        replace(paths[1], key.private_bytes(*form))
+        return paths
 
     def flags(self, role: str, name: str) -> list[str]:
         """For the command line of a service."""

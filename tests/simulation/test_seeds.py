@@ -126,7 +126,9 @@ def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("crashes", [300, pytest.param(1_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "crashes", [60, pytest.param(300, marks=pytest.mark.wide), pytest.param(1_000, marks=pytest.mark.long)]
+)
 def test_crashes_of_the_cache_and_no_stale_grant(crashes: int) -> None:
     """I4, I5, I8, I12 and whatever else is asked after every event; here what happened on the way."""
     sometimes = crash_the_cache(crashes, 500)

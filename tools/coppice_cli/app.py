@@ -187,18 +187,26 @@ def sim(context: typer.Context) -> None:
 
 @app.command()
 def health(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of a gRPC server.")],
+    address: Annotated[
+        str, typer.Argument(help="HOST:PORT of a gRPC server, or the URL of a REST API, which is asked for /readyz.")
+    ],
     cert: TlsCert = None,
     key: TlsKey = None,
     ca: TlsCa = None,
 ) -> None:
-    """Ask a service for its gRPC health: exit code 0 when it serves, 1 when not. For container health checks."""
+    """Ask a service whether it serves: exit code 0 when it does, 1 when not. For container health checks.
+
+    Certificates of an https:// URL are verified, but not on loopback: a public name never fits there.
+    """
     from coppice.addresses import parse_address
     from coppice.tls.credentials import Credentials
-    from coppice_up.probe import grpc_serving
+    from coppice_up.probe import grpc_serving, rest_ready
 
     files = files_of(cert, key, ca)
-    serves = grpc_serving(parse_address(address), None if files is None else Credentials(files))()
+    if "://" in address:
+        serves = rest_ready(address)()
+    else:
+        serves = grpc_serving(parse_address(address), None if files is None else Credentials(files))()
     typer.echo("serving" if serves else "not serving", err=not serves)
     raise typer.Exit(EXIT_OK if serves else EXIT_FAILURE)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
+import ssl
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coppice.addresses import Address
+from coppice.addresses import Address, is_loopback
 from coppice.edge.grpc_tls import open_channel
+from coppice.errors import UsageError
 from coppice.tls.credentials import Credentials
 
 PROBE_TIMEOUT_S = 1.0
@@ -34,6 +38,40 @@ def grpc_serving(address: Address, tls: Credentials | None = None) -> Probe:
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     return probe
+
+
+def rest_ready(url: str) -> Probe:
+    """Ready when GET /readyz says 200. Raises UsageError when `url` is none of http:// or https:// with a host."""
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError(f"{url!r} is no URL of a REST API", hint="such as http://127.0.0.1:8000")
+
+    def probe() -> bool:
+        if parts.scheme == "http":
+            connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
+        else:
+            connection = http.client.HTTPSConnection(host, port, timeout=PROBE_TIMEOUT_S, context=_context(host))
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    return probe
+
+
+def _context(host: str) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if is_loopback(host):  # nothing secret is sent, and a certificate for a public name says nothing of this address
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def valkey_answers(address: Address) -> Probe:

@@ -1,26 +1,18 @@
 """Certificate, key and CA of this process: read from three files, and read again when they change.
 
-    files change --next connection--> all three are right --> used from now on
-                                      something is wrong  --> the old ones stay, the log says so once
-
 Connections that are open keep what they were opened with.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from coppice.errors import UsageError
 from coppice.tls.channel import TlsChannel
 from coppice.tls.identity import Identity, NoIdentity, Role
-
-_log = logging.getLogger(__name__)
-_Signature = tuple[tuple[int, int, int], ...]
+from coppice.tls.reloaded import Reloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +26,6 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    signature: _Signature
     identity: Identity
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -47,31 +38,30 @@ class Credentials:
     def __init__(self, files: TlsFiles, role: Role | None = None, name: str = "") -> None:
         """`role` and `name`: those that the certificate must have; empty for any."""
         self._files = files
-        self._lock = threading.Lock()
-        self._loaded = loaded = _load(files)
-        self._refused: _Signature | None = None
-        identity = loaded.identity
+        self._identity: Identity | None = None
+        self._loaded = Reloaded("TLS files", (files.certificate, files.key, files.ca), self._load)
+        self.identity = identity = self._loaded.now().identity
         if role is not None and (identity.role is not role or (name and identity.name != name)):
             raise UsageError(
                 f"{files.certificate} is for {identity}; this is {Identity(role, name or 'NAME')}",
                 hint=f"issue one with: coppice certs issue {role} {name or 'NAME'}",
             )
-        self.identity = identity
+        self._identity = identity
 
     def channel(self, *, is_server: bool) -> TlsChannel:
         """For one connection, with the files as they are now."""
-        loaded = self._current()
+        loaded = self._loaded.now()
         return TlsChannel(loaded.server if is_server else loaded.client, is_server=is_server)
 
     def client_context(self) -> ssl.SSLContext:
         """It compares no host names: look at the identity."""
-        return self._current().client
+        return self._loaded.now().client
 
     def listening_context(self) -> ssl.SSLContext:
         """For a listener that keeps one context: each connection gets the present one."""
 
         def swap(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
-            connection.context = self._current().server
+            connection.context = self._loaded.now().server
 
         context = _context(self._files, ssl.PROTOCOL_TLS_SERVER)
         context.sni_callback = swap
@@ -79,44 +69,21 @@ class Credentials:
 
     def pem(self) -> tuple[bytes, bytes, bytes]:
         """Certificate, key, CA."""
-        return self._current().pem
+        return self._loaded.now().pem
 
-    def _current(self) -> _Loaded:
-        with self._lock:
-            try:
-                signature = _signature(self._files)
-            except OSError:  # they are being replaced
-                return self._loaded
-            if signature not in (self._loaded.signature, self._refused):
-                self._take(signature)
-            return self._loaded
-
-    def _take(self, signature: _Signature) -> None:
-        """With the lock held."""
-        self._refused = signature
-        try:
-            loaded = _load(self._files)
-            if loaded.identity != self.identity:
-                raise UsageError(f"{self._files.certificate} is for {loaded.identity}; this is {self.identity}")
-        except UsageError as error:
-            _log.error("changed TLS files are refused, the old ones stay: %s", error.line())
-            return
-        self._loaded = loaded
-        _log.info("TLS files changed; new connections use them")
-
-
-def _signature(files: TlsFiles) -> _Signature:
-    found = [os.stat(path) for path in (files.certificate, files.key, files.ca)]
-    return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found)
+    def _load(self) -> _Loaded:
+        loaded = _load(self._files)
+        if self._identity not in (None, loaded.identity):
+            raise UsageError(f"{self._files.certificate} is for {loaded.identity}; this is {self._identity}")
+        return loaded
 
 
 def _load(files: TlsFiles) -> _Loaded:
-    """Raises UsageError. A file that changes meanwhile has another signature at the next look."""
+    """Raises UsageError."""
     from coppice.tls.certificates import identity_in  # 15 MiB that a process without TLS need not have
 
     path = files.certificate
     try:
-        signature = _signature(files)
         pem = []
         for path in (files.certificate, files.key, files.ca):
             pem.append(path.read_bytes())
@@ -126,7 +93,7 @@ def _load(files: TlsFiles) -> _Loaded:
     except OSError as error:
         raise UsageError(f"{error.filename or path} cannot be read: {error.strerror}") from error
     server, client = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
-    return _Loaded(signature, identity, server, client, (pem[0], pem[1], pem[2]))
+    return _Loaded(identity, server, client, (pem[0], pem[1], pem[2]))
 
 
 def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:

@@ -19,6 +19,7 @@ from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import MESSAGE_TIMEOUT_S, Generation
 from coppice_scheduler.edge.grpc.server import GenerationServer
@@ -63,22 +64,32 @@ def serve(
     test: Callable[[Served], Awaitable[None]],
     tenants: TenantDirectory | None = None,
     message_timeout_s: float = MESSAGE_TIMEOUT_S,
+    tls: tuple[Path, Path, Path] | None = None,
 ) -> None:
+    """`tls`: files of a public certificate, its key, and the CA that the client knows."""
+
     async def run() -> None:
         checkpoint = load_checkpoint_text(DEMO)
         engine = FakeEngine(ModelInfo(MODEL, 512, 1))
         metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
         frontdoor = FrontDoor(engine, checkpoint, tenants or TenantDirectory.single_default(), metrics)
         generation = Generation(frontdoor, message_timeout_s=message_timeout_s)
-        server = GenerationServer(generation, "127.0.0.1", 0, MAX_CONNECTIONS)
+        server = GenerationServer(generation, "127.0.0.1", 0, MAX_CONNECTIONS, PublicTls(*tls[:2]) if tls else None)
         await server.start()
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            address = f"127.0.0.1:{server.port}"
+            async with open_channel(address, tls[2] if tls else None) as channel:
                 await test(Served(engine, checkpoint, pb_grpc.GenerationStub(channel), channel, server.port))
         finally:
             await server.stop(None)
 
     asyncio.run(run())
+
+
+def open_channel(address: str, ca: Path | None) -> grpc.aio.Channel:
+    if ca is None:
+        return grpc.aio.insecure_channel(address)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca.read_bytes()))
 
 
 def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import coppice
 from coppice.tenants.directory import TenantDirectory
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
@@ -104,8 +106,10 @@ def serving(
     checkpoint: CheckpointText | None = None,
     context: int = CONTEXT,
     bodies: BodyBudget | None = None,
+    tls: tuple[Path, Path, Path] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
+    """`tls`: files of a public certificate, its key, and the CA that clients know."""
     checkpoint = checkpoint or load_checkpoint_text(DEMO)
     engine = FakeEngine(ModelInfo(MODEL, context, 1_700_000_000))
     registry = CollectorRegistry()
@@ -119,12 +123,14 @@ def serving(
     app = create_app(frontdoor, registry, body_timeout_s=options.pop("body_timeout_s", 30.0))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
-    server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, HttpLimits(**options)))
+    public = None if tls is None else PublicTls(*tls[:2])
+    server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, HttpLimits(**options), public))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        with httpx.Client(base_url=url, timeout=WAIT_S) as http:
+        verify = True if tls is None else ssl.create_default_context(cafile=tls[2])
+        with httpx.Client(base_url=url, timeout=WAIT_S, verify=verify) as http:
             yield Served(url, engine, checkpoint, registry, http, frontdoor)
     finally:
         server.should_exit = server.force_exit = True

@@ -104,8 +104,13 @@ def test_images_run_without_privileges_and_say_their_health(compose: dict[str, A
     service = compose["services"][name]
     dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
     assert "\nUSER coppice\n" in dockerfile
-    grpc_port = SERVICES[name].model_fields["grpc_port"].default
-    assert f'CMD ["coppice", "health", "127.0.0.1:{grpc_port}"]' in dockerfile
+    if name == "scheduler":
+        port = SERVICES[name].model_fields["port"].default
+        asked = f'CMD coppice health "http${{COPPICE_SCHEDULER_SSL_CERTFILE:+s}}://127.0.0.1:{port}"'
+    else:
+        port = SERVICES[name].model_fields["grpc_port"].default
+        asked = f'CMD ["coppice", "health", "127.0.0.1:{port}"]'
+    assert asked in dockerfile
 
 
 def test_services_wait_for_what_they_need(compose: dict[str, Any]) -> None:

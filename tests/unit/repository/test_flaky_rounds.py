@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.waiting import wait_for
 
+pytestmark = pytest.mark.wide  # busy neighbours, and none of the product
 ROOT = Path(__file__).parents[3]
 WAIT_S = 240.0  # the neighbours of these rounds keep the machine busy, too
 LIGHT = [

@@ -130,8 +130,9 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     registry = merged_registry(start.metrics_dir, PlannerCollector(engine.stats, start.model.id)) if is_public else None
     connections = connections_within_limit()
     limits = HttpLimits(max_connections=connections.rest)
-    rest = _Server(uvicorn_config(create_app(frontdoor, registry), settings.host, settings.port, limits))
-    grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, connections.grpc)
+    tls = settings.public_tls()
+    rest = _Server(uvicorn_config(create_app(frontdoor, registry), settings.host, settings.port, limits, tls))
+    grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, connections.grpc, tls)
     await grpc_server.start()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))

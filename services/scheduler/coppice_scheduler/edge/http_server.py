@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -19,8 +20,11 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
+from coppice_scheduler.edge.base.public_tls import PublicTls
+from coppice_scheduler.edge.http.tls_entrance import TlsEntrance
 from coppice_scheduler.edge.openai.routes import error_response
 
 _BUSY_RETRY_MS = 1000
@@ -39,18 +43,22 @@ class HttpLimits:
     send_buffer_bytes: int = 128 * 1024
     max_requests: int = 10_000  # at once; above it a fast 503
     max_connections: int = 10_000
+    handshake_timeout_s: float = 10.0
     excess_connections: int = 256  # above them and as many, they are cut without a word
     excess_timeout_s: float = 1.0
 
 
-def uvicorn_config(app: ASGIApp, host: str, port: int, limits: HttpLimits | None = None) -> uvicorn.Config:
+def uvicorn_config(
+    app: ASGIApp, host: str, port: int, limits: HttpLimits | None = None, tls: PublicTls | None = None
+) -> uvicorn.Config:
     """A configuration for `uvicorn.Server`. Logs go to the process's own logging; signals are the caller's affair."""
     limits = limits or HttpLimits()
+    protocol = _limited_protocol(limits)
     return uvicorn.Config(
         _Guard(app, limits),
         host=host,
         port=port,
-        http=_limited_protocol(limits),
+        http=protocol if tls is None else _behind_tls(protocol, limits, tls),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -100,6 +108,18 @@ def _limited_protocol(limits: HttpLimits) -> type[H11Protocol]:
 
     Limited.limits = limits
     return Limited
+
+
+def _behind_tls(protocol: type[H11Protocol], limits: HttpLimits, tls: PublicTls) -> Callable[..., TlsEntrance]:
+    """What uvicorn calls, as it would call the class of a protocol, for each connection."""
+    connections_max = limits.max_connections + limits.excess_connections
+
+    def entrance(*, server_state: ServerState, **others: Any) -> TlsEntrance:
+        inner = protocol(server_state=server_state, **others)
+        connections = server_state.connections
+        return TlsEntrance(inner, connections, connections_max, limits.handshake_timeout_s, tls.rest_context)
+
+    return entrance
 
 
 class _LimitedProtocol(H11Protocol):

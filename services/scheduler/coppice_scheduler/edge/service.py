@@ -65,6 +65,7 @@ def serve(settings: ServiceSettings) -> None:
             hint="give --tenants FILE, or listen on 127.0.0.1",
         )
     tls = settings.credentials(Role.SCHEDULER)
+    settings.public_tls()  # what is wrong there is told before anything is started
     limits = _model_limits(Path(settings.model))
     audit = AuditLog("scheduler", settings.audit_log)
     watch = TenantsWatch(settings.tenants, audit) if settings.tenants else None

@@ -263,6 +263,12 @@ def test_health_of_a_service_that_is_not_there() -> None:
     ended = coppice("health", str(free_addresses(1)[0]))
     assert (ended.returncode, ended.stderr) == (1, "not serving\n")
     assert coppice("health", "nowhere").returncode == 2
+    nobody = coppice("health", f"http://{free_addresses(1)[0]}")
+    assert (nobody.returncode, nobody.stderr) == (1, "not serving\n")
+    for url in ("ftp://127.0.0.1:8000", "http://:8000", "https://host:99999"):
+        wrong = coppice("health", url)
+        assert wrong.returncode == 2
+        assert f"{url!r} is no URL of a REST API" in wrong.stderr
 
 
 def test_addresses_with_and_without_brackets() -> None:

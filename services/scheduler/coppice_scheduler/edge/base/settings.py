@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coppice.settings import SessionAddressText
 from coppice.tls.settings import TlsSettings
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings
+from coppice_scheduler.edge.base.public_tls import PublicTls
 
 _CORE = SchedulerSettings(instance=bytes(INSTANCE_BYTES))  # its defaults are ours
 
@@ -27,6 +29,12 @@ class ServiceSettings(TlsSettings):
     front_doors: int = Field(1, ge=1, le=64, description="Processes that serve REST and gRPC and know text.")
     model: str = Field(description="Checkpoint folder: tokenizer, chat template and limits are read from it.")
     model_name: str | None = Field(None, description="Name that clients use; default: the folder's name.")
+    ssl_certfile: str | None = Field(
+        None,
+        description="PEM file of the certificate, with its chain, that clients of REST and gRPC see; "
+        "--tls-cert is for connections between services.",
+    )
+    ssl_keyfile: str | None = Field(None, description="PEM file of its key, without password.")
     tenants: str | None = Field(None, description="tenants.yaml; without it there is one tenant and no key.")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Own port for /metrics; default: the REST port, with tenants nowhere."
@@ -97,3 +105,15 @@ class ServiceSettings(TlsSettings):
     )
     drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ValueError("--ssl-certfile and --ssl-keyfile belong together: give both, or none")
+        return self
+
+    def public_tls(self) -> PublicTls | None:
+        """None: clients speak without TLS, or to a proxy that has it. Raises UsageError."""
+        if not self.ssl_certfile or not self.ssl_keyfile:
+            return None
+        return PublicTls(Path(self.ssl_certfile), Path(self.ssl_keyfile))

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coppice.edge.grpc_server import SERVER_OPTIONS
 from coppice.errors import UnavailableError
+from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.grpc.generation import SERVICE, Generation
 
@@ -33,7 +34,9 @@ _OPTIONS: dict[str, int] = {
 class GenerationServer:
     """Not serving until `set_ready(True)`."""
 
-    def __init__(self, generation: Generation, host: str, port: int, max_connections: int) -> None:
+    def __init__(
+        self, generation: Generation, host: str, port: int, max_connections: int, tls: PublicTls | None = None
+    ) -> None:
         """Raises UnavailableError."""
         options = {**_OPTIONS, "grpc.max_allowed_incoming_connections": max_connections}
         self._server = grpc.aio.server(options=tuple(options.items()))
@@ -42,7 +45,11 @@ class GenerationServer:
         self._server.add_generic_rpc_handlers((generation.handler(),))
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            address = f"{host}:{port}"
+            if tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, tls.grpc_credentials())
         except RuntimeError as error:
             raise UnavailableError(
                 f"cannot listen on {host}:{port} for gRPC", hint="choose another --grpc-port"

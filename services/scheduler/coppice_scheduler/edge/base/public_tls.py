@@ -1,0 +1,59 @@
+"""The certificate that clients of the public API see. They show none: API keys say who they are."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from coppice.errors import UsageError
+from coppice.tls.reloaded import Reloaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    context: ssl.SSLContext
+    certificate: bytes  # PEM, as is the key
+    key: bytes
+
+
+class PublicTls:
+    """A PEM file with the certificate and the chain below its CA, and one with its key, without password.
+
+    New connections see files that have changed. Raises UsageError when they are not right at the start.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._loaded = Reloaded(
+            "files of --ssl-certfile and --ssl-keyfile", (certificate, key), lambda: _load(certificate, key)
+        )
+
+    def rest_context(self) -> ssl.SSLContext:
+        """For one connection."""
+        return self._loaded.now().context
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        def present() -> grpc.ServerCertificateConfiguration:
+            loaded = self._loaded.now()
+            return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)])
+
+        return grpc.dynamic_ssl_server_credentials(present(), present, require_client_authentication=False)
+
+
+def _load(certificate: Path, key: Path) -> _Loaded:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        loaded = _Loaded(context, certificate.read_bytes(), key.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "")  # else OpenSSL would ask a terminal
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{key} is not the key of {certificate}, or one of them is no PEM file without password: {error}"
+        ) from error
+    return loaded
