@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from coppice.tls.credentials import Credentials, TlsFiles
 from tests.containers.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,7 @@ COMPOSE_S = 300.0
 READY_S = 180.0
 # Another loopback address than 127.0.0.1: that the API follows it is seen by that.
 BIND = "127.0.0.77" if sys.platform == "linux" else "127.0.0.1"
+ADMIN_PORT = 8071
 API_PORTS = (8000, 7070)  # the others are published on 127.0.0.1, whatever is asked for
 OURS = ("cache", "scheduler", "worker-cpu")
 OBSERVERS = ("otel-collector", "jaeger", "grafana")
@@ -68,6 +70,7 @@ class Stack:
             **os.environ,
             "COPPICE_SECRETS": str(self._made / "secrets"),
             "COPPICE_TENANTS": str(self.tenants_file.parent),
+            "COPPICE_CERTIFICATES": str(self._made / "tls"),
             "COPPICE_MODEL_DIR": "./shared/coppice/demo_model",
             "COPPICE_MODEL_NAME": "coppice-demo",
             "COPPICE_HOST_MEMORY_MIB": "0",
@@ -151,13 +154,18 @@ class Stack:
 
         def is_logged() -> bool:
             listed = self.redis("--scan", "--pattern", "coppice:index:*").split()
-            lines = str(self.ask(8071, "/metrics")[1]).splitlines()
+            lines = str(self.ask(ADMIN_PORT, "/metrics")[1]).splitlines()
             return bool(listed) and "coppice_cache_recovery_log_lag_events 0.0" in lines
 
         wait_for(is_logged, "the recovery log is whole")
 
     def secrets(self) -> list[str]:
         return [(self._made / "secrets" / name).read_text().strip() for name in ("seal_key", "redis_password")]
+
+    def operator(self) -> Credentials:
+        """With which the cache's admin REST is asked."""
+        folder = self._made / "tls" / "operator"
+        return Credentials(TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem"))
 
     def redis(self, *words: str) -> str:
         """What Redis says to the cache's user."""
@@ -185,7 +193,7 @@ class Stack:
 
     def epoch(self) -> int:
         """Of the cache service; 0 while it does not answer."""
-        status, stats = self.ask(8071, "/v1/stats")
+        status, stats = self.ask(ADMIN_PORT, "/v1/stats")
         return int(stats["cache_epoch"]) if status == 200 else 0
 
     def spans(self, client_trace_id: str) -> set[tuple[str, str]]:
@@ -219,10 +227,12 @@ class Stack:
     def ask(self, port: int, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Status and parsed body (text where it is no JSON); 0 where nobody answers."""
         raw = None if body is None else json.dumps(body).encode()
-        url = f"http://{BIND if port in API_PORTS else '127.0.0.1'}:{port}{path}"
+        is_admin = port == ADMIN_PORT
+        url = f"http{'s' if is_admin else ''}://{BIND if port in API_PORTS else '127.0.0.1'}:{port}{path}"
         request = urllib.request.Request(url, raw, {"Content-Type": "application/json", **headers})
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            context = self.operator().client_context() if is_admin else None
+            with urllib.request.urlopen(request, timeout=60, context=context) as response:
                 return response.status, _parsed(response.read())
         except urllib.error.HTTPError as error:
             return error.code, _parsed(error.read())

@@ -120,6 +120,27 @@ for host, port in (("scheduler", 8000), ("scheduler", 7070), ("scheduler", 8073)
     assert {"cache 7081", "redis 6379", "scheduler-metrics 8073"} <= set(inside)
 
 
+def test_who_is_inside_without_a_certificate_hears_nothing(stack: Stack) -> None:
+    """Neither what is said in sessions nor the admin REST; a handshake without a certificate is not enough."""
+    code = """
+import socket, ssl
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+for host, port in (("cache", 7081), ("cache", 7071), ("cache", 8071), ("worker-cpu", 7082), ("worker-cpu", 7072)):
+    context.set_alpn_protocols(["h2"] if port in (7071, 7072) else [])
+    for wrap in (lambda plain: plain, context.wrap_socket):
+        try:
+            with wrap(socket.create_connection((host, port), timeout=20)) as connection:
+                connection.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: cache\\r\\n\\r\\n")
+                heard = connection.recv(65536)
+        except OSError:
+            heard = b""
+        print(host, port, heard[:2] in (b"", b"\\x15\\x03"), heard[:20])
+"""
+    said = stack.beside("internal", code)
+    assert [line.split()[2] for line in said.stdout.splitlines()] == ["True"] * 10, said.stdout + said.stderr
+
+
 def test_redis_asks_for_its_password(stack: Stack) -> None:
     assert "NOPERM" in stack.in_container("redis", "redis-cli", "get", "coppice:cache_epoch", user="999").stdout
     assert "NOPERM" in stack.redis("config", "get", "dir")

@@ -13,7 +13,7 @@ from coppice.errors import UsageError
 from coppice_cli.variables import Command
 
 Folder = Annotated[Path, typer.Option("--dir", help="Folder of the CA and of what it issues.")]
-Role = Annotated[str, typer.Argument(help="scheduler, worker, cache or operator.", show_default=False)]
+Role = Annotated[str, typer.Argument(help="scheduler, worker, cache, operator or monitor.", show_default=False)]
 Name = Annotated[str, typer.Argument(help="Of a worker: its --worker-id.", show_default=False)]
 FOLDER = Path("certs")
 DAYS_MAX = 3_650

@@ -19,12 +19,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
 class Role(StrEnum):
-    """What a process is in the stack. An operator is a person's tool or a monitoring system."""
+    """What a process is in the stack. An operator is a person's tool; a monitor may have health and metrics alone."""
 
     SCHEDULER = "scheduler"
     WORKER = "worker"
     CACHE = "cache"
     OPERATOR = "operator"
+    MONITOR = "monitor"
 
 
 class NoIdentity(ValueError):
