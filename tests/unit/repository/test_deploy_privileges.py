@@ -63,7 +63,18 @@ def test_secrets_are_files_of_those_who_need_them(services: dict[str, Any]) -> N
     for name, service in services.items():
         for variable, value in service.get("environment", {}).items():
             if re.search("KEY|PASSWORD|TOKEN|SECRET", variable):
-                assert value.startswith("/run/secrets/"), f"{name}: {variable}"
+                assert value.startswith(("/run/secrets/", "/etc/coppice/tls/")), f"{name}: {variable}"
+
+
+def test_each_service_has_its_own_certificate_and_no_other(services: dict[str, Any]) -> None:
+    """A folder for each, so that a renewed certificate is seen."""
+    mounted = {}
+    for name, service in services.items():
+        for volume in service.get("volumes", []):
+            if found := re.fullmatch(r"\$\{COPPICE_CERTIFICATES:\?[^}]+\}/?(.*):/etc/coppice/tls:ro", volume):
+                mounted[name] = found[1]
+            assert found or "CERTIFICATES" not in volume, f"{name}: {volume}"
+    assert mounted == {name: name for name in ("cache", "scheduler", "worker-cpu", "worker-gpu", "prometheus")}
 
 
 def test_the_tenants_file_is_not_optional_and_is_followed(services: dict[str, Any]) -> None:
@@ -89,7 +100,9 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert tenant.api_key_sha256[0].sha256 == digest_of_key(key)
     assert TenantDirectory.load(folder / "tenants" / "tenants.yaml").needs_key
     made = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert (folder / ".env").read_text() == f"COPPICE_SECRETS={folder}/secrets\nCOPPICE_TENANTS={folder}/tenants\n"
+    named = {"SECRETS": "secrets", "TENANTS": "tenants", "CERTIFICATES": "tls"}
+    lines = [f"COPPICE_{variable}={folder}/{name}\n" for variable, name in named.items()]
+    assert (folder / ".env").read_text() == "".join(lines)
     assert not [path for path, content in made.items() if key.encode() in content]
     assert make_secrets(folder) == ""
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == made
