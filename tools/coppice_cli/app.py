@@ -103,6 +103,10 @@ def up(
     tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
     threads: Threads = _DEFAULTS.threads,
     tenants: Annotated[Path | None, typer.Option(help="Tenants file; without one everybody is one tenant.")] = None,
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate that clients of REST and gRPC see.")
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
     max_queued_tokens: Annotated[
         int, typer.Option(help="Prompt tokens of all requests that wait, shared out by weight; 0: the default.")
     ] = _DEFAULTS.max_queued_tokens,
@@ -130,6 +134,8 @@ def up(
         tensor_parallel=tensor_parallel,
         threads=threads,
         tenants=tenants,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
         max_queued_tokens=max_queued_tokens,
         redis_url=redis_url,
         otlp_endpoint=otlp_endpoint,

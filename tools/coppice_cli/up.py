@@ -61,6 +61,7 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         "",
         "This is a development setup: one machine, "
         + ("no credentials, " if options.tenants is None else "")
-        + "no TLS, nothing is kept when it stops.",
+        + ("TLS for clients alone" if plan.is_tls else "no TLS")
+        + ", nothing is kept when it stops.",
         f"A process that crashes is started again, at most {RESTARTS_MAX} times a minute. Ctrl-C stops everything.",
     ]

@@ -79,8 +79,10 @@ class Child:
 
 
 def _inherited() -> dict[str, str]:
-    """Without the certificate of whoever starts the stack: children are no operators, and keep to this machine."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COPPICE_TLS_")}
+    """Without the certificate of whoever starts the stack: children are no operators, and keep to this machine. That
+    for clients is known here, too, or none is used."""
+    left_out = ("COPPICE_TLS_", "COPPICE_SCHEDULER_SSL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -36,6 +36,8 @@ class UpOptions:
     tensor_parallel: int = 1
     threads: int = 0
     tenants: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
     max_queued_tokens: int = 0
     redis_url: str = ""
     otlp_endpoint: str = ""
@@ -75,6 +77,8 @@ class UpOptions:
                 raise UsageError(f"{flag} {port} is out of range", hint="0 to 65535; 0 takes a free one")
         if self.port and self.port == self.grpc_port:
             raise UsageError(f"--port and --grpc-port are both {self.port}", hint="REST and gRPC need a port each")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise UsageError("--ssl-certfile and --ssl-keyfile belong together", hint="give both, or none")
         if self.tenants is not None:
             load_tenants(self.tenants)
         elif not is_loopback(self.host):

@@ -15,7 +15,7 @@ from coppice_up.checkpoint import Checkpoint
 from coppice_up.child import ChildSpec
 from coppice_up.options import UpOptions
 from coppice_up.ports import check_free, free_addresses
-from coppice_up.probe import grpc_serving, valkey_answers
+from coppice_up.probe import grpc_serving, rest_ready, valkey_answers
 
 SEAL_KEY_BYTES = 32
 DRAIN_S = 5  # what a request in flight gets after Ctrl-C
@@ -34,11 +34,16 @@ class StackPlan:
     scheduler_metrics: Address
     model_name: str
     log_dir: Path
+    is_tls: bool = False  # for clients
 
     @property
     def rest_url(self) -> str:
         """As a client on this machine reaches it."""
-        return f"http://{self.rest.reached}"
+        return _rest_url(self.rest, is_tls=self.is_tls)
+
+
+def _rest_url(rest: Address, *, is_tls: bool) -> str:
+    return f"{'https' if is_tls else 'http'}://{rest.reached}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ def plan_stack(
         scheduler_metrics=rest.reached if options.tenants is None else metrics,
         model_name=checkpoint.name,
         log_dir=log_dir,
+        is_tls=options.ssl_certfile is not None,
     )
 
 
@@ -198,10 +204,15 @@ def _scheduler_child(
     if options.tenants is not None:
         # The metrics name tenants, so they are not on the public port.
         argv += ["--tenants", str(options.tenants.resolve()), "--metrics-port", str(metrics.port)]
+    probe = grpc_serving(grpc.reached)
+    if options.ssl_certfile is not None and options.ssl_keyfile is not None:
+        argv += ["--ssl-certfile", str(options.ssl_certfile.resolve())]
+        argv += ["--ssl-keyfile", str(options.ssl_keyfile.resolve())]
+        probe = rest_ready(_rest_url(rest, is_tls=True), verify=False)  # it is our own child
     return ChildSpec(
         "scheduler",
         tuple(argv + _tracing(options)),
-        grpc_serving(grpc.reached),
+        probe,
         log_dir / "scheduler.log",
         stop_grace_s=DRAIN_S + 5.0,
         stop_turn=0,  # it drains what runs, and needs the others for that

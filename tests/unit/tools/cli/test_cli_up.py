@@ -53,6 +53,7 @@ def flag(argv: tuple[str, ...], name: str) -> str:
         (UpOptions(host="0.0.0.0"), "everybody who reaches it may use it"),
         (UpOptions(host="no.such.host.invalid"), "--host no.such.host.invalid"),
         (UpOptions(tenants=Path("no-such-tenants.yaml")), "no-such-tenants.yaml"),
+        (UpOptions(ssl_certfile=Path("cert.pem")), "--ssl-certfile and --ssl-keyfile belong together"),
     ],
 )
 def test_what_cannot_work_is_refused(options: UpOptions, words: str) -> None:
@@ -64,6 +65,16 @@ def test_what_cannot_work_is_refused(options: UpOptions, words: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
 def test_loopback_needs_no_tenants(host: str) -> None:
     UpOptions(host=host).check()
+
+
+def test_a_certificate_for_clients_goes_to_the_scheduler_alone(tmp_path: Path) -> None:
+    plain = plan(tmp_path, UpOptions(port=8443))
+    tls = plan(tmp_path, UpOptions(port=8443, ssl_certfile=Path("c.pem"), ssl_keyfile=Path("k.pem")))
+    assert (plain.rest_url, tls.rest_url) == ("http://127.0.0.1:8443", "https://127.0.0.1:8443")
+    *others, scheduler = [child.argv for stage in tls.stages for child in stage]
+    assert flag(scheduler, "--ssl-certfile") == str(Path("c.pem").resolve())
+    assert flag(scheduler, "--ssl-keyfile") == str(Path("k.pem").resolve())
+    assert not [word for argv in others for word in argv if "ssl" in word]
 
 
 def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import time
 from pathlib import Path
@@ -40,15 +41,18 @@ def test_the_last_message_stands_beside_a_child_that_starts() -> None:
 
 def test_a_child_does_not_get_the_certificate_of_who_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COPPICE_TLS_CERT", "operator.pem")
+    monkeypatch.setenv("COPPICE_SCHEDULER_SSL_CERTFILE", "public.pem")
     monkeypatch.setenv("COPPICE_LOG_LEVEL", "debug")
-    script = "import os; print(sorted(name for name in os.environ if name.startswith('COPPICE_')), flush=True)"
+    script = (
+        "import os, json; print(json.dumps([name for name in os.environ if name.startswith('COPPICE_')]), flush=True)"
+    )
     log = tmp_path / "log"
     spec = ChildSpec("cache", (sys.executable, "-c", f"{script}; import time; time.sleep(60)"), log.read_text, log)
     supervisor = Supervisor([[spec]], Rows())
     try:
         assert supervisor.start()
         assert "COPPICE_LOG_LEVEL" in log.read_text()
-        assert "COPPICE_TLS_CERT" not in log.read_text()
+        assert not {"COPPICE_TLS_CERT", "COPPICE_SCHEDULER_SSL_CERTFILE"} & set(json.loads(log.read_text()))
     finally:
         supervisor.stop()
 
