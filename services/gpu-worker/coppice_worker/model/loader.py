@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def _indexed_files(index: Path) -> list[Path]:
         # An index is foreign input: it may only name files beside itself.
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(index, f"names {name!r}, which is no safetensors file beside it", "correct the index")
-        if not (index.parent / name).exists():
+        if not os.path.exists(index.parent / name):  # unlike Path.exists it also takes names that no file can have
             tensors = sum(1 for file in weight_map.values() if file == name)
             raise CheckpointError(
                 index.parent / name,
