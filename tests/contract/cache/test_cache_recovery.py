@@ -64,6 +64,7 @@ def test_what_was_cached_is_found_after_a_restart(valkey: str, keep: Keep) -> No
     wait_for(lambda: keep(UnaryClient(cache)).match(prompt(17)) == 16, "the second incarnation's own log")
 
 
+@pytest.mark.wide
 def test_a_crash_at_any_time_leaves_a_log(valkey: str, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written when the process is told to stop: what is there then is all there is."""
     cache = keep(Cache(redis_url=valkey))
@@ -75,6 +76,7 @@ def test_a_crash_at_any_time_leaves_a_log(valkey: str, keep: Keep, monkeypatch: 
     assert keep(UnaryClient(cache)).match(prompt(17)) == 16
 
 
+@pytest.mark.wide
 def test_with_redis_flushed_nothing_is_found_and_all_goes_on(valkey: str, client: redis.Redis, keep: Keep) -> None:
     cache = keep(Cache(redis_url=valkey))
     worker = keep(FakeWorker(cache)).wait_registered()
@@ -88,6 +90,7 @@ def test_with_redis_flushed_nothing_is_found_and_all_goes_on(valkey: str, client
     wait_for(lambda: client.keys("coppice:index:*"), "a fresh log")
 
 
+@pytest.mark.wide
 def test_what_the_worker_lost_is_not_found(valkey: str, keep: Keep) -> None:
     cache = keep(Cache(redis_url=valkey))
     worker = keep(FakeWorker(cache)).wait_registered()
