@@ -226,7 +226,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
         number = await be_a_victim(http, model, 3.0, Seen(), 0)  # the first requests are slower
         for turn in range(arguments.rounds):
-            for phase in [step for attack in PHASES[1:] for step in ("calm", attack)]:
+            for phase in [step for attack in arguments.phases.split(",") for step in ("calm", attack)]:
                 note(f"round {turn + 1} of {arguments.rounds}: {phase}")
                 command = [sys.executable, __file__, "--url", arguments.url, "--attacker", arguments.attacker]
                 with subprocess.Popen(
@@ -240,8 +240,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     told[phase] += Counter(json.loads(await asyncio.to_thread(attacker.stdout.readline)))
                     attacker.kill()
                 await asyncio.sleep(SETTLE_S)
-    phases = {name: {**seen[name].summary(), "told": dict(told[name])} for name in PHASES}
-    fair = phases["fair"].get("p99_ms")
+    phases = {name: {**seen[name].summary(), "told": dict(told[name])} for name in PHASES if seen[name].first_token_ms}
+    fair = phases.get("fair", {}).get("p99_ms")
     for shown in phases.values():
         if fair and "p99_ms" in shown:
             shown["p99_over_fair"] = shown["p99_ms"] / fair
@@ -255,6 +255,7 @@ def main() -> int:
     parser.add_argument("--attacker", required=True, help="an API key of another tenant")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a phase")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--phases", default=",".join(PHASES[1:]), help="which of them, with commas")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--attack", choices=PHASES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)

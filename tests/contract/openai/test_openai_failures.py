@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+from contextlib import ExitStack
+from itertools import pairwise
 
 import httpx
 import openai
 import pytest
+import uvicorn
 from prometheus_client import generate_latest
+from starlette.applications import Starlette
 
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.edge.http_server import ACCEPTS_PER_TURN, uvicorn_config
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, echo, unpack
 from tests.fakes.api.rest import MODEL, WAIT_S, Served, error_of, events_of, read_until_closed, serving
@@ -205,3 +211,26 @@ def test_what_is_no_http_is_refused_and_not_written_to_the_log(
     upgrade = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
     assert answer_to(upgrade).startswith(b"HTTP/1.1 200 OK")
     assert caplog.messages == []
+
+
+def test_a_crowd_of_new_connections_leaves_others_their_turns() -> None:
+    """asyncio would accept as many at once as may wait."""
+
+    async def most_at_once(num_clients: int) -> int:
+        with socket.create_server(("127.0.0.1", 0), backlog=num_clients) as listener, ExitStack() as clients:
+            for _ in range(num_clients):
+                clients.enter_context(socket.create_connection(listener.getsockname()))
+            server = uvicorn.Server(uvicorn_config(Starlette(), "127.0.0.1", 0))
+            server.config.load()
+            server.lifespan = server.config.lifespan_class(server.config)
+            await server.startup([listener])
+            connections, turns = server.server_state.connections, [0]
+            while turns[-1] < num_clients:
+                await asyncio.sleep(0)
+                turns.append(len(connections))
+            for connection in list(connections):
+                connection.transport.abort()
+            server.servers[0].close()
+            return max(after - before for before, after in pairwise(turns))
+
+    assert asyncio.run(most_at_once(100)) <= ACCEPTS_PER_TURN + 1

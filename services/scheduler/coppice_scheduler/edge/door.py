@@ -29,7 +29,7 @@ from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice.telemetry import configure_logging, configure_tracing
 from coppice.tenants.directory import TenantDirectory
-from coppice_scheduler.edge.base.file_limit import connections_within_limit
+from coppice_scheduler.edge.base.file_limit import BACKLOG, connections_within_limit
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics, merged_registry
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
@@ -56,7 +56,12 @@ ORPHAN_S = CLOSE_GRACE_S + 1.0  # a front door without a planner lives no longer
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers."""
+    """uvicorn without its own signal handlers, and with a longer queue before it than it accepts in one turn."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

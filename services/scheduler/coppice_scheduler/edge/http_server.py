@@ -28,6 +28,9 @@ from coppice_scheduler.edge.http.tls_entrance import TlsEntrance
 from coppice_scheduler.edge.openai.routes import error_response
 
 _BUSY_RETRY_MS = 1000
+# asyncio takes so many of them before anybody else has a turn, and calls that the backlog as well: who opens thousands
+# of connections at once would stop all streams for as long as they take.
+ACCEPTS_PER_TURN = 32
 # What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.
 _log = logging.getLogger("coppice.scheduler.connections")
 _log.setLevel(logging.ERROR)
@@ -67,7 +70,7 @@ def uvicorn_config(
         proxy_headers=False,
         timeout_keep_alive=limits.keep_alive_s,
         h11_max_incomplete_event_size=limits.max_header_bytes,
-        backlog=4096,
+        backlog=ACCEPTS_PER_TURN,
     )
 
 

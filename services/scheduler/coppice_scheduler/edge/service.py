@@ -33,7 +33,7 @@ from coppice.tls.identity import Role
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
 from coppice_scheduler.edge.base.engine import ModelInfo
-from coppice_scheduler.edge.base.file_limit import raise_file_limit
+from coppice_scheduler.edge.base.file_limit import BACKLOG, raise_file_limit
 from coppice_scheduler.edge.base.metrics import merged_registry
 from coppice_scheduler.edge.base.metrics_folder import metrics_folder
 from coppice_scheduler.edge.base.settings import ServiceSettings
@@ -156,7 +156,7 @@ def _metrics_listener(
 def _listening(settings: ServiceSettings) -> socket.socket:
     """What all front doors accept REST connections from. While one is started again, new ones wait in its backlog."""
     try:
-        listener = socket.create_server((settings.host, settings.port), backlog=4096)
+        listener = socket.create_server((settings.host, settings.port), backlog=BACKLOG)
         # Accepted sockets inherit it. asyncio would set it only on sockets that name their protocol.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from coppice.edge.session_listener import allow_open_files
 
 _log = logging.getLogger("coppice.scheduler")
+BACKLOG = 4096  # REST connections that wait to be accepted
 MAX_CONNECTIONS = 16_384  # of one front door
 MAX_GRPC_CONNECTIONS = 2048  # each of many calls at once
 GRPC_SHARE = 8  # one part of so many, where files are short
