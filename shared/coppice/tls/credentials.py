@@ -104,16 +104,21 @@ def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # a session of ours is not resumed by TLS
-    try:
-        context.load_cert_chain(files.certificate, files.key, password=_no_password)
-    except (OSError, ValueError) as error:
-        reason = f"{files.key} is not the key of {files.certificate}, or one of them is no PEM file without password"
-        raise UsageError(f"{reason}: {error}") from error
+    load_certificate(context, files.certificate, files.key)
     try:
         context.load_verify_locations(files.ca)
     except OSError as error:
         raise UsageError(f"{files.ca} has no certificates of a CA in PEM: {error}") from error
     return context
+
+
+def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """The certificate that `context` shows, with its key. Raises UsageError."""
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (OSError, ValueError) as error:
+        reason = f"{key} is not the key of {certificate}, or one of them is no PEM file without password"
+        raise UsageError(f"{reason}: {error}") from error
 
 
 def _no_password() -> str:

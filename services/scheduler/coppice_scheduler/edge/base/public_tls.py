@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from coppice.errors import UsageError
+from coppice.tls.credentials import load_certificate
 from coppice.tls.reloaded import Reloaded
 
 
@@ -50,10 +51,5 @@ def _load(certificate: Path, key: Path) -> _Loaded:
         loaded = _Loaded(context, certificate.read_bytes(), key.read_bytes())
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
-    try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # else OpenSSL would ask a terminal
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{key} is not the key of {certificate}, or one of them is no PEM file without password: {error}"
-        ) from error
+    load_certificate(context, certificate, key)
     return loaded
