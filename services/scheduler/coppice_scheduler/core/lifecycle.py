@@ -18,6 +18,7 @@ from coppice_scheduler.core.queue.hints import Hints
 from coppice_scheduler.core.queue.limits import RateLimits
 from coppice_scheduler.core.queue.quarantine import Quarantine
 from coppice_scheduler.core.queue.queues import Gates, Sleepers, WaitingQueue
+from coppice_scheduler.core.queue.slot_shares import SlotShares
 from coppice_scheduler.core.state import forks
 from coppice_scheduler.core.state.counts import Counts, Totals, decrement
 from coppice_scheduler.core.state.estimates import OutputLengths
@@ -43,7 +44,8 @@ class Lifecycle:
         self.gates = Gates(fixed=settings.fixed_domains)
         self.leases = LeaseTable(settings.instance, settings.retain_priority)
         self.shares = FairShares(lambda tenant: self.settings.limits_of(tenant).weight)
-        self.rate_limits = RateLimits(lambda tenant: self.settings.limits_of(tenant), self._num_outputs)
+        self.slot_shares = SlotShares(settings)
+        self.rate_limits = RateLimits(lambda tenant: self.settings.limits_of(tenant), self.shares.num_outputs)
         self.output_lengths = OutputLengths()
         self.quarantine = Quarantine(settings.quarantine_ms)
         self.deadlines = Deadlines()
@@ -58,13 +60,11 @@ class Lifecycle:
         self.settings = self.settings.with_tenants(tenants)
         self.gates.fixed = tenants.fixed_domains
         self.shares.reweigh()
+        self.slot_shares = SlotShares(self.settings)
         self.rate_limits.change(now_ns)
         for one in list(self.requests.values()):
             if not self.settings.serves(one.request.tenant, one.request.domain):
                 self.finish(one, Finish.ERROR, now_ns, error=OutputError(OutputErrorCode.TENANT_REMOVED, NOT_SERVED))
-
-    def _num_outputs(self, tenant: str) -> int:
-        return self.shares.num_outputs(self.shares.number_of(tenant))
 
     # --- requests
 

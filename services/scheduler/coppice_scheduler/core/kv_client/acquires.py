@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 
 from coppice.ids import LEASE_ID_BYTES, DomainId, WorkerId
@@ -11,6 +10,7 @@ from coppice.namespaces import with_salt
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.policy.admission import max_context
 from coppice_scheduler.core.policy.dispatch_order import DispatchOrder
+from coppice_scheduler.core.policy.free_slots import FreeSlots
 from coppice_scheduler.core.policy.guarantee_usage import GuaranteeUsage
 from coppice_scheduler.core.policy.running_slots import giving_way
 from coppice_scheduler.core.policy.virtual_time import Ranks
@@ -58,38 +58,39 @@ class _Round:
         self.life = life
         self.workers = workers
         self.now_ns = now_ns
-        self.running_slots = life.settings.max_running - life.counts.running - life.counts.asking
+        self.slots = FreeSlots(life, workers)
         self.guarantee_usage = GuaranteeUsage(life)
         self.ranks = Ranks(life)
         self.dispatch_order = DispatchOrder(life.queue, self.ranks)
-        self.room = _room(life, workers)
         self.loads: dict[DomainId | None, dict[WorkerId, int]] = {}
         self.gate = life.gates.pool_gate()
         self.is_shut = self.gate is not None and not self.gate.opens(now_ns)
         self.held_up: set[DomainId] = set()  # their heads find no worker now
+        self.places_end = False  # nobody gives one up for those who share places
 
     def choose(self) -> list[Op]:
         life = self.life
         ops: list[Op] = []
-        while True:
-            able = [worker for worker in self.workers if self.room[worker.worker_id] > 0]
-            is_full = self.running_slots <= 0 or not able
-            kept_out = partial(self._is_kept_out, self.workers if is_full else able)
-            request = self.dispatch_order.next(kept_out, self._bar())
-            if request is None:
-                break
-            if is_full:
-                if not self._make_place(request):
+        while (request := self.dispatch_order.next(self._is_kept_out, self._bar())) is not None:
+            able = self.slots.able(request)
+            if not able:
+                self.places_end = not self._make_place(request)
+                if self.places_end and not self.slots.may_differ:
                     break
             elif not _outgrows_all(life, request, self.now_ns):
                 self._ask(request, able, ops)
         self._make_memory()
         return ops
 
-    def _is_kept_out(self, workers: list[Worker], request: RequestState) -> bool:
+    def _is_kept_out(self, request: RequestState) -> bool:
         domain = request.request.domain
         if domain in self.held_up or self.life.gates.skips(domain, self.now_ns):
             return True
+        workers = self.slots.able(request)
+        if not workers:
+            if self.places_end or request.request.tenant in self.life.slot_shares.strict:
+                return True  # a strict tenant gets no place of others
+            workers = self.workers
         is_shut = self.is_shut and not self._goes_before_refused(request)
         for worker in workers:
             past = self.guarantee_usage.covers(worker, domain, 1)
@@ -132,13 +133,12 @@ class _Round:
         lease = self.life.leases.leases[op.lease_id]
         lease.past_gate = past
         ops.append(op)
+        self.slots.took(request, lease.candidates)
         for worker in fit:
-            self.room[worker.worker_id] -= 1
             self.guarantee_usage.asked(worker, domain, op.reserve_tokens)
         self.ranks.took_place(request.tenant_number, lease.num_prefill_tokens)
         self.life.gates.asked(domain, past=past)
         self.is_shut = self.is_shut or (self.gate is not None and not past)
-        self.running_slots -= 1
 
     # --- when there is no place, or no memory
 
@@ -172,8 +172,7 @@ class _Round:
         self.ranks.gave_place(request.tenant_number, left)
         self.life.preempt(request, self.now_ns)
         self.dispatch_order = DispatchOrder(self.life.queue, self.ranks)
-        self.running_slots += 1
-        self.room[worker_id] += 1
+        self.slots.gave(request, worker_id)
 
     # --- loads
 
@@ -207,20 +206,6 @@ def _outgrows_all(life: Lifecycle, request: RequestState, now_ns: int) -> bool:
     message = f"{request.num_tokens} tokens and one to generate exceed the {context} that a worker takes"
     life.finish(request, Finish.ERROR, now_ns, error=OutputError(OutputErrorCode.NEVER_FITS, message))
     return True
-
-
-def _room(life: Lifecycle, workers: list[Worker]) -> dict[WorkerId, float]:
-    """Sequences that each worker can still take. An unanswered Acquire may end on any worker that it names."""
-    room = {
-        worker.worker_id: inf if worker.max_sequences is None else worker.max_sequences - len(worker.running)
-        for worker in workers
-    }
-    if life.counts.asking and any(worker.max_sequences is not None for worker in workers):
-        for lease in life.leases.leases.values():
-            if lease.state is LeaseState.ASKED and lease.lease_id in life.by_lease:
-                for worker_id in room.keys() & set(lease.candidates):
-                    room[worker_id] -= 1
-    return room
 
 
 def _acquire(

@@ -11,6 +11,8 @@ its latest request is preempted. What it computed stays findable, so little is l
 That ends, and work gets on (I17). The giver held more than its share, so it is far from a claim of its own, and no
 place goes back and forth while the same tenants want. No tenant gives its oldest request, which so runs to its end; and
 no request gives way more than `YIELDS_MAX` times.
+
+Strict tenants have places of their own (`slot_shares.py`): they take no part in it.
 """
 
 from __future__ import annotations
@@ -28,23 +30,28 @@ EXCESS_SLACK = 1e-9
 
 
 class RunningSlots:
-    """Places held, running or asking, and fair shares of that number among all tenants at work, as they are now."""
+    """Places held, running or asking, and fair shares of that number among the tenants at work that share them."""
 
     def __init__(self, life: Lifecycle) -> None:
         self._counts = life.counts
         self._shares = life.shares
+        self._strict = life.slot_shares.strict
+        at_work = self._strict and self._strict & life.counts.at_work()
+        self._weight = life.shares.weight_at_work - sum(life.settings.limits_of(tenant).weight for tenant in at_work)
+
+    def is_strict(self, number: int) -> bool:
+        return self._shares.tenant(number) in self._strict
 
     def held(self, number: int) -> int:
-        tenant = self._shares.tenant(number)
-        return self._counts.tenant_running[tenant] + self._counts.tenant_asking[tenant]
+        return self._counts.tenant_at_places(self._shares.tenant(number))
 
     def share(self, number: int) -> float:
-        total = self._counts.running + self._counts.asking
-        return total * self._shares.weight(number) / self._shares.weight_at_work
+        total = self._counts.running + self._counts.asking - sum(map(self._counts.tenant_at_places, self._strict))
+        return total * self._shares.weight(number) / self._weight
 
     def excess(self, number: int) -> float:
-        """Places beyond the tenant's share; negative where it has fewer."""
-        return self.held(number) - self.share(number)
+        """Places beyond the tenant's share; negative where it has fewer. A strict tenant has just its own."""
+        return 0.0 if self.is_strict(number) else self.held(number) - self.share(number)
 
     def fits_its_share(self, number: int) -> bool:
         return self._shares.num_at_work(number) <= self.share(number) + EXCESS_SLACK
@@ -65,6 +72,8 @@ def giving_way(life: Lifecycle, request: RequestState, ranks: Ranks, workers: It
     """Whose place on these workers the request may have; None: it is not due one, or nobody can give it."""
     running_slots = RunningSlots(life)
     number = request.tenant_number
+    if running_slots.is_strict(number):
+        return None
     bar = ranks.of(number)
     if not running_slots.fits_its_share(number):
         if not running_slots.is_short(number):

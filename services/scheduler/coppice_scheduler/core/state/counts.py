@@ -40,6 +40,10 @@ class Counts:
         """Tenants that have a request here."""
         return {*self.tenant_running, *self.tenant_waiting}
 
+    def tenant_at_places(self, tenant: str) -> int:
+        """Requests of a tenant that run, or ask for it."""
+        return self.tenant_running[tenant] + self.tenant_asking[tenant]
+
     def tenant_queued(self, tenant: str) -> int:
         """Requests of a tenant that were looked at and found no place. On an idle worker nobody is queued."""
         others = self.tenant_asking[tenant] + self.tenant_sleeping[tenant] + self.tenant_unseen[tenant]

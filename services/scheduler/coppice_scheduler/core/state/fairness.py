@@ -69,9 +69,9 @@ class FairShares:
         self._served += sums * self._token_price
         self._outputs += sums
 
-    def num_outputs(self, number: int) -> int:
+    def num_outputs(self, tenant: str) -> int:
         """Output tokens of the tenant so far."""
-        return int(self._outputs[number])
+        return int(self._outputs[self.number_of(tenant)])
 
     def counter(self, number: int) -> float:
         return float(self._served[number])
