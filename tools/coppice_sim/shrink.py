@@ -50,7 +50,7 @@ class Case:
         scope = replace(WHOLE, check_every=self.check_every)
         for kind in self.without:
             if kind in SCOPES:
-                scope = replace(scope, **{kind: False})
+                scope = replace(scope, **{kind: False})  # type: ignore[arg-type]
         return scope
 
 

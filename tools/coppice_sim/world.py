@@ -19,6 +19,7 @@ from coppice_sim.nemesis import FaultProfile, Nemesis
 from coppice_sim.oracle import Oracle
 from coppice_sim.settings import WorldSettings
 from coppice_sim.traffic.demands import Demands
+from coppice_sim.traffic.observer import Observer
 from coppice_sim.traffic.operator import Operator
 from coppice_sim.traffic.reloads import Reloads, rate_of
 from coppice_sim.traffic.workload import Workload
@@ -30,6 +31,8 @@ HEAL_MS = 60_000
 class Scope:
     """What a run has, and how closely it is looked at.
 
+    `absent`: tenants of whom no request is drawn; where there are some, the operator does nothing.
+    `max_running`: of a scheduler.
     `check_every`: the cores check themselves, and are compared, after so many events that touched one of them; 0:
     never, so that only what clients and workers see can tell that something is wrong.
     """
@@ -37,6 +40,8 @@ class Scope:
     tiers: bool = True  # workers may have a host tier
     demands: bool = True  # see `Demands`
     reloads: bool = True  # see `Reloads`; without demands there are none
+    absent: frozenset[str] = frozenset()
+    max_running: int = 8
     check_every: int = 1
 
 
@@ -46,7 +51,9 @@ WHOLE = Scope()
 class World:
     """Makes the parts of a run, gives each what it needs, and takes one event after the other."""
 
-    def __init__(self, seed: int, faults: FaultProfile | None = None, scope: Scope = WHOLE) -> None:
+    def __init__(
+        self, seed: int, faults: FaultProfile | None = None, scope: Scope = WHOLE, observer: Observer | None = None
+    ) -> None:
         rng = Random(seed)
         settings = WorldSettings.random(rng)
         if scope.tiers:
@@ -58,7 +65,7 @@ class World:
             drawn = FaultProfile.random(rng).with_lies(Random(f"whether anybody lies in {seed}"))
             faults = replace(drawn, reloads=rate_of(seed) if scope.demands and scope.reloads else 0.0)
         self.faults: FaultProfile = faults
-        self._scope, self._settings, self._demands = scope, settings, demands
+        self._scope, self.settings, self._demands = scope, settings, demands
         self.timeline = timeline = Timeline()
         self.network = network = Network(timeline, rng)
         self.record = record = Record(timeline)
@@ -66,7 +73,8 @@ class World:
         env = Environment(seed, timeline, rng, network, record, faults.doubled_bodies)
         epochs = EpochRegistry(env, faults.forgets_epoch)
         self._reloads = Reloads(env, faults.reloads, settings.index.domains, demands)
-        self.workload = Workload(env, settings.domains, settings.max_context, demands)
+        present = tuple(domain for domain in settings.domains if domain not in scope.absent)
+        self.workload = Workload(env, present, settings.max_context, demands, observer)
         self.cluster = cluster = Cluster(
             env, settings, epochs, self._index_settings, self._scheduler_settings, self.workload
         )
@@ -77,25 +85,26 @@ class World:
         self._is_healing = False
         self._num_events = 0
         self._operator: Operator | None = None
-        if demands is not None:
+        if demands is not None and not scope.absent:
             self._operator = Operator(
                 env, demands.rng, demands.operator_rate, cluster, settings.domains, self.workload.a_prompt
             )
         self._reloads.begin(cluster)
-        self._arrive()
+        if present:
+            self._arrive()
 
     # -- what a process that starts now reads
 
     def _index_settings(self) -> CoreSettings:
-        return replace(self._settings.index, domains=self._reloads.configs)
+        return replace(self.settings.index, domains=self._reloads.configs)
 
     def _scheduler_settings(self) -> SchedulerSettings:
-        sizes, configs, demands = self._settings, self._settings.index.domains, self._demands
+        sizes, configs, demands = self.settings, self.settings.index.domains, self._demands
         max_queued, max_queued_tokens = demands.queue_sizes() if demands is not None else (40, 1 << 22)
         settings = SchedulerSettings(
             instance=self._rng.randbytes(8),
             max_step_tokens=sizes.max_step_tokens,
-            max_running=min(8, sizes.max_step_tokens),
+            max_running=min(self._scope.max_running, sizes.max_step_tokens),
             max_chunk_tokens=max(2, sizes.max_step_tokens // 2),
             extend_more_blocks=0,  # pools are small: what is asked for ahead would be all of it
             max_queued=max_queued,
@@ -121,7 +130,7 @@ class World:
         hosts = [h for _, h in sorted(self.cluster.schedulers.items()) if h.is_alive and not h.is_paused]
         if hosts and self.workload.num_open < 60:
             self.workload.submit(self._rng.choice(hosts))
-        self.timeline.after(int(self._rng.expovariate(1 / self._settings.arrival_ms) * MS) + 1, self._arrive)
+        self.timeline.after(int(self._rng.expovariate(1 / self.settings.arrival_ms) * MS) + 1, self._arrive)
 
     def step(self) -> None:
         """One event and everything that must hold after it."""

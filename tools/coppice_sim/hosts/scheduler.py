@@ -9,7 +9,7 @@ from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Worker
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Output, RefusedReason, Request, TokenBatch
+from coppice_scheduler.core.state.request import Output, Refused, RefusedReason, Request, TokenBatch
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
 from coppice_sim.base.environment import Environment
 from coppice_sim.base.links import ClientEnd
@@ -51,7 +51,7 @@ class SchedulerHost(Process):
 
     # -- requests
 
-    def submit(self, request: Request) -> bool:
+    def submit(self, request: Request) -> Refused | None:
         may_wait = self._monitor.is_within_share(self.core, request)
         refused = self.core.submit(request, self.now_ns)
         if refused is not None:
@@ -59,7 +59,7 @@ class SchedulerHost(Process):
             if may_wait and refused.reason is RefusedReason.QUEUE_FULL:
                 self.env.record.fail("O3", f"{request.tenant} is refused within its share of the queue")
         self.turn()
-        return refused is None
+        return refused
 
     def set_tenants(self, tenants: TenantSettings) -> None:
         self.core.set_tenants(tenants, self.now_ns)

@@ -25,7 +25,7 @@ class Operator:
     rate: float  # acts per second of virtual time
     cluster: Cluster
     domains: tuple[str, ...]
-    prompt: Callable[[Random], list[int]]  # tokens of one that clients use
+    prompt: Callable[[Random, str], list[int]]  # tokens of one that clients of a domain use
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Operator:
         rng, cache, sometimes = self.rng, self.cluster.cache, self.env.record.sometimes
         core, now_ns = cache.core, cache.now_ns
         domain, name = DomainId(rng.choice(self.domains)), f"pin {rng.randrange(_PINS)}"
-        prompt = np.array(self.prompt(rng), "<u4").tobytes()
+        prompt = np.array(self.prompt(rng, domain), "<u4").tobytes()
         match rng.randrange(6):
             case 0:
                 namespace = rng.choice((NAMESPACE, None))

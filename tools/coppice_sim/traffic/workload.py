@@ -20,6 +20,7 @@ from coppice_sim.base.timeline import MS
 from coppice_sim.hosts.kv_honest import VOCABULARY, logprobs_of, reference, salt_of_domain
 from coppice_sim.hosts.scheduler import SchedulerHost
 from coppice_sim.traffic.demands import Demands
+from coppice_sim.traffic.observer import Observer
 
 NUM_RUNS = 6
 
@@ -32,18 +33,29 @@ class Ask:
     host: SchedulerHost
     expected: list[int]
     told: list[int]  # prompt and expected tokens, and the stop token if one ends it
+    num_logprobs: int  # of `told`, those before this one were reported
     tokens: list[int] = field(default_factory=list)
-    num_logprobs: int = 0  # of `told`, those before this one were reported
     outcome: str = ""
 
 
 class Workload:
-    def __init__(self, env: Environment, domains: tuple[str, ...], max_context: int, demands: Demands | None) -> None:
+    """`observer`: hears what its tenant is told. What others send may end at no stop token then: in which token it is
+    written would count."""
+
+    def __init__(
+        self,
+        env: Environment,
+        domains: tuple[str, ...],
+        max_context: int,
+        demands: Demands | None,
+        observer: Observer | None = None,
+    ) -> None:
         self._rng = rng = env.rng
         self._record = env.record
         self._domains = domains
         self._max_context = max_context
         self._demands = demands
+        self._observer = observer
         self.asks: dict[str, Ask] = {}
         self._by_number: list[Ask] = []
         self.num_open = 0
@@ -56,7 +68,7 @@ class Workload:
         """One request from a random tenant, or several continuations of its prompt."""
         rng = self._rng
         domain = rng.choice(self._domains)
-        tokens = self.a_prompt(rng)
+        tokens = self._a_prompt(rng)
         num_forks = rng.choice((0, 0, 0, 1, 1, 3))
         leader = self._submit_one(host, domain, tokens, None, wanted=rng.choice((8, 24)) if num_forks else 0)
         for _ in range(num_forks):
@@ -71,12 +83,15 @@ class Workload:
     ) -> str:
         """`wanted` tokens, or some. Returns its id."""
         rng = self._rng
+        tokens = self._written(domain, tokens)
         packed = np.array(tokens, "<u4").tobytes()
         seed = rng.randrange(1 << 62)
         room = self._max_context - len(tokens)
         wanted = min(room, wanted or rng.choice((1, 2, 4, 8, 24)))
         expected = reference(packed, wanted, seed=seed, salt=salt_of_domain(domain))
         stops = frozenset({rng.choice(expected)}) if rng.random() < 0.2 else frozenset()
+        if self._observer is not None and domain != self._observer.tenant:
+            stops = frozenset()
         streams = rng.random() < 0.6
         request = Request(
             request_id=f"r{len(self.asks)}",
@@ -99,17 +114,35 @@ class Workload:
         if stops:
             end = next(i for i, token in enumerate(expected) if token in stops)
             expected, told = expected[:end], told[: len(tokens) + end + 1]
-        ask = Ask(request, host, expected, told)
-        ask.num_logprobs = 1 if request.sampling.prompt_logprobs else len(tokens)
-        self.asks[request.request_id] = ask
-        self._by_number.append(ask)
-        self.num_open += 1
-        if not host.submit(request):
-            self.num_refused += 1
-            self._close(ask, "refused")
+        self.enter(Ask(request, host, expected, told, 1 if request.sampling.prompt_logprobs else len(tokens)))
         return request.request_id
 
-    def a_prompt(self, rng: Random) -> list[int]:
+    def enter(self, ask: Ask) -> None:
+        """Its client sends it."""
+        self.asks[ask.request.request_id] = ask
+        self._by_number.append(ask)
+        self.num_open += 1
+        refused = ask.host.submit(ask.request)
+        if refused is not None:
+            self._told(ask, refused)
+            self.num_refused += 1
+            self._close(ask, "refused")
+
+    def a_prompt(self, rng: Random, domain: str) -> list[int]:
+        """As the tenant writes it."""
+        return self._written(domain, self._a_prompt(rng))
+
+    def _written(self, domain: str, tokens: list[int]) -> list[int]:
+        return tokens if self._observer is None else self._observer.written(domain, tokens)
+
+    def _told(self, ask: Ask, what: object) -> None:
+        """Whatever its client hears, when, and what else its tenant can see then."""
+        if self._observer is not None:
+            request, host = ask.request, ask.host
+            stats = host.core.stats().tenants.get(request.tenant)
+            self._observer.hear(request.tenant, (host.now_ns, request.request_id, what, stats))
+
+    def _a_prompt(self, rng: Random) -> list[int]:
         """Of runs that others share."""
         tokens = list(self._runs[rng.randrange(NUM_RUNS)])
         if rng.random() < 0.5:
@@ -132,6 +165,7 @@ class Workload:
     def tokens(self, batch: TokenBatch) -> None:
         numbers, tokens = np.frombuffer(batch.numbers, "<u4"), np.frombuffer(batch.tokens, "<u4")
         for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
+            self._told(self._by_number[number], token)
             self._take(self._by_number[number], [token])
 
     def _take(self, ask: Ask, tokens: list[int]) -> None:
@@ -157,6 +191,7 @@ class Workload:
 
     def output(self, output: Output) -> None:
         ask = self.asks[output.request_id]
+        self._told(ask, output)
         self._take(ask, np.frombuffer(output.tokens, "<u4").tolist())
         for reported in output.logprobs:
             self._take_logprobs(ask, reported)
@@ -183,6 +218,7 @@ class Workload:
         """The stream of every request there breaks: that is its outcome."""
         for ask in self.asks.values():
             if ask.host is host and not ask.outcome:
+                self._told(ask, "broken stream")
                 self._close(ask, "broken stream")
 
     def _close(self, ask: Ask, outcome: str) -> None:

@@ -1,0 +1,66 @@
+"""Non-interference of whole runs: what a tenant hears does not depend on what others send, nor, if it is strict, on
+whether they are there."""
+
+from __future__ import annotations
+
+import pytest
+
+from coppice_sim.mutants import leaks
+from coppice_sim.mutants.registry import Mutant
+from coppice_sim.nemesis import FaultProfile
+from coppice_sim.two_worlds import Comparison, compare, compare_alone, domains_of
+
+STEPS = 1_000
+ROUNDS = 4
+SEEDS = [
+    range(3, 11),
+    *(pytest.param(range(n, n + 30), marks=pytest.mark.wide) for n in range(100, 500, 30)),
+    *(pytest.param(range(n, n + 250), marks=pytest.mark.long) for n in range(1_000, 13_500, 250)),
+]
+STRICT_SEEDS = [
+    range(12, 13),
+    *(pytest.param(range(n, n + 25), marks=pytest.mark.wide) for n in (100, 125)),
+    *(pytest.param(range(n, n + 50), marks=pytest.mark.long) for n in range(200, 1_200, 50)),
+]
+
+
+def compared(seed: int, faults: FaultProfile | None = None) -> Comparison | None:
+    """None: the seed has one tenant."""
+    domains = domains_of(seed)
+    return compare(seed, domains[seed % len(domains)], steps=STEPS, faults=faults) if len(domains) > 1 else None
+
+
+@pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_a_tenant_hears_the_same_whatever_others_prompts_say(seeds: range) -> None:
+    found = {seed: one for seed in seeds if (one := compared(seed)) is not None}
+    assert {seed: one.difference for seed, one in found.items() if one.difference} == {}
+    assert len(found) > len(seeds) // 2
+    assert sum(one.num_heard for one in found.values()) > 20 * len(found), "they would be equal if nobody heard a word"
+
+
+@pytest.mark.parametrize("seeds", STRICT_SEEDS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_a_strict_tenant_hears_the_same_without_the_others(seeds: range) -> None:
+    found = {seed: one for seed in seeds if (one := compare_alone(seed, num_rounds=ROUNDS)) is not None}
+    assert {seed: one.difference for seed, one in found.items() if one.difference} == {}
+    assert found
+
+
+# --- the comparisons can fail
+
+
+@pytest.mark.parametrize("mutant", leaks.CONTENT, ids=lambda mutant: mutant.name)
+def test_a_leak_of_content_is_heard(mutant: Mutant) -> None:
+    with mutant.applied():
+        assert any((one := compared(seed)) is not None and one.difference for seed in (8, 5, 32, 9))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "seed"),
+    [(leaks.PRESENCE[0], 12), pytest.param(leaks.PRESENCE[1], 44, marks=pytest.mark.wide)],
+    ids=[mutant.name for mutant in leaks.PRESENCE],
+)
+def test_a_strict_tenant_that_hears_of_others_is_noticed(mutant: Mutant, seed: int) -> None:
+    with mutant.applied():
+        one = compare_alone(seed, num_rounds=ROUNDS)
+        assert one is not None
+        assert one.difference
