@@ -60,7 +60,10 @@ class Case:
             list(pool.map(lambda prompt: self.check(stack, prompt), self.prompts))
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "demo"])
+WIDE = [pytest.param(kind, marks=pytest.mark.wide) for kind in ("llama", "demo")]
+
+
+@pytest.fixture(scope="module", params=["qwen2", *WIDE])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -99,9 +102,7 @@ def test_all_at_once(case: Case, roomy: Stack) -> None:
     roomy.wait_at_rest()
 
 
-@pytest.mark.parametrize(
-    "case", ["qwen2", *(pytest.param(kind, marks=pytest.mark.wide) for kind in ("llama", "demo"))], indirect=True
-)
+@pytest.mark.parametrize("case", ["qwen2", *WIDE], indirect=True)
 def test_under_pressure_with_preemption(case: Case, tmp_path: Path) -> None:
     # The longest prompt and its output need 39 blocks of 16: all sixteen at once cannot fit into 60.
     with Stack(case.checkpoint, tmp_path, num_blocks=60, scheduler_args=["--max-chunk-tokens=64"]) as stack:

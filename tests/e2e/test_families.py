@@ -55,7 +55,11 @@ def post(url: str, **body: Any) -> Any:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param("mistral", marks=pytest.mark.long), pytest.param("qwen3", marks=pytest.mark.long), "gemma2"],
+    [
+        pytest.param("mistral", marks=pytest.mark.long),
+        pytest.param("qwen3", marks=pytest.mark.long),
+        pytest.param("gemma2", marks=pytest.mark.wide),
+    ],
 )
 def test_a_family_is_served(tmp_path: Path, family: Family) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / family, family, seed=4)

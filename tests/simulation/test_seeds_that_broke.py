@@ -24,7 +24,12 @@ def test_it_holds(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "faults"),
-    [(2053, FaultProfile.restarts()), (50233, None), (50531, None), (60043, None)],
+    [
+        (2053, FaultProfile.restarts()),
+        (50233, None),
+        pytest.param(50531, None, marks=pytest.mark.wide),
+        pytest.param(60043, None, marks=pytest.mark.wide),
+    ],
     ids=["2053", "50233", "50531", "60043"],
 )
 def test_copies_come_to_rest(seed: int, faults: FaultProfile | None) -> None:

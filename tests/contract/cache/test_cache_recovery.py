@@ -13,6 +13,7 @@ from tests.fakes.cache.cache_ends import Cache, FakeWorker, UnaryClient, prompt
 from tests.fakes.waiting import wait_for
 
 Keep = Callable[[Any], Any]
+TTL_MS = 3_000  # of the clients of before, for which a restarted service waits
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def restarted(cache: Cache, worker: FakeWorker) -> None:
 
 
 def test_what_was_cached_is_found_after_a_restart(valkey: str, keep: Keep) -> None:
-    cache = keep(Cache(redis_url=valkey))
+    cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))
     worker = keep(FakeWorker(cache)).wait_registered()
     fill(cache, worker, keep)
     restarted(cache, worker)
@@ -67,7 +68,7 @@ def test_what_was_cached_is_found_after_a_restart(valkey: str, keep: Keep) -> No
 @pytest.mark.wide
 def test_a_crash_at_any_time_leaves_a_log(valkey: str, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written when the process is told to stop: what is there then is all there is."""
-    cache = keep(Cache(redis_url=valkey))
+    cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))
     worker = keep(FakeWorker(cache)).wait_registered()
     fill(cache, worker, keep)
     wait_for(lambda: all_written(cache), "the log")
@@ -78,7 +79,7 @@ def test_a_crash_at_any_time_leaves_a_log(valkey: str, keep: Keep, monkeypatch: 
 
 @pytest.mark.wide
 def test_with_redis_flushed_nothing_is_found_and_all_goes_on(valkey: str, client: redis.Redis, keep: Keep) -> None:
-    cache = keep(Cache(redis_url=valkey))
+    cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))
     worker = keep(FakeWorker(cache)).wait_registered()
     fill(cache, worker, keep)
     assert cache.process._recovery is not None
@@ -92,7 +93,7 @@ def test_with_redis_flushed_nothing_is_found_and_all_goes_on(valkey: str, client
 
 @pytest.mark.wide
 def test_what_the_worker_lost_is_not_found(valkey: str, keep: Keep) -> None:
-    cache = keep(Cache(redis_url=valkey))
+    cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))
     worker = keep(FakeWorker(cache)).wait_registered()
     fill(cache, worker, keep)
     worker.generations[1] += 1
@@ -102,7 +103,7 @@ def test_what_the_worker_lost_is_not_found(valkey: str, keep: Keep) -> None:
 
 
 def test_without_a_seal_key_there_is_no_log(valkey: str, client: redis.Redis, keep: Keep) -> None:
-    cache = keep(Cache(redis_url=valkey, seal_key=""))
+    cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS, seal_key=""))
     worker = keep(FakeWorker(cache)).wait_registered()
     fill(cache, worker, keep)
     assert "recovery_log" not in metrics(cache)
@@ -111,7 +112,7 @@ def test_without_a_seal_key_there_is_no_log(valkey: str, client: redis.Redis, ke
 
 
 def test_a_redis_that_is_of_no_use_degrades_and_nothing_else(valkey: str, client: redis.Redis, keep: Keep) -> None:
-    cache = keep(Cache(redis_url=valkey))
+    cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))
     worker = keep(FakeWorker(cache)).wait_registered()
     wait_for(lambda: client.keys("coppice:index:*"), "the log")
     for key in client.keys("coppice:index:*"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from coppice_cache.edge.events.kv_events_zmq import ZmqOut
 from coppice_cache.engine_index.ingest import FeedSpec, Ingest
 from tests.contract.kv_events.test_index_followers import World
@@ -50,6 +52,7 @@ def test_an_ingest_finds_the_prefixes_that_the_service_finds(keep: Keep) -> None
     wait_for(lambda: agrees(world, ingest), "and what came afterwards is")
 
 
+@pytest.mark.wide
 def test_an_ingest_survives_a_restart_of_the_service(keep: Keep) -> None:
     """The sequence starts again at 0, and nothing of before is found."""
     ports = ("tcp://127.0.0.1:*",)

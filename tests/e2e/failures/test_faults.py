@@ -150,6 +150,7 @@ def wait_both_chosen(pair: Stack) -> None:
     wait_until(lambda: all(computed(pair, index) > before[index] for index in (0, 1)), "each worker to be chosen")
 
 
+@pytest.mark.wide
 def test_one_of_two_workers_dies_and_the_other_serves(pair: Stack, oracle: Oracle) -> None:
     with Load(pair) as load:
         wait_both_chosen(pair)
@@ -165,6 +166,7 @@ def test_one_of_two_workers_dies_and_the_other_serves(pair: Stack, oracle: Oracl
     check(pair, load, oracle)
 
 
+@pytest.mark.wide
 def test_a_drained_worker_leaves_without_a_loss(pair: Stack, oracle: Oracle) -> None:
     with Load(pair) as load:
         wait_both_chosen(pair)

@@ -26,6 +26,7 @@ def status_of(stack: Stack, port: int) -> int:
         stack.port = stack_port
 
 
+@pytest.mark.wide
 def test_the_first_serves_again_by_itself_when_the_second_is_gone(checkpoint: Path, tmp_path: Path) -> None:
     with Stack(checkpoint, tmp_path) as stack:
         assert status_of(stack, stack.port) == 200

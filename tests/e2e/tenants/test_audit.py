@@ -65,6 +65,7 @@ def test_answers_to_a_tenant_tell_nothing_of_another(stack: Stack, tmp_path: Pat
     assert "status" in checks["errors"]["numbers"]["facts"]
 
 
+@pytest.mark.wide
 def test_tenants_of_one_group_share_and_it_is_seen(stack: Stack, tmp_path: Path) -> None:
     code, found = audit(stack, tmp_path, "orchard", "orchard-2")
     checks = {check["name"]: check for check in found["checks"]}

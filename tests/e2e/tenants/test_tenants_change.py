@@ -80,6 +80,7 @@ def versions(stack: Stack) -> set[str]:
     return {stack.get(f"http://127.0.0.1:{stack.cache_http}/readyz")[1]["tenants_version"], lines[1].rsplit(" ", 1)[1]}
 
 
+@pytest.mark.wide
 def test_a_tenant_is_added_and_served_and_nobody_notices(changing: Stack, path: Path, keys: dict[str, str]) -> None:
     before = [service.process for service in changing.services.values()]
     prompt = list(range(1, 60))
@@ -98,6 +99,7 @@ def test_a_tenant_is_added_and_served_and_nobody_notices(changing: Stack, path: 
     assert usage["prompt_tokens_details"]["cached_tokens"] == 48, "what others have cached is there still"
 
 
+@pytest.mark.wide
 def test_shares_that_a_worker_cannot_keep_are_refused_by_the_cache(changing: Stack, path: Path) -> None:
     url, before = f"http://127.0.0.1:{changing.cache_http}/readyz", path.read_bytes()
     add_tenant(path, "huge", {"guarantee_blocks": 1000}, "main")

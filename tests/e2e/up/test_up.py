@@ -147,6 +147,7 @@ def test_a_worker_of_two_ranks_answers_and_ends_as_another(tmp_path: Path) -> No
     assert "rank 1: loading" in (tmp_path / "worker-0.log").read_text()
 
 
+@pytest.mark.wide
 def test_a_truncated_checkpoint_is_named_and_ends_with_a_failure(tmp_path: Path) -> None:
     import coppice
 

@@ -175,6 +175,7 @@ def test_a_child_that_dies_while_starting_ends_all(start: Start, socket_dir: Pat
     assert not list(socket_dir.iterdir())
 
 
+@pytest.mark.wide
 def test_a_child_that_keeps_crashing_ends_all(start: Start) -> None:
     up = start(cache="crashes")
     assert up.process.wait(WAIT_S) == 1

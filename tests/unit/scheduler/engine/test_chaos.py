@@ -196,8 +196,8 @@ def test_all_faults(seed: int) -> None:
 
 
 def test_forks_copy_and_do_without() -> None:
-    worlds = [play(seed, CALM, 60) for seed in range(14)]
-    assert sum(worker.num_copies for world in worlds for worker in world.workers.values()) > 20
+    worlds = [play(seed, CALM, 60) for seed in range(7)]
+    assert sum(worker.num_copies for world in worlds for worker in world.workers.values()) > 10
     for world in worlds:
         assert_settled(world)
 

@@ -66,7 +66,11 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0), pytest.param((3.0, 1.0), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize(
+    "weights",
+    [pytest.param((1.0, 1.0), marks=pytest.mark.wide), (1.0, 3.0), pytest.param((3.0, 1.0), marks=pytest.mark.long)],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_backlogged_tenants_are_served_by_their_weights(shape: str, weights: tuple[float, float]) -> None:
     given = dict(zip("ab", weights, strict=True))

@@ -12,6 +12,8 @@ from coppice.errors import EXIT_OK
 from coppice_bench.kernels.attention import ragged
 from coppice_cli.app import app
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:

@@ -59,6 +59,7 @@ def test_bytes_and_flops_of_a_step() -> None:
     )
 
 
+@pytest.mark.wide
 def test_the_report() -> None:
     done = CliRunner().invoke(app, ["bench", "step", "--quick", "--json"], catch_exceptions=False)
     assert done.exit_code == EXIT_OK

@@ -33,7 +33,7 @@ def prompts(draw: st.DrawFn) -> list[tuple[bytes, int, int]]:
     return asked
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     calls=st.lists(prompts(), min_size=1, max_size=3),
     num_blocks=st.integers(16, 48),
