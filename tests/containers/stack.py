@@ -169,8 +169,12 @@ class Stack:
 
     def redis(self, *words: str) -> str:
         """What Redis says to the cache's user."""
-        flags = ("--user", "coppice", "--no-auth-warning", "--pass", self.secrets()[1])
-        return self.in_container("redis", "redis-cli", *flags, *words, user="999").stdout
+        return self.redis_as("--user", "coppice", "--no-auth-warning", "--pass", self.secrets()[1], *words)
+
+    def redis_as(self, *words: str) -> str:
+        """What Redis says to whoever these flags name, over TLS."""
+        cli = ("redis-cli", "--tls", "--cacert", "/etc/coppice/tls/ca.pem")
+        return self.in_container("redis", *cli, *words, user="999").stdout
 
     # ---- asking ----
 

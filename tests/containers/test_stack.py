@@ -142,7 +142,7 @@ for host, port in (("cache", 7081), ("cache", 7071), ("cache", 8071), ("worker-c
 
 
 def test_redis_asks_for_its_password(stack: Stack) -> None:
-    assert "NOPERM" in stack.in_container("redis", "redis-cli", "get", "coppice:cache_epoch", user="999").stdout
+    assert "NOPERM" in stack.redis_as("get", "coppice:cache_epoch")
     assert "NOPERM" in stack.redis("config", "get", "dir")
     assert stack.redis("exists", "coppice:cache_epoch").strip() == "1"
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from coppice.settings import Settings, parse_settings
 from coppice.tenants.file import load_tenants
 from coppice.tls.certificates import identity_in
 from coppice.tls.credentials import Credentials, TlsFiles
-from coppice.tls.identity import Identity, Role
+from coppice.tls.identity import Identity, NoIdentity, Role
 from coppice.tls.settings import ListeningSettings
 from coppice_cache.edge.settings import CacheSettings
 from coppice_scheduler.edge.base.settings import ServiceSettings
@@ -125,6 +126,17 @@ def test_certificates_of_make_secrets_are_as_those_of_coppice_certs(made: Path, 
     files = other.files("worker", "worker-cpu")
     assert extensions(made / "tls" / "worker-cpu" / "cert.pem") == extensions(files.certificate)
     assert identity_in((made / "tls" / "prometheus" / "cert.pem").read_bytes()) == Identity(Role.MONITOR, "prometheus")
+
+
+def test_redis_has_a_certificate_that_opens_nothing(compose: dict[str, Any], made: Path) -> None:
+    """It names the host of the URL, and nobody of ours."""
+    certificate = (made / "tls" / "redis" / "cert.pem").read_bytes()
+    with pytest.raises(NoIdentity):
+        identity_in(certificate)
+    names = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    address = urlsplit(compose["services"]["cache"]["environment"]["COPPICE_CACHE_REDIS_URL"])
+    assert address.scheme == "rediss"
+    assert names.value.get_values_for_type(x509.DNSName) == [address.hostname]
 
 
 def test_a_certificate_that_was_removed_is_issued_again_in_its_place(tmp_path: Path) -> None:

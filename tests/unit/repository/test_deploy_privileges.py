@@ -74,7 +74,7 @@ def test_each_service_has_its_own_certificate_and_no_other(services: dict[str, A
             if found := re.fullmatch(r"\$\{COPPICE_CERTIFICATES:\?[^}]+\}/?(.*):/etc/coppice/tls:ro", volume):
                 mounted[name] = found[1]
             assert found or "CERTIFICATES" not in volume, f"{name}: {volume}"
-    assert mounted == {name: name for name in ("cache", "scheduler", "worker-cpu", "worker-gpu", "prometheus")}
+    assert mounted == {name: name for name in ("cache", "scheduler", "worker-cpu", "worker-gpu", "prometheus", "redis")}
 
 
 def test_the_tenants_file_is_not_optional_and_is_followed(services: dict[str, Any]) -> None:
