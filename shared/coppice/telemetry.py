@@ -10,6 +10,7 @@ Spans carry ids, counts and durations. Prompts, tokens and completions never go 
 from __future__ import annotations
 
 import logging
+import ssl
 import sys
 import threading
 import time
@@ -29,12 +30,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from coppice import __version__
 from coppice.errors import UnavailableError, UsageError
+from coppice.tls.credentials import Credentials
+from coppice.tls.identity import NoIdentity, identity_of
+from coppice.tls.rights import why_not_rest
 
 SPANS_HELD = 4096
 SPANS_PER_EXPORT = 512
 EXPORT_EVERY_MS = 1000
 EXPORT_TIMEOUT_S = 2
 SHUTDOWN_MS = 2000
+PATIENCE_S = 10  # with whoever connects for metrics and does not go on
 
 _log = logging.getLogger("coppice.telemetry")
 
@@ -270,12 +275,13 @@ def serve_metrics(
     *,
     notes: Callable[[], Sequence[str]] = tuple,
     flag: str = "--http-port",
+    tls: Credentials | None = None,
 ) -> MetricsServer:
     """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
 
     `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
-    gives, 200 when it gives none; `notes` are more lines for whoever reads it. Raises UnavailableError when the port
-    cannot be had.
+    gives, 200 when it gives none; `notes` are more lines for whoever reads it. With `tls` all of it is for those alone
+    who show a certificate of the stack, of any role. Raises UnavailableError when the port cannot be had.
     """
 
     class Handler(_MetricsHandler):
@@ -285,15 +291,30 @@ def serve_metrics(
     Handler.not_ready_because = staticmethod(not_ready_because)
     Handler.notes = staticmethod(notes)
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = _Server((host, port), Handler)
     except OSError as error:
         raise UnavailableError(
             f"cannot listen on {host}:{port} for metrics: {error.strerror}", hint=f"choose another {flag}"
         ) from error
-    server.daemon_threads = True
+    server.context = tls.listening_context() if tls is not None else None
     thread = threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True)
     thread.start()
     return MetricsServer(host=host, port=server.server_address[1], _server=server, _thread=thread)
+
+
+class _Server(ThreadingHTTPServer):
+    """`context`: connections shake hands first, each in its own thread, so that nobody waits for one that does not."""
+
+    daemon_threads = True
+    context: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(PATIENCE_S)
+        try:
+            with request if self.context is None else self.context.wrap_socket(request, server_side=True) as connection:
+                super().finish_request(connection, client_address)
+        except OSError:
+            pass  # who hangs up, or cannot shake hands, is not worth a traceback
 
 
 class _MetricsHandler(BaseHTTPRequestHandler):
@@ -303,11 +324,13 @@ class _MetricsHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "coppice"
     sys_version = ""  # versions are nobody's business
-    timeout = 10
+    timeout = PATIENCE_S
 
     def do_GET(self) -> None:
         path = self.path.split("?", 1)[0]
-        if path == "/metrics":
+        if why_not := self._why_not(path):
+            self._answer(403, why_not.encode() + b"\n", "text/plain; charset=utf-8")
+        elif path == "/metrics":
             self._answer(200, generate_latest(self.registry), CONTENT_TYPE_LATEST)
         elif path == "/healthz":
             self._answer(200, b"ok\n", "text/plain; charset=utf-8")
@@ -322,6 +345,15 @@ class _MetricsHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are not worth a log line each."""
+
+    def _why_not(self, path: str) -> str:
+        """Why whoever shook hands may not ask for this; empty when it may, as all may without TLS."""
+        if not isinstance(self.connection, ssl.SSLSocket):
+            return ""
+        try:
+            return why_not_rest(identity_of(self.connection.getpeercert()), path)
+        except NoIdentity:
+            return "the certificate names nobody"
 
     def _answer(self, status: int, body: bytes, content_type: str) -> None:
         self.send_response(status)

@@ -121,12 +121,13 @@ for host, port in (("scheduler", 8000), ("scheduler", 7070), ("scheduler", 8073)
 
 
 def test_who_is_inside_without_a_certificate_hears_nothing(stack: Stack) -> None:
-    """Neither what is said in sessions nor the admin REST; a handshake without a certificate is not enough."""
+    """Neither what is said in sessions, nor admin REST, nor metrics. A handshake without a certificate is no help."""
     code = """
 import socket, ssl
 context = ssl.create_default_context()
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-for host, port in (("cache", 7081), ("cache", 7071), ("cache", 8071), ("worker-cpu", 7082), ("worker-cpu", 7072)):
+for host, port in (("cache", 7081), ("cache", 7071), ("cache", 8071), ("worker-cpu", 7082), ("worker-cpu", 7072),
+                   ("worker-cpu", 8072), ("scheduler-metrics", 8073)):
     context.set_alpn_protocols(["h2"] if port in (7071, 7072) else [])
     for wrap in (lambda plain: plain, context.wrap_socket):
         try:
@@ -138,7 +139,7 @@ for host, port in (("cache", 7081), ("cache", 7071), ("cache", 8071), ("worker-c
         print(host, port, heard[:2] in (b"", b"\\x15\\x03"), heard[:20])
 """
     said = stack.beside("internal", code)
-    assert [line.split()[2] for line in said.stdout.splitlines()] == ["True"] * 10, said.stdout + said.stderr
+    assert [line.split()[2] for line in said.stdout.splitlines()] == ["True"] * 14, said.stdout + said.stderr
 
 
 def test_redis_asks_for_its_password(stack: Stack) -> None:

@@ -97,10 +97,11 @@ def heard(connection: socket.socket, request: bytes = REQUESTS[0]) -> bytes:
     return found
 
 
-def test_sessions_and_admin_ports_speak_tls_alone(stack: Stack, certificates: Path) -> None:
+def test_all_ports_inside_speak_tls_alone(stack: Stack, certificates: Path) -> None:
     context = ssl.create_default_context(cafile=certificates / "ca.pem")
     context.check_hostname = False
-    for port in (stack.cache_sessions, stack.worker_sessions[0], stack.cache_http, stack.cache_grpc):
+    ports = (stack.cache_sessions, stack.worker_sessions[0], stack.cache_http, stack.worker_http[0], stack.cache_grpc)
+    for port in ports:
         context.set_alpn_protocols(["h2"] if port == stack.cache_grpc else [])
         with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, context.wrap_socket(plain) as tls:
             assert tls.version() == "TLSv1.3"

@@ -57,7 +57,7 @@ RPCS: Mapping[str, frozenset[Role]] = {
     "/grpc.health.v1.Health/Watch": _ALL,
 }
 
-REST_OF_ALL = frozenset({"/healthz", "/readyz", "/metrics"})  # of the admin REST; an operator may have the rest
+REST_OF_ALL = frozenset({"/healthz", "/readyz", "/metrics"})  # of every service; an operator may have the rest
 
 
 def why_not_session(peer: Identity, kind: str, name: str) -> str:

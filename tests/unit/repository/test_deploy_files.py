@@ -263,6 +263,8 @@ def test_prometheus_scrapes_ports_that_are_served(compose: dict[str, Any]) -> No
     assert jobs["scheduler"]["static_configs"] == [{"targets": [f"scheduler:{metrics_port}"]}]
     published = [port.rsplit(":", 1)[1] for port in compose["services"]["scheduler"]["ports"]]
     assert str(metrics_port) not in published
+    for role, job in jobs.items():
+        assert (job["scheme"], job["tls_config"]["server_name"]) == ("https", f"{role}.coppice.internal")
     assert jobs["worker"]["dns_sd_configs"][0]["port"] == WorkerSettings.model_fields["http_port"].default
     for name in ("worker-cpu", "worker-gpu"):
         assert (

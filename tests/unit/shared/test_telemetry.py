@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.client
 import logging
+import socket
+import ssl
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from opentelemetry import trace
@@ -15,6 +18,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from coppice import telemetry
 from coppice.errors import UnavailableError, UsageError
+from tests.fakes.certificates import Authority
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -152,6 +156,38 @@ def test_metrics_server_says_what_is_missing() -> None:
         assert get(server.port, "/nope")[0] == 404
         with pytest.raises(UnavailableError, match=f"127.0.0.1:{server.port}"):
             telemetry.serve_metrics("127.0.0.1", server.port, registry, list)
+    finally:
+        server.close()
+
+
+def test_with_tls_metrics_are_for_whoever_has_a_certificate_of_the_stack(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "others").mkdir()
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    server = telemetry.serve_metrics("127.0.0.1", 0, CollectorRegistry(), tuple, tls=ours.credentials("worker", "w0"))
+
+    def status(context: ssl.SSLContext) -> int:
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=60)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            connection.close()
+
+    try:
+        silent = socket.create_connection(("127.0.0.1", server.port))
+        assert status(ours.credentials("monitor", "p").client_context()) == 200, "nobody waits for the silent one"
+        nobody = ssl.create_default_context(cafile=tmp_path / "ours" / "ca.pem")
+        nobody.check_hostname = False
+        assert status(nobody) == 0
+        stranger = others.credentials("monitor", "prometheus").client_context()
+        stranger.load_verify_locations(tmp_path / "ours" / "ca.pem")
+        assert status(stranger) == 0
+        with pytest.raises((OSError, http.client.HTTPException)):
+            get(server.port, "/readyz")
+        silent.close()
     finally:
         server.close()
 

@@ -29,6 +29,7 @@ from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.telemetry import serve_metrics
 from coppice.tenants.directory import DEFAULT_TENANT_ID
 from coppice.tenants.watch import TenantsWatch
+from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
@@ -99,7 +100,7 @@ def serve(settings: ServiceSettings) -> None:
         registry = merged_registry(folder, PlannerCollector(lambda: doors.planner.stats, model.id))
         if watch is not None:
             registry.register(watch)
-        with _metrics_listener(settings, registry, doors, watch):
+        with _metrics_listener(settings, registry, doors, watch, tls):
             doors.planner.start()
             processes = DoorProcesses(doors, start, listener, settings.front_doors, changed)
             reload = TenantReload(watch, doors, processes) if watch is not None else None
@@ -131,7 +132,11 @@ def _drain(doors: Doors, drain_s: float) -> None:
 
 @contextlib.contextmanager
 def _metrics_listener(
-    settings: ServiceSettings, registry: CollectorRegistry, doors: Doors, watch: TenantsWatch | None
+    settings: ServiceSettings,
+    registry: CollectorRegistry,
+    doors: Doors,
+    watch: TenantsWatch | None,
+    tls: Credentials | None,
 ) -> Iterator[None]:
     """/metrics on a port of its own, where one is wanted."""
     if settings.metrics_port is None:
@@ -145,6 +150,7 @@ def _metrics_listener(
         lambda: doors.planner.problems,
         notes=lambda: watch.notes if watch is not None else (),
         flag="--metrics-port",
+        tls=tls,
     )
     _log.info("metrics on %s:%d", settings.metrics_host, server.port)
     try:
