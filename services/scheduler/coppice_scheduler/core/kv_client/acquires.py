@@ -144,7 +144,9 @@ class _Round:
 
     def _make_place(self, request: RequestState) -> bool:
         """Every place is taken: whether somebody gave one up for this request."""
-        sequence = giving_way(self.life, request, self.ranks, self.workers)
+        sequence = None
+        if not self.slots.is_overdrawn:
+            sequence = giving_way(self.life, request, self.ranks, self.workers)
         if sequence is None:
             return False
         self._preempt(sequence)

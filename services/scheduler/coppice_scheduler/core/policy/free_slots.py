@@ -40,6 +40,11 @@ class FreeSlots:
         """Somebody may have a free place while others have none."""
         return bool(self._shares.strict)
 
+    @property
+    def is_overdrawn(self) -> bool:
+        """Others hold more than is theirs, as the tenants file says now: one place given up would not be one free."""
+        return min(self._whole, self._free[None]) < 0
+
     def _count_held(self) -> None:
         life, shares = self._life, self._shares
         self._free[None] -= life.counts.running + life.counts.asking
