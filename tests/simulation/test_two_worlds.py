@@ -7,15 +7,15 @@ import pytest
 
 from coppice_sim.mutants import leaks
 from coppice_sim.mutants.registry import Mutant
-from coppice_sim.nemesis import FaultProfile
 from coppice_sim.two_worlds import Comparison, compare, compare_alone, domains_of
 
 STEPS = 1_000
+FEW_STEPS = 500  # of many seeds
 ROUNDS = 4
 SEEDS = [
     range(3, 11),
     *(pytest.param(range(n, n + 30), marks=pytest.mark.wide) for n in range(100, 500, 30)),
-    *(pytest.param(range(n, n + 250), marks=pytest.mark.long) for n in range(1_000, 13_500, 250)),
+    *(pytest.param(range(n, n + 250), marks=pytest.mark.long) for n in range(1_000, 14_000, 250)),
 ]
 STRICT_SEEDS = [
     range(12, 13),
@@ -24,18 +24,20 @@ STRICT_SEEDS = [
 ]
 
 
-def compared(seed: int, faults: FaultProfile | None = None) -> Comparison | None:
+def compared(seed: int, steps: int = STEPS) -> Comparison | None:
     """None: the seed has one tenant."""
     domains = domains_of(seed)
-    return compare(seed, domains[seed % len(domains)], steps=STEPS, faults=faults) if len(domains) > 1 else None
+    return compare(seed, domains[seed % len(domains)], steps=steps) if len(domains) > 1 else None
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_a_tenant_hears_the_same_whatever_others_prompts_say(seeds: range) -> None:
-    found = {seed: one for seed in seeds if (one := compared(seed)) is not None}
+    steps = STEPS if len(seeds) < 100 else FEW_STEPS
+    found = {seed: one for seed in seeds if (one := compared(seed, steps)) is not None}
     assert {seed: one.difference for seed, one in found.items() if one.difference} == {}
     assert len(found) > len(seeds) // 2
-    assert sum(one.num_heard for one in found.values()) > 20 * len(found), "they would be equal if nobody heard a word"
+    num_heard = sum(one.num_heard for one in found.values())
+    assert num_heard > steps // 50 * len(found), "they would be equal if nobody heard a word"
 
 
 @pytest.mark.parametrize("seeds", STRICT_SEEDS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
