@@ -47,6 +47,11 @@ class ListeningSettings(TlsSettings):
     """A service that other services and operators connect to. Subclasses have a `session_port` of their own."""
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    http_host: str | None = Field(
+        None,
+        min_length=1,
+        description="Address of the HTTP port, such as one in a network of operators; unless given, that of --host.",
+    )
     session_port: int = 0
     session_address: SessionAddressText | None = Field(
         None,
@@ -69,7 +74,7 @@ class ListeningSettings(TlsSettings):
         """Raises UsageError when others can reach a port of ours, and nothing protects what is said there."""
         if self.tls_cert is not None or self.insecure_network:
             return
-        listens = {"--host": self.host}
+        listens = {"--host": self.host, "--http-host": self.http_host or self.host}
         flag, address = self.sessions()
         if flag == "--session-address" and isinstance(address, Address):
             listens[flag] = address.host

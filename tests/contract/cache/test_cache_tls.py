@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,16 @@ def grpc_serving_over(cache: Cache, tls: Credentials) -> Callable[[], bool]:
     return grpc_serving(Address("127.0.0.1", cache.port), tls)
 
 
-def test_a_public_address_without_tls_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"0\.0\.0\.0 can be reached from other machines"):
-        CacheProcess(CacheSettings(host="0.0.0.0", grpc_port=0, session_port=0, http_port=0), SignalEvent())
+@pytest.mark.parametrize("flag", ["host", "http_host"])
+def test_a_public_address_without_tls_is_refused(flag: str) -> None:
+    name = f"--{flag.replace('_', '-')}"
+    with pytest.raises(UsageError, match=rf"{name} 0\.0\.0\.0 can be reached from other machines"):
+        CacheProcess(CacheSettings(**{flag: "0.0.0.0"}, grpc_port=0, session_port=0, http_port=0), SignalEvent())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback is one address")
+def test_operators_have_an_address_of_their_own_where_one_is_given(keep: Keep) -> None:
+    cache = keep(Cache(http_host="127.0.0.2"))
+    with urllib.request.urlopen(f"http://127.0.0.2:{cache.http_port}/healthz", timeout=WAIT_S) as answer:
+        assert answer.status == 200
+    wait_for(grpc_serving(Address("127.0.0.1", cache.port), None), "gRPC where the rest is")

@@ -129,9 +129,10 @@ class CacheProcess:
         self._sessions.start((self._service.clients.server, self._service.workers.server))
         self._readiness.is_serving = True
         self._grpc.set_ready(True)
-        epoch, host = self._service.cache_epoch, self._settings.host
-        listens = self.grpc_port, self.session_address, self.http_port
-        _log.info("cache epoch %d; gRPC on %s:%d, sessions on %s, REST on %d", epoch, host, *listens)
+        grpc = Address(self._settings.host, self.grpc_port)
+        rest = Address(self._settings.http_host or self._settings.host, self.http_port)
+        epoch = self._service.cache_epoch
+        _log.info("cache epoch %d; gRPC on %s, sessions on %s, REST on %s", epoch, grpc, self.session_address, rest)
 
     def look_at_tenants(self, *, always: bool = False) -> None:
         """Take a tenants file that changed; `always`: read it in any case."""
@@ -188,7 +189,7 @@ def _listen(
     settings: CacheSettings, tls: Credentials | None, audit: AuditLog
 ) -> tuple[GrpcServer, SessionListener, AdminServer]:
     """Take all ports before an epoch is used up. Raises UnavailableError."""
-    http = AdminServer(settings.host, settings.http_port, tls=tls)
+    http = AdminServer(settings.http_host or settings.host, settings.http_port, tls=tls)
     flag = "--grpc-port"
     try:
         address = Address(settings.host, settings.grpc_port)
