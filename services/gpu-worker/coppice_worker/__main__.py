@@ -100,8 +100,8 @@ def serve(
     observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
     service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit)
     server.add(service.add_to)
-    http_host = settings.http_host or settings.host
-    http = serve_metrics(http_host, settings.http_port, registry, lambda: tuple(service.problems.values()), tls=tls)
+    host, port = settings.http_listens_on, settings.http_port
+    http = serve_metrics(host, port, registry, lambda: tuple(service.problems.values()), tls=tls)
     # Not stopped at the end: a step that hangs then must not keep the process either.
     StepWatchdog(service, settings.step_timeout_s, compute.hung).start()
     service.serve(listener, server)

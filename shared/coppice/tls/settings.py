@@ -64,6 +64,11 @@ class ListeningSettings(TlsSettings):
         "service and change what is cached.",
     )
 
+    @property
+    def http_listens_on(self) -> str:
+        """Host of the HTTP port."""
+        return self.http_host or self.host
+
     def sessions(self) -> tuple[str, SessionAddress]:
         """Where sessions are accepted, and the flag that says so."""
         if self.session_address is not None:
@@ -74,7 +79,7 @@ class ListeningSettings(TlsSettings):
         """Raises UsageError when others can reach a port of ours, and nothing protects what is said there."""
         if self.tls_cert is not None or self.insecure_network:
             return
-        listens = {"--host": self.host, "--http-host": self.http_host or self.host}
+        listens = {"--host": self.host, "--http-host": self.http_listens_on}
         flag, address = self.sessions()
         if flag == "--session-address" and isinstance(address, Address):
             listens[flag] = address.host

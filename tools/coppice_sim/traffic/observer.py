@@ -7,7 +7,6 @@ long, come at the same times and share as much among themselves, and none of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from random import Random
 
 from coppice_sim.hosts.kv_honest import VOCABULARY
@@ -28,6 +27,6 @@ class Observer:
             self._alphabets[tenant] = Random(f"alphabet of {tenant}").sample(range(VOCABULARY), VOCABULARY)
         return [self._alphabets[tenant][token] for token in tokens]
 
-    def hear(self, tenant: str, what: Iterable[object]) -> None:
-        if tenant == self.tenant:
-            self.heard.append(tuple(what))
+    def hear(self, what: tuple[object, ...]) -> None:
+        """What its tenant is told: time, request id, the word itself, counts of the tenant then."""
+        self.heard.append(what)

@@ -137,10 +137,10 @@ class Workload:
 
     def _told(self, ask: Ask, what: object) -> None:
         """Whatever its client hears, when, and what else its tenant can see then."""
-        if self._observer is not None:
-            request, host = ask.request, ask.host
+        request, host = ask.request, ask.host
+        if self._observer is not None and request.tenant == self._observer.tenant:
             stats = host.core.stats().tenants.get(request.tenant)
-            self._observer.hear(request.tenant, (host.now_ns, request.request_id, what, stats))
+            self._observer.hear((host.now_ns, request.request_id, what, stats))
 
     def _a_prompt(self, rng: Random) -> list[int]:
         """Of runs that others share."""

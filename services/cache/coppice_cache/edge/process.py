@@ -130,7 +130,7 @@ class CacheProcess:
         self._readiness.is_serving = True
         self._grpc.set_ready(True)
         grpc = Address(self._settings.host, self.grpc_port)
-        rest = Address(self._settings.http_host or self._settings.host, self.http_port)
+        rest = Address(self._settings.http_listens_on, self.http_port)
         epoch = self._service.cache_epoch
         _log.info("cache epoch %d; gRPC on %s, sessions on %s, REST on %s", epoch, grpc, self.session_address, rest)
 
@@ -189,7 +189,7 @@ def _listen(
     settings: CacheSettings, tls: Credentials | None, audit: AuditLog
 ) -> tuple[GrpcServer, SessionListener, AdminServer]:
     """Take all ports before an epoch is used up. Raises UnavailableError."""
-    http = AdminServer(settings.http_host or settings.host, settings.http_port, tls=tls)
+    http = AdminServer(settings.http_listens_on, settings.http_port, tls=tls)
     flag = "--grpc-port"
     try:
         address = Address(settings.host, settings.grpc_port)

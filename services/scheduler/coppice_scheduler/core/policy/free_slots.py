@@ -30,7 +30,7 @@ class FreeSlots:
         self._workers = workers
         self._whole = life.settings.max_running - life.counts.running - life.counts.asking
         self._free: dict[_Group, float] = {None: shares.of(None, life.settings.max_running)}
-        self._on: dict[WorkerId, Counter[_Group]] = {worker.worker_id: Counter() for worker in workers}  # held
+        self._on = {worker.worker_id: self._running_on(worker) for worker in workers}  # held, by group
         self._most = {worker.worker_id: inf if (most := worker.max_sequences) is None else most for worker in workers}
         self._able: dict[_Group, list[Worker]] = {}
         self._count_held()
@@ -52,8 +52,6 @@ class FreeSlots:
             held = life.counts.tenant_at_places(tenant)
             self._free[tenant] = shares.of(tenant, life.settings.max_running) - held
             self._free[None] += held
-        for worker in self._workers:
-            self._on[worker.worker_id] = self._running_on(worker)
         if life.counts.asking and any(most < inf for most in self._most.values()):
             for lease_id, request in life.by_lease.items():
                 lease = life.leases.leases[lease_id]
