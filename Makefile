@@ -21,9 +21,9 @@ FOUND_PYTHON = $(or $(PYTHON),$(shell for name in python3.11 python3.12 python3.
 # Arguments of pip for torch alone. Where pip finds torch with CUDA only, and there is no GPU:
 # TORCH_PIP_ARGS="--index-url URL_OF_CPU_WHEELS"
 TORCH_PIP_ARGS ?=
-# Two test processes suit two cores; torch with one thread each keeps them from fighting.
+# Tests wait now and then: three processes keep two cores at work. Torch with one thread each: they do not fight.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Rounds of `make flaky`.
 N ?= 10
 # Seeds of `make seeds`.

@@ -128,6 +128,7 @@ def test_a_front_door_that_hangs_is_replaced(stack: Stack) -> None:
     assert stack.complete([1, 2, 3], 2)["choices"]
 
 
+@pytest.mark.wide
 def test_a_stop_lets_streams_end_and_leaves_nobody(stack: Stack) -> None:
     doors = front_doors(stack)
     with stream(stack, max_tokens=40) as response:
@@ -192,6 +193,7 @@ def test_a_stop_waits_for_nobody_who_only_watches_or_owes_a_part_of_a_request(st
     assert "Traceback" not in scheduler.log.read_text()[said_before:]
 
 
+@pytest.mark.wide
 def test_a_message_of_many_megabytes_is_not_read(stack: Stack) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
         request = scheduler_pb2.TokenizeRequest(model="tiny", text="a" * (5 << 20))
@@ -204,6 +206,7 @@ def metrics_folder(pid: int) -> Path:
     return Path(next(word for word in variables if word.startswith("PROMETHEUS_MULTIPROC_DIR=")).partition("=")[2])
 
 
+@pytest.mark.wide
 def test_front_doors_do_not_outlive_the_planner(stack: Stack) -> None:
     doors = front_doors(stack)
     folder = metrics_folder(doors[0])

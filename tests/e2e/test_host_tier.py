@@ -101,7 +101,7 @@ def test_nothing_of_a_strict_tenant_is_ever_on_the_host(tiered: Stack, oracle: O
     assert host_cached(tiered) == before + PROMPT_BLOCKS
 
 
-@pytest.mark.parametrize("name", ["cache", "worker-0"])
+@pytest.mark.parametrize("name", ["cache", pytest.param("worker-0", marks=pytest.mark.wide)])
 def test_after_a_crash_the_host_tier_fills_again(tiered: Stack, oracle: Oracle, name: str) -> None:
     """What it had is not found any more, and nothing of it is taken for something else."""
     tiered.services[name].kill()

@@ -38,6 +38,7 @@ def check_exact(stack: Stack, oracle: Oracle, seed: int) -> None:
             oracle.check(prompt, tokens)
 
 
+@pytest.mark.wide
 def test_it_says_what_transformers_says(stack: Stack, oracle: Oracle) -> None:
     check_exact(stack, oracle, 1)
 

@@ -73,6 +73,7 @@ def test_the_same_over_grpc(stack: Stack, public: Authority) -> None:
     assert answers
 
 
+@pytest.mark.wide
 def test_renewed_public_certificates_are_shown_by_all_front_doors(stack: Stack, public: Authority) -> None:
     certificate, _ = public.public("127.0.0.1")
     renewed = ssl.PEM_cert_to_DER_cert(certificate.read_text())
@@ -125,6 +126,7 @@ def test_health_commands_take_the_certificate_of_a_service(stack: Stack, certifi
         assert CliRunner().invoke(app, ["health", f"127.0.0.1:{port}"]).exit_code == 1
 
 
+@pytest.mark.wide
 def test_it_goes_on_under_certificates_that_were_issued_again(stack: Stack, certificates: Path) -> None:
     for role, name in (("cache", "cache-0"), ("worker", "worker-0"), ("scheduler", "scheduler-0")):
         for path in (certificates / f"{role}-{name}.pem", certificates / f"{role}-{name}-key.pem"):

@@ -22,7 +22,10 @@ from tests.fakes.api.surface import CALL_S, methods, path_of
 from tests.fakes.cache.cache_ends import Cache, FakeWorker
 from tests.fuzz.fuzzing import LONG_S, corpus, fuzz
 
-DURATIONS = [pytest.param(0.0, id="short"), pytest.param(LONG_S, id="long", marks=pytest.mark.long)]
+DURATIONS = [
+    pytest.param(0.0, id="short", marks=pytest.mark.wide),
+    pytest.param(LONG_S, id="long", marks=pytest.mark.long),
+]
 PUBLIC = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 ADMIN = (("POST", "/v1/explain"), ("POST", "/v1/invalidate"), ("PUT", "/v1/pins/a"), ("POST", "/v1/audit"))
 # Of calls that have to wait for something or go on; the others answer at once.

@@ -1,5 +1,5 @@
 """Kernels in Triton's interpreter: those around attention in a file of their own, to run beside
-`test_interpreted_attention.py`; whole executors only in the wide set."""
+`test_interpreted_attention.py`, of which `make test` runs a part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from tests.kernels.interpreter import ATTENTION, CHECKS, run_checks
 
+pytestmark = pytest.mark.wide
 EXECUTORS = {"check_executor.py"}
 
 
@@ -14,6 +15,5 @@ def test_kernels_in_the_interpreter() -> None:
     run_checks({path.name for path in CHECKS.glob("check_*.py")} - ATTENTION - EXECUTORS)
 
 
-@pytest.mark.wide
 def test_executors_in_the_interpreter() -> None:
     run_checks(EXECUTORS)

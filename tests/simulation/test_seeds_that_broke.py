@@ -25,12 +25,12 @@ def test_it_holds(seed: int) -> None:
 @pytest.mark.parametrize(
     ("seed", "faults"),
     [
-        (2053, FaultProfile.restarts()),
         (50233, None),
+        pytest.param(2053, FaultProfile.restarts(), marks=pytest.mark.wide),
         pytest.param(50531, None, marks=pytest.mark.wide),
         pytest.param(60043, None, marks=pytest.mark.wide),
     ],
-    ids=["2053", "50233", "50531", "60043"],
+    ids=["50233", "2053", "50531", "60043"],
 )
 def test_copies_come_to_rest(seed: int, faults: FaultProfile | None) -> None:
     """Without the rule that a leaf is copied once for each use they went on for ever (`test_offload_at_rest`)."""

@@ -111,6 +111,7 @@ def test_without_a_seal_key_there_is_no_log(valkey: str, client: redis.Redis, ke
     assert not client.keys("coppice:index:*")
 
 
+@pytest.mark.wide
 def test_a_redis_that_is_of_no_use_degrades_and_nothing_else(valkey: str, client: redis.Redis, keep: Keep) -> None:
     cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))
     worker = keep(FakeWorker(cache)).wait_registered()

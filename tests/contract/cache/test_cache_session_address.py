@@ -48,6 +48,7 @@ def running(path: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.wide
 def test_schedulers_and_redis_are_told_of_a_worker_on_a_unix_socket(keep: Keep, socket_dir: Path) -> None:
     valkey = keep(ValkeyServer())
     valkey.start()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from coppice_up.ports import free_addresses
 from tests.fakes.api.rest import DEMO
@@ -49,6 +50,7 @@ def test_the_scheduler_tells_of_its_tenants(tmp_path: Path) -> None:
     assert (second["tenants_added"], second["tenants_removed"]) == (["b"], ["a"])
 
 
+@pytest.mark.wide
 def test_a_worker_tells_who_drained_it(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     (address,) = free_addresses(1)

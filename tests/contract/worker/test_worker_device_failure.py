@@ -66,6 +66,7 @@ def codes(result: StepResult) -> dict[int, RefusalCode]:
     return {refusal.sequence_id: refusal.code for refusal in result.refusals}
 
 
+@pytest.mark.wide
 def test_wrong_handles_cost_their_sequence_and_a_failed_device_its_process(
     worker: Callable[[], subprocess.Popen[str]], registrar: Registrar
 ) -> None:

@@ -79,6 +79,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("end", "code"),
     [

@@ -66,6 +66,7 @@ def test_what_was_cached_is_found_after_a_crash_under_load(stack: Stack, oracle:
     check(stack, load, oracle)
 
 
+@pytest.mark.wide
 def test_with_redis_flushed_nothing_is_cached_and_all_is_right(
     stack: Stack, oracle: Oracle, valkey: ValkeyServer
 ) -> None:

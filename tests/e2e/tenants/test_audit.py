@@ -54,6 +54,7 @@ def audit(stack: Stack, folder: Path, victim: str, attacker: str) -> tuple[int, 
     return done.returncode, found
 
 
+@pytest.mark.wide
 def test_answers_to_a_tenant_tell_nothing_of_another(stack: Stack, tmp_path: Path) -> None:
     _, found = audit(stack, tmp_path, "orchard", "meadow")
     checks = {check["name"]: check for check in found["checks"]}

@@ -110,6 +110,7 @@ def test_shares_that_a_worker_cannot_keep_are_refused_by_the_cache(changing: Sta
     assert changing.get(url)[1]["tenants_version"] == version_of(before)
 
 
+@pytest.mark.wide
 def test_a_wrong_file_changes_nothing_and_ready_says_line_and_key(
     changing: Stack, path: Path, keys: dict[str, str]
 ) -> None:

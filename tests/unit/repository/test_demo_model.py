@@ -166,6 +166,7 @@ def test_recorded_figures_name_the_python_and_the_corpus(results: dict[str, Any]
     assert [phase["context_tokens"] for phase in run["phases"]] == [256, 512]
 
 
+@pytest.mark.wide
 def test_most_answers_end_by_themselves(model: Llama, tokenizer: Tokenizer) -> None:
     names = ("json.dumps", "Thread.start", "str.split", "os.listdir", "Logger.info", "deque.append")
 

@@ -312,12 +312,13 @@ CacheMachine.TestCase.settings = settings(
 TestCacheMachine = CacheMachine.TestCase
 
 
-@pytest.mark.parametrize("first", [0, 10, *(pytest.param(n, marks=pytest.mark.wide) for n in range(20, 60, 10))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in range(10, 60, 10))])
 def test_long_ways_from_seeds(first: int) -> None:
     for seed in range(first, first + 10):
         play(CacheMachine, seed, steps=70)
 
 
+@pytest.mark.wide
 def test_all_that_matters_happens() -> None:
     happened: Counter[str] = Counter()
     for seed in range(100, 120):

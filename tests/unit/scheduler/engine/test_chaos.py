@@ -195,6 +195,7 @@ def test_all_faults(seed: int) -> None:
     assert_settled(play(seed, ALL_FAULTS, 80), SEALS_LOST)
 
 
+@pytest.mark.wide
 def test_forks_copy_and_do_without() -> None:
     worlds = [play(seed, CALM, 60) for seed in range(7)]
     assert sum(worker.num_copies for world in worlds for worker in world.workers.values()) > 10

@@ -33,6 +33,7 @@ def run(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.wide
 def test_index_says_times_memory_and_pauses() -> None:
     report = run("index")
     for key in ("match_us", "acquire_us", "acquire_cold_us", "publish_us"):
@@ -58,6 +59,7 @@ def test_index_refuses_a_folder_of_peers_that_is_not_there(tmp_path: Path) -> No
         run_index(quick=True, peers=tmp_path / "nowhere")
 
 
+@pytest.mark.wide
 def test_rpc_says_the_ratio_of_each_case() -> None:
     report = run("rpc")
     cases = {(case["tokens"], case["cache"]): case for case in report["cases"]}
