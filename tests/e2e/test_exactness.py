@@ -102,7 +102,7 @@ def test_all_at_once(case: Case, roomy: Stack) -> None:
     roomy.wait_at_rest()
 
 
-@pytest.mark.parametrize("case", ["qwen2", *WIDE], indirect=True)
+@pytest.mark.parametrize("case", [pytest.param("qwen2", marks=pytest.mark.wide), *WIDE], indirect=True)
 def test_under_pressure_with_preemption(case: Case, tmp_path: Path) -> None:
     # The longest prompt and its output need 39 blocks of 16: all sixteen at once cannot fit into 60.
     with Stack(case.checkpoint, tmp_path, num_blocks=60, scheduler_args=["--max-chunk-tokens=64"]) as stack:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 CHECKS = Path(__file__).parent / "interpreted"
-ATTENTION = {"check_attention.py", "check_decode.py", "check_extend.py"}  # half of the time
+ATTENTION = {"check_attention.py", "check_chunks.py", "check_decode.py", "check_extend.py"}  # half of the time
 ROOT = Path(__file__).parents[2]
 
 

@@ -14,12 +14,13 @@ from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS, Timeline
 from coppice_sim.hosts.cluster import Cluster
 from coppice_sim.hosts.epochs import EpochRegistry
+from coppice_sim.hosts.kv_honest import VOCABULARY
 from coppice_sim.hosts.liar import Liar
 from coppice_sim.nemesis import FaultProfile, Nemesis
 from coppice_sim.oracle import Oracle
 from coppice_sim.settings import WorldSettings
 from coppice_sim.traffic.demands import Demands
-from coppice_sim.traffic.observer import Observer
+from coppice_sim.traffic.observer import OUTPUT_VOCABULARY, Observer
 from coppice_sim.traffic.operator import Operator
 from coppice_sim.traffic.reloads import Reloads, rate_of
 from coppice_sim.traffic.workload import Workload
@@ -70,7 +71,8 @@ class World:
         self.network = network = Network(timeline, rng)
         self.record = record = Record(timeline)
         self._rng = rng
-        env = Environment(seed, timeline, rng, network, record, faults.doubled_bodies)
+        vocabulary = VOCABULARY if observer is None else OUTPUT_VOCABULARY
+        env = Environment(seed, timeline, rng, network, record, vocabulary, faults.doubled_bodies)
         epochs = EpochRegistry(env, faults.forgets_epoch)
         self._reloads = Reloads(env, faults.reloads, settings.index.domains, demands)
         present = tuple(domain for domain in settings.domains if domain not in scope.absent)

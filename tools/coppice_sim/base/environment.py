@@ -44,4 +44,5 @@ class Environment:
     rng: Random
     network: Network
     record: Record
+    vocabulary: int  # tokens that the model may say
     doubled_bodies: float = 0.0  # probability that a core is given the same message again

@@ -57,8 +57,8 @@ def prefix_hashes(tokens: npt.NDArray[np.integer]) -> UInt64:
     return np.cumsum(_token_terms(tokens.astype(np.uint64), positions)) + _NOTHING
 
 
-def _next_token(digest: int, seed: int, position: int) -> int:
-    return _mix_one((digest ^ _mix_one((seed + position * _A) & _MASK)) & _MASK) % VOCABULARY
+def _next_token(digest: int, seed: int, position: int, vocabulary: int) -> int:
+    return _mix_one((digest ^ _mix_one((seed + position * _A) & _MASK)) & _MASK) % vocabulary
 
 
 def salt_of_domain(domain: str) -> int:
@@ -70,7 +70,7 @@ def _views(salts: UInt64, places: UInt64, hashes: UInt64) -> UInt64:
     return _mix(hashes ^ _mix(salts * np.uint64(_B) + places * np.uint64(_C)))
 
 
-def reference(prompt: bytes, count: int, *, seed: int, salt: int) -> list[int]:
+def reference(prompt: bytes, count: int, *, seed: int, salt: int, vocabulary: int = VOCABULARY) -> list[int]:
     """The next `count` tokens after `prompt` (packed u32), from the tokens alone."""
     known = np.frombuffer(prompt, "<u4").astype(np.uint64)
     hashes = prefix_hashes(known)
@@ -78,7 +78,7 @@ def reference(prompt: bytes, count: int, *, seed: int, salt: int) -> list[int]:
     digest = int(_views(np.full(len(known), salt, np.uint64), places, hashes).sum(dtype=np.uint64))
     last, output = int(hashes[-1]), []
     for position in range(len(known), len(known) + count):
-        token = _next_token(digest, seed, position)
+        token = _next_token(digest, seed, position, vocabulary)
         output.append(token)
         last = (last + _mix_one((token * _C + position * _A + 1) & _MASK)) & _MASK
         digest = (digest + _mix_one(last ^ _mix_one((salt * _B + position * _C) & _MASK))) & _MASK
@@ -110,8 +110,9 @@ def _prompt_logprobs(prompt: PromptTokens | None) -> Logprobs | None:
 class KvHonest:
     """Implements `Executor`. `row_salts` [S] must be set before `execute` where sequences have different domains."""
 
-    def __init__(self, pool: PoolSpec) -> None:
+    def __init__(self, pool: PoolSpec, vocabulary: int = VOCABULARY) -> None:
         self._pool = pool
+        self._vocabulary = vocabulary
         count = pool.num_blocks * pool.block_size
         self.salts: UInt64 = np.zeros(count, np.uint64)
         self.positions: Int64 = np.full(count, -1, np.int64)
@@ -155,7 +156,7 @@ class KvHonest:
         digests = self._read(batch, batch.context_lens.astype(np.int64), salts)[0]
         sample = batch.sample
         tokens = [
-            _next_token(int(digests[row]), int(seed), int(position))
+            _next_token(int(digests[row]), int(seed), int(position), self._vocabulary)
             for row, seed, position in zip(sample.rows, sample.seed, sample.position, strict=True)
         ]
         return StepOutput(np.array(tokens, np.int32), _sampled_logprobs(tokens, sample), _prompt_logprobs(batch.prompt))

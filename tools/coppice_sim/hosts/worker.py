@@ -39,7 +39,7 @@ class WorkerHost(Process):
         self._step_ms = step_ms
         self._monitor = monitor
         self.core = WorkerCore(settings)
-        self.executor = KvHonest(settings.pool)
+        self.executor = KvHonest(settings.pool, env.vocabulary)
         self.host_tier = HostTier(self, PoolSpec(settings.num_host_blocks, settings.pool.block_size), copy_ms)
         self.outstanding: Applied | None = None
         self._began_ns = 0  # when the device began the outstanding plan

@@ -2,7 +2,9 @@
 
 Two runs of one seed differ in the disguise alone: in one of them everybody's prompts are made of the same runs of
 tokens, in the other each other tenant writes them in tokens of its own, one for one. So the others' prompts are as
-long, come at the same times and share as much among themselves, and none of them begins as one of the observer's.
+long, come at the same times and share as much among themselves, and none of them begins as one of the observer's. What
+the model says is drawn from many more tokens: else two samples of one prompt would say the same by chance, in one of
+the two runs alone, and would share a block there.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 from random import Random
 
 from coppice_sim.hosts.kv_honest import VOCABULARY
+
+OUTPUT_VOCABULARY = 1 << 30
 
 
 class Observer:

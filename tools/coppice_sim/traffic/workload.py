@@ -52,6 +52,7 @@ class Workload:
     ) -> None:
         self._rng = rng = env.rng
         self._record = env.record
+        self._vocabulary = env.vocabulary
         self._domains = domains
         self._max_context = max_context
         self._demands = demands
@@ -88,7 +89,8 @@ class Workload:
         seed = rng.randrange(1 << 62)
         room = self._max_context - len(tokens)
         wanted = min(room, wanted or rng.choice((1, 2, 4, 8, 24)))
-        expected = reference(packed, wanted, seed=seed, salt=salt_of_domain(domain))
+        salt = salt_of_domain(domain)
+        expected = reference(packed, wanted, seed=seed, salt=salt, vocabulary=self._vocabulary)
         stops = frozenset({rng.choice(expected)}) if rng.random() < 0.2 else frozenset()
         if self._observer is not None and domain != self._observer.tenant:
             stops = frozenset()
