@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -85,3 +87,30 @@ def test_survivors_are_frozen_and_everything_is_put_back(monkeypatch: pytest.Mon
         ours.stop()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_who_builds_a_tuple_beside_it_is_not_disturbed() -> None:
+    """A tuple that is built from a generator may be looked at by nobody else meanwhile."""
+    failures: list[SystemError] = []
+    over = threading.Event()
+
+    def build() -> None:
+        while not over.is_set():
+            try:
+                tuple([number] for number in range(40))
+            except SystemError as error:
+                failures.append(error)
+
+    builder, ours, interval_s = threading.Thread(target=build), Collector(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    builder.start()
+    ours.start()
+    try:
+        for _ in range(30_000):
+            ours.tick()
+    finally:
+        ours.stop()
+        over.set()
+        builder.join()
+        sys.setswitchinterval(interval_s)
+    assert not failures
