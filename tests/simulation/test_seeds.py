@@ -143,7 +143,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     lines = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "coppice_sim.command", "--seed", "2", "--runs", "2", "--steps", "800"]
+        command = [sys.executable, "-m", "coppice_sim.command", "--seed", "2", "--runs", "2", "--steps", "1500"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
         lines.append(done.stdout)
     assert lines[0] == lines[1]

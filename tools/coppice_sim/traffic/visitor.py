@@ -18,7 +18,7 @@ from coppice_scheduler.core.state.request import Output, Refused, Request
 from coppice_sim.base.timeline import MS, Timeline
 from coppice_sim.hosts.cluster import Cluster
 from coppice_sim.hosts.kv_honest import VOCABULARY, reference, salt_of_domain
-from coppice_sim.traffic.observer import OUTPUT_VOCABULARY, Observer
+from coppice_sim.traffic.observer import Observer
 from coppice_sim.traffic.workload import Ask, Workload
 
 ROUND_MS = 500
@@ -73,8 +73,8 @@ class Visitor(Observer):
                 number=len(workload.asks),
                 streams=False,
             )
-            salt = salt_of_domain(self.tenant)
-            expected = reference(packed, OUTPUT_TOKENS, seed=self._num_sent, salt=salt, vocabulary=OUTPUT_VOCABULARY)
+            salt, vocabulary = salt_of_domain(self.tenant), cluster.env.vocabulary
+            expected = reference(packed, OUTPUT_TOKENS, seed=self._num_sent, salt=salt, vocabulary=vocabulary)
             self.told[request.request_id] = ("nothing",)
             workload.enter(Ask(request, host, expected, tokens + expected, len(tokens)))
 
