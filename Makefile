@@ -62,9 +62,10 @@ test-wide:
 	@$(MAKE) --no-print-directory test ARGS="-m 'not long and not containers' $(ARGS)"
 
 # The wide set by files, as always; then the long ones one by one: a file of them would keep one process for hours.
+# Each is named as it ends (-vv takes back pytest's -q): who must stop the run knows what has passed.
 test-long:
 	@$(MAKE) --no-print-directory test-wide
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not containers' $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -vv --durations 25 -m 'long and not containers' $(ARGS)
 
 flaky: venv
 	@$(TEST_ENV) $(BIN)/python -m tests.flaky $(N) $(PYTEST) $(ARGS)
