@@ -18,13 +18,13 @@ import numpy as np
 from peer_imports import PeerMissing, import_alone
 
 from coppice.messages.index import Publish
-from coppice.seals import NO_SEAL, chain_seals
+from coppice.seals import NO_SEAL, ChainKey, chain_seals
 from coppice_bench.index.core_driver import CoreDriver
 from coppice_bench.index.shape import BLOCK_BYTES, BLOCK_SIZE
 from coppice_bench.index.tree_level import TreeLevel
 
 _SGLANG = "sglang.srt.mem_cache"
-_KEY = b"k" * 32
+_CHAIN_KEY = ChainKey(b"k" * 32, b"")
 
 
 def _ids(tokens: bytes) -> array[int]:
@@ -304,4 +304,4 @@ class Coppice(Peer):
 
     def seals(self, prepared: Any) -> None:
         """Those of a store, alone."""
-        chain_seals(_KEY, NO_SEAL, prepared[2], BLOCK_BYTES)
+        chain_seals(_CHAIN_KEY, NO_SEAL, prepared[2], BLOCK_BYTES)

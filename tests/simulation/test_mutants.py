@@ -17,6 +17,7 @@ from tests.unit.cache.recovery import test_claims as test_cache_claims
 from tests.unit.cache.recovery import test_regrowth as test_cache_regrowth
 from tests.unit.cache.recovery import test_restart as test_cache_restart
 from tests.unit.cache.recovery import test_restart_epochs as test_cache_restart_epochs
+from tests.unit.cache.recovery import test_seal_key_rotation as test_cache_rotation
 from tests.unit.cache.recovery import test_sessions as test_cache_sessions
 from tests.unit.cache.recovery import test_workers as test_cache_workers
 from tests.unit.cache.world import World, tokens
@@ -90,6 +91,7 @@ DIRECT: dict[str, Callable[[], None]] = {
         test_scheduler_core_forks.test_no_relation_across_domains_prompts_or_with_who_wants_log_probabilities_of_the_prompt
     ),
     "fork of another salt": test_scheduler_salts.test_no_fork_of_a_request_with_another_salt,
+    "chain keys are believed": test_cache_rotation.test_a_log_that_names_another_domain_finds_nothing_for_it,
     "copy source not compared": test_worker_core_sources.test_a_source_with_other_tokens_is_refused,
     "answers of another cache service": (
         test_worker_core_copies.test_a_new_cache_epoch_hears_nothing_of_the_orders_of_the_old_one

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coppice.handles import block_ids
 from coppice.ids import WorkerId
-from coppice.seals import chain_seals, root_seal
+from coppice.seals import NO_SEAL, chain_seals
 from coppice_cache.core.base.settings import CoreSettings
 from coppice_cache.core.pool.ledger import BlockState
 from coppice_cache.core.pool.store import BlockStore
@@ -97,8 +97,7 @@ class Oracle:
                 waiting.extend((child, tokens, handles) for child in node.children.values())
                 if not node.children:
                     self._check_chain(memory, name, salt, tokens, handles, tree.domain)
-                key = self._index.seal_key
-                chain = chain_seals(key, root_seal(key, tree.domain, tree.namespace), tokens, store.block_bytes)
+                chain = chain_seals(tree.chain_key, NO_SEAL, tokens, store.block_bytes)
                 seals = store.ledger.seals_of(node.handles)
                 if chain[len(chain) - len(seals) :] != seals:
                     self._record.fail("I12", f"a seal in the tree of {tree.domain} is not that of its tokens")

@@ -7,8 +7,8 @@
     scheduler    Workers: its epoch at one worker         Hello to that worker, which has the key for it
 
 A voucher is a keyed digest of what is vouched for and of its bearer, so nothing else and nobody else can be vouched for
-with it. To whoever keeps it, it is bytes. Its key follows from the deployment's seal key: with another seal key nothing
-of before is vouched for.
+with it. To whoever keeps it, it is bytes. Its key follows from the deployment's seal key. When that is replaced, words
+of before count as long as the seal key of then is given, too.
 """
 
 from __future__ import annotations
@@ -24,18 +24,26 @@ _INCARNATION_BYTES = 4
 
 
 class Vouchers:
-    """Those of one deployment. `seal_key` has 16 to 64 bytes."""
+    """Those of one deployment. Seal keys have 16 to 64 bytes."""
 
-    def __init__(self, seal_key: bytes) -> None:
+    def __init__(self, seal_key: bytes, *previous_seal_keys: bytes) -> None:
         self._key = blake2b(digest_size=KEY_BYTES, key=seal_key, person=b"coppice.vouchers").digest()
+        self._previous = tuple(map(Vouchers, previous_seal_keys))
 
     def of_session(self, client_key: bytes, incarnation: int, epoch: int) -> bytes:
         """That the client with this key had the session `incarnation` with this epoch."""
         return _digest(self._key, b"session", client_key, _packed(incarnation), _packed(epoch))
 
+    def is_of_session(self, voucher: bytes, client_key: bytes, incarnation: int, epoch: int) -> bool:
+        shown = (client_key, incarnation, epoch)
+        return any(is_same(voucher, one.of_session(*shown)) for one in (self, *self._previous))
+
     def of_stored(self, cache_epoch: CacheEpoch) -> bytes:
         """That we stored this cache epoch."""
         return _digest(self._key, b"stored", _packed(cache_epoch))
+
+    def is_of_stored(self, voucher: bytes, cache_epoch: CacheEpoch) -> bool:
+        return any(is_same(voucher, one.of_stored(cache_epoch)) for one in (self, *self._previous))
 
     def of_registration(
         self, incarnation: int, worker_id: WorkerId, worker_epoch: WorkerEpoch, cache_epoch: CacheEpoch
@@ -50,8 +58,9 @@ class Vouchers:
     ) -> int | None:
         """The incarnation that vouches for this; None: nobody does."""
         incarnation = int.from_bytes(voucher[:_INCARNATION_BYTES], "little")
-        expected = self.of_registration(incarnation, worker_id, worker_epoch, cache_epoch)
-        return incarnation if compare_digest(expected, voucher) else None
+        shown = (incarnation, worker_id, worker_epoch, cache_epoch)
+        is_ours = any(is_same(voucher, one.of_registration(*shown)) for one in (self, *self._previous))
+        return incarnation if is_ours else None
 
     def scheduler_key(self, worker_id: WorkerId, worker_epoch: WorkerEpoch) -> bytes:
         """By which this worker, in this epoch, knows whom we vouch for. No other worker is told it."""

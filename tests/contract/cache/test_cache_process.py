@@ -63,6 +63,12 @@ WRONG: dict[str, tuple[list[str], dict[str, str], str]] = {
     "a misspelt flag": (["--grcp-port", "1"], {}, "did you mean --grpc-port?"),
     "a misspelt variable": ([], {"COPPICE_CACHE_HTPP_PORT": "1"}, "did you mean COPPICE_CACHE_HTTP_PORT?"),
     "a seal key that is no hex": ([], {"COPPICE_SEAL_KEY": "secret"}, "COPPICE_SEAL_KEY: must be hexadecimal"),
+    "a seal key of before that is short": (
+        [],
+        {"COPPICE_SEAL_KEY": "ab" * 32 + ",cd"},
+        "COPPICE_SEAL_KEY: has 1 bytes",
+    ),
+    "a seal key twice": ([], {"COPPICE_SEAL_KEY": f"{'ab' * 32},{'ab' * 32}"}, "COPPICE_SEAL_KEY: names a key twice"),
     "a seal key that is too short": ([], {"COPPICE_SEAL_KEY": "abcd"}, "has 2 bytes; it must have 16 to 64"),
     "no such tenants file": (["--tenants", "missing.yaml"], {}, "missing.yaml"),
     "a heartbeat above the time to live": (["--session-ttl-ms", "500"], {}, "heartbeat_ms"),

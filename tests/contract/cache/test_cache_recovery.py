@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import redis
+from pydantic import SecretStr
 
 from coppice_cache.edge.durability import recovery_log
-from tests.fakes.cache.cache_ends import Cache, FakeWorker, UnaryClient, prompt
+from tests.fakes.cache.cache_ends import SEAL_KEY, Cache, FakeWorker, UnaryClient, prompt
 from tests.fakes.waiting import wait_for
 
 Keep = Callable[[Any], Any]
@@ -63,6 +64,20 @@ def test_what_was_cached_is_found_after_a_restart(valkey: str, keep: Keep) -> No
     cache.restart()
     worker.wait_registered(3)
     wait_for(lambda: keep(UnaryClient(cache)).match(prompt(17)) == 16, "the second incarnation's own log")
+
+
+def test_what_was_cached_outlives_a_change_of_the_seal_key(valkey: str, keep: Keep) -> None:
+    """Twice: the first key is needed for one start alone."""
+    cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))
+    worker = keep(FakeWorker(cache)).wait_registered()
+    fill(cache, worker, keep)
+    first, second = "ab" * 32, "cd" * 32
+    for number, keys in enumerate((f"{first},{SEAL_KEY}", f"{second},{first}", second), start=2):
+        cache.restart(seal_key=SecretStr(keys))
+        worker.wait_registered(number)
+        wait_for(lambda: keep(UnaryClient(cache)).match(prompt(17)) == 16, "what was cached under the key of before")
+        wait_for(lambda: all_written(cache), "a snapshot under the new key")
+    assert worker.epoch >> 32 == 1, "its pool was never taken for a new one"
 
 
 @pytest.mark.wide

@@ -10,7 +10,7 @@ from itertools import count
 from coppice.handles import HANDLE_BYTES, make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.namespaces import NamespaceFields, encode_namespace
-from coppice.seals import SEAL_BYTES, chain_seals, root_seal
+from coppice.seals import NO_SEAL, SEAL_BYTES, chain_key, chain_seals
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.edge.events.following import SnapshotSlice
 from coppice_cache.edge.service.event_hub import EventHub
@@ -240,8 +240,7 @@ def blocks_of(event: Stored | Removed) -> list[Block]:
 
 
 def seal_of(at: Place) -> bytes:
-    root = root_seal(KEY, at.domain, at.namespace)
-    return chain_seals(KEY, root, _tokens(at.chain), BLOCK_BYTES)[-SEAL_BYTES:]
+    return chain_seals(chain_key(KEY, at.domain, at.namespace), NO_SEAL, _tokens(at.chain), BLOCK_BYTES)[-SEAL_BYTES:]
 
 
 def _tokens(chain: Chain) -> bytes:

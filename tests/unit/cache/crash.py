@@ -10,12 +10,12 @@ from coppice.handles import BLOCKS_MAX
 from coppice.ids import SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import LeaseClaim, Reattach, Reattached
 from coppice.messages.registration import Register
-from coppice.seals import SEAL_BYTES, chain_seals
+from coppice.seals import NO_SEAL, SEAL_BYTES, chain_seals
 from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.base.settings import CoreSettings
 from coppice_cache.core.pool.free_ring import unpack_handles
 from coppice_cache.core.radix.tree import Node
-from tests.unit.cache.world import KEY, NAMESPACE, W, World, registration, settings
+from tests.unit.cache.world import NAMESPACE, W, World, registration, settings
 
 Found = dict[int, bytes]  # handle -> seal
 
@@ -25,10 +25,10 @@ def found(world: World) -> Found:
     handles: Found = {}
     for worker in world.core.state.workers.values():
         for tree in worker.trees.values():
-            waiting: list[tuple[Node, bytes]] = [(tree, tree.root_seal)] if worker.is_current(tree) else []
+            waiting: list[tuple[Node, bytes]] = [(tree, NO_SEAL)] if worker.is_current(tree) else []
             while waiting:
                 node, above = waiting.pop()
-                seals = chain_seals(KEY, above, node.tokens, worker.block_bytes)
+                seals = chain_seals(tree.chain_key, above, node.tokens, worker.block_bytes)
                 packed = [seals[at : at + SEAL_BYTES] for at in range(0, len(seals), SEAL_BYTES)]
                 assert seals == worker.ledger.seals_of(node.handles)
                 handles.update(zip(unpack_handles(node.handles), packed, strict=True))
@@ -36,17 +36,15 @@ def found(world: World) -> Found:
     return handles
 
 
-class Before(World):
-    """Epoch 1. What the worker has is what the ledger says, unless a test tells otherwise."""
+class Restarted(World):
+    """One that another may come after. What the worker has is what the ledger says, unless a test tells otherwise."""
 
-    def __init__(self, config: CoreSettings | None = None, num_blocks: int = 16) -> None:
-        super().__init__(config or settings(record_events=True), num_blocks=num_blocks)
-        self.events: list[IndexEvent] = []
-        self.worker_epoch = self.core.state.workers[W].epoch
+    epoch = 1
+    worker_epoch = WorkerEpoch(0)
 
     def all_events(self) -> list[IndexEvent]:
-        self.events += self.core.take_events()
-        return self.events
+        """What stands in the log."""
+        raise NotImplementedError
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """generations [n], seals [n, 2]"""
@@ -72,12 +70,25 @@ class Before(World):
         return tuple(made)
 
 
-class After(World):
-    """Epoch 2: loads the log; the worker registers, and the session of before re-attaches."""
+class Before(Restarted):
+    """Epoch 1."""
+
+    def __init__(self, config: CoreSettings | None = None, num_blocks: int = 16) -> None:
+        super().__init__(config or settings(record_events=True), num_blocks=num_blocks)
+        self.events: list[IndexEvent] = []
+        self.worker_epoch = self.core.state.workers[W].epoch
+
+    def all_events(self) -> list[IndexEvent]:
+        self.events += self.core.take_events()
+        return self.events
+
+
+class After(Restarted):
+    """The next epoch: loads the log; the worker registers, and the session of before re-attaches."""
 
     def __init__(
         self,
-        before: Before,
+        before: Restarted,
         events: list[IndexEvent] | None = None,
         *,
         config: CoreSettings | None = None,
@@ -85,27 +96,34 @@ class After(World):
         arrays: tuple[np.ndarray, np.ndarray] | None = None,
         second: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
-        super().__init__(config or replace(before.core.state.settings), epoch=2)
+        self.epoch = before.epoch + 1
+        super().__init__(config or replace(before.core.state.settings), epoch=self.epoch)
         self.core.load_replay({W: before.all_events() if events is None else events})
-        self.arrays = arrays or before.arrays()
-        self.second = second or self.arrays
+        self.first = arrays or before.arrays()
+        self.second = second or self.first
         self.session = before.session
-        self.register(self._report(before))
+        self.worker_epoch = self.register(self._report(before)).worker_epoch
         assert self.attach(before.session) == before.session
         message = Reattach(before.claims() if claims is None else claims)
         self.core.receive_client(self.session, message, self.now_ns)
         self.collect()
         self.settled: dict[bytes, int] = {}
 
-    def _report(self, before: Before) -> Register:
-        generations, seals = self.arrays
+    def all_events(self) -> list[IndexEvent]:
+        events, cursor = self.core.snapshot_slice(None, 1 << 20)
+        assert cursor is None
+        return list(events)
+
+    def _report(self, before: Restarted) -> Register:
+        generations, seals = self.first
         return registration(
             num_blocks=len(generations),
             epoch=before.worker_epoch,
-            highest=1,
+            highest=before.epoch,
             generations=generations.tobytes(),
             seals=seals.tobytes(),
             schedulers=(before.session,),
+            seal_key=before.core.state.settings.seal_key,
         )
 
     def open(self) -> After:

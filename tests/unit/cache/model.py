@@ -33,7 +33,7 @@ from coppice.messages.index import (
     Wake,
 )
 from coppice.messages.registration import CopyOrder, CopyOrders, Direction, Fence
-from coppice.seals import chain_seals, root_seal
+from coppice.seals import NO_SEAL, chain_key, chain_seals
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import Mode
@@ -159,7 +159,7 @@ class Model:
         return key
 
     def seals(self, domain: DomainId, namespace: Namespace, tokens: bytes) -> bytes:
-        return chain_seals(KEY, root_seal(KEY, domain, namespace), tokens, self.block_bytes)
+        return chain_seals(chain_key(KEY, domain, namespace), NO_SEAL, tokens, self.block_bytes)
 
     # ---- answers
 

@@ -39,8 +39,8 @@ V = WorkerId("v")
 
 
 def settings(*domains: DomainConfig, **changes: object) -> CoreSettings:
-    values: dict[str, object] = {"default_domain": DomainConfig(DomainId("any"))} | changes
-    return CoreSettings(seal_key=KEY, domains=domains, **values)  # type: ignore[arg-type]
+    values: dict[str, object] = {"seal_key": KEY, "default_domain": DomainConfig(DomainId("any"))} | changes
+    return CoreSettings(domains=domains, **values)  # type: ignore[arg-type]
 
 
 def tokens(count: int, start: int = 0) -> bytes:
@@ -62,6 +62,7 @@ def registration(
     seals: bytes = b"",
     schedulers: tuple[int, ...] = (),
     incarnation: int = 0,
+    seal_key: bytes = KEY,
 ) -> Register:
     """With a voucher for its epochs, of the incarnation that a World has unless another one is named."""
     epochs = WorkerEpoch(epoch), CacheEpoch(highest)
@@ -77,7 +78,7 @@ def registration(
         generations=generations or bytes(8 * num_blocks),
         seals=seals or bytes(16 * num_blocks),
         scheduler_epochs=tuple(SchedulerEpoch(e) for e in schedulers),
-        voucher=Vouchers(KEY).of_registration(incarnation, worker_id, *epochs) if epoch else b"",
+        voucher=Vouchers(seal_key).of_registration(incarnation, worker_id, *epochs) if epoch else b"",
     )
 
 

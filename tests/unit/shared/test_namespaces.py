@@ -17,7 +17,7 @@ from coppice.namespaces import (
     with_salt,
     without_salt,
 )
-from coppice.seals import root_seal
+from coppice.seals import chain_key
 
 A, B = DomainId("a"), DomainId("b")
 KEY = b"k" * 16
@@ -74,4 +74,4 @@ def test_what_the_cache_service_shows_needs_its_key_and_tells_no_two_domains_ali
 
 def test_chains_of_two_salts_begin_at_different_roots() -> None:
     names = [MODEL, with_salt(MODEL, SALT), with_salt(MODEL, digest_salt(A, "user 2"))]
-    assert len({root_seal(KEY, domain, name) for domain in (A, B) for name in names}) == 6
+    assert len({chain_key(KEY, domain, name) for domain in (A, B) for name in names}) == 6

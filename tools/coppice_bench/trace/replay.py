@@ -15,6 +15,7 @@ from time import perf_counter
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, Namespace
 from coppice.messages.index import Reuse
+from coppice.seals import NO_CHAIN_KEY
 from coppice_bench.trace.file import Trace
 from coppice_cache.core.eviction.policy import EvictionPolicy
 from coppice_cache.core.radix.tree import Node, Tree, add_child, path, split_edge, walk
@@ -49,7 +50,7 @@ class Replay:
     def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
         self._policy = policy
         self._capacity = capacity
-        self._tree = Tree(DomainId("trace"), Namespace(b""), b"", _BLOCK_BYTES)
+        self._tree = Tree(DomainId("trace"), Namespace(b""), NO_CHAIN_KEY, _BLOCK_BYTES)
         self.num_cached = 0
         self.num_evicted = 0
 

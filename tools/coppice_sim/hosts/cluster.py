@@ -16,6 +16,7 @@ from coppice_sim.hosts.epochs import EpochRegistry
 from coppice_sim.hosts.monitor import Monitor
 from coppice_sim.hosts.recovery import SimLog
 from coppice_sim.hosts.scheduler import Clients, SchedulerHost
+from coppice_sim.hosts.seal_keys import SealKeys
 from coppice_sim.hosts.worker import WorkerHost
 from coppice_sim.settings import WorldSettings
 
@@ -36,6 +37,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self._monitor = Monitor(self.env.record, self.settings.index.domains)
         self._log = SimLog(self.env, self.settings.domains)
+        self._seal_keys = SealKeys(self.env)
         self._start_cache("cache")
         for number in range(self.settings.num_workers):
             self._start_worker(f"w{number}")
@@ -47,7 +49,11 @@ class Cluster:
         return [process for process in named if process.is_alive]
 
     def _start_cache(self, _: str) -> None:
-        self.cache = CacheHost(self.env, self.epochs, self._log, self.index_settings, self._monitor)
+        self._seal_keys.service_starts()
+        self.cache = CacheHost(self.env, self.epochs, self._log, self._index_settings, self._monitor)
+
+    def _index_settings(self) -> CoreSettings:
+        return self._seal_keys.in_settings(self.index_settings())
 
     def _start_worker(self, name: str) -> None:
         sizes = self.settings

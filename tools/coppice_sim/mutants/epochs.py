@@ -10,6 +10,7 @@ from coppice.session.vouchers import Vouchers
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.pool import ledger
 from coppice_cache.core.recovery import reattach, registration
+from coppice_cache.core.state import replay
 from coppice_cache.core.state.sessions import minted_by
 from coppice_scheduler.core.state.leases import LeaseTable
 from coppice_worker.core.worker import WorkerCore
@@ -32,6 +33,11 @@ def sessions_are_believed() -> Patches:
 def registrations_are_believed() -> Patches:
     """Also without a voucher, and with another worker's."""
     return [(Vouchers, "registered_by", lambda self, voucher, *told: int.from_bytes(voucher[:4], "little"))]
+
+
+def chain_keys_are_believed() -> Patches:
+    """Whatever tree the log names with them."""
+    return [(replay, "proved_again", lambda seal_keys, domain, namespace, known: known)]
 
 
 def schedulers_are_believed() -> Patches:

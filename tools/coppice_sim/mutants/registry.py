@@ -372,6 +372,7 @@ MUTANTS = (
 MASKED = (
     Mutant("fork of another domain", "I3: covered by the worker, which compares", fork_mutants.fork_of_another_domain),
     Mutant("fork of another salt", "I3: few seeds have one that is copied", salt_mutants.forks_across),
+    Mutant("chain keys are believed", "I3: few logs name another tree's", epoch_mutants.chain_keys_are_believed),
     Mutant("copy source not compared", "I19: covered by a scheduler that is right", fork_mutants.sources_not_compared),
     Mutant("copy of what is gone", "I9: covered by plans close to each other", fork_mutants.copy_of_what_is_gone),
     Mutant("answers of another cache service", "I8: few numbers meet", copy_mutants.answers_of_another_cache_service),

@@ -27,7 +27,6 @@ from coppice.messages.index import (
 )
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
 from coppice.session.frames import Hello
-from coppice.session.vouchers import is_same
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import IndexEvent, Stored
 from coppice_cache.core.base.results import (
@@ -83,8 +82,8 @@ class IndexCore:
 
     def believed(self, hello: Hello) -> tuple[CacheEpoch, SchedulerEpoch]:
         """The cache epoch that a peer was attached to, and the session's; 0 and 0 of one that shows no voucher."""
-        expected = self.state.vouchers.of_session(hello.key, hello.incarnation, hello.epoch)
-        if not hello.voucher or not is_same(hello.voucher, expected):
+        shown = (hello.voucher, hello.key, hello.incarnation, hello.epoch)
+        if not hello.voucher or not self.state.vouchers.is_of_session(*shown):
             return CacheEpoch(0), SchedulerEpoch(0)
         return minted_by(hello.incarnation), SchedulerEpoch(hello.epoch)
 
@@ -243,7 +242,7 @@ class IndexCore:
     def load_replay(self, by_worker: Mapping[WorkerId, Sequence[IndexEvent]]) -> None:
         """What the log of earlier incarnations says, in order. Before anybody registers; nothing in it is trusted."""
         for worker_id, events in by_worker.items():
-            self.state.replay.load(self.state.settings.seal_key, worker_id, events)
+            self.state.replay.load(self.state.settings.seal_keys, worker_id, events)
 
     @property
     def is_replaying(self) -> bool:

@@ -72,7 +72,7 @@ class CacheProcess:
             raise
         self.grpc_port, self.session_address, self.http_port = self._grpc.port, self._sessions.address, self._http.port
         self._tracing = configure_tracing("coppice-cache", settings.otlp_endpoint)
-        self._epoch_in_redis = EpochInRedis(redis, Vouchers(core.seal_key)) if redis is not None else None
+        self._epoch_in_redis = EpochInRedis(redis, Vouchers(*core.seal_keys)) if redis is not None else None
         self._service = IndexService(
             core,
             next_epoch(self._epoch_file, self._epoch_in_redis),

@@ -96,18 +96,15 @@ class CacheSettings(ListeningSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     seal_key: Annotated[SecretStr, EnvOnly("COPPICE_SEAL_KEY")] = Field(
-        SecretStr(""), description="Key of the seals: 16 to 64 bytes in hexadecimal."
+        SecretStr(""),
+        description="Key of the seals: 16 to 64 bytes in hexadecimal. Keys of before may follow, after commas: what is "
+        "cached and what runs outlives a change then.",
     )
 
     @field_validator("seal_key")
     @classmethod
-    def _is_hex(cls, value: SecretStr) -> SecretStr:
-        try:
-            num_bytes = len(bytes.fromhex(value.get_secret_value()))
-        except ValueError:
-            raise ValueError("must be hexadecimal; make one with: openssl rand -hex 32") from None
-        if num_bytes and not SEAL_KEY_BYTES_MIN <= num_bytes <= SEAL_KEY_BYTES_MAX:
-            raise ValueError(f"has {num_bytes} bytes; it must have {SEAL_KEY_BYTES_MIN} to {SEAL_KEY_BYTES_MAX}")
+    def _are_keys(cls, value: SecretStr) -> SecretStr:
+        _seal_keys(value)
         return value
 
     @field_validator("kv_events_zmq", "kv_events_replay")
@@ -127,6 +124,22 @@ class CacheSettings(ListeningSettings):
         return bool(self.seal_key.get_secret_value())
 
 
+def _seal_keys(value: SecretStr) -> list[bytes]:
+    """Raises ValueError."""
+    keys = []
+    for text in value.get_secret_value().split(",") if value.get_secret_value() else []:
+        try:
+            keys.append(bytes.fromhex(text))
+        except ValueError:
+            raise ValueError("must be hexadecimal; make one with: openssl rand -hex 32") from None
+        if not SEAL_KEY_BYTES_MIN <= len(keys[-1]) <= SEAL_KEY_BYTES_MAX:
+            size = f"{SEAL_KEY_BYTES_MIN} to {SEAL_KEY_BYTES_MAX}"
+            raise ValueError(f"has {len(keys[-1])} bytes; it must have {size}")
+    if len(set(keys)) < len(keys):
+        raise ValueError("names a key twice; the new one comes first, those of before follow")
+    return keys
+
+
 def split_endpoint(entry: str) -> tuple[str, str]:
     """(worker, endpoint) of WORKER=ENDPOINT; the worker is empty for all of them."""
     worker, _, endpoint = entry.rpartition("=")
@@ -135,10 +148,11 @@ def split_endpoint(entry: str) -> tuple[str, str]:
 
 def core_settings(settings: CacheSettings, directory: TenantDirectory) -> CoreSettings:
     """Makes a random seal key where none is given. Raises UsageError."""
-    key = bytes.fromhex(settings.seal_key.get_secret_value()) or os.urandom(SEAL_KEY_BYTES_MAX)
+    key, *previous_keys = _seal_keys(settings.seal_key) or [os.urandom(SEAL_KEY_BYTES_MAX)]
     try:
         return CoreSettings(
             seal_key=key,
+            previous_seal_keys=tuple(previous_keys),
             domains=domain_configs(directory),
             default_domain=None if settings.tenants else DomainConfig(DomainId("default")),
             session_ttl_ms=settings.session_ttl_ms,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
-from coppice.seals import SEAL_BYTES
+from coppice.seals import SEAL_BYTES, ChainKey
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.edge.durability import log_codec
 from coppice_cache.edge.durability.log_codec import CorruptLog, LogKeys, open_record, seal_record
@@ -20,12 +20,14 @@ from coppice_cache.edge.durability.log_codec import CorruptLog, LogKeys, open_re
 KEYS = LogKeys.derive(b"k" * 32)
 STREAM = b"s" * 16
 CONTEXT = (WorkerId("w0"), WorkerEpoch(7 << 32 | 1), DomainId("amber"), Namespace(b"model-a"))
+CHAIN_KEY = ChainKey(b"secret of a tree", b"its proof")
 CANARY = b"canary words of a prompt"
 
 
 def stored(count: int = 2, tokens: bytes = CANARY, parent: bytes = b"") -> Stored:
     run = tokens * 8 * count
-    return Stored(*CONTEXT, parent, run, b"h" * HANDLE_BYTES * count, b"s" * SEAL_BYTES * count)
+    seals = b"s" * SEAL_BYTES * count
+    return Stored(*CONTEXT, parent, run, b"h" * HANDLE_BYTES * count, seals, chain_key=CHAIN_KEY)
 
 
 @st.composite
@@ -42,7 +44,8 @@ def events(draw: st.DrawFn) -> IndexEvent:
     match draw(st.sampled_from([Stored, Removed, Cleared])):
         case kind if kind is Stored:
             parent = draw(st.sampled_from([b"", b"p" * SEAL_BYTES]))
-            return Stored(*context, parent, draw(st.binary(min_size=4, max_size=4)) * count, handles, seals, tier)
+            tokens, key = draw(st.binary(min_size=4, max_size=4)) * count, ChainKey(context[2].encode(), context[3])
+            return Stored(*context, parent, tokens, handles, seals, tier, key)
         case kind if kind is Removed:
             return Removed(*context, handles, seals, tier, draw(st.booleans()))
         case _:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace
 from coppice.messages.index import Grant, Release, Reuse
+from coppice.seals import NO_CHAIN_KEY
 from coppice_bench.trace.file import Request, Trace
 from coppice_bench.trace.policies import lru
 from coppice_bench.trace.replay import Replay, replay
@@ -134,7 +135,7 @@ def test_lessons_raise_and_lower_the_rate() -> None:
 
 
 def leaves(policy: EvictionPolicy, count: int) -> list[Node]:
-    tree = Tree(DomainId("d"), Namespace(b""), b"", BLOCK)
+    tree = Tree(DomainId("d"), Namespace(b""), NO_CHAIN_KEY, BLOCK)
     found = []
     for number in range(count):
         data = array("q", [number]).tobytes()

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from coppice.messages.index import Grant
-from coppice.seals import chain_seals, root_seal
+from coppice.seals import NO_SEAL, chain_key, chain_seals
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.core.inspection.snapshots import Cursor
 from coppice_cache.core.pool.free_ring import unpack_handles
@@ -161,7 +161,7 @@ def test_a_worker_that_dies_takes_all_with_it() -> None:
 
 def test_a_snapshot_tells_of_the_host_tier_too() -> None:
     core = demoted().core
-    seals = chain_seals(KEY, root_seal(KEY, ALICE, NAMESPACE), PROMPT, 16)
+    seals = chain_seals(chain_key(KEY, ALICE, NAMESPACE), NO_SEAL, PROMPT, 16)
     told: list[Stored] = []
     events, cursor = core.snapshot_slice(None, 1)
     while cursor is not None:

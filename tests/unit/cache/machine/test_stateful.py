@@ -34,7 +34,7 @@ from coppice.messages.index import (
     Released,
 )
 from coppice.messages.registration import FenceAck
-from coppice.seals import chain_seals, root_seal
+from coppice.seals import NO_SEAL, chain_key, chain_seals
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache import world as cache_world
 from tests.unit.cache.world import KEY, MS, NAMESPACE, W, World, lease_id, registration
@@ -163,7 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
         shared = handles(answer.shared)
         assert shared == [self.found[domain, data[: (i + 1) * BLOCK]] for i in range(expected)]
         self.happened["shared"] += expected > 0
-        seals = chain_seals(KEY, root_seal(KEY, domain, NAMESPACE), packed(data[: expected * BLOCK]), BLOCK * 4)
+        seals = chain_seals(chain_key(KEY, domain, NAMESPACE), NO_SEAL, packed(data[: expected * BLOCK]), BLOCK * 4)
         assert answer.shared_seals == seals
         total = -(-(len(data) + more) // BLOCK)
         owned = self.fresh(answer.owned)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Candidate, Grant
-from coppice.seals import chain_seals, root_seal
+from coppice.seals import NO_SEAL, chain_key, chain_seals
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.radix.partial_match import ChildOrders, common_tokens
 from coppice_cache.core.radix.tree import MatchPosition, Node, add_child
@@ -46,7 +46,7 @@ def test_the_next_block_of_the_edge_agrees_in_part() -> None:
     assert (grant.num_cached_tokens, grant.num_copy_tokens) == (8, 5)
     whole = ask(here, 3, PROMPT + OTHER)
     assert grant.copy_source == whole.shared[HANDLE_BYTES : 2 * HANDLE_BYTES]
-    chain = chain_seals(KEY, root_seal(KEY, ALICE, NAMESPACE), PROMPT, BLOCK * 4)
+    chain = chain_seals(chain_key(KEY, ALICE, NAMESPACE), NO_SEAL, PROMPT, BLOCK * 4)
     assert grant.copy_seal == chain[16:32]
 
 

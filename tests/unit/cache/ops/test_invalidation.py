@@ -6,6 +6,7 @@ import pytest
 
 from coppice.ids import CacheEpoch, DomainId, Namespace
 from coppice.messages.index import Distrust, Grant, NotPublished, NotPublishedReason, Published
+from coppice.seals import NO_CHAIN_KEY
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.settings import DomainConfig, Eviction, Mode
 from coppice_cache.core.index import IndexCore
@@ -231,6 +232,6 @@ def test_the_next_incarnation_keeps_what_operators_said(here: World) -> None:
     second = IndexCore(settings(), CacheEpoch(2), here.now_ns)
     second.dismantle(here.core)
     assert [view.name for view in second.pins()] == ["system"]
-    tree = Tree(BOB, NAMESPACE, b"", 4 * BLOCK)
+    tree = Tree(BOB, NAMESPACE, NO_CHAIN_KEY, 4 * BLOCK)
     second.receive_worker(W, registration(), here.now_ns)
     assert not second.state.workers[W].is_current(tree), "it was grown before the invalidation"

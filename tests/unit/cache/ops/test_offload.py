@@ -11,7 +11,7 @@ from coppice.handles import block_ids, generations
 from coppice.ids import DomainId
 from coppice.messages.index import Acquire, Answer, Candidate, Grant, Pending, Wake
 from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction
-from coppice.seals import chain_seals, root_seal
+from coppice.seals import NO_SEAL, chain_key, chain_seals
 from coppice_cache.core.base.results import ToWorkerEffect
 from coppice_cache.core.base.settings import DomainConfig, Mode, TierCosts
 from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, lease_id, registration, settings, tokens
@@ -85,7 +85,7 @@ def test_few_free_blocks_demote_the_coldest_leaf() -> None:
     here.tick()
     (order,) = orders(here)
     assert order.direction is Direction.DEMOTE
-    seals = chain_seals(KEY, root_seal(KEY, ALICE, NAMESPACE), PROMPT, BLOCK * 4)
+    seals = chain_seals(chain_key(KEY, ALICE, NAMESPACE), NO_SEAL, PROMPT, BLOCK * 4)
     assert order.seals == seals
     assert len(order.src) == len(order.dst) == 32
     assert host_blocks(here) == [12, 4, 0, 0]
@@ -129,7 +129,7 @@ def test_a_prompt_that_the_host_has_is_promoted_and_waited_for() -> None:
     assert ask(here, 10) == Pending(lease_id(10), 16, here.core.state.settings.flight_wait_ms)
     order = orders(here)[-1]
     assert order.direction is Direction.PROMOTE
-    assert order.seals == chain_seals(KEY, root_seal(KEY, ALICE, NAMESPACE), PROMPT, BLOCK * 4)
+    assert order.seals == chain_seals(chain_key(KEY, ALICE, NAMESPACE), NO_SEAL, PROMPT, BLOCK * 4)
     answer(here, order)
     assert [m.lease_ids for m in here.told(here.session) if isinstance(m, Wake)] == [(lease_id(10),)]
     grant = ask(here, 10)

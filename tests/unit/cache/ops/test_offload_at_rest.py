@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coppice.messages.index import Grant, NoCapacity, NoCapacityReason, Pending
+from coppice.seals import chain_key
 from tests.unit.cache.ops.test_offload import PROMPT, World, answer, ask, demoted, orders, world
-from tests.unit.cache.world import ALICE, NAMESPACE, tokens
+from tests.unit.cache.world import ALICE, NAMESPACE, W, tokens
 
 
 def rest(here: World, ticks: int) -> int:
@@ -84,3 +85,13 @@ def test_what_is_left_of_prefixes_that_were_invalidated_one_in_the_other_is_not_
         for end in (first, second):
             here.core.invalidate(domain=ALICE, namespace=NAMESPACE, tokens=tokens(end), now_ns=here.now_ns)
         assert rest(here, 6) == 0
+
+
+def test_a_tree_that_is_new_on_the_device_has_the_chain_key_of_the_host_tier() -> None:
+    """It may be that of an earlier seal key; what is copied keeps its seals."""
+    here = demoted()
+    worker = here.core.state.workers[W]
+    assert worker.host is not None
+    there = worker.host.store.trees[ALICE, NAMESPACE]
+    there.chain_key = chain_key(b"an earlier seal key", ALICE, NAMESPACE)
+    assert here.core.state.chain_key_at(worker, ALICE, NAMESPACE) == there.chain_key

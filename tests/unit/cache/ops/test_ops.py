@@ -25,7 +25,7 @@ from coppice.messages.index import (
     Release,
     Released,
 )
-from coppice.seals import chain_seals, root_seal
+from coppice.seals import NO_SEAL, chain_key, chain_seals
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import Match
 from coppice_cache.core.base.settings import DomainConfig, Mode
@@ -130,7 +130,7 @@ def test_publish_answers_own_blocks_and_their_seals() -> None:
     world = World(num_blocks=16)
     grant = world.granted(1, tokens(10))
     answer = world.publish(1, 0, tokens(8))
-    seals = chain_seals(KEY, root_seal(KEY, ALICE, NAMESPACE), tokens(8), 16)
+    seals = chain_seals(chain_key(KEY, ALICE, NAMESPACE), NO_SEAL, tokens(8), 16)
     assert answer == Published(lease_id(1), 2, grant.owned[:16], seals)
     assert world.publish(1, 0, tokens(8)) == answer
     assert world.granted(2, tokens(10)).shared_seals == seals

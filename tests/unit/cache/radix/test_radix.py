@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace
+from coppice.seals import NO_CHAIN_KEY
 from coppice_cache.core.radix import tree as radix
 from coppice_cache.core.radix.sharded_dict import SHARDED_FROM, ShardedDict
 from coppice_cache.core.radix.tree import Tree, add_child, path, split_edge, unprotected_blocks, walk
@@ -16,7 +17,7 @@ BLOCK = 16
 
 
 def tree_of(count: int) -> Tree:
-    tree = Tree(DomainId("d"), Namespace(b"n"), bytes(16), BLOCK)
+    tree = Tree(DomainId("d"), Namespace(b"n"), NO_CHAIN_KEY, BLOCK)
     handles = b"".join(block.to_bytes(8, "little") for block in range(count))
     add_child(tree, tokens(4 * count), handles, block_bytes=BLOCK, now_ns=1)
     return tree
@@ -100,7 +101,7 @@ def test_a_dict_in_parts_is_a_dict(changes: list[tuple[bool, bytes]]) -> None:
 
 
 def test_a_node_with_very_many_children_keeps_them_in_parts() -> None:
-    tree = Tree(DomainId("d"), Namespace(b"n"), bytes(16), BLOCK)
+    tree = Tree(DomainId("d"), Namespace(b"n"), NO_CHAIN_KEY, BLOCK)
     keys = [number.to_bytes(BLOCK, "little") for number in range(SHARDED_FROM + 5)]
     nodes = [add_child(tree, key, bytes(8), block_bytes=BLOCK, now_ns=1) for key in keys]
     assert isinstance(tree.children, ShardedDict)

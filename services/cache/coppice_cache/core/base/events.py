@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
+from coppice.seals import NO_CHAIN_KEY, ChainKey
 
 
 class Tier(IntEnum):
@@ -37,6 +38,7 @@ class Stored:
     handles: bytes
     seals: bytes
     tier: Tier = Tier.DEVICE
+    chain_key: ChainKey = NO_CHAIN_KEY  # for the recovery log alone
 
 
 @dataclass(frozen=True, slots=True)

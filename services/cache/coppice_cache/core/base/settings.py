@@ -123,6 +123,7 @@ class CoreSettings:
     """Everything the core can be told. `default_domain` is the template for domains that are not listed."""
 
     seal_key: bytes  # 16 to 64 bytes
+    previous_seal_keys: tuple[bytes, ...] = ()  # what was proved under them still counts
     domains: tuple[DomainConfig, ...] = ()
     default_domain: DomainConfig | None = None  # None: an unknown domain is Invalid
     session_ttl_ms: int = 10_000
@@ -152,9 +153,15 @@ class CoreSettings:
     nodes_dismantled_per_tick: int = 4_096
     record_events: bool = False  # tell of every change of the trees; somebody has to take the events then
 
+    @property
+    def seal_keys(self) -> tuple[bytes, ...]:
+        """All that count, the present one first."""
+        return (self.seal_key, *self.previous_seal_keys)
+
     def __post_init__(self) -> None:
-        if not 16 <= len(self.seal_key) <= 64:
-            raise SettingsRefused(f"seal_key has {len(self.seal_key)} bytes; it must have 16 to 64")
+        for key in self.seal_keys:
+            if not 16 <= len(key) <= 64:
+                raise SettingsRefused(f"a seal_key has {len(key)} bytes; it must have 16 to 64")
         positive = ("session_ttl_ms", "worker_ttl_ms", "heartbeat_ms", "ops_per_batch_max", "tokens_max")
         for name in (*positive, "reclaim_grace_ms"):
             if getattr(self, name) <= 0:

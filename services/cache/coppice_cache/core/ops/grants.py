@@ -15,7 +15,6 @@ from coppice.messages.index import (
     NoCapacity,
     NoCapacityReason,
 )
-from coppice.seals import root_seal
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
 from coppice_cache.core.ops.partial_copy import blocks_newly_protected, find_copy, with_copy
@@ -194,7 +193,7 @@ def _placements(state: State, op: Acquire, config: DomainConfig) -> list[Placeme
         account = worker.use_of(config, state.settings.domains_per_worker_max)
         tree = worker.find_tree(op.domain, op.namespace)
         if tree is None:
-            tree = worker.new_tree(op.domain, op.namespace, root_seal(state.settings.seal_key, op.domain, op.namespace))
+            tree = worker.new_tree(op.domain, op.namespace, state.chain_key_at(worker, op.domain, op.namespace))
         position = MatchPosition(tree, 0, 0)
         if matches:
             position = walk(tree, op.tokens, worker.block_bytes, matchable_bytes(op.tokens, worker.block_bytes))

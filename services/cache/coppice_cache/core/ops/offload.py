@@ -19,7 +19,7 @@ from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Grant
 from coppice.messages.registration import CopyOrder, Direction
-from coppice.seals import SEAL_BYTES, root_seal
+from coppice.seals import SEAL_BYTES
 from coppice_cache.core.ops.invalidation import cut
 from coppice_cache.core.ops.pins import extend_pins
 from coppice_cache.core.pool.free_ring import unpack_blocks
@@ -157,9 +157,7 @@ def _demote(state: State, worker: Worker, account: Account, node: Node) -> None:
     host_use = host.quotas.use_of(account.config)
     there = host.find_tree(tree.domain, tree.namespace)
     if there is None:
-        there = host.new_tree(
-            tree.domain, tree.namespace, root_seal(state.settings.seal_key, tree.domain, tree.namespace)
-        )
+        there = host.new_tree(tree.domain, tree.namespace, tree.chain_key)
     position = walk(there, tokens, worker.block_bytes)
     count = len(tokens) // worker.block_bytes - position.num_blocks
     if not 0 < count <= _copies_left(state, worker) or not worker.is_current(tree):
@@ -257,7 +255,7 @@ def _store(state: State, store: BlockStore, job: CopyJob, now_ns: int) -> None:
     """The written end is full: publish it, unless its place was invalidated meanwhile."""
     target = job.target
     if store.is_findable(target):
-        store.insert(target, job.tokens, state.settings.seal_key, now_ns)
+        store.insert(target, job.tokens, now_ns)
         store.quotas.refresh(target.account)
 
 

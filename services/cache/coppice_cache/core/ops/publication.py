@@ -36,7 +36,7 @@ def publish(state: State, worker: Worker, lease: Lease, op: Publish, now_ns: int
     if end > lease.num_settled:
         tokens = worker.flights.tokens(lease, named_end) + op.tokens[known * worker.block_bytes :]
         if lease.num_settled < lease.num_claimed:
-            _check_sealed(state, worker, lease, tokens)
+            _check_sealed(worker, lease, tokens)
         _advance(state, worker, lease, tokens, now_ns)
         extend_pins(state, worker, lease.tree)
     return _answer(worker, lease, op, end)
@@ -47,7 +47,7 @@ def _advance(state: State, worker: Worker, lease: Lease, tokens: bytes, now_ns: 
     worker.end_copy(lease)
     if worker.flights.departs(lease, tokens):
         worker.flights.end(lease)
-    cached = worker.insert(lease, tokens, state.settings.seal_key, now_ns)
+    cached = worker.insert(lease, tokens, now_ns)
     if cached:
         worker.remember_publication(cached, now_ns, state.settings.worker_ttl_ms * NS_PER_MS)
     worker.flights.advance(lease)
@@ -80,12 +80,15 @@ def _check(state: State, worker: Worker, lease: Lease, op: Publish) -> int:
     return count
 
 
-def _check_sealed(state: State, worker: Worker, lease: Lease, tokens: bytes) -> None:
-    """What was published before a restart must be published again with the same tokens: the worker has its seal."""
+def _check_sealed(worker: Worker, lease: Lease, tokens: bytes) -> None:
+    """What was published before a restart must be published again with the same tokens: the worker has its seal.
+
+    Where the tree was lost and the seal key is another than before, nothing has that seal: the lease publishes no more.
+    """
     assert lease.tree is not None
     first = lease.num_settled
-    parent = worker.ledger.seal(lease.node.last_block) if first else lease.tree.root_seal
-    seals = chain_seals(state.settings.seal_key, parent, tokens, worker.block_bytes)
+    parent = worker.ledger.seal(lease.node.last_block) if first else NO_SEAL
+    seals = chain_seals(lease.tree.chain_key, parent, tokens, worker.block_bytes)
     known = worker.ledger.seals_of(lease.handles(first, first + len(seals) // SEAL_BYTES))
     for index in range(0, len(seals), SEAL_BYTES):
         seal = known[index : index + SEAL_BYTES]

@@ -39,4 +39,4 @@ class Changes:
 
     def as_stored(self, tree: Tree, parent_seal: bytes, tokens: bytes, handles: bytes, seals: bytes) -> Stored:
         where = (self._worker_id, self._worker_epoch, tree.domain, tree.namespace)
-        return Stored(*where, parent_seal, tokens, handles, seals, self._tier)
+        return Stored(*where, parent_seal, tokens, handles, seals, self._tier, tree.chain_key)

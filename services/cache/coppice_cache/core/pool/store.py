@@ -21,7 +21,7 @@ from math import inf
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES, DomainId, Namespace
-from coppice.seals import chain_seals
+from coppice.seals import NO_SEAL, ChainKey, chain_seals
 from coppice_cache.core.pool.changes import Changes
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.ledger import Ledger
@@ -107,10 +107,10 @@ class BlockStore:
         tree = self.trees.get((domain, namespace))
         return tree if tree is not None and self.is_current(tree) else None
 
-    def new_tree(self, domain: DomainId, namespace: Namespace, seal: bytes) -> Tree:
+    def new_tree(self, domain: DomainId, namespace: Namespace, key: ChainKey) -> Tree:
         """Not hung up yet."""
         stamp = self.incarnations.stamp(domain, namespace)
-        return Tree(domain, namespace, seal, self.block_bytes, stamp)
+        return Tree(domain, namespace, key, self.block_bytes, stamp)
 
     def hang_up_tree(self, tree: Tree) -> None:
         """Have it found; an invalidated one of that name makes room."""
@@ -163,7 +163,7 @@ class BlockStore:
 
     # how blocks enter trees and leave them
 
-    def insert(self, lease: Lease, tokens: bytes, seal_key: bytes, now_ns: int) -> bytes:
+    def insert(self, lease: Lease, tokens: bytes, now_ns: int) -> bytes:
         """Have full blocks of a lease found; returns the handles that became CACHED.
 
             lease      ... node | tokens                                         |
@@ -187,8 +187,9 @@ class BlockStore:
         rest = tokens[found * block_bytes :]
         if rest:
             handles = lease.handles(start + found, start + len(tokens) // block_bytes)
-            parent_seal = lease.tree.root_seal if isinstance(node, Tree) else self.ledger.seal(node.last_block)
-            node = self.store(lease, node, rest, handles, chain_seals(seal_key, parent_seal, rest, block_bytes), now_ns)
+            parent_seal = NO_SEAL if isinstance(node, Tree) else self.ledger.seal(node.last_block)
+            seals = chain_seals(lease.tree.chain_key, parent_seal, rest, block_bytes)
+            node = self.store(lease, node, rest, handles, seals, now_ns)
         if node is not old:
             node.last_use_ns = now_ns
             self.pin(lease, node)

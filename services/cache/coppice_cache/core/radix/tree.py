@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from coppice.handles import BLOCKS_MAX, HANDLE_BYTES
 from coppice.ids import DomainId, Namespace
+from coppice.seals import ChainKey
 from coppice_cache.core.radix.sharded_dict import SHARDED_FROM, ShardedDict
 
 EDGE_BLOCKS_MAX = 256  # an edge that grows in place is copied with every block; past this a child is started
@@ -222,15 +223,15 @@ _NO_CHILDREN: Mapping[bytes, Node] = MappingProxyType({})
 class Tree(Node):
     """Root of one (domain, namespace, worker)."""
 
-    __slots__ = ("block_bytes", "domain", "namespace", "root_seal", "stamp")
+    __slots__ = ("block_bytes", "chain_key", "domain", "namespace", "stamp")
 
     def __init__(
-        self, domain: DomainId, namespace: Namespace, root_seal: bytes, block_bytes: int, stamp: int = 0
+        self, domain: DomainId, namespace: Namespace, chain_key: ChainKey, block_bytes: int, stamp: int = 0
     ) -> None:
         super().__init__(None, b"", b"", 0)
         self.domain = domain
         self.namespace = namespace
-        self.root_seal = root_seal
+        self.chain_key = chain_key
         self.block_bytes = block_bytes
         self.stamp = stamp  # of its incarnation
 

@@ -24,7 +24,6 @@ import numpy.typing as npt
 from coppice.handles import BLOCK_BITS, HANDLE_BYTES, UInt64
 from coppice.ids import LeaseId, SchedulerEpoch
 from coppice.messages.index import Reattached
-from coppice.seals import root_seal
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.results import Regrown
 from coppice_cache.core.base.settings import Mode
@@ -259,7 +258,7 @@ def _find_tree(state: State, worker: Worker, lease: Lease) -> Tree:
     domain, namespace = lease.account.config.domain, lease.namespace
     tree = worker.find_tree(domain, namespace)
     if tree is None:
-        tree = worker.new_tree(domain, namespace, root_seal(state.settings.seal_key, domain, namespace))
+        tree = worker.new_tree(domain, namespace, state.chain_key_at(worker, domain, namespace))
         worker.hang_up_tree(tree)
     return tree
 

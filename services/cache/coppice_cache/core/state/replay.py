@@ -4,9 +4,9 @@
                                                                      |  by parent seal, from the roots on
     Forest: nodes, parents first; one entry per block, side by side <--'
 
-Nothing here is trusted. A run counts as far as the seals in it are those of its own tokens, computed again with our
-key. Whether a block still holds them only its worker knows: `regrowth` asks it. A piece whose parent is missing hangs
-nowhere and is forgotten, so prefixes are closed (I11) whatever was lost or made up.
+Nothing here is trusted. A run counts as far as the seals in it are those of its own tokens, computed again with a
+chain key that is proved to be its tree's. Whether a block still holds them only its worker knows: `regrowth` asks it. A
+piece whose parent is missing hangs nowhere and is forgotten, so prefixes are closed (I11) whatever was lost or made up.
 
 All of this happens before the service opens, so that at a worker's opening there is little left but to compare.
 """
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from coppice.handles import BLOCKS_MAX, HANDLE_BYTES, UInt64
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
-from coppice.namespaces import without_salt
-from coppice.seals import SEAL_BYTES, chain_seals, root_seal
+from coppice.namespaces import salt_of, without_salt
+from coppice.seals import NO_SEAL, SEAL_BYTES, ChainKey, chain_seals, proved_again
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.core.pool.free_ring import Blocks, unpack_handles
 from coppice_cache.core.radix.tree import EDGE_BLOCKS_MAX, Node, Tree, add_child
@@ -50,7 +50,7 @@ class ReplayCounts:
 
 
 class Run(NamedTuple):
-    """Consecutive blocks of one tree. `parent` is the seal before the first, that of the root at the start."""
+    """Consecutive blocks of one tree. `parent` is the seal before the first, NO_SEAL at the root."""
 
     parent: bytes
     tokens: bytes
@@ -125,8 +125,8 @@ class ReplayBook:
         names = (tree.namespace, without_salt(tree.namespace))
         return any((tree.domain, name) in self.distrusted for name in names)
 
-    def load(self, key: bytes, worker_id: WorkerId, events: Iterable[IndexEvent]) -> None:
-        forests = grow(key, events, self.counts)
+    def load(self, seal_keys: tuple[bytes, ...], worker_id: WorkerId, events: Iterable[IndexEvent]) -> None:
+        forests = grow(seal_keys, events, self.counts)
         if forests:
             self._forests[worker_id] = forests
 
@@ -163,13 +163,13 @@ class _Pool:
                 self.live = {handle: run for handle, run in self.live.items() if not _covers(event, self.runs[run])}
 
 
-def grow(key: bytes, events: Iterable[IndexEvent], counts: ReplayCounts) -> dict[WorkerEpoch, Forest]:
+def grow(seal_keys: tuple[bytes, ...], events: Iterable[IndexEvent], counts: ReplayCounts) -> dict[WorkerEpoch, Forest]:
     """The forests of one worker, by epoch. `events` are all of that worker, in order."""
     pools: dict[WorkerEpoch, _Pool] = {}
     for event in events:
         if isinstance(event, Cleared) or event.tier is Tier.DEVICE:
             pools.setdefault(event.worker_epoch, _Pool()).apply(event)
-    return {epoch: _grow_pool(key, pool, counts) for epoch, pool in pools.items() if pool.live}
+    return {epoch: _grow_pool(seal_keys, pool, counts) for epoch, pool in pools.items() if pool.live}
 
 
 def _covers(cleared: Cleared, stored: Stored) -> bool:
@@ -177,11 +177,11 @@ def _covers(cleared: Cleared, stored: Stored) -> bool:
     return of_domain and (not cleared.namespace or cleared.namespace == stored.namespace)
 
 
-def _grow_pool(key: bytes, pool: _Pool, counts: ReplayCounts) -> Forest:
+def _grow_pool(seal_keys: tuple[bytes, ...], pool: _Pool, counts: ReplayCounts) -> Forest:
     counts.offered += len(pool.live)
     block_bytes = 0
     by_tree: dict[TreeKey, list[Run]] = {}
-    roots: dict[TreeKey, bytes] = {}
+    chain_keys: dict[TreeKey, ChainKey] = {}
     for number, stored in enumerate(pool.runs):
         bytes_each = len(stored.tokens) // max(1, len(stored.handles) // HANDLE_BYTES)
         block_bytes = block_bytes or bytes_each
@@ -189,25 +189,32 @@ def _grow_pool(key: bytes, pool: _Pool, counts: ReplayCounts) -> Forest:
         if not any(alive):
             continue
         name = (stored.domain, stored.namespace)
-        if name not in roots:
-            roots[name], by_tree[name] = root_seal(key, *name), []
-        run = Run(stored.parent_seal or roots[name], stored.tokens, stored.handles, stored.seals, number)
-        good = _num_good(key, run, block_bytes) if bytes_each == block_bytes else 0
+        if name not in chain_keys and (key := _proved(seal_keys, name, stored.chain_key)) is not None:
+            chain_keys[name], by_tree[name] = key, []
+        run = Run(stored.parent_seal or NO_SEAL, stored.tokens, stored.handles, stored.seals, number)
+        fits = name in chain_keys and bytes_each == block_bytes
+        good = _num_good(chain_keys[name], run, block_bytes) if fits else 0
         if good < len(alive):
             counts.refused_seal += sum(alive[good:])
             alive = alive[:good]
-        by_tree[name] += _segments(run, alive, block_bytes)
+        if alive:
+            by_tree[name] += _segments(run, alive, block_bytes)
     grown: list[_Grown] = []
     trees: list[Tree] = []
     for (domain, namespace), runs in by_tree.items():
-        trees.append(Tree(domain, namespace, roots[domain, namespace], block_bytes))
+        trees.append(Tree(domain, namespace, chain_keys[domain, namespace], block_bytes))
         _hang(trees[-1], len(trees) - 1, runs, pool.cuts, grown)
     forest = _side_by_side(block_bytes, trees, grown)
     counts.refused_parent += sum(run.num_blocks for runs in by_tree.values() for run in runs) - len(forest.handles)
     return forest
 
 
-def _num_good(key: bytes, run: Run, block_bytes: int) -> int:
+def _proved(seal_keys: tuple[bytes, ...], name: TreeKey, key: ChainKey) -> ChainKey | None:
+    """The tree's, if we know it for ours. A salt has another digest under another seal key: nobody would ask for it."""
+    return proved_again(seal_keys[:1] if salt_of(name[1]) else seal_keys, *name, key)
+
+
+def _num_good(key: ChainKey, run: Run, block_bytes: int) -> int:
     """How many blocks from the start have the seal that their tokens give."""
     seals = chain_seals(key, run.parent, run.tokens, block_bytes)
     if seals == run.seals:
@@ -234,7 +241,7 @@ def _hang(tree: Tree, index: int, runs: list[Run], cuts: Cuts, grown: list[_Grow
     for run in runs:
         for piece in _cut(run, continued, tree.block_bytes):
             by_parent.setdefault(piece.parent, []).append(piece)
-    waiting = [(-1, tree.root_seal, 0)]
+    waiting = [(-1, NO_SEAL, 0)]
     for above, seal, first in waiting:  # grows while it is walked
         pieces = [piece for piece in by_parent.pop(seal, []) if piece.number >= first]
         for piece in reversed(pieces):  # the latest word counts

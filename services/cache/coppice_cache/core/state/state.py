@@ -10,6 +10,7 @@ from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch
 from coppice.messages.index import LeaseClaim, ToClient, Wake, Workers
 from coppice.messages.registration import CopyOrder, CopyOrders, Fence, ToWorker
 from coppice.namespaces import with_keyed_salt
+from coppice.seals import ChainKey, chain_key
 from coppice.session.vouchers import Vouchers
 from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
@@ -69,7 +70,7 @@ class State:
         self.started_ns = now_ns
         self.sessions: dict[SchedulerEpoch, Session] = {}
         self.workers: dict[WorkerId, Worker] = {}
-        self.vouchers = Vouchers(settings.seal_key)
+        self.vouchers = Vouchers(*settings.seal_keys)
         self.incarnation = first_epoch  # named by the vouchers of workers that are registered here
         self.known_workers: set[WorkerId] = set()  # registered here, live or dead; see `remember_worker`
         self.unproved_registrations = 0  # that claimed epochs for which nobody vouches
@@ -139,6 +140,11 @@ class State:
     def with_keyed_salt(self, domain: DomainId, namespace: Namespace) -> Namespace:
         """What a client names, as trees and leases have it here."""
         return with_keyed_salt(self.settings.seal_key, domain, namespace)
+
+    def chain_key_at(self, worker: Worker, domain: DomainId, namespace: Namespace) -> ChainKey:
+        """Of a tree that is new on the device: that of the host tier's, since blocks take their seals with them."""
+        there = worker.host.store.trees.get((domain, namespace)) if worker.host is not None else None
+        return chain_key(self.settings.seal_key, domain, namespace) if there is None else there.chain_key
 
     @property
     def reincarnating(self) -> bool:

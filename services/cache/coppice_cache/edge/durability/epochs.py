@@ -17,7 +17,7 @@ import redis
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.handles import CACHE_EPOCH_MAX
 from coppice.ids import CacheEpoch
-from coppice.session.vouchers import Vouchers, is_same
+from coppice.session.vouchers import Vouchers
 
 _log = logging.getLogger("coppice.cache")
 EPOCH_KEY = "coppice:cache_epoch"
@@ -103,7 +103,7 @@ class EpochInRedis:
         number, _, voucher = text.partition(" ")
         if number.isdecimal() and len(number) <= _DIGITS_MAX:
             epoch = CacheEpoch(int(number))
-            if is_same(voucher.encode(), self._vouchers.of_stored(epoch).hex().encode()):
+            if self._vouchers.is_of_stored(_bytes(voucher), epoch):
                 return epoch
         if text and text != self._disbelieved:
             self._disbelieved = text
@@ -113,6 +113,14 @@ class EpochInRedis:
                 "COPPICE_SEAL_KEY is another one than before, or is not set", EPOCH_KEY
             )  # fmt: skip
         return CacheEpoch(0)
+
+
+def _bytes(voucher: str) -> bytes:
+    """Empty for what is no hexadecimal."""
+    try:
+        return bytes.fromhex(voucher)
+    except ValueError:
+        return b""
 
 
 def next_epoch(file: EpochFile | None, stored: EpochInRedis | None) -> CacheEpoch:

@@ -2,16 +2,18 @@
 
     record   magic "cL" | version u8 | zero u8 | length u32 | ciphertext | tag 16        little endian
     payload  msgpack [contexts, events]
-             context [worker id, worker epoch, domain, namespace]     said once per record
+             context [worker id, worker epoch, domain, namespace, chain key]     said once per record
+             chain key [secret, proof], both empty where nothing is stored
              event   [0, context, tier, parent seal, tokens, handles, seals]      Stored
                      [1, context, tier, handles, seals, all below]                Removed
                      [2, context]                                                 Cleared
 
 Prompts stand in these records, and Redis is a place where others can read. So the payload is encrypted, and
-authenticated together with its header, by AES-256-GCM. The key is the stream's, derived from the seal key; the nonce is
-the place in the stream. A record that was changed, moved, doubled or left out is noticed. Whoever writes must never use
-a (stream, index) twice; stream ids are 16 random bytes. A forger who had the key would gain nothing but wrong hints,
-since every entry is judged by what the workers report.
+authenticated together with its header, by AES-256-GCM. The key is the stream's, derived from the seal key; streams of
+before a change of that are read while the one of then is given, too. The nonce is the place in the stream. A record
+that was changed, moved, doubled or left out is noticed. Whoever writes must never use a (stream, index) twice; stream
+ids are 16 random bytes. A forger who had the key would gain nothing but wrong hints, since every entry is judged by
+what the workers report.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES, DomainId, Namespace, WorkerEpoch, WorkerId
-from coppice.seals import SEAL_BYTES
+from coppice.seals import NO_CHAIN_KEY, SEAL_BYTES, ChainKey
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 
-VERSION = 3
+VERSION = 4
 STREAM_BYTES = 16
 TAG_BYTES = 16
 _NONCE_BYTES = 12
@@ -41,6 +43,7 @@ _HEADER = struct.Struct("<2sBBI")
 _STORED, _REMOVED, _CLEARED = range(3)
 
 _Context = tuple[WorkerId, WorkerEpoch, DomainId, Namespace]
+_Known = tuple[_Context, ChainKey]
 
 
 class CorruptLog(Exception):
@@ -49,24 +52,24 @@ class CorruptLog(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LogKeys:
-    """A key for each stream, from one secret."""
+    """A key for each stream, from each secret. Streams are written under the first one and read under any."""
 
-    secret: bytes
+    secrets: tuple[bytes, ...]
 
     @staticmethod
-    def derive(seal_key: bytes) -> LogKeys:
-        return LogKeys(blake2b(key=seal_key, digest_size=32, person=b"coppice.log.key").digest())
+    def derive(*seal_keys: bytes) -> LogKeys:
+        return LogKeys(tuple(blake2b(key=key, digest_size=32, person=b"coppice.log.key").digest() for key in seal_keys))
 
-    def of_stream(self, stream: bytes) -> AESGCM:
+    def of_stream(self, stream: bytes) -> list[AESGCM]:
         assert len(stream) == STREAM_BYTES
-        return AESGCM(blake2b(stream, key=self.secret, digest_size=32).digest())
+        return [AESGCM(blake2b(stream, key=secret, digest_size=32).digest()) for secret in self.secrets]
 
 
 def seal_record(keys: LogKeys, stream: bytes, index: int, events: Sequence[IndexEvent]) -> bytes:
     """One record. `index` is its place in the stream, from 0."""
     payload = _pack(events)
     header = _HEADER.pack(_MAGIC, VERSION, 0, len(payload))
-    return header + keys.of_stream(stream).encrypt(_nonce(index), payload, header)
+    return header + keys.of_stream(stream)[0].encrypt(_nonce(index), payload, header)
 
 
 def open_record(keys: LogKeys, stream: bytes, index: int, record: bytes) -> list[IndexEvent]:
@@ -81,11 +84,12 @@ def open_record(keys: LogKeys, stream: bytes, index: int, record: bytes) -> list
     if length != len(record) - _HEADER.size - TAG_BYTES:
         raise CorruptLog(f"record {index} is cut: it claims {length} bytes and has {len(record)} in all")
     header, ciphertext = record[: _HEADER.size], record[_HEADER.size :]
-    try:
-        payload = keys.of_stream(stream).decrypt(_nonce(index), ciphertext, header)
-    except InvalidTag:
-        raise CorruptLog(f"record {index} was changed, or written under another seal key") from None
-    return _unpack(payload, index)
+    for key in keys.of_stream(stream):
+        try:
+            return _unpack(key.decrypt(_nonce(index), ciphertext, header), index)
+        except InvalidTag:
+            continue
+    raise CorruptLog(f"record {index} was changed, or written under another seal key")
 
 
 def num_bytes(event: IndexEvent) -> int:
@@ -105,19 +109,22 @@ def _nonce(index: int) -> bytes:
 
 def _pack(events: Sequence[IndexEvent]) -> bytes:
     contexts: dict[_Context, int] = {}
+    chain_keys: dict[_Context, ChainKey] = {}
     packed: list[tuple[object, ...]] = []
     for event in events:
         key = (event.worker_id, event.worker_epoch, event.domain, event.namespace)
         context = contexts.setdefault(key, len(contexts))
         match event:
             case Stored():
+                chain_keys[key] = event.chain_key
                 content = (event.parent_seal, event.tokens, event.handles, event.seals)
                 packed.append((_STORED, context, int(event.tier), *content))
             case Removed():
                 packed.append((_REMOVED, context, int(event.tier), event.handles, event.seals, event.all_below))
             case Cleared():
                 packed.append((_CLEARED, context))
-    result: bytes = msgpack.packb((list(contexts), packed))
+    said = [(*context, chain_keys.get(context, NO_CHAIN_KEY)) for context in contexts]
+    result: bytes = msgpack.packb((said, packed))
     return result
 
 
@@ -133,15 +140,18 @@ def _unpack(payload: bytes, index: int) -> list[IndexEvent]:
         raise CorruptLog(f"record {index} holds no events: {error!r}") from error
 
 
-def _context(worker_id: str, epoch: int, domain: str, namespace: bytes) -> _Context:
-    types = (type(worker_id), type(epoch), type(domain), type(namespace))
-    if types != (str, int, str, bytes):
+def _context(
+    worker_id: str, epoch: int, domain: str, namespace: bytes, chain_key: tuple[bytes, bytes]
+) -> tuple[_Context, ChainKey]:
+    key = ChainKey(*chain_key)
+    types = (type(worker_id), type(epoch), type(domain), type(namespace), type(key.secret), type(key.proof))
+    if types != (str, int, str, bytes, bytes, bytes):
         raise CorruptLog("the fields of a context have other types")
-    return WorkerId(worker_id), WorkerEpoch(epoch), DomainId(domain), Namespace(namespace)
+    return (WorkerId(worker_id), WorkerEpoch(epoch), DomainId(domain), Namespace(namespace)), key
 
 
 def _stored(
-    known: list[_Context], context: int, tier: int, parent: bytes, tokens: bytes, handles: bytes, seals: bytes
+    known: list[_Known], context: int, tier: int, parent: bytes, tokens: bytes, handles: bytes, seals: bytes
 ) -> Stored:
     _check_run(handles, seals)
     count = len(handles) // HANDLE_BYTES
@@ -149,18 +159,19 @@ def _stored(
         raise CorruptLog(f"the tokens of {count} blocks have another length")
     if type(parent) is not bytes or len(parent) not in (0, SEAL_BYTES):
         raise CorruptLog("a parent's seal has another length")
-    return Stored(*known[context], parent, tokens, handles, seals, Tier(tier))
+    where, chain_key = known[context]
+    return Stored(*where, parent, tokens, handles, seals, Tier(tier), chain_key)
 
 
-def _removed(known: list[_Context], context: int, tier: int, handles: bytes, seals: bytes, all_below: bool) -> Removed:
+def _removed(known: list[_Known], context: int, tier: int, handles: bytes, seals: bytes, all_below: bool) -> Removed:
     _check_run(handles, seals)
     if type(all_below) is not bool:
         raise CorruptLog("what goes with a removed run is no yes or no")
-    return Removed(*known[context], handles, seals, Tier(tier), all_below)
+    return Removed(*known[context][0], handles, seals, Tier(tier), all_below)
 
 
-def _cleared(known: list[_Context], context: int) -> Cleared:
-    return Cleared(*known[context])
+def _cleared(known: list[_Known], context: int) -> Cleared:
+    return Cleared(*known[context][0])
 
 
 def _check_run(handles: bytes, seals: bytes) -> None:

@@ -36,7 +36,7 @@ class Recovery:
 
     def __init__(self, redis_url: str, password: str, service: IndexService) -> None:
         self._client = connect_log(redis_url, password)
-        self._keys = LogKeys.derive(service.settings.seal_key)
+        self._keys = LogKeys.derive(*service.settings.seal_keys)
         self._service = service
         self._writer = RecoveryLog(self._client, self._keys, _Index(service), service.hub)
 
