@@ -6,12 +6,17 @@ import json
 import signal
 import sys
 import threading
+from pathlib import Path
 
+import grpc
 from collector import Collector  # tests/fakes/api/collector.py, mounted beside this file
 
 stopping = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-collector = Collector("0.0.0.0:4317")
+tls = Path("/etc/coppice/tls")
+pair = (tls / "key.pem").read_bytes(), (tls / "cert.pem").read_bytes()
+credentials = grpc.ssl_server_credentials([pair], (tls / "ca.pem").read_bytes(), require_client_auth=True)
+collector = Collector("0.0.0.0:4317", credentials)
 printed = 0
 while not stopping.wait(0.1):
     for span in collector.spans[printed:]:

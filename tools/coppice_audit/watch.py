@@ -15,7 +15,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from coppice.errors import EXIT_OK, CoppiceError
-from coppice.telemetry import serve_metrics
+from coppice.telemetry.metrics_server import serve_metrics
 from coppice_audit.core.judge import Verdict, judge, leak_is_certain, verdict_of
 from coppice_audit.core.samples import Samples
 from coppice_audit.options import AuditOptions

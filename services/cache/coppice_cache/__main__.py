@@ -10,7 +10,7 @@ from coppice.edge.session_listener import allow_open_files
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, run_main
 from coppice.settings import read_settings
-from coppice.telemetry import configure_logging
+from coppice.telemetry.logs import configure_logging
 from coppice.tenants.watch import LOOK_S
 from coppice_cache.edge.process import CacheProcess
 from coppice_cache.edge.settings import CacheSettings

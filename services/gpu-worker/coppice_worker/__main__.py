@@ -21,7 +21,9 @@ from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, run_main
 from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
-from coppice.telemetry import configure_logging, configure_tracing, serve_metrics
+from coppice.telemetry.logs import configure_logging
+from coppice.telemetry.metrics_server import serve_metrics
+from coppice.telemetry.traces import configure_tracing
 from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
 from coppice_worker.core.batch.steps import WorkerCoreSettings
@@ -85,7 +87,7 @@ def serve(
     tls: Credentials | None = None,
 ) -> int:
     """Until `stopping` is set or the device fails."""
-    tracing = configure_tracing("coppice-worker", settings.otlp_endpoint, instance_id=settings.worker_id)
+    tracing = configure_tracing("coppice-worker", settings.otlp_endpoint, instance_id=settings.worker_id, tls=tls)
     registry = CollectorRegistry()
     failures: list[BaseException] = []
 

@@ -7,7 +7,7 @@ import sys
 
 from coppice.errors import EXIT_OK, run_main
 from coppice.settings import read_settings
-from coppice.telemetry import configure_logging
+from coppice.telemetry.logs import configure_logging
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.service import serve
 

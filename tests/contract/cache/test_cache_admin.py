@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from coppice.telemetry import Tracing, configure_tracing
+from coppice.telemetry.traces import Tracing, configure_tracing
 from coppice_cache.core.base.results import DomainStats, IndexStats, WorkerStats
 from coppice_cache.edge import process
 from coppice_cache.edge.api.admin_http import build_app

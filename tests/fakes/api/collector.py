@@ -32,12 +32,17 @@ class Span:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    def __init__(self, address: str = "127.0.0.1:0") -> None:
+    """`credentials`: of a server that speaks TLS, for clients that call it localhost."""
+
+    def __init__(self, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None) -> None:
         self._lock = threading.Lock()
         self._spans: list[Span] = []
         self._server = grpc.server(ThreadPoolExecutor(4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port(address)}"
+        if credentials is None:
+            self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port(address)}"
+        else:
+            self.endpoint = f"https://localhost:{self._server.add_secure_port(address, credentials)}"
         self._server.start()
 
     def Export(self, request: Any, context: Any) -> Any:

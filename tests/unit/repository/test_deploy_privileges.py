@@ -51,7 +51,7 @@ def test_only_the_scheduler_is_on_the_network_in_front(services: dict[str, Any])
     """Whoever is on the front network does not learn metrics there either: they are bound to a name of the other."""
     on_front = {name for name, service in services.items() if "front" in service["networks"]}
     assert on_front == {"scheduler"}
-    assert all("internal" in service["networks"] for service in services.values())
+    assert {name for name, service in services.items() if "internal" not in service["networks"]} == {"jaeger"}
     scheduler = services["scheduler"]
     assert not scheduler["networks"]["front"]
     metrics_host = scheduler["environment"]["COPPICE_SCHEDULER_METRICS_HOST"]
@@ -74,7 +74,8 @@ def test_each_service_has_its_own_certificate_and_no_other(services: dict[str, A
             if found := re.fullmatch(r"\$\{COPPICE_CERTIFICATES:\?[^}]+\}/?(.*):/etc/coppice/tls:ro", volume):
                 mounted[name] = found[1]
             assert found or "CERTIFICATES" not in volume, f"{name}: {volume}"
-    assert mounted == {name: name for name in ("cache", "scheduler", "worker-cpu", "worker-gpu", "prometheus", "redis")}
+    with_one = ("cache", "scheduler", "worker-cpu", "worker-gpu", "prometheus", "redis", "otel-collector")
+    assert mounted == {name: name for name in with_one}
 
 
 def test_the_tenants_file_is_not_optional_and_is_followed(services: dict[str, Any]) -> None:

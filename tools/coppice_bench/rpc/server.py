@@ -29,7 +29,7 @@ from coppice.messages.index import Acquire, Answer, AnswerBatch, Grant, Op, OpBa
 from coppice.seals import SEAL_BYTES
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import ServerLink, ServerLinks
-from coppice.telemetry import configure_logging
+from coppice.telemetry.logs import configure_logging
 from coppice_bench.rpc.wire import BARE_METHOD, BARE_SERVICE, BLOCK_SIZE, bare_answer_bytes
 from coppice_cache.edge.process import CacheProcess
 from coppice_cache.edge.settings import CacheSettings

@@ -15,7 +15,7 @@ from coppice.edge.signal_event import SignalEvent
 from coppice.errors import UnavailableError, UsageError
 from coppice.ids import CacheEpoch
 from coppice.session.vouchers import Vouchers
-from coppice.telemetry import configure_tracing
+from coppice.telemetry.traces import configure_tracing
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
@@ -71,7 +71,7 @@ class CacheProcess:
                 publisher.stop()
             raise
         self.grpc_port, self.session_address, self.http_port = self._grpc.port, self._sessions.address, self._http.port
-        self._tracing = configure_tracing("coppice-cache", settings.otlp_endpoint)
+        self._tracing = configure_tracing("coppice-cache", settings.otlp_endpoint, tls=tls)
         self._epoch_in_redis = EpochInRedis(redis, Vouchers(*core.seal_keys)) if redis is not None else None
         self._service = IndexService(
             core,

@@ -62,7 +62,9 @@ class CacheSettings(ListeningSettings):
         ge=0,
         description="Pause between audits of all invariants, in slices beside the work; 0 = only on demand.",
     )
-    otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    otlp_endpoint: str | None = Field(
+        None, description="OTLP gRPC endpoint for traces: http://HOST:PORT, or https:// under --tls-cert."
+    )
     audit_log: str | None = Field(
         None, description="File that gets a JSON line for each act of an operator; default: the log."
     )

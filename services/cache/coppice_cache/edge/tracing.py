@@ -10,7 +10,8 @@ from opentelemetry.trace import Tracer
 
 from coppice.ids import TOKEN_BYTES, LeaseId
 from coppice.messages.index import Abandon, Acquire, Answer, Grant, NoCapacity, Op, Release
-from coppice.telemetry import Tracing, context_from_traceparent
+from coppice.telemetry.trace_context import context_from_traceparent
+from coppice.telemetry.traces import Tracing
 
 TRACED_LEASES_MAX = 10_000  # of expired ones the release never comes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, UsageError
-from coppice.telemetry import LogLevel, configure_logging
+from coppice.telemetry.logs import LogLevel, configure_logging
 from coppice_cache.edge.api.admin_http import AdminServer
 from coppice_cache.engine_index.core.fleet import FleetLimits
 from coppice_cache.engine_index.core.tree import AdvisoryLimits

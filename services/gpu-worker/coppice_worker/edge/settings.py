@@ -57,7 +57,9 @@ class WorkerSettings(ListeningSettings):
     max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
     cuda_graphs: bool = Field(True, description="Record decode steps at the start and launch each as one, on a GPU.")
     step_timeout_s: float = Field(300.0, gt=0, description="A step that runs longer hangs: the process ends, exit 1.")
-    otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    otlp_endpoint: str | None = Field(
+        None, description="OTLP gRPC endpoint for traces: http://HOST:PORT, or https:// under --tls-cert."
+    )
     audit_log: str | None = Field(
         None, description="File that gets a JSON line for each act of an operator; default: the log."
     )

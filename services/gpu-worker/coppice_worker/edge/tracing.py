@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 
 from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
-from coppice.telemetry import context_from_traceparent
+from coppice.telemetry.trace_context import context_from_traceparent
 from coppice_worker.edge.runner import StepObserver
 
 

@@ -13,7 +13,7 @@ import threading
 import torch
 
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, run_main
-from coppice.telemetry import configure_logging
+from coppice.telemetry.logs import configure_logging
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.loading import Loaded, load
 from coppice_worker.edge.watchdog import exit_now

@@ -27,8 +27,10 @@ from prometheus_client import CollectorRegistry
 
 from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
-from coppice.telemetry import configure_logging, configure_tracing
+from coppice.telemetry.logs import configure_logging
+from coppice.telemetry.traces import configure_tracing
 from coppice.tenants.directory import TenantDirectory
+from coppice.tls.identity import Role
 from coppice_scheduler.edge.base.file_limit import BACKLOG, connections_within_limit
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics, merged_registry
 from coppice_scheduler.edge.base.settings import ServiceSettings
@@ -88,7 +90,7 @@ def main() -> int:
         return EXIT_FAILURE
     settings = ServiceSettings.model_validate_json(start.settings)
     configure_logging(settings.log_level)
-    tracing = configure_tracing("coppice-scheduler", settings.otlp_endpoint)
+    tracing = configure_tracing("coppice-scheduler", settings.otlp_endpoint, tls=settings.credentials(Role.SCHEDULER))
     try:
         asyncio.run(_serve(start, settings, connection, listener))
     except CoppiceError as error:

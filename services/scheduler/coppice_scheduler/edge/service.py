@@ -26,7 +26,7 @@ from coppice.addresses import Address, is_loopback
 from coppice.audit_log import AuditLog
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import CoppiceError, UnavailableError, UsageError
-from coppice.telemetry import serve_metrics
+from coppice.telemetry.metrics_server import serve_metrics
 from coppice.tenants.directory import DEFAULT_TENANT_ID
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, DomainId, Namespace, SchedulerEpoch, WorkerId
 from coppice.messages.index import Abandon, Acquire, Extend, Invalid, MatchQueries, Op, Publish, Release, Retain
-from coppice.telemetry import context_from_metadata, traceparent_of
+from coppice.telemetry.trace_context import context_from_metadata, traceparent_of
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.edge.api.grpc_messages import UnknownValue, answer_to_wire, record_from_wire, wire_from_record
 from coppice_cache.edge.service.service import IndexService

@@ -40,7 +40,9 @@ class ServiceSettings(TlsSettings):
         None, ge=0, le=65535, description="Own port for /metrics; default: the REST port, with tenants nowhere."
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
-    otlp_endpoint: str | None = Field(None, description="OTLP gRPC endpoint for traces.")
+    otlp_endpoint: str | None = Field(
+        None, description="OTLP gRPC endpoint for traces: http://HOST:PORT, or https:// under --tls-cert."
+    )
     audit_log: str | None = Field(
         None, description="File that gets a JSON line for each act of an operator; default: the log."
     )

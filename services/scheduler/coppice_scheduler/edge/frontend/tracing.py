@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, format_trace_id
 
-from coppice.telemetry import traceparent_of
+from coppice.telemetry.trace_context import traceparent_of
 from coppice_scheduler.core.state.request import Mark
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
 from coppice_scheduler.edge.text.text_stream import Usage

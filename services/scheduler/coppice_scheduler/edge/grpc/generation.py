@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from coppice.telemetry import context_from_metadata
+from coppice.telemetry.trace_context import context_from_metadata
 from coppice.tenants.tenant import Tenant
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.auth import bearer_key

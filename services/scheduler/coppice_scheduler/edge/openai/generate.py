@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from opentelemetry.context import Context
 
-from coppice.telemetry import context_from_headers
+from coppice.telemetry.trace_context import context_from_headers
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, internal
 from coppice_scheduler.edge.frontend.body_budget import Body

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
 
-from coppice.telemetry import context_from_headers, context_from_traceparent
+from coppice.telemetry.trace_context import context_from_headers, context_from_traceparent
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec, TextPrompt
 from coppice_scheduler.edge.frontend.tracing import CLIENT_TRACE_ID, CallSpan
 from coppice_scheduler.edge.text.text_stream import NO_USAGE

@@ -1,0 +1,35 @@
+"""Logs of a process: one line each on standard error. Prompts, tokens and completions never go into one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from coppice.errors import UsageError
+
+LogLevel = str
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class _OneLine(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z WARNING coppice.cache: text`; a traceback follows on lines of its own."""
+
+    def __init__(self) -> None:
+        self.converter = time.gmtime
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the standard library's name)
+        record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
+        return super().formatMessage(record)
+
+
+def configure_logging(level: LogLevel = "info") -> None:
+    """Send logs of this process to stderr, one line each. `level`: debug, info, warning or error."""
+    if level not in _LEVELS:
+        raise UsageError(f"log level {level!r} is not known", hint=f"one of {', '.join(_LEVELS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # The exporter logs each failed attempt with a stack; we say it once, and count.
+    logging.getLogger("opentelemetry").setLevel("CRITICAL")

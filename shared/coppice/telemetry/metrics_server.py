@@ -1,0 +1,131 @@
+"""`/metrics`, `/healthz` and `/readyz` of a process that serves no other HTTP."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from coppice.errors import UnavailableError
+from coppice.tls.credentials import Credentials
+from coppice.tls.identity import NoIdentity, identity_of
+from coppice.tls.rights import why_not_rest
+
+PATIENCE_S = 10  # with whoever connects for metrics and does not go on
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsServer:
+    """A running `/metrics`, `/healthz`, `/readyz` server; `port` is the one that it really got."""
+
+    host: str
+    port: int
+    _server: ThreadingHTTPServer
+    _thread: threading.Thread
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve_metrics(
+    host: str,
+    port: int,
+    registry: CollectorRegistry,
+    not_ready_because: Callable[[], Sequence[str]],
+    *,
+    notes: Callable[[], Sequence[str]] = tuple,
+    flag: str = "--http-port",
+    tls: Credentials | None = None,
+) -> MetricsServer:
+    """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
+
+    `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
+    gives, 200 when it gives none; `notes` are more lines for whoever reads it. With `tls` all of it is for those alone
+    who show a certificate of the stack, of any role. Raises UnavailableError when the port cannot be had.
+    """
+
+    class Handler(_MetricsHandler):
+        pass
+
+    Handler.registry = registry
+    Handler.not_ready_because = staticmethod(not_ready_because)
+    Handler.notes = staticmethod(notes)
+    try:
+        server = _Server((host, port), Handler)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {host}:{port} for metrics: {error.strerror}", hint=f"choose another {flag}"
+        ) from error
+    server.context = tls.listening_context() if tls is not None else None
+    thread = threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True)
+    thread.start()
+    return MetricsServer(host=host, port=server.server_address[1], _server=server, _thread=thread)
+
+
+class _Server(ThreadingHTTPServer):
+    """`context`: connections shake hands first, each in its own thread, so that nobody waits for one that does not."""
+
+    daemon_threads = True
+    context: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(PATIENCE_S)
+        try:
+            with request if self.context is None else self.context.wrap_socket(request, server_side=True) as connection:
+                super().finish_request(connection, client_address)
+        except OSError:
+            pass  # who hangs up, or cannot shake hands, is not worth a traceback
+
+
+class _MetricsHandler(BaseHTTPRequestHandler):
+    registry: CollectorRegistry
+    not_ready_because: Callable[[], Sequence[str]]
+    notes: Callable[[], Sequence[str]]
+    protocol_version = "HTTP/1.1"
+    server_version = "coppice"
+    sys_version = ""  # versions are nobody's business
+    timeout = PATIENCE_S
+
+    def do_GET(self) -> None:
+        path = self.path.split("?", 1)[0]
+        if why_not := self._why_not(path):
+            self._answer(403, why_not.encode() + b"\n", "text/plain; charset=utf-8")
+        elif path == "/metrics":
+            self._answer(200, generate_latest(self.registry), CONTENT_TYPE_LATEST)
+        elif path == "/healthz":
+            self._answer(200, b"ok\n", "text/plain; charset=utf-8")
+        elif path == "/readyz":
+            reasons = self.not_ready_because()
+            body = "\n".join([*(reasons or ["ready"]), *self.notes()])
+            self._answer(503 if reasons else 200, body.encode() + b"\n", "text/plain; charset=utf-8")
+        else:
+            self._answer(404, b"known: /metrics /healthz /readyz\n", "text/plain; charset=utf-8")
+
+    do_HEAD = do_GET  # noqa: N815  (the standard library's name; load balancers probe with HEAD)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not worth a log line each."""
+
+    def _why_not(self, path: str) -> str:
+        """Why whoever shook hands may not ask for this; empty when it may, as all may without TLS."""
+        if not isinstance(self.connection, ssl.SSLSocket):
+            return ""
+        try:
+            return why_not_rest(identity_of(self.connection.getpeercert()), path)
+        except NoIdentity:
+            return "the certificate names nobody"
+
+    def _answer(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

@@ -1,0 +1,33 @@
+"""Logs are one line each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from coppice.errors import UsageError
+from coppice.telemetry.logs import configure_logging
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+
+
+def test_a_log_record_is_one_line(capfd: pytest.CaptureFixture[str], restored_logging: None) -> None:
+    configure_logging("warning")
+    logging.getLogger("coppice.test").info("unseen")
+    logging.getLogger("coppice.test").warning("two\nlines from %s", "w0")
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith("Z WARNING coppice.test: two\\nlines from w0")
+
+
+def test_an_unknown_level_is_named() -> None:
+    with pytest.raises(UsageError, match="'loud'"):
+        configure_logging("loud")

@@ -1,0 +1,105 @@
+"""Spans are bounded, and lost rather than waited for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from coppice.errors import UsageError
+from coppice.telemetry.trace_context import context_from_metadata, traceparent_of
+from coppice.telemetry.traces import _BoundedExport, configure_tracing
+
+
+class CollectingExporter(SpanExporter):
+    """Keeps names; blocks while `gate` is closed, as a collector that does not answer."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.gate.wait(60)
+        self.names += [span.name for span in spans]
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self.gate.set()
+
+
+@pytest.fixture(autouse=True)
+def _own_global_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "set_tracer_provider", lambda provider: None)
+
+
+def test_without_an_endpoint_nothing_is_traced() -> None:
+    tracing = configure_tracing("coppice-test", None)
+    with tracing.tracer("t").start_as_current_span("request") as span:
+        assert not span.is_recording()
+        assert traceparent_of() == ""
+    tracing()
+    assert not tracing.enabled
+
+
+def test_spans_reach_the_exporter_with_the_service_name() -> None:
+    exporter = CollectingExporter()
+    tracing = configure_tracing("coppice-test", None, instance_id="w0", exporter=exporter)
+    with tracing.tracer("t").start_as_current_span("request") as span:
+        assert span.is_recording()
+    tracing()
+    assert exporter.names == ["request"]
+    assert tracing.spans_dropped == 0
+
+
+def test_a_collector_that_does_not_answer_costs_spans_not_requests() -> None:
+    exporter = CollectingExporter()
+    exporter.gate.clear()
+    tracing = configure_tracing("coppice-test", None, exporter=exporter, spans_held_max=8)
+    tracer = tracing.tracer("t")
+    for _ in range(100):
+        tracer.start_span("step").end()
+    assert tracing.spans_dropped == 92
+    exporter.gate.set()
+    tracing()
+    assert len(exporter.names) == 8
+
+
+def test_a_dead_endpoint_is_said_once_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "coppice.telemetry")
+    results = [SpanExportResult.SUCCESS, *[SpanExportResult.FAILURE] * 3, *[SpanExportResult.SUCCESS] * 2]
+
+    class Flaky(CollectingExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return results[int(spans[0].name)]
+
+    processor = _BoundedExport(Flaky(), 8)
+    tracer = TracerProvider(shutdown_on_exit=False)
+    tracer.add_span_processor(processor)
+    for number in range(len(results)):
+        tracer.get_tracer("t").start_span(str(number)).end()
+        processor.force_flush()
+    processor.shutdown()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "the OTLP endpoint does not take traces" in caplog.text
+    assert processor.dropped == 3
+
+
+def test_context_crosses_grpc_metadata() -> None:
+    tracing = configure_tracing("coppice-test", None, exporter=CollectingExporter())
+    with tracing.tracer("t").start_as_current_span("request") as span:
+        metadata = (("authorization", "Bearer x"), ("traceparent", traceparent_of()))
+    received = trace.get_current_span(context_from_metadata(metadata)).get_span_context()
+    assert received.trace_id == span.get_span_context().trace_id
+    assert received.is_remote
+    tracing()
+
+
+def test_an_endpoint_of_the_wrong_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="OTLP endpoint"):
+        configure_tracing("coppice-test", "ftp://collector:4317")
