@@ -12,12 +12,14 @@ The victim asks for a few tokens four times a second, as long as each phase last
     refused  wrong fields and prompts that are too long, 64 at once, again and again
     strangers  the same with a key that nobody has
     bodies   150 bodies of 2 MB that lack their end
+    answers  64 calls for 128 answers each, at once, again and again
     unread   64 streams of many choices that are never read
     idle     10,000 connections that say nothing, or as many as the limit of open files allows
 
 Phases take turns, `calm` before each of them, so that whatever else the machine does meets all alike. Printed are the
 median and the 99th percentile of each, in milliseconds, how many of the victim's requests failed, and what the
-attacker was told. All of them run on the same machine: the attacker's own processor time is in the figures.
+attacker was told. All of them run on the same machine: the attacker runs at the lowest priority, so that it takes what
+the others leave of the processors, as if it were elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import resource
 import socket
 import statistics
@@ -41,7 +44,7 @@ import httpx
 
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
 
-PHASES = ("calm", "fair", "texts", "ids", "refused", "strangers", "bodies", "unread", "idle")
+PHASES = ("calm", "fair", "texts", "ids", "refused", "strangers", "answers", "bodies", "unread", "idle")
 EVERY_S = 0.25  # a request of the victim
 NUM_BYTES = 1_900_000
 SETTLE_S = 1.0  # what an attack left behind counts for it, for so long
@@ -83,7 +86,7 @@ async def ask_once(http: httpx.AsyncClient, model: str, number: int, seen: Seen)
 
 async def be_a_victim(http: httpx.AsyncClient, model: str, seconds: float, seen: Seen, first: int) -> int:
     """Requests at fixed times, whether the ones before are answered or not. Returns the next number."""
-    running = []
+    running: list[asyncio.Task[None]] = []
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         running.append(asyncio.create_task(ask_once(http, model, first + len(running), seen)))
@@ -134,6 +137,10 @@ class Attacker:
 
     async def _strangers(self) -> None:
         await self._post(64, "nobody", "/v1/completions", json.dumps({"model": self._model, "prompt": "x"}))
+
+    async def _answers(self) -> None:
+        many = json.dumps({"model": self._model, "prompt": [[5]] * 128, "max_tokens": 1})
+        await self._post(64, self._key, "/v1/completions", many)
 
     async def _bodies(self) -> None:
         whole = HEAD.format(self._key, NUM_BYTES + 100_000).encode() + b'{"prompt":"' + b"x" * NUM_BYTES
@@ -261,6 +268,7 @@ def main() -> int:
     parser.add_argument("--model", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.attack:
+        os.nice(19)
         asyncio.run(attack(arguments.url, arguments.attacker, arguments.model, arguments.attack))
         return 0
     warn_if_busy()

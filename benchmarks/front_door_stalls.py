@@ -22,11 +22,13 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 import coppice
-from coppice.tenants import TenantDirectory
-from coppice_scheduler.core.state.request import Finish, Output, Request, SchedulerStats
+from coppice.garbage import shorten_pauses
+from coppice.tenants.directory import TenantDirectory
+from coppice_scheduler.core.state.request import Finish, Output, OutputError, Request, SchedulerStats
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.frontend.generation_spec import MAX_PROMPTS
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.openai.routes import create_app
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
@@ -37,7 +39,8 @@ NUM_BYTES = 1_900_000
 LOOK_S = 0.001
 NUM_BODIES = 150
 BODIES_S = 15.0
-LOADS = ("bias", "ids", "texts")
+LOADS = ("bias", "ids", "texts", "answers")
+NUM_CALLS = 100  # of many answers each
 
 
 @dataclass
@@ -47,12 +50,16 @@ class OneToken:
     model: ModelInfo
     ready: bool = True
     accepts: bool = True
+    tenants_refused: bool = False
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         yield Output(request.request_id, bytes(4), finish=Finish.LENGTH, num_output_tokens=1)
 
     def finish(self, request_id: str) -> None:
         """Nothing runs on."""
+
+    def end(self, request_id: str, error: OutputError) -> None:
+        """Likewise."""
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(0, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -64,6 +71,9 @@ def calls_of(load: str) -> tuple[str, list[str]]:
         text = "the quick brown fox jumps over the lazy dog " * (NUM_BYTES // 44 + 1)
         return "/tokenize", [json.dumps({"prompt": text[place:NUM_BYTES]}) for place in range(8)]
     asked: dict[str, object] = {"model": MODEL, "max_tokens": 1, "prompt": "x"}
+    if load == "answers":
+        asked["prompt"] = [[5]] * MAX_PROMPTS
+        return "/v1/completions", [json.dumps(asked)] * NUM_CALLS
     if load == "ids":
         asked["prompt"] = [100 + number * 7919 % 3900 for number in range(NUM_BYTES // 5)]
     else:
@@ -127,6 +137,7 @@ async def measure(*, as_json: bool) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn_config(create_app(frontdoor, None), "127.0.0.1", 0, HttpLimits()))
     serving = asyncio.create_task(server.serve([listener]))
+    shorten_pauses()  # as a front door does
     port = listener.getsockname()[1]
     before, after = await mebibytes_of_unfinished_bodies(port)
     found: dict[str, object] = {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}

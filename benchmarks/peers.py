@@ -163,7 +163,7 @@ def _evictions(contenders: list[Peer]) -> Iterator[tuple[str, Callable[[int], ob
         except PeerMissing as missing:
             note(f"no eviction of {contender.name}: {missing}")
             continue
-        yield contender.name, lambda _, evict=contender.evict_one: evict()
+        yield contender.name, lambda _, evict=contender.evict_one: evict()  # type: ignore[misc]
 
 
 def ratios(

@@ -194,7 +194,7 @@ class Journey:
             planner.write(name, self.steps, STEPS.from_client, plan)
         for message in effects[0].to_index:
             planner.write(name, self.index, INDEX.from_client, message)
-        plan = message = None
+        plan = message = None  # type: ignore[assignment]
         planner.act("", effects.clear)
 
     def _take_answers(self) -> None:

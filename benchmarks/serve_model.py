@@ -37,7 +37,7 @@ def write_model(folder: Path, seed: int = 0) -> int:
         dtype=torch.bfloat16,
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = LlamaForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
     model.save_pretrained(folder)
     write_byte_tokenizer(folder, CONTEXT, VOCABULARY)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -18,6 +18,7 @@ from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.session_listener import SessionListener
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, run_main
+from coppice.garbage import shorten_pauses
 from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
 from coppice.settings import read_settings
@@ -110,6 +111,7 @@ def serve(
     service.register_with(settings.cache, tls)
     listens = listener.address, server.port, http.port
     _log.info("%s listens on %s, gRPC on port %d, metrics on %d", settings.worker_id, *listens)
+    shorten_pauses()
     stopping.wait()
     try:
         service.stop(GRACE_S)

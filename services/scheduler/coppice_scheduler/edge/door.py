@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry
 
 from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
+from coppice.garbage import shorten_pauses
 from coppice.telemetry.logs import configure_logging
 from coppice.telemetry.traces import configure_tracing
 from coppice.tenants.directory import TenantDirectory
@@ -143,6 +144,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     await grpc_server.start()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
+    shorten_pauses()
     engine.send(Serving())
     await _until_the_end(engine, grpc_server)
     rest.stop_listening()

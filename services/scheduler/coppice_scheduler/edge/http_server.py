@@ -31,6 +31,7 @@ _BUSY_RETRY_MS = 1000
 # asyncio takes so many of them before anybody else has a turn, and calls that the backlog as well: who opens thousands
 # of connections at once would stop all streams for as long as they take.
 ACCEPTS_PER_TURN = 32
+READ_BYTES = 64 * 1024  # of one connection, in one turn; asyncio has 256 KiB, and many large bodies may come at once
 # What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.
 _log = logging.getLogger("coppice.scheduler.connections")
 _log.setLevel(logging.ERROR)
@@ -143,6 +144,7 @@ class _LimitedProtocol(H11Protocol):
             return
         self._is_excess = excess > 0
         transport.set_write_buffer_limits(high=self.limits.send_buffer_bytes)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own name
         raw = transport.get_extra_info("socket")
         if raw is not None:
             # Without this the kernel takes megabytes for a client that does not read.

@@ -26,6 +26,7 @@ from coppice.addresses import Address, is_loopback
 from coppice.audit_log import AuditLog
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import CoppiceError, UnavailableError, UsageError
+from coppice.garbage import shorten_pauses
 from coppice.telemetry.metrics_server import serve_metrics
 from coppice.tenants.directory import DEFAULT_TENANT_ID
 from coppice.tenants.watch import TenantsWatch
@@ -101,6 +102,7 @@ def serve(settings: ServiceSettings) -> None:
         if watch is not None:
             registry.register(watch)
         with _metrics_listener(settings, registry, doors, watch, tls):
+            shorten_pauses()
             doors.planner.start()
             processes = DoorProcesses(doors, start, listener, settings.front_doors, changed)
             reload = TenantReload(watch, doors, processes) if watch is not None else None

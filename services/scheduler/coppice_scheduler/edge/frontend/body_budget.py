@@ -84,7 +84,7 @@ class Body:
 
     def __init__(self, budget: BodyBudget, tenant: str) -> None:
         self._budget = budget
-        self._tenant = tenant
+        self.tenant = tenant
         self._parts: list[bytes] = []
         self._num_counted = 0
         self._is_held = True
@@ -94,7 +94,7 @@ class Body:
         """Raises ApiError where there is no room."""
         beyond = max(self.num_bytes + len(part) - SMALL_BYTES, 0)
         if beyond > self._num_counted:
-            self._budget.take(self._tenant, beyond - self._num_counted)
+            self._budget.take(self.tenant, beyond - self._num_counted)
             self._num_counted = beyond
         self._parts.append(part)
         self.num_bytes += len(part)
@@ -110,7 +110,7 @@ class Body:
         if self._is_held:
             self._is_held = False
             self._parts.clear()
-            self._budget.give_back(self._tenant, self._num_counted)
+            self._budget.give_back(self.tenant, self._num_counted)
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_refused
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.admission import Admitted
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
+from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.tracing import CallSpan
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, TextStream, Usage
 
@@ -66,16 +67,20 @@ class Run:
     make_stream: Callable[[Callable[[], None]], TextStream]
     calls: CallsByKey
     tenant: Tenant
+    loop_share: LoopShare
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        stream = self.make_stream(lambda: self.engine.finish(self.request.request_id))
-        clock = _Clock(self.metrics, self.request)
+        num_tokens = 0
         code: str | None = "cancelled"
         try:
+            await self.loop_share.take(self.tenant.id)
+            stream = self.make_stream(lambda: self.engine.finish(self.request.request_id))
+            clock = _Clock(self.metrics, self.request)
             async with aclosing(self._outputs()) as outputs:
                 async for output in outputs:
                     clock.saw(output)
                     delta = stream.take(output)
+                    num_tokens = stream.num_tokens
                     if output.timeline:
                         self.span.timeline(output.timeline)
                     if delta is not None and delta.ending is not None:
@@ -91,7 +96,7 @@ class Run:
             raise
         finally:
             if code is not None:
-                self.metrics.failed(self.request.tenant, code, stream.num_tokens)
+                self.metrics.failed(self.request.tenant, code, num_tokens)
 
     async def _outputs(self) -> AsyncGenerator[Output, None]:
         """The engine's outputs. The first step runs under the call's span, so that the engine can carry it on."""

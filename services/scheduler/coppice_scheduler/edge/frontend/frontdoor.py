@@ -35,6 +35,7 @@ from coppice_scheduler.edge.frontend.calls import Call, Run, code_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
 from coppice_scheduler.edge.frontend.generation_spec import MAX_CACHE_SALT, MAX_TIMEOUT_S, GenerationSpec, Prompt
+from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.frontend.tracing import CallSpan
@@ -48,6 +49,7 @@ from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
 
 DEFAULT_MAX_RETAIN_MS = 30 * 60 * 1000
 _PROMPT_TAIL_BYTES = 4 * 16
+_UNITS_PER_PROMPT = 2  # of the loop's time
 
 T = TypeVar("T")
 
@@ -76,6 +78,7 @@ class FrontDoor:
         self._limits = DoorLimits()
         self.bodies = bodies or BodyBudget()
         self.text_work = TextWork()
+        self.loop_share = LoopShare()
         self._prompts = PromptReader(
             Tokenizer(checkpoint),
             ChatTemplate(checkpoint),
@@ -157,6 +160,7 @@ class FrontDoor:
         call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{uuid4().hex}"
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
+            await self.loop_share.take(tenant.id, _UNITS_PER_PROMPT * len(spec.prompts))
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = _deadline_ns(spec, arrived_ns)
             salt = _salt(spec, tenant.domain)
@@ -223,7 +227,7 @@ class FrontDoor:
                     fork_of=first if choice and not whole.sampling.prompt_logprobs else None,
                 )
                 make_stream = self._stream_maker(index, prompt, echoes[place], spec, is_extra_choice=choice > 0)
-                yield Run(self._engine, self._metrics, request, span, make_stream, self._calls, tenant)
+                yield Run(self._engine, self._metrics, request, span, make_stream, self._calls, tenant, self.loop_share)
 
     def _stream_maker(
         self, index: int, prompt: Admitted, echo: Echo | None, spec: GenerationSpec, *, is_extra_choice: bool

@@ -12,6 +12,7 @@ from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
+from coppice_scheduler.edge.frontend.loop_share import UNIT_BYTES, LoopShare
 
 
 def caller_of(frontdoor: FrontDoor, request: Request) -> Tenant:
@@ -21,7 +22,7 @@ def caller_of(frontdoor: FrontDoor, request: Request) -> Tenant:
     return tenant
 
 
-async def read_body(request: Request, timeout_s: float, body: Body) -> None:
+async def read_body(request: Request, timeout_s: float, body: Body, loop_share: LoopShare) -> None:
     """Put the whole body into `body`, bounded in bytes and time. Raises ApiError."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
@@ -29,6 +30,7 @@ async def read_body(request: Request, timeout_s: float, body: Body) -> None:
     try:
         async with asyncio.timeout(timeout_s):
             async for part in request.stream():
+                await loop_share.take(body.tenant, 1 + len(part) // UNIT_BYTES)
                 body.add(part)
                 if body.num_bytes > MAX_BODY_BYTES:
                     raise _too_large()

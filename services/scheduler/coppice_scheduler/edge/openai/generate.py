@@ -42,7 +42,7 @@ class GenerateApi:
         tenant = caller_of(self._frontdoor, request)
         parent = context_from_headers(request.headers)
         with self._frontdoor.bodies.body(tenant.id) as body:
-            await read_body(request, self._body_timeout_s, body)
+            await read_body(request, self._body_timeout_s, body, self._frontdoor.loop_share)
             answer = await unless_disconnected(request.receive, lambda: self._answer(tenant, body, parse, parent))
         return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
 

@@ -48,7 +48,7 @@ class TokensApi:
     async def _answer(self, request: Request, answer: Callable[[Tenant, bytes], Awaitable[bytes]]) -> Response:
         tenant = caller_of(self._frontdoor, request)
         with self._frontdoor.bodies.body(tenant.id) as body:
-            await read_body(request, self._body_timeout_s, body)
+            await read_body(request, self._body_timeout_s, body, self._frontdoor.loop_share)
             content = await unless_disconnected(request.receive, lambda: answer(tenant, body.take_bytes()))
         if content is None:
             return Response(status_code=CLIENT_CLOSED_STATUS)

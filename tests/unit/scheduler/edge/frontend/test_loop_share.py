@@ -1,0 +1,119 @@
+"""What one tenant has waiting takes a share of each turn of the loop, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from coppice_scheduler.edge.frontend.loop_share import LoopShare
+
+
+class Pieces:
+    """Who got a turn, in order."""
+
+    def __init__(self, units: int) -> None:
+        self.share = LoopShare(units)
+        self.done: list[str] = []
+
+    def ask(self, tenant: str, units: int = 1) -> asyncio.Task[None]:
+        async def piece() -> None:
+            await self.share.take(tenant, units)
+            self.done.append(tenant)
+
+        return asyncio.create_task(piece())
+
+
+def test_a_tenant_gets_its_units_of_a_turn_and_others_theirs() -> None:
+    async def scenario() -> None:
+        pieces = Pieces(units=4)
+        tasks = [pieces.ask("a") for _ in range(100)]
+        await asyncio.sleep(0)
+        assert pieces.done == ["a"] * 4
+        late = pieces.ask("b")
+        await asyncio.sleep(0)
+        assert "b" in pieces.done
+        assert len(pieces.done) < 10
+        await asyncio.gather(*tasks, late)
+        assert pieces.done.count("a") == 100
+
+    asyncio.run(scenario())
+
+
+def test_each_turn_is_bounded_until_all_is_done() -> None:
+    async def scenario() -> None:
+        pieces = Pieces(units=4)
+        tasks = [pieces.ask("a") for _ in range(50)]
+        seen = 0
+        while seen < 50:
+            await asyncio.sleep(0)
+            assert len(pieces.done) - seen <= 4
+            seen = len(pieces.done)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())
+
+
+def test_a_large_piece_has_a_turn_to_itself() -> None:
+    async def scenario() -> None:
+        pieces = Pieces(units=4)
+        tasks = [pieces.ask("a", 100), pieces.ask("a"), pieces.ask("a", 100), pieces.ask("a")]
+        await asyncio.sleep(0)
+        assert pieces.done == ["a"]
+        await asyncio.gather(*tasks)
+        assert pieces.done == ["a"] * 4
+
+    asyncio.run(scenario())
+
+
+def test_the_order_within_a_tenant_is_kept() -> None:
+    async def scenario() -> None:
+        share, done = LoopShare(2), []
+
+        async def piece(number: int) -> None:
+            await share.take("a")
+            done.append(number)
+
+        await asyncio.gather(*(piece(number) for number in range(20)))
+        assert done == list(range(20))
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_while_another_wakes_does_not_go_first() -> None:
+    async def scenario() -> None:
+        share, done = LoopShare(2), []
+
+        async def piece(name: str, units: int, *, later: bool = False) -> None:
+            if later:
+                await asyncio.sleep(0)  # to the turn in which those who wait are let go
+            await share.take("a", units)
+            done.append(name)
+
+        await asyncio.gather(piece("whole turn", 2), piece("waits", 1), piece("comes", 1, later=True))
+        assert done == ["whole turn", "waits", "comes"]
+
+    asyncio.run(scenario())
+
+
+def test_who_goes_away_leaves_its_place() -> None:
+    async def scenario() -> None:
+        pieces = Pieces(units=1)
+        tasks = [pieces.ask("a") for _ in range(10)]
+        await asyncio.sleep(0)
+        for task in tasks[1:9]:
+            task.cancel()
+        await asyncio.wait_for(tasks[9], 60)
+        assert pieces.done == ["a"] * 2
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
+    async def scenario() -> None:
+        pieces = Pieces(units=1)
+        await asyncio.gather(*(pieces.ask(f"t{number % 10}") for number in range(100)))
+        await asyncio.sleep(0)
+        assert not pieces.share._taken
+        assert not pieces.share._lines
+
+    asyncio.run(scenario())
