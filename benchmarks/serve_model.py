@@ -9,7 +9,7 @@ word of its own, so that every generated token is text at once.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -44,6 +44,6 @@ def write_model(folder: Path, seed: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/serve_model.py FOLDER")
-    print(f"{write_model(Path(sys.argv[1])):,} parameters")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where it is written; made if it is not there")
+    print(f"{write_model(parser.parse_args().folder):,} parameters")

@@ -4,7 +4,7 @@ Encoded as tagged, length-prefixed fields, so that no two different sets of fiel
 
     tag (1 byte) | length (4 bytes, little endian) | value        fields in ascending order of tag
 
-A salt subdivides a namespace for one domain: it stands behind the other fields, so trees and root seals differ by it
+A salt subdivides a namespace for one domain: it stands behind the other fields, so trees and chain keys differ by it
 as they do by the model. What a client sends becomes a digest twice, and each time with its domain, so the same salt of
 two domains is two salts:
 

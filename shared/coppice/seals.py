@@ -6,7 +6,7 @@
 
 A generation says whose turn it is, a seal says what was written: the chain of all tokens up to and including the
 block, in one domain and namespace. The keys keep tenants from computing each other's seals, and whoever sees seals from
-trying tokens on them.
+trying tokens on them, unless they have the seal key that a tree's chain key follows from.
 
 Seals outlive the seal key that they follow from: a tree keeps its chain key when the deployment gets another seal key.
 A proof says whose a chain key is, and is made anew under each seal key.

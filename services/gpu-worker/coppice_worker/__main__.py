@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -76,6 +77,7 @@ def run(settings: WorkerSettings) -> int:
     with Ranks(settings) as ranks:
         loaded = load(settings, ranks.join())
         code = serve(settings, loaded, ranks.lead(loaded), stopping, tls)
+        gc.unfreeze()  # what holds graphs is garbage now
         loaded.executor.close()
         return code
 
@@ -107,11 +109,11 @@ def serve(
     http = serve_metrics(host, port, registry, lambda: tuple(service.problems.values()), tls=tls)
     # Not stopped at the end: a step that hangs then must not keep the process either.
     StepWatchdog(service, settings.step_timeout_s, compute.hung).start()
+    shorten_pauses()
     service.serve(listener, server)
     service.register_with(settings.cache, tls)
     listens = listener.address, server.port, http.port
     _log.info("%s listens on %s, gRPC on port %d, metrics on %d", settings.worker_id, *listens)
-    shorten_pauses()
     stopping.wait()
     try:
         service.stop(GRACE_S)

@@ -190,9 +190,9 @@ class _ReloadedExporter(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         pem = self._tls.pem()
         if pem != self._pem:
-            self._inner.shutdown()
-            self._pem = pem
+            old, self._pem = self._inner, pem
             self._inner = self._made()
+            old.shutdown()
         return self._inner.export(spans)
 
     def shutdown(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry import trace
 
 from coppice.telemetry.traces import Tracing, configure_tracing
-from coppice.tls.credentials import Credentials
+from coppice.tls.credentials import Credentials, TlsFiles
 from tests.fakes.api.collector import Collector
 from tests.fakes.certificates import Authority, replace
 from tests.fakes.waiting import wait_for
@@ -61,12 +61,10 @@ def test_spans_go_under_the_certificate_of_the_process(authority: Authority, col
     tracing()
 
 
-def test_who_has_no_certificate_of_the_ca_is_not_heard(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = made_authority(tmp_path / "other")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(tmp_path / "ours" / "ca.pem"))  # it trusts the collector
-    tracing = configure_tracing("test", collector.endpoint, tls=other.credentials("worker", "w0"))
+def test_who_has_a_certificate_of_another_ca_is_not_heard(tmp_path: Path, collector: Collector) -> None:
+    theirs = made_authority(tmp_path / "other").files("worker", "w0")
+    trusting = Credentials(TlsFiles(theirs.certificate, theirs.key, tmp_path / "ours" / "ca.pem"))
+    tracing = configure_tracing("test", collector.endpoint, tls=trusting)
     ends_a_span(tracing, "step")
     wait_for(lambda: tracing.spans_dropped == 1, "the span to be dropped")
     tracing()

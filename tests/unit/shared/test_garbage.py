@@ -9,7 +9,7 @@ import pytest
 
 from coppice.garbage import shorten_pauses
 
-NUM_OBJECTS = 150_000  # of a burst of requests, at once
+NUM_OBJECTS = 700_000  # more than any burst of requests makes
 
 
 @pytest.fixture(autouse=True)

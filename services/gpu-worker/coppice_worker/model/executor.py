@@ -235,5 +235,4 @@ class TorchExecutor:
     def close(self) -> None:
         """Gives the graphs back: ranks cannot part from each other while one holds a sum of theirs."""
         self._graphs = None
-        gc.unfreeze()  # where the process was told to have short pauses
         gc.collect()

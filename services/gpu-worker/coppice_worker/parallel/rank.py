@@ -5,6 +5,7 @@ It loads its share of the model and does what rank 0 says, until that closes the
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import sys
@@ -13,6 +14,7 @@ import threading
 import torch
 
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, run_main
+from coppice.garbage import shorten_pauses
 from coppice.telemetry.logs import configure_logging
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.loading import Loaded, load
@@ -40,7 +42,9 @@ def run(invitation: Invitation) -> int:
         try:
             group = invitation.meeting.join(invitation.rank, invitation.size)
             loaded = load(invitation.settings, group)
+            shorten_pauses()
             serve(invitation, loaded, channel, copies)
+            gc.unfreeze()  # what holds graphs is garbage now
             loaded.executor.close()
             group.close()
         except CoppiceError as error:

@@ -26,10 +26,10 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from coppice.edge.wire import Splitter, packed
-from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
+from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, UsageError
 from coppice.garbage import shorten_pauses
 from coppice.telemetry.logs import configure_logging
-from coppice.telemetry.traces import configure_tracing
+from coppice.telemetry.traces import Tracing, configure_tracing
 from coppice.tenants.directory import TenantDirectory
 from coppice.tls.identity import Role
 from coppice_scheduler.edge.base.file_limit import BACKLOG, connections_within_limit
@@ -53,6 +53,7 @@ from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 
 _log = logging.getLogger("coppice.scheduler")
+SERVICE = "coppice-scheduler"  # in traces
 CLOSE_GRACE_S = 2.0  # for answers that are complete to reach their clients
 CUT_GRACE_S = 0.5  # for what is left after that to hear that it was cut off
 ORPHAN_S = CLOSE_GRACE_S + 1.0  # a front door without a planner lives no longer
@@ -91,7 +92,7 @@ def main() -> int:
         return EXIT_FAILURE
     settings = ServiceSettings.model_validate_json(start.settings)
     configure_logging(settings.log_level)
-    tracing = configure_tracing("coppice-scheduler", settings.otlp_endpoint, tls=settings.credentials(Role.SCHEDULER))
+    tracing = _tracing(settings)
     try:
         asyncio.run(_serve(start, settings, connection, listener))
     except CoppiceError as error:
@@ -103,6 +104,18 @@ def main() -> int:
         if os.getppid() != parent:
             shutil.rmtree(start.metrics_dir, ignore_errors=True)  # it was killed, and nobody else will
     return EXIT_OK
+
+
+def _tracing(settings: ServiceSettings) -> Tracing:
+    """Files of TLS that are wrong now cost spans: a front door that is started again serves all the same."""
+    endpoint = settings.otlp_endpoint
+    if endpoint is None or not endpoint.startswith("https://"):
+        return configure_tracing(SERVICE, endpoint)
+    try:
+        return configure_tracing(SERVICE, endpoint, tls=settings.credentials(Role.SCHEDULER))
+    except UsageError as error:
+        _log.error("no spans are sent: %s", error)
+        return configure_tracing(SERVICE, None)
 
 
 def _die_with_planner(connection_fd: int) -> None:
@@ -143,8 +156,8 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, connections.grpc, tls)
     await grpc_server.start()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)
-    rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
     shorten_pauses()
+    rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
     engine.send(Serving())
     await _until_the_end(engine, grpc_server)
     rest.stop_listening()

@@ -31,7 +31,8 @@ _BUSY_RETRY_MS = 1000
 # asyncio takes so many of them before anybody else has a turn, and calls that the backlog as well: who opens thousands
 # of connections at once would stop all streams for as long as they take.
 ACCEPTS_PER_TURN = 32
-READ_BYTES = 64 * 1024  # of one connection, in one turn; asyncio has 256 KiB, and many large bodies may come at once
+# Of one connection, in one turn; asyncio has 256 KiB, and many large bodies may come at once. Under TLS it stays so.
+READ_BYTES = 64 * 1024
 # What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.
 _log = logging.getLogger("coppice.scheduler.connections")
 _log.setLevel(logging.ERROR)

@@ -68,12 +68,13 @@ class Run:
     calls: CallsByKey
     tenant: Tenant
     loop_share: LoopShare
+    units: int  # of the loop's time, that it takes to begin
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         num_tokens = 0
         code: str | None = "cancelled"
         try:
-            await self.loop_share.take(self.tenant.id)
+            await self.loop_share.take(self.tenant.id, self.units)
             stream = self.make_stream(lambda: self.engine.finish(self.request.request_id))
             clock = _Clock(self.metrics, self.request)
             async with aclosing(self._outputs()) as outputs:

@@ -49,7 +49,6 @@ from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
 
 DEFAULT_MAX_RETAIN_MS = 30 * 60 * 1000
 _PROMPT_TAIL_BYTES = 4 * 16
-_UNITS_PER_PROMPT = 2  # of the loop's time
 
 T = TypeVar("T")
 
@@ -160,7 +159,7 @@ class FrontDoor:
         call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{uuid4().hex}"
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
-            await self.loop_share.take(tenant.id, _UNITS_PER_PROMPT * len(spec.prompts))
+            await self.loop_share.take(tenant.id, _units_to_open(spec))
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = _deadline_ns(spec, arrived_ns)
             salt = _salt(spec, tenant.domain)
@@ -226,8 +225,12 @@ class FrontDoor:
                     # Log-probabilities of a prompt come from computing it: a fork has none.
                     fork_of=first if choice and not whole.sampling.prompt_logprobs else None,
                 )
+                # The last of a prompt's answers pays for all: they begin in one turn, and the forks find the first.
+                units = spec.n if choice == spec.n - 1 else 0
                 make_stream = self._stream_maker(index, prompt, echoes[place], spec, is_extra_choice=choice > 0)
-                yield Run(self._engine, self._metrics, request, span, make_stream, self._calls, tenant, self.loop_share)
+                yield Run(
+                    self._engine, self._metrics, request, span, make_stream, self._calls, tenant, self.loop_share, units
+                )
 
     def _stream_maker(
         self, index: int, prompt: Admitted, echo: Echo | None, spec: GenerationSpec, *, is_extra_choice: bool
@@ -268,6 +271,12 @@ class FrontDoor:
             pieces.append(stream.feed([token_id]))
             num_chars += len(pieces[-1])
         return Echo(prompt.text if prompt.text is not None else "".join(pieces) + stream.flush(), ids, offsets)
+
+
+def _units_to_open(spec: GenerationSpec) -> int:
+    """What opening a call takes of the loop."""
+    num_prompts = len(spec.prompts)
+    return 2 * num_prompts + spec.n * num_prompts // 4
 
 
 def _salt(spec: GenerationSpec, domain: DomainId) -> bytes:

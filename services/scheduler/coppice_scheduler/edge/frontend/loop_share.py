@@ -1,7 +1,8 @@
 """The loop's time, shared among tenants: in each of its turns a tenant has so many units of it, whatever waits.
 
-    a turn    [ t1: 3 5 ] [ t2: 1 ]       what a tenant has beyond UNITS waits for the next turn, in the order it came
-    the next  [ t1: 4 4 ] [ t3: 2 ]
+    a turn    [ t1: 3 5 ] [ t2: 1 ]     what a tenant has beyond UNITS waits for the next turn, in the order it came
+    the next  [ t1: 12 ]  [ t3: 2 ]     a piece is never cut,
+    the next  [ t1: 4 ]                 but what it took too much is missing here
 
 Without it, hundreds of answers that one client asks for at once begin in one turn, and everybody's streams wait for it.
 A unit is some 0.1 ms: an answer that begins, or 64 KiB of a body.
@@ -21,40 +22,44 @@ class LoopShare:
 
     def __init__(self, units: int = UNITS) -> None:
         self._units = units
-        self._taken: Counter[str] = Counter()  # in this turn
+        self._taken: Counter[str] = Counter()  # in this turn; what was more than a turn's units counts in the next ones
         self._lines: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}  # none is empty
         self._waking: set[str] = set()  # who waited for this turn and goes on in it; nobody of theirs goes first
         self._is_counting = False
 
-    async def take(self, tenant: str, units: int = 1) -> None:
+    async def take(self, tenant: str, units: int) -> None:
         """Returns in a turn in which the tenant has units left, in the order of the calls.
 
-        The last piece of a turn may be larger than what is left of it.
+        A piece may be larger than what is left: the tenant's next ones wait until its turns have made up for it. One
+        of 0 units goes with the one after it.
         """
         if tenant not in self._lines and tenant not in self._waking and self._taken[tenant] < self._units:
-            self._count(tenant, units)
+            self._taken[tenant] += units
+            if not self._is_counting:
+                self._is_counting = True
+                asyncio.get_running_loop().call_soon(self._next_turn)
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(tenant, deque()).append((mine, units))
         await mine
 
-    def _count(self, tenant: str, units: int) -> None:
-        self._taken[tenant] += units
-        if not self._is_counting:
-            self._is_counting = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
-
     def _next_turn(self) -> None:
-        self._taken.clear()
         self._waking.clear()
-        self._is_counting = False
+        # Counter's own subtraction keeps what is above 0.
+        self._taken -= Counter(dict.fromkeys(self._taken, self._units))
         for tenant in list(self._lines):
-            line = self._lines[tenant]
-            while line and self._taken[tenant] < self._units:
-                piece, units = line.popleft()
-                if not piece.done():  # cancelled
-                    piece.set_result(None)
-                    self._waking.add(tenant)
-                    self._count(tenant, units)
-            if not line:
-                del self._lines[tenant]
+            self._let_go(tenant)
+        self._is_counting = bool(self._taken or self._waking)
+        if self._is_counting:
+            asyncio.get_running_loop().call_soon(self._next_turn)  # behind all that were let go
+
+    def _let_go(self, tenant: str) -> None:
+        line = self._lines[tenant]
+        while line and self._taken[tenant] < self._units:
+            piece, units = line.popleft()
+            if not piece.done():  # cancelled
+                piece.set_result(None)
+                self._waking.add(tenant)
+                self._taken[tenant] += units
+        if not line:
+            del self._lines[tenant]

@@ -27,13 +27,17 @@ async def read_body(request: Request, timeout_s: float, body: Body, loop_share: 
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
         raise _too_large()
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as timeout:
             async for part in request.stream():
-                await loop_share.take(body.tenant, 1 + len(part) // UNIT_BYTES)
                 body.add(part)
                 if body.num_bytes > MAX_BODY_BYTES:
                     raise _too_large()
+                left_s = (timeout.when() or 0.0) - loop.time()
+                timeout.reschedule(None)  # until the tenant has its turn, the client is not slow
+                await loop_share.take(body.tenant, -(-len(part) // UNIT_BYTES))
+                timeout.reschedule(loop.time() + left_s)
     except TimeoutError:
         raise ApiError(
             ErrorKind.TIMEOUT, f"The body did not arrive within {timeout_s:g} s.", code="request_timeout"

@@ -52,14 +52,31 @@ def test_each_turn_is_bounded_until_all_is_done() -> None:
     asyncio.run(scenario())
 
 
-def test_a_large_piece_has_a_turn_to_itself() -> None:
+def test_what_was_taken_too_much_is_missing_in_the_next_turns() -> None:
     async def scenario() -> None:
         pieces = Pieces(units=4)
-        tasks = [pieces.ask("a", 100), pieces.ask("a"), pieces.ask("a", 100), pieces.ask("a")]
+        tasks = [pieces.ask("a", 40), pieces.ask("a"), pieces.ask("b")]
         await asyncio.sleep(0)
-        assert pieces.done == ["a"]
+        assert pieces.done == ["a", "b"]
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert pieces.done == ["a", "b"]
         await asyncio.gather(*tasks)
-        assert pieces.done == ["a"] * 4
+        assert pieces.done == ["a", "b", "a"]
+
+    asyncio.run(scenario())
+
+
+def test_pieces_of_nothing_go_with_the_one_that_pays() -> None:
+    async def scenario() -> None:
+        pieces = Pieces(units=4)
+        tasks = [pieces.ask("a", 4), *(pieces.ask("a", units) for units in (0, 0, 0, 0, 0, 6, 0, 0, 3))]
+        await asyncio.sleep(0)
+        assert len(pieces.done) == 1
+        while len(pieces.done) == 1:
+            await asyncio.sleep(0)
+        assert len(pieces.done) == 7, "five, and the one that pays for them"
+        await asyncio.gather(*tasks)
 
     asyncio.run(scenario())
 
@@ -69,7 +86,7 @@ def test_the_order_within_a_tenant_is_kept() -> None:
         share, done = LoopShare(2), []
 
         async def piece(number: int) -> None:
-            await share.take("a")
+            await share.take("a", 1)
             done.append(number)
 
         await asyncio.gather(*(piece(number) for number in range(20)))
@@ -108,11 +125,29 @@ def test_who_goes_away_leaves_its_place() -> None:
     asyncio.run(scenario())
 
 
+def test_who_is_let_go_and_who_comes_then_do_not_add_up() -> None:
+    """Pieces that come in the turn in which others wake are none too many."""
+
+    async def scenario() -> None:
+        pieces = Pieces(units=8)
+        tasks = [pieces.ask("a") for _ in range(16)]
+        most = seen = 0
+        for _ in range(20):
+            tasks += [pieces.ask("a") for _ in range(8)]
+            await asyncio.sleep(0)
+            most, seen = max(most, len(pieces.done) - seen), len(pieces.done)
+        assert most == 8
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
     async def scenario() -> None:
         pieces = Pieces(units=1)
         await asyncio.gather(*(pieces.ask(f"t{number % 10}") for number in range(100)))
-        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
         assert not pieces.share._taken
         assert not pieces.share._lines
 
