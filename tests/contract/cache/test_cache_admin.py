@@ -244,8 +244,8 @@ class Spans(SpanExporter):
 def test_an_acquire_is_a_span_of_its_request(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = Spans()
 
-    def traced(service_name: str, endpoint: str | None) -> Tracing:
-        return configure_tracing(service_name, endpoint, exporter=exporter)
+    def traced(service_name: str, endpoint: str | None, **others: Any) -> Tracing:
+        return configure_tracing(service_name, endpoint, exporter=exporter, **others)
 
     monkeypatch.setattr(process, "configure_tracing", traced)
     cache = keep(Cache())

@@ -153,3 +153,9 @@ def test_one_failed_choice_ends_the_call_and_all_others(served: Served) -> None:
     error_of(served.chat(n=3), 503)
     assert served.engine.num_running == 0
     assert len(served.engine.cancelled) == 2
+
+
+@pytest.mark.parametrize("n", [2**70, -(2**70), 129, 0])
+def test_a_number_of_choices_that_is_refused_costs_the_next_call_nothing(served: Served, n: int) -> None:
+    assert error_of(served.complete(n=n), 400)["param"] == "n"
+    assert served.complete().status_code == 200

@@ -34,7 +34,14 @@ from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.calls import Call, Run, code_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
-from coppice_scheduler.edge.frontend.generation_spec import MAX_CACHE_SALT, MAX_TIMEOUT_S, GenerationSpec, Prompt
+from coppice_scheduler.edge.frontend.generation_spec import (
+    MAX_CACHE_SALT,
+    MAX_PROMPTS,
+    MAX_RUNS,
+    MAX_TIMEOUT_S,
+    GenerationSpec,
+    Prompt,
+)
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
@@ -274,9 +281,10 @@ class FrontDoor:
 
 
 def _units_to_open(spec: GenerationSpec) -> int:
-    """What opening a call takes of the loop."""
-    num_prompts = len(spec.prompts)
-    return 2 * num_prompts + spec.n * num_prompts // 4
+    """What opening a call takes of the loop. Nothing is checked yet: what is out of range will be refused."""
+    num_prompts = min(len(spec.prompts), MAX_PROMPTS)
+    num_answers = min(max(spec.n, 0) * num_prompts, MAX_RUNS)
+    return 2 * num_prompts + num_answers // 4
 
 
 def _salt(spec: GenerationSpec, domain: DomainId) -> bytes:
