@@ -79,7 +79,6 @@ __all__ = ["served", "shared_server"]
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, ["include_obfuscation is not supported"]),
         ({"stream": True, "stream_options": {"include_obfuscation": ""}}, ["include_obfuscation must be true or"]),
         ({"stream": True, "stream_options": {"continuous_usage_stats": 0}}, ["continuous_usage_stats must be"]),
-        ({"user": 5}, ["user must be a string"]),
         ({"prompt": ""}, ["empty"]),
         ({"prompt": []}, ["empty"]),
         ({"prompt": [""]}, ["empty"]),
@@ -150,14 +149,13 @@ def test_values_that_change_nothing_are_accepted(served: Served) -> None:
         "logit_bias": {},
         "presence_penalty": 0,
         "frequency_penalty": 0.0,
-        "user": "u",
         "response_format": {"type": "text"},
         "stop": None,
         "stream_options": None,
     }
     assert served.complete(best_of=1, echo=False, suffix=None, **harmless).status_code == 200
     harmless["logprobs"] = False
-    chat = served.chat(tools=[], tool_choice="none", parallel_tool_calls=True, store=False, **harmless)
+    chat = served.chat(tools=[], tool_choice="none", **harmless)
     assert chat.status_code == 200
     echoed = {"role": "assistant", "content": "y", "refusal": None, "tool_calls": None, "audio": None}
     messages = [{"role": "user", "content": "x"}, echoed, {"role": "user", "content": "z", "name": "bo"}]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, REFUSED, SUPPORTED
+from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
 from tests.fakes.api.engine import Script, unpack
 from tests.fakes.api.rest import MODEL, Served, events_of, serving
 
@@ -92,9 +92,9 @@ def test_answers_are_as_described_for_long(described: Any, server: Served, metho
 def test_every_field_and_route_is_described(server: Served) -> None:
     document = httpx.get(f"{server.url}/openapi.json").json()
     schemas = document["components"]["schemas"]
-    special = {"add_special_tokens"}
-    assert set(schemas["ChatRequest"]["properties"]) == SUPPORTED | CHAT_ONLY | set(REFUSED) | special
-    assert set(schemas["CompletionRequest"]["properties"]) == SUPPORTED | COMPLETION_ONLY | set(REFUSED) | special
+    of_both = SUPPORTED | set(REFUSED) | set(NO_EFFECT) | {"add_special_tokens"}
+    assert set(schemas["ChatRequest"]["properties"]) == of_both | CHAT_ONLY
+    assert set(schemas["CompletionRequest"]["properties"]) == of_both | COMPLETION_ONLY
     assert schemas["ChatRequest"]["properties"]["model"]["enum"] == [MODEL]
     for path, operations in document["paths"].items():
         for method in operations:

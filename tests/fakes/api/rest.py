@@ -120,7 +120,8 @@ def serving(
         FrontDoorMetrics(registry, MODEL),
         bodies=bodies,
     )
-    app = create_app(frontdoor, registry, body_timeout_s=options.pop("body_timeout_s", 30.0))
+    of_app = {name: options.pop(name) for name in ("body_timeout_s", "unknown_fields") if name in options}
+    app = create_app(frontdoor, registry, **of_app)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
     public = None if tls is None else PublicTls(*tls[:2])

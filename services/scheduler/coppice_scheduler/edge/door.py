@@ -48,6 +48,7 @@ from coppice_scheduler.edge.ipc.door_messages import (
     Serving,
     Start,
 )
+from coppice_scheduler.edge.openai.fields import UnknownFields
 from coppice_scheduler.edge.openai.routes import create_app
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
@@ -152,7 +153,8 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     connections = connections_within_limit()
     limits = HttpLimits(max_connections=connections.rest)
     tls = settings.public_tls()
-    rest = _Server(uvicorn_config(create_app(frontdoor, registry), settings.host, settings.port, limits, tls))
+    app = create_app(frontdoor, registry, unknown_fields=UnknownFields(settings.unknown_fields))
+    rest = _Server(uvicorn_config(app, settings.host, settings.port, limits, tls))
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, connections.grpc, tls)
     await grpc_server.start()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)

@@ -36,6 +36,11 @@ class ServiceSettings(TlsSettings):
     )
     ssl_keyfile: str | None = Field(None, description="PEM file of its key, without password.")
     tenants: str | None = Field(None, description="tenants.yaml; without it there is one tenant and no key.")
+    unknown_fields: Literal["refuse", "warn", "ignore"] = Field(
+        "refuse",
+        description="Fields of a body that nobody has heard of: refuse, or ignore, which a header of the answer tells; "
+        "warn: ignore, and name each once in the log.",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Own port for /metrics; default: the REST port, with tenants nowhere."
     )

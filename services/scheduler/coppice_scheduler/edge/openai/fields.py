@@ -1,20 +1,24 @@
 """Every field that a client of the OpenAI API may send, and what we do about it.
 
     supported    read by schema.py
+    no effect    taken: it changes no output anywhere
     refused      400 that names the field, unless its value is one that changes nothing
-    unknown      400 that names the nearest field there is
+    unknown      400 that names the nearest field there is, or taken, as the operator says (`--unknown-fields`)
 
 Nothing is ignored in silence: a caller who sends `response_format` and gets an answer believes that it was applied.
+What was taken without effect is listed in a header of the answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from coppice.settings import nearest
-from coppice_scheduler.edge.base.errors import invalid
+from coppice_scheduler.edge.base.errors import ApiError, invalid
 
 SUPPORTED = frozenset(
     {
@@ -49,12 +53,23 @@ SUPPORTED = frozenset(
         "cache_salt",
         "priority",
         "timeout",
-        "user",  # says who the caller's user is; changes nothing
-        "safety_identifier",  # the same under its newer name
     }
 )
 CHAT_ONLY = frozenset({"messages", "top_logprobs"})
 COMPLETION_ONLY = frozenset({"prompt", "echo"})
+
+# Any value is taken.
+NO_EFFECT: Mapping[str, str] = {
+    "user": "names the caller's user",
+    "safety_identifier": "names the caller's user",
+    "metadata": "labels of the caller's own",
+    "store": "answers are not kept, whatever it says",
+    "service_tier": "there is one",
+    "session_id": "prefixes are found without it",
+    "prediction": "the answer is computed without a guess",
+    "parallel_tool_calls": "no tool is called",
+    "verbosity": "the model is not told",
+}
 
 _OFF: tuple[Any, ...] = (False,)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
@@ -72,7 +87,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tools": _EMPTY,
     "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": _EMPTY,
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -83,16 +97,10 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "reasoning_effort": (),
-    "verbosity": (),
     "web_search_options": (),
-    "metadata": _EMPTY,
-    "store": _OFF,
-    "service_tier": ("auto", "default"),
     "moderation": (),
     "request_id": (),
-    "session_id": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
     "spaces_between_special_tokens": (True,),
@@ -113,27 +121,63 @@ _CHAT_ADDS_NONE = (False,)  # the template writes the special tokens of a chat
 _COMPLETION_ADDS = (True,)
 
 
-def check_fields(body: Mapping[str, Any], own: frozenset[str]) -> None:
-    """Raises ApiError for the first field that we would have to ignore. `own`: CHAT_ONLY or COMPLETION_ONLY."""
-    is_chat = own is CHAT_ONLY
+class UnknownFields(StrEnum):
+    """What becomes of a field that nobody has heard of."""
+
+    REFUSE = "refuse"
+    WARN = "warn"  # taken; the log names it once
+    IGNORE = "ignore"
+
+
+def check_fields(body: Mapping[str, Any], own: frozenset[str], unknown: UnknownFields) -> tuple[str, ...]:
+    """Names of the fields that were taken without effect. `own`: CHAT_ONLY or COMPLETION_ONLY.
+
+    Raises ApiError for the first field that would have to be ignored and must not be.
+    """
+    ignored = []
     for name, value in body.items():
-        if name in SUPPORTED or name in own or value is None:
-            _refuse_unknown(name, own)
+        if name in SUPPORTED or name in own:
             continue
-        if name == "add_special_tokens":
-            harmless = _CHAT_ADDS_NONE if is_chat else _COMPLETION_ADDS
-        elif name in REFUSED:
-            harmless = REFUSED[name]
-        else:
-            _refuse_unknown(name, own)
+        harmless = _harmless(name, is_chat=own is CHAT_ONLY)
+        is_elsewhere = name in CHAT_ONLY | COMPLETION_ONLY
+        if harmless is None and name not in NO_EFFECT and (is_elsewhere or unknown is UnknownFields.REFUSE):
+            raise unknown_field(name, SUPPORTED | own)
+        if value is None:
             continue
-        if not any(value == other and type(value) in _kin(other) for other in harmless):
+        if harmless is None:
+            ignored.append(name)
+        elif not any(value == other and type(value) in _kin(other) for other in harmless):
             accepted = f" Leave it out or send {_shown(harmless, value)}." if harmless else " Leave it out."
-            raise invalid(
-                f"{name} is not supported yet.{accepted}",
-                param=name,
-                code="unsupported_parameter",
-            )
+            raise invalid(f"{name} is not supported yet.{accepted}", param=name, code="unsupported_parameter")
+    return tuple(ignored)
+
+
+def _harmless(name: str, *, is_chat: bool) -> tuple[Any, ...] | None:
+    """Values of a refused field that change nothing; None of one that is not refused."""
+    if name == "add_special_tokens":
+        return _CHAT_ADDS_NONE if is_chat else _COMPLETION_ADDS
+    return REFUSED.get(name)
+
+
+def unknown_field(name: str, known: Iterable[str]) -> ApiError:
+    """The refusal, with the nearest of those that are known."""
+    message = f"Unknown field {name[:100]!r}; {nearest(name[:100], known)}"
+    return invalid(message, param=name[:100], code="unknown_parameter")
+
+
+IGNORED_HEADER = "x-coppice-ignored-fields"
+NAMED_MAX = 16
+NAME_CHARS = 64
+_NO_TOKEN = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+
+def ignored_header(names: tuple[str, ...]) -> dict[str, str]:
+    """The header that lists what was taken without effect; none where nothing was."""
+    if not names:
+        return {}
+    shown = [_NO_TOKEN.sub("?", name[:NAME_CHARS]) for name in names[:NAMED_MAX]]
+    more = [f"and {len(names) - NAMED_MAX} more"] if len(names) > NAMED_MAX else []
+    return {IGNORED_HEADER: ", ".join([*shown, *more])}
 
 
 def _kin(value: Any) -> tuple[type, ...]:
@@ -145,13 +189,3 @@ def _shown(harmless: tuple[Any, ...], sent: Any) -> str:
     """A value that changes nothing, as JSON; of the type that was sent where there is one."""
     alike = [value for value in harmless if type(value) in _kin(sent)]
     return json.dumps((alike or harmless)[0])
-
-
-def _refuse_unknown(name: str, own: frozenset[str]) -> None:
-    if name in SUPPORTED or name in own or name in REFUSED or name == "add_special_tokens":
-        return
-    raise invalid(
-        f"Unknown field {name[:100]!r}; {nearest(name[:100], SUPPORTED | own)}",
-        param=name[:100],
-        code="unknown_parameter",
-    )

@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from opentelemetry.context import Context
 
+from coppice.edge.told_once import ToldOnce
 from coppice.telemetry.trace_context import context_from_headers
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, internal
@@ -21,16 +22,19 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.openai.bodies import Answer, Shape
-from coppice_scheduler.edge.openai.schema import ParsedRequest, parse_chat, parse_completion
+from coppice_scheduler.edge.openai.fields import NAME_CHARS, NAMED_MAX, NO_EFFECT, UnknownFields, ignored_header
+from coppice_scheduler.edge.openai.schema import ParsedRequest, Reading, parse_chat, parse_completion
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta
 
 log = logging.getLogger("coppice.scheduler.http")
 
 
 class GenerateApi:
-    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float) -> None:
+    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float, unknown_fields: UnknownFields) -> None:
         self._frontdoor = frontdoor
         self._body_timeout_s = body_timeout_s
+        self._reading = Reading(frontdoor.model.max_context, unknown_fields)
+        self._told = ToldOnce()
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, parse_completion)
@@ -38,7 +42,7 @@ class GenerateApi:
     async def chat_completions(self, request: Request) -> Response:
         return await self._generate(request, parse_chat)
 
-    async def _generate(self, request: Request, parse: Callable[[bytes, int], ParsedRequest]) -> Response:
+    async def _generate(self, request: Request, parse: Callable[[bytes, Reading], ParsedRequest]) -> Response:
         tenant = caller_of(self._frontdoor, request)
         parent = context_from_headers(request.headers)
         with self._frontdoor.bodies.body(tenant.id) as body:
@@ -47,10 +51,10 @@ class GenerateApi:
         return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
 
     async def _answer(
-        self, tenant: Tenant, body: Body, parse: Callable[[bytes, int], ParsedRequest], parent: Context
+        self, tenant: Tenant, body: Body, parse: Callable[[bytes, Reading], ParsedRequest], parent: Context
     ) -> Response:
-        max_context = self._frontdoor.model.max_context
-        parsed = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: parse(raw, max_context))
+        parsed = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: parse(raw, self._reading))
+        self._warn_of(parsed.ignored)
         call = await self._frontdoor.open(tenant, parsed.spec, parent)
         body.release()
         shape = Shape(
@@ -62,19 +66,26 @@ class GenerateApi:
             texts=self._frontdoor.token_texts,
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
-        return await (_streamed(call, shape) if parsed.presentation.stream else _whole(call, shape))
+        headers = {"x-request-id": call.call_id, **ignored_header(parsed.ignored)}
+        return await (_streamed if parsed.presentation.stream else _whole)(call, shape, headers)
+
+    def _warn_of(self, ignored: tuple[str, ...]) -> None:
+        if self._reading.unknown_fields is UnknownFields.WARN:
+            for name in ignored[:NAMED_MAX]:
+                if name not in NO_EFFECT and self._told.is_new(name[:NAME_CHARS]):
+                    log.warning("the field %r, which clients send, is not known and has no effect", name[:NAME_CHARS])
 
 
-async def _whole(call: Call, shape: Shape) -> Response:
+async def _whole(call: Call, shape: Shape, headers: dict[str, str]) -> Response:
     answers = [Answer() for _ in range(shape.num_answers)]
     async with aclosing(call.deltas()) as deltas:
         async for delta in deltas:
             answers[delta.index].add(delta)
     body = json.dumps(shape.whole(answers), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return Response(body, media_type="application/json", headers={"x-request-id": call.call_id})
+    return Response(body, media_type="application/json", headers=headers)
 
 
-async def _streamed(call: Call, shape: Shape) -> Response:
+async def _streamed(call: Call, shape: Shape, headers: dict[str, str]) -> Response:
     """Waits for the first delta, so that a refusal still gets its own status instead of an event after a 200."""
     deltas = call.deltas()
     try:
@@ -82,7 +93,7 @@ async def _streamed(call: Call, shape: Shape) -> Response:
     except BaseException:
         await deltas.aclose()
         raise
-    return EventStream(_events(first, deltas, shape), {"x-request-id": call.call_id})
+    return EventStream(_events(first, deltas, shape), headers)
 
 
 async def _events(first: Delta, deltas: AsyncGenerator[Delta, None], shape: Shape) -> AsyncGenerator[bytes, None]:

@@ -8,23 +8,29 @@ from typing import Any
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_MESSAGES
 from coppice_scheduler.edge.http.json_body import Fields
+from coppice_scheduler.edge.openai.fields import UnknownFields
 from coppice_scheduler.edge.text.chat import ChatMessage
 
-_MESSAGE_FIELDS = frozenset({"role", "content", "name"})
-MESSAGE_EMPTY = ("tool_calls", "function_call", "refusal", "audio", "annotations", "reasoning", "reasoning_content")
+REASONING = ("reasoning_content", "reasoning")  # the older and the newer name
+_MESSAGE_FIELDS = frozenset({"role", "content", "name", *REASONING})
+MESSAGE_NO_EFFECT = frozenset({"annotations"})
+MESSAGE_EMPTY = ("tool_calls", "function_call", "refusal", "audio")
 
 
-def messages_of(fields: Fields) -> tuple[ChatMessage, ...]:
+def messages_of(fields: Fields, unknown: UnknownFields) -> tuple[tuple[ChatMessage, ...], tuple[str, ...]]:
+    """The messages, and names of the fields in them that were taken without effect."""
     value = fields.get("messages")
     if value is None:
         raise invalid("messages is required.", param="messages", code="missing")
     if not isinstance(value, list):
         raise fields.wrong("messages", "a list of messages")
     fields.at_most("messages", MAX_MESSAGES, "entries")
-    return tuple(_message(place, message) for place, message in enumerate(value))
+    ignored: dict[str, None] = {}  # in order, each once
+    messages = tuple(_message(place, message, unknown, ignored) for place, message in enumerate(value))
+    return messages, tuple(ignored)
 
 
-def _message(place: int, message: Any) -> ChatMessage:
+def _message(place: int, message: Any, unknown: UnknownFields, ignored: dict[str, None]) -> ChatMessage:
     where = f"messages[{place}]"
     if not isinstance(message, dict):
         raise invalid(f"{where} must be an object with role and content.", param=where)
@@ -34,10 +40,14 @@ def _message(place: int, message: Any) -> ChatMessage:
         # An answer of ours, or of others, is often sent back whole, with its empty fields.
         if name in _MESSAGE_FIELDS or (name in MESSAGE_EMPTY and value in (None, [], {}, "")):
             continue
-        raise invalid(
-            f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
-        )
-    found = ChatMessage(role=role, content=_content(fields, where), name=fields.text("name"))
+        if name in MESSAGE_EMPTY or (name not in MESSAGE_NO_EFFECT and unknown is UnknownFields.REFUSE):
+            raise invalid(
+                f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
+            )
+        if value is not None:
+            ignored[f"messages[].{name}"] = None
+    content, reasoning = _content(fields, where), [fields.text(name) for name in REASONING]
+    found = ChatMessage(role, content, fields.text("name"), next((text for text in reasoning if text), None))
     fields.assert_read(_MESSAGE_FIELDS)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coppice_scheduler.edge.openai.fields import IGNORED_HEADER
 from coppice_scheduler.edge.openai.openapi_answers import answer_schemas
 from coppice_scheduler.edge.openai.openapi_requests import Schema, ref, request_schemas
 
@@ -27,6 +28,9 @@ _BODY_STATUSES = (400, 401, 404, 408, 413, 429, 500, 503)
 _RETRY_HEADERS = {
     "retry-after": {"description": "Seconds, rounded up.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
     "retry-after-ms": {"description": "Milliseconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+}
+_ANSWER_HEADERS = {
+    IGNORED_HEADER: {"description": "Fields that were taken without effect.", "schema": {"type": "string"}},
 }
 
 
@@ -99,7 +103,8 @@ def _json(name: str) -> Schema:
 
 def _answer(whole: str, chunk: str) -> Schema:
     content = {_JSON: {"schema": {"$ref": ref(whole)}}, "text/event-stream": {"schema": _event(chunk)}}
-    return {"description": "The answer, whole or, with stream: true, as it comes.", "content": content}
+    what = "The answer, whole or, with stream: true, as it comes."
+    return {"description": what, "content": content, "headers": _ANSWER_HEADERS}
 
 
 def _event(chunk: str) -> Schema:

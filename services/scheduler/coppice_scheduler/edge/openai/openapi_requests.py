@@ -16,8 +16,8 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOPS,
     ROLES,
 )
-from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, REFUSED, SUPPORTED
-from coppice_scheduler.edge.openai.messages import MESSAGE_EMPTY
+from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
+from coppice_scheduler.edge.openai.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
 
 Schema = dict[str, Any]
 
@@ -132,8 +132,7 @@ def _generation() -> dict[str, Schema]:
         ),
         "priority": one_of("integer", "Lower goes first.", minimum=-(2**31), maximum=_U31),
         "timeout": one_of("number", "Seconds after which the answer is worth nothing.", exclusiveMinimum=0),
-        "user": one_of("string"),
-        "safety_identifier": one_of("string"),
+        **{name: {"description": f"Taken, without effect: {why}."} for name, why in NO_EFFECT.items()},
     }
 
 
@@ -205,6 +204,8 @@ def _message() -> Schema:
             "role": {"enum": list(ROLES)},
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
             "name": one_of("string"),
+            **{name: one_of("string", "Of an answer that is sent back; for the chat template.") for name in REASONING},
+            **{name: {"description": "Taken, without effect."} for name in MESSAGE_NO_EFFECT},
             **nothing,
         },
         ("role", "content"),

@@ -17,6 +17,7 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.requests import caller_of
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.bodies import model_body
+from coppice_scheduler.edge.openai.fields import UnknownFields
 from coppice_scheduler.edge.openai.generate import GenerateApi
 from coppice_scheduler.edge.openai.openapi import document
 from coppice_scheduler.edge.openai.tokens import TokensApi
@@ -27,14 +28,18 @@ _SHOWN_CHARS = 200  # of a path that there is not
 
 
 def create_app(
-    frontdoor: FrontDoor, registry: CollectorRegistry | None, *, body_timeout_s: float = BODY_TIMEOUT_S
+    frontdoor: FrontDoor,
+    registry: CollectorRegistry | None,
+    *,
+    body_timeout_s: float = BODY_TIMEOUT_S,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
 ) -> FastAPI:
     """The ASGI application of one front door. Without a registry it serves no /metrics: that names tenants."""
     app = FastAPI(title="Coppice", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
     _add_models(app, frontdoor)
-    generate, tokens = GenerateApi(frontdoor, body_timeout_s), TokensApi(frontdoor, body_timeout_s)
+    generate, tokens = GenerateApi(frontdoor, body_timeout_s, unknown_fields), TokensApi(frontdoor, body_timeout_s)
     app.post("/v1/completions")(generate.completions)
     app.post("/v1/chat/completions")(generate.chat_completions)
     for prefix in ("", "/v1"):

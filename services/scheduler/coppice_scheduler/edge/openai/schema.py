@@ -22,7 +22,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.cache_retention import retain_ms_of
-from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, check_fields
+from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, UnknownFields, check_fields
 from coppice_scheduler.edge.openai.messages import messages_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
 
@@ -43,29 +43,39 @@ class Presentation:
 class ParsedRequest:
     spec: GenerationSpec
     presentation: Presentation
+    ignored: tuple[str, ...]  # fields that were taken without effect
 
 
-def parse_chat(raw: bytes, max_context: int) -> ParsedRequest:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a body is read against."""
+
+    max_context: int  # tokens
+    unknown_fields: UnknownFields = UnknownFields.REFUSE
+
+
+def parse_chat(raw: bytes, reading: Reading) -> ParsedRequest:
     body = parse_object(raw)
-    check_fields(body, CHAT_ONLY)
+    ignored = check_fields(body, CHAT_ONLY, reading.unknown_fields)
     fields = Fields(body)
-    parsed = _parse(fields, (ChatPrompt(messages_of(fields)),), _chat_logprobs(fields))
+    messages, ignored_in_messages = messages_of(fields, reading.unknown_fields)
+    parsed = _parse(fields, (ChatPrompt(messages),), _chat_logprobs(fields), ignored + ignored_in_messages)
     fields.assert_read(SUPPORTED | CHAT_ONLY)
     return parsed
 
 
-def parse_completion(raw: bytes, max_context: int) -> ParsedRequest:
+def parse_completion(raw: bytes, reading: Reading) -> ParsedRequest:
     body = parse_object(raw)
-    check_fields(body, COMPLETION_ONLY)
+    ignored = check_fields(body, COMPLETION_ONLY, reading.unknown_fields)
     fields = Fields(body)
-    parsed = _parse(fields, prompts_of(fields, max_context), fields.integer("logprobs"))
+    parsed = _parse(fields, prompts_of(fields, reading.max_context), fields.integer("logprobs"), ignored)
     fields.assert_read(SUPPORTED | COMPLETION_ONLY)
     return parsed
 
 
-def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None) -> ParsedRequest:
-    fields.text("user")
-    fields.text("safety_identifier")
+def _parse(
+    fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None, ignored: tuple[str, ...]
+) -> ParsedRequest:
     presentation = _presentation(fields)
     return ParsedRequest(
         spec=GenerationSpec(
@@ -98,6 +108,7 @@ def _parse(fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None
             streams=presentation.stream,
         ),
         presentation=presentation,
+        ignored=ignored,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from coppice.settings import nearest
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
@@ -18,6 +17,7 @@ from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, Prompt, 
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
+from coppice_scheduler.edge.openai.fields import UnknownFields, unknown_field
 from coppice_scheduler.edge.openai.messages import messages_of
 from coppice_scheduler.edge.openai.schema import packed_ids
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE, unpack_tokens
@@ -97,11 +97,7 @@ class TokensApi:
         body = parse_object(raw)
         for name in body:
             if name not in known:
-                raise invalid(
-                    f"Unknown field {name[:100]!r}; {nearest(name[:100], known)}",
-                    param=name[:100],
-                    code="unknown_parameter",
-                )
+                raise unknown_field(name, known)
         fields = Fields(body)
         model = fields.text("model")
         if model is not None:
@@ -134,4 +130,5 @@ def _prompt(fields: Fields) -> tuple[Prompt, str]:
             param="add_special_tokens",
             code="unsupported_parameter",
         )
-    return ChatPrompt(messages_of(fields)), "messages"
+    messages, _ = messages_of(fields, UnknownFields.REFUSE)
+    return ChatPrompt(messages), "messages"

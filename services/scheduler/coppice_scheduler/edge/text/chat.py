@@ -30,6 +30,7 @@ class ChatMessage:
     role: str
     content: str
     name: str | None = None
+    reasoning: str | None = None  # of an answer that is sent back; what becomes of it the template says
 
 
 class ChatTemplate:
@@ -89,6 +90,8 @@ def _plain(message: ChatMessage) -> dict[str, str]:
     plain = {"role": message.role, "content": message.content}
     if message.name is not None:
         plain["name"] = message.name
+    if message.reasoning is not None:
+        plain["reasoning_content"] = message.reasoning
     return plain
 
 
