@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from coppice.errors import UsageError
 from coppice.ids import DomainId, WorkerId
@@ -119,10 +120,16 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingOptions | Sequence[SamplingOptions] | None = None,
         *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> list[Generation]:
-        """Answer a conversation (mappings with `role` and `content`), or several. As `generate`."""
-        return self._serve(self._prompts.read_chats(messages), params, self._chat_max_tokens, progress)
+        """Answer a conversation (mappings with `role` and `content`), or several. As `generate`.
+
+        `chat_template_kwargs`: what the checkpoint's template reads besides the messages, such as `enable_thinking`.
+        """
+        return self._serve(
+            self._prompts.read_chats(messages, chat_template_kwargs or {}), params, self._chat_max_tokens, progress
+        )
 
     def check(self) -> None:
         """Raise if an invariant of the cache, the scheduler or the worker does not hold. For tests."""

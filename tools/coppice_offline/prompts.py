@@ -35,13 +35,13 @@ class PromptReader:
             return [self._read_one("prompts", prompts)]
         return [self._read_one(f"prompts[{place}]", prompt) for place, prompt in enumerate(prompts)]
 
-    def read_chats(self, messages: Any) -> list[Read]:
+    def read_chats(self, messages: Any, template_values: Mapping[str, Any]) -> list[Read]:
         """A conversation, or several. Raises PromptError."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise PromptError("messages must be a list of mappings with role and content, or a list of such lists")
         if isinstance(messages[0], Mapping):
-            return [self._read_chat("messages", messages)]
-        return [self._read_chat(f"messages[{place}]", chat) for place, chat in enumerate(messages)]
+            return [self._read_chat("messages", messages, template_values)]
+        return [self._read_chat(f"messages[{place}]", chat, template_values) for place, chat in enumerate(messages)]
 
     def _read_one(self, name: str, prompt: Any) -> Read:
         if isinstance(prompt, str):
@@ -55,13 +55,14 @@ class PromptReader:
                 )
         return None, self._fit(name, np.array(prompt, "<u4").tobytes())
 
-    def _read_chat(self, name: str, chat: Any) -> Read:
+    def _read_chat(self, name: str, chat: Any, template_values: Mapping[str, Any]) -> Read:
         for place, message in enumerate(chat):
             parts = message if isinstance(message, Mapping) else {}
             if not isinstance(parts.get("role"), str) or not isinstance(parts.get("content"), str):
                 raise PromptError(f"{name}[{place}] must be a mapping with role and content, both text")
         try:
-            text = self._template.render_now([ChatMessage(m["role"], m["content"], m.get("name")) for m in chat])
+            told = [ChatMessage(m["role"], m["content"], m.get("name"), m.get("reasoning_content")) for m in chat]
+            text = self._template.render_now(told, template_values)
         except ApiError as error:
             raise PromptError(f"{name}: {error.message}") from error
         return text, self._fit(name, self._tokenizer.encode_now(text, add_special_tokens=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from coppice.messages.index import Reuse
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
+from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.fakes.api.engine import Script, likely_ids, logprob_of, pack, unpack
-from tests.fakes.api.grpc_served import MODEL, WAIT_S, Served, details_of, serve
+from tests.fakes.api.grpc_served import DEMO, MODEL, WAIT_S, Served, details_of, serve
 
 
 def test_every_sampling_option_reaches_the_engine() -> None:
@@ -120,6 +122,32 @@ def test_tokens_and_back() -> None:
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     serve(test)
+
+
+def test_a_chat_may_give_its_template_values() -> None:
+    template = "{% for m in messages %}{{ m.name }}:{{ m.content }}({{ m.reasoning_content }}){% endfor %}{{ level }}"
+    checkpoint = replace(load_checkpoint_text(DEMO), chat_template=template)
+
+    async def test(served: Served) -> None:
+        message = pb.ChatMessage(role="assistant", content="hi", name="bo", reasoning_content="why")
+        chat = pb.ChatMessages(messages=[message])
+        chat.chat_template_kwargs.update({"level": {"a": [1, 2.5, True, None, "é"]}})
+        await served.ask(chat=chat)
+        (request,) = served.engine.requests
+        prompt = served.checkpoint.raw.decode(unpack(request.tokens))
+        assert prompt == "bo:hi(why){'a': [1, 2.5, True, None, 'é']}"
+        for kwargs, words in (
+            ({"hue": 1}, "it reads level"),
+            ({"level": "x" * 20_000}, "at most 16384"),
+            ({"level": float("nan")}, "cannot be read"),
+        ):
+            chat.chat_template_kwargs.Clear()
+            chat.chat_template_kwargs.update(kwargs)
+            error = await served.refusal(chat=chat)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in (error.details() or "")
+
+    serve(test, checkpoint=checkpoint)
 
 
 def test_wrong_fields_are_named_in_the_details() -> None:

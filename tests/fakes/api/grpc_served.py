@@ -65,21 +65,22 @@ def serve(
     tenants: TenantDirectory | None = None,
     message_timeout_s: float = MESSAGE_TIMEOUT_S,
     tls: tuple[Path, Path, Path] | None = None,
+    checkpoint: CheckpointText | None = None,
 ) -> None:
     """`tls`: files of a public certificate, its key, and the CA that the client knows."""
+    text = checkpoint or load_checkpoint_text(DEMO)
 
     async def run() -> None:
-        checkpoint = load_checkpoint_text(DEMO)
         engine = FakeEngine(ModelInfo(MODEL, 512, 1))
         metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
-        frontdoor = FrontDoor(engine, checkpoint, tenants or TenantDirectory.single_default(), metrics)
+        frontdoor = FrontDoor(engine, text, tenants or TenantDirectory.single_default(), metrics)
         generation = Generation(frontdoor, message_timeout_s=message_timeout_s)
         server = GenerationServer(generation, "127.0.0.1", 0, MAX_CONNECTIONS, PublicTls(*tls[:2]) if tls else None)
         await server.start()
         try:
             address = f"127.0.0.1:{server.port}"
             async with open_channel(address, tls[2] if tls else None) as channel:
-                await test(Served(engine, checkpoint, pb_grpc.GenerationStub(channel), channel, server.port))
+                await test(Served(engine, text, pb_grpc.GenerationStub(channel), channel, server.port))
         finally:
             await server.stop(None)
 

@@ -102,7 +102,8 @@ class PromptReader:
             size = sum(len(message.content) + _MESSAGE_COST for message in chat.messages)
 
             def rendered() -> bytes:
-                return self._encoded(self._template.render_now(chat.messages), field, False, at_most)
+                text = self._template.render_now(chat.messages, chat.template_values)
+                return self._encoded(text, field, False, at_most)
 
             return await self._text_work.run(tenant, size, rendered)
         if isinstance(prompt, TextPrompt):

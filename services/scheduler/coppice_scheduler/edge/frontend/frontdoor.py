@@ -85,9 +85,11 @@ class FrontDoor:
         self.bodies = bodies or BodyBudget()
         self.text_work = TextWork()
         self.loop_share = LoopShare()
+        template = ChatTemplate(checkpoint)
+        self.template_variables = template.variables
         self._prompts = PromptReader(
             Tokenizer(checkpoint),
-            ChatTemplate(checkpoint),
+            template,
             engine.model,
             checkpoint.defaults.max_new_tokens,
             self.text_work,

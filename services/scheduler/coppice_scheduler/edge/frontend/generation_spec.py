@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from coppice_scheduler.edge.text.chat import ChatMessage
 
@@ -14,6 +15,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant")
+MAX_TEMPLATE_BYTES = 16 * 1024  # of all values for a chat template
 MAX_RUNS = 128  # prompts x choices of one call
 MAX_LOGIT_BIASES = 1024
 MAX_CACHE_SALT = 256  # characters
@@ -33,6 +35,7 @@ class TokenPrompt:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: tuple[ChatMessage, ...]
+    template_values: Mapping[str, Any] = field(default_factory=dict)  # of the template's variables
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

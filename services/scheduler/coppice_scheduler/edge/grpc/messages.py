@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from google.protobuf import json_format
+
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import (
@@ -9,6 +13,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_MESSAGES,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    MAX_TEMPLATE_BYTES,
     ChatPrompt,
     GenerationSpec,
     Prompt,
@@ -99,7 +104,34 @@ def _at_most(name: str, length: int, most: int, entries: str) -> None:
 
 def _chat(chat: pb.ChatMessages) -> ChatPrompt:
     _at_most("messages", len(chat.messages), MAX_MESSAGES, "entries")
-    return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in chat.messages))
+    return ChatPrompt(tuple(_message(message) for message in chat.messages), _template_values(chat))
+
+
+def _template_values(chat: pb.ChatMessages) -> dict[str, Any]:
+    num_bytes = chat.chat_template_kwargs.ByteSize()
+    if num_bytes > MAX_TEMPLATE_BYTES:
+        message = f"chat_template_kwargs has {num_bytes} bytes; at most {MAX_TEMPLATE_BYTES} are taken"
+        raise invalid(message, param="chat_template_kwargs")
+    try:
+        values = json_format.MessageToDict(chat.chat_template_kwargs)
+    except (json_format.Error, ValueError, RecursionError) as error:
+        raise invalid(f"chat_template_kwargs cannot be read: {error}", param="chat_template_kwargs") from error
+    return {name: _plain(value) for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A Struct has no integers; a template should show what is one as one."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _message(message: pb.ChatMessage) -> ChatMessage:
+    name = message.name if message.HasField("name") else None
+    reasoning = message.reasoning_content if message.HasField("reasoning_content") else None
+    return ChatMessage(message.role, message.content, name, reasoning)
 
 
 def response_of(delta: Delta, texts: TokenTexts) -> pb.GenerateResponse:

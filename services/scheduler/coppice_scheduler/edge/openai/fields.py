@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -55,7 +56,7 @@ SUPPORTED = frozenset(
         "timeout",
     }
 )
-CHAT_ONLY = frozenset({"messages", "top_logprobs"})
+CHAT_ONLY = frozenset({"messages", "top_logprobs", "chat_template_kwargs", "enable_thinking", "reasoning_effort"})
 COMPLETION_ONLY = frozenset({"prompt", "echo"})
 
 # Any value is taken.
@@ -97,7 +98,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "modalities": (["text"],),
     "audio": (),
-    "reasoning_effort": (),
     "web_search_options": (),
     "moderation": (),
     "request_id": (),
@@ -109,7 +109,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": _OFF,
     "chat_template": (),
-    "chat_template_kwargs": _EMPTY,
     "documents": _EMPTY,
     "include_reasoning": (True,),
     "thinking_token_budget": (),
@@ -127,6 +126,15 @@ class UnknownFields(StrEnum):
     REFUSE = "refuse"
     WARN = "warn"  # taken; the log names it once
     IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a body is read against."""
+
+    max_context: int  # tokens
+    unknown_fields: UnknownFields = UnknownFields.REFUSE
+    template_variables: frozenset[str] = frozenset()  # what a client may give the chat template
 
 
 def check_fields(body: Mapping[str, Any], own: frozenset[str], unknown: UnknownFields) -> tuple[str, ...]:

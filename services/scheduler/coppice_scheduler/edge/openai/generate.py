@@ -22,18 +22,25 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.openai.bodies import Answer, Shape
-from coppice_scheduler.edge.openai.fields import NAME_CHARS, NAMED_MAX, NO_EFFECT, UnknownFields, ignored_header
-from coppice_scheduler.edge.openai.schema import ParsedRequest, Reading, parse_chat, parse_completion
+from coppice_scheduler.edge.openai.fields import (
+    NAME_CHARS,
+    NAMED_MAX,
+    NO_EFFECT,
+    Reading,
+    UnknownFields,
+    ignored_header,
+)
+from coppice_scheduler.edge.openai.schema import ParsedRequest, parse_chat, parse_completion
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta
 
 log = logging.getLogger("coppice.scheduler.http")
 
 
 class GenerateApi:
-    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float, unknown_fields: UnknownFields) -> None:
+    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float, reading: Reading) -> None:
         self._frontdoor = frontdoor
         self._body_timeout_s = body_timeout_s
-        self._reading = Reading(frontdoor.model.max_context, unknown_fields)
+        self._reading = reading
         self._told = ToldOnce()
 
     async def completions(self, request: Request) -> Response:

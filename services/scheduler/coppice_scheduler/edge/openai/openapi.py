@@ -34,8 +34,8 @@ _ANSWER_HEADERS = {
 }
 
 
-def document(version: str, model_id: str, *, has_metrics: bool) -> Schema:
-    """OpenAPI 3.1 of a server that has one model."""
+def document(version: str, model_id: str, template_variables: frozenset[str], *, has_metrics: bool) -> Schema:
+    """OpenAPI 3.1 of a server that has one model, whose chat template reads these variables."""
     paths: dict[str, Any] = {
         "/v1/chat/completions": _post("chatCompletions", "ChatRequest", _answer("ChatCompletion", "ChatChunk"), True),
         "/v1/completions": _post("completions", "CompletionRequest", _answer("Completion", "Completion"), True),
@@ -61,7 +61,7 @@ def document(version: str, model_id: str, *, has_metrics: bool) -> Schema:
         },
         "paths": paths,
         "components": {
-            "schemas": {**request_schemas(model_id), **answer_schemas()},
+            "schemas": {**request_schemas(model_id, template_variables), **answer_schemas()},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],

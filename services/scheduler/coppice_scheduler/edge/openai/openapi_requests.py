@@ -18,6 +18,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
 from coppice_scheduler.edge.openai.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
+from coppice_scheduler.edge.openai.template_values import MAX_EFFORT_CHARS, MAX_VALUES, SWITCHES
 
 Schema = dict[str, Any]
 
@@ -40,10 +41,10 @@ def body(properties: dict[str, Schema], required: Iterable[str], text: str) -> S
     }
 
 
-def request_schemas(model_id: str) -> dict[str, Schema]:
+def request_schemas(model_id: str, template_variables: frozenset[str]) -> dict[str, Schema]:
     model: Schema = {"type": "string", "enum": [model_id]}
     shared = {"model": model, **_generation()}
-    chat = {**shared, **_chat_fields(), **_refused(SUPPORTED | CHAT_ONLY)}
+    chat = {**shared, **_chat_fields(), **_template_fields(template_variables), **_refused(SUPPORTED | CHAT_ONLY)}
     completion = {**shared, **_completion_fields(), **_refused(SUPPORTED | COMPLETION_ONLY)}
     messages = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": {"$ref": ref("Message")}}
     return {
@@ -57,6 +58,7 @@ def request_schemas(model_id: str) -> dict[str, Schema]:
                 "add_special_tokens": one_of("boolean", default=True),
                 "return_token_strs": one_of("boolean", default=False),
                 "messages": {"type": "null"},
+                "chat_template_kwargs": {"enum": [{}, None]},
                 "add_generation_prompt": one_of("boolean"),
             },
             ("prompt",),
@@ -66,6 +68,7 @@ def request_schemas(model_id: str) -> dict[str, Schema]:
             {
                 "model": {"enum": [model_id, None]},
                 "messages": messages,
+                "chat_template_kwargs": _template_fields(template_variables)["chat_template_kwargs"],
                 "add_generation_prompt": {"enum": [True, None]},
                 "add_special_tokens": {"enum": [False, None]},
                 "return_token_strs": one_of("boolean", default=False),
@@ -155,6 +158,20 @@ def _chat_fields() -> dict[str, Schema]:
         "logprobs": one_of("boolean", default=False),
         "top_logprobs": one_of("integer", "Only with logprobs: true.", minimum=0, maximum=LOGPROBS_MAX),
         "add_special_tokens": {"enum": [False, None], "description": "The template writes them."},
+    }
+
+
+def _template_fields(variables: frozenset[str]) -> dict[str, Schema]:
+    """What this model's chat template reads; all else would have no effect."""
+    read: dict[str, Schema] = {name: {} for name in sorted(variables)}
+    nothing: Schema = {"type": "null", "description": "The chat template of this model does not read it."}
+    thinks = "reasoning_effort" in variables or variables.intersection(SWITCHES)
+    return {
+        "chat_template_kwargs": one_of(
+            "object", "For the chat template.", properties=read, additionalProperties=False, maxProperties=MAX_VALUES
+        ),
+        "enable_thinking": one_of("boolean") if "enable_thinking" in variables else nothing,
+        "reasoning_effort": one_of("string", minLength=1, maxLength=MAX_EFFORT_CHARS) if thinks else nothing,
     }
 
 

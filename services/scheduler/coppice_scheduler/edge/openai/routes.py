@@ -17,7 +17,7 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.requests import caller_of
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.bodies import model_body
-from coppice_scheduler.edge.openai.fields import UnknownFields
+from coppice_scheduler.edge.openai.fields import Reading, UnknownFields
 from coppice_scheduler.edge.openai.generate import GenerateApi
 from coppice_scheduler.edge.openai.openapi import document
 from coppice_scheduler.edge.openai.tokens import TokensApi
@@ -39,7 +39,8 @@ def create_app(
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
     _add_models(app, frontdoor)
-    generate, tokens = GenerateApi(frontdoor, body_timeout_s, unknown_fields), TokensApi(frontdoor, body_timeout_s)
+    reading = Reading(frontdoor.model.max_context, unknown_fields, frontdoor.template_variables)
+    generate, tokens = GenerateApi(frontdoor, body_timeout_s, reading), TokensApi(frontdoor, body_timeout_s, reading)
     app.post("/v1/completions")(generate.completions)
     app.post("/v1/chat/completions")(generate.chat_completions)
     for prefix in ("", "/v1"):
@@ -65,7 +66,8 @@ def _add_models(app: FastAPI, frontdoor: FrontDoor) -> None:
 
 def _add_document(app: FastAPI, frontdoor: FrontDoor, *, has_metrics: bool) -> None:
     async def openapi() -> Response:
-        return JSONResponse(document(__version__, frontdoor.model.id, has_metrics=has_metrics))
+        model_id, variables = frontdoor.model.id, frontdoor.template_variables
+        return JSONResponse(document(__version__, model_id, variables, has_metrics=has_metrics))
 
     app.api_route("/openapi.json", methods=_READ)(openapi)
 

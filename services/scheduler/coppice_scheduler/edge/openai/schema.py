@@ -22,8 +22,9 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.cache_retention import retain_ms_of
-from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, UnknownFields, check_fields
+from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, Reading, check_fields
 from coppice_scheduler.edge.openai.messages import messages_of
+from coppice_scheduler.edge.openai.template_values import template_values_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
 
 _STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known, and only taken as false
@@ -46,20 +47,14 @@ class ParsedRequest:
     ignored: tuple[str, ...]  # fields that were taken without effect
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a body is read against."""
-
-    max_context: int  # tokens
-    unknown_fields: UnknownFields = UnknownFields.REFUSE
-
-
 def parse_chat(raw: bytes, reading: Reading) -> ParsedRequest:
     body = parse_object(raw)
     ignored = check_fields(body, CHAT_ONLY, reading.unknown_fields)
     fields = Fields(body)
     messages, ignored_in_messages = messages_of(fields, reading.unknown_fields)
-    parsed = _parse(fields, (ChatPrompt(messages),), _chat_logprobs(fields), ignored + ignored_in_messages)
+    values, not_read = template_values_of(fields, reading)
+    chat = ChatPrompt(messages, values)
+    parsed = _parse(fields, (chat,), _chat_logprobs(fields), ignored + ignored_in_messages + not_read)
     fields.assert_read(SUPPORTED | CHAT_ONLY)
     return parsed
 

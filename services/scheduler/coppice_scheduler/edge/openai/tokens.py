@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
@@ -17,12 +17,16 @@ from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, Prompt, 
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
-from coppice_scheduler.edge.openai.fields import UnknownFields, unknown_field
+from coppice_scheduler.edge.openai.fields import Reading, UnknownFields, unknown_field
 from coppice_scheduler.edge.openai.messages import messages_of
 from coppice_scheduler.edge.openai.schema import packed_ids
+from coppice_scheduler.edge.openai.template_values import kwargs_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE, unpack_tokens
 
-_TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt")
+_TOKENIZE = (
+    *("model", "prompt", "messages", "chat_template_kwargs"),
+    *("add_special_tokens", "return_token_strs", "add_generation_prompt"),
+)
 _DETOKENIZE = ("model", "tokens")
 
 
@@ -35,9 +39,10 @@ class _TokenizeAsked:
 
 
 class TokensApi:
-    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float) -> None:
+    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float, reading: Reading) -> None:
         self._frontdoor = frontdoor
         self._body_timeout_s = body_timeout_s
+        self._reading = replace(reading, unknown_fields=UnknownFields.REFUSE)  # an answer has no header that lists them
 
     async def tokenize(self, request: Request) -> Response:
         return await self._answer(request, self._tokenized)
@@ -63,7 +68,7 @@ class TokensApi:
 
     def _tokenize_asked(self, raw: bytes) -> _TokenizeAsked:
         fields = self._fields(raw, _TOKENIZE)
-        prompt, name = _prompt(fields)
+        prompt, name = _prompt(fields, self._reading)
         adds, shows_names = fields.flag("add_special_tokens", default=True), fields.flag("return_token_strs")
         fields.assert_read(_TOKENIZE)
         return _TokenizeAsked(prompt, name, adds, shows_names)
@@ -110,13 +115,16 @@ def _json_list(slices: Iterable[list[Any]]) -> str:
     return f"[{','.join(json.dumps(part, ensure_ascii=False, separators=(',', ':'))[1:-1] for part in slices)}]"
 
 
-def _prompt(fields: Fields) -> tuple[Prompt, str]:
+def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
     """What to tokenise, and the field that it came in."""
     text, has_messages = fields.text("prompt"), fields.get("messages") is not None
     is_open, adds_tokens = fields.flag("add_generation_prompt", default=True), fields.flag("add_special_tokens")
+    values = kwargs_of(fields, reading)
     if (text is not None) == has_messages:
         raise invalid("Send either prompt or messages.", param="prompt", code="missing" if text is None else None)
     if text is not None:
+        if values:
+            raise invalid("chat_template_kwargs is only for messages.", param="chat_template_kwargs")
         return TextPrompt(text), "prompt"
     if not is_open:
         raise invalid(
@@ -130,5 +138,5 @@ def _prompt(fields: Fields) -> tuple[Prompt, str]:
             param="add_special_tokens",
             code="unsupported_parameter",
         )
-    messages, _ = messages_of(fields, UnknownFields.REFUSE)
-    return ChatPrompt(messages), "messages"
+    messages, _ = messages_of(fields, reading.unknown_fields)
+    return ChatPrompt(messages, values), "messages"

@@ -7,13 +7,13 @@ but the values that it is given, and the size limit keeps one from filling memor
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,6 +23,10 @@ from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 
 MAX_RENDERED_CHARS = 4 * 1024 * 1024
+# What every chat gives its template; a client cannot.
+GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_SHOWN_CHARS = 100
+_SPECIAL = frozenset(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +38,43 @@ class ChatMessage:
 
 
 class ChatTemplate:
-    """Renders chats of one checkpoint. `missing` says why there is no template, when there is none."""
+    """Renders chats of one checkpoint. `missing` says why there is no template, when there is none.
+
+    `variables` are names that the template reads and a client may give: `enable_thinking`, `date_string`, ...
+    """
 
     def __init__(self, checkpoint: CheckpointText, *, max_chars: int = MAX_RENDERED_CHARS) -> None:
         self._special_tokens = dict(checkpoint.special_tokens)
         self._max_chars = max_chars
         self._template: jinja2.Template | None = None
+        self.variables: frozenset[str] = frozenset()
         self.missing = (
             f"The checkpoint {checkpoint.directory!r} has no chat template (neither chat_template.jinja nor "
             "chat_template in tokenizer_config.json). Use /v1/completions, or add a template to the checkpoint."
         )
         if checkpoint.chat_template is not None:
+            environment = _environment()
             try:
-                self._template = _environment().from_string(checkpoint.chat_template)
+                read = meta.find_undeclared_variables(environment.parse(checkpoint.chat_template))
+                self._template = environment.from_string(checkpoint.chat_template)
             except jinja2.TemplateSyntaxError as error:
                 raise UsageError(
                     f"the chat template of {checkpoint.directory!r} is not valid: line {error.lineno}: {error.message}"
                 ) from error
+            self.variables = frozenset(read) - GIVEN - _SPECIAL - self._special_tokens.keys()
 
-    def render_now(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt of `messages`, open for the assistant's answer. Raises ApiError."""
+    def render_now(self, messages: Sequence[ChatMessage], values: Mapping[str, Any] | None = None) -> str:
+        """The prompt of `messages`, open for the assistant's answer. `values` are of `variables`. Raises ApiError."""
         if self._template is None:
             raise invalid(self.missing, param="messages", code="no_chat_template")
+        for name in values or ():
+            if name not in self.variables:
+                raise not_read(name, f"chat_template_kwargs.{name}", self.variables)
         parts: list[str] = []
         size = 0
         try:
             for part in self._template.generate(
+                **(values or {}),
                 **self._special_tokens,
                 messages=[_plain(message) for message in messages],
                 tools=None,
@@ -84,6 +99,17 @@ class ChatTemplate:
                 param="messages",
             ) from error
         return "".join(parts)
+
+
+def not_read(name: str, field: str, variables: frozenset[str]) -> ApiError:
+    """The refusal of a value that the template would not see; `field` is what the client sent it in."""
+    if name in GIVEN:
+        why = "is the server's to give"
+    else:
+        known = f"it reads {', '.join(sorted(variables))}" if variables else "it reads none"
+        why = f"is not read by the chat template of this model; of such values {known}"
+    field = field[:_SHOWN_CHARS]
+    return invalid(f"{field} {why}. Leave it out.", param=field, code="unsupported_parameter")
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:

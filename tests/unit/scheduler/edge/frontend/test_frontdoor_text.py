@@ -281,6 +281,21 @@ def test_rendering_equals_transformers(tmp_path: Path, name: str, in_file: bool)
         assert unpack_tokens(tokenizer.encode_now(text, add_special_tokens=False)) == ids
 
 
+@pytest.mark.parametrize("values", [{}, {"enable_thinking": False}, {"enable_thinking": True, "level": [1, "é"]}])
+def test_values_for_a_template_are_as_in_transformers(tmp_path: Path, values: dict[str, object]) -> None:
+    transformers = pytest.importorskip("transformers")
+    template = (
+        "{% macro quote(x) %}<{{ x }}{{ mark }}>{% endmacro %}{% if enable_thinking is not defined %}"
+        "{% set enable_thinking = true %}{% endif %}{{ quote(level) }}{{ enable_thinking }}"
+        "{% for m in messages %}{{ m.content }}{{ level | tojson if level is defined }}{% endfor %}"
+    )
+    checkpoint = checkpoint_at(tmp_path, sentencepiece_like(), chat_template=template)
+    assert ChatTemplate(checkpoint).variables == {"enable_thinking", "level", "mark"}
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = oracle.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False, **values)
+    assert ChatTemplate(checkpoint).render_now([ChatMessage("user", "x")], values) == expected
+
+
 def test_the_demo_model_renders_and_tokenises_as_in_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     oracle = transformers.AutoTokenizer.from_pretrained(DEMO)

@@ -110,7 +110,7 @@ def test_a_warning_names_each_field_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_document_lists_the_fields_of_both_tables() -> None:
-    document = (Path(__file__).parents[3] / "docs" / "API.md").read_text()
+    document = (Path(__file__).parents[4] / "docs" / "API.md").read_text()
     for name, why in NO_EFFECT.items():
         assert f"| `{name}` | {why} |" in document
     listed = re.search(r"^Refused unless empty, off or null: (.*?)\.$", document, re.MULTILINE | re.DOTALL)
