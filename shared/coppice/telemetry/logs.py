@@ -5,21 +5,30 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from contextvars import ContextVar
 
 from coppice.errors import UsageError
 
 LogLevel = str
+# Of the request that the present task serves; what is logged meanwhile says it.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 class _OneLine(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z WARNING coppice.cache: text`; a traceback follows on lines of its own."""
+    """`2026-01-31T12:00:00.123Z WARNING coppice.cache: text`; a traceback follows on lines of its own.
+
+    Within a request: `... coppice.scheduler.http: [request 7f3a] text`.
+    """
 
     def __init__(self) -> None:
         self.converter = time.gmtime
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the standard library's name)
+        request_id = REQUEST_ID.get()
+        if request_id:
+            record.message = f"[request {request_id}] {record.message}"
         record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
         return super().formatMessage(record)
 

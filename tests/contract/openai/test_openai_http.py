@@ -168,7 +168,7 @@ def test_token_ids_stand_where_vllm_puts_them(served: Served) -> None:
 def test_the_stream_on_the_wire(served: Served) -> None:
     response = served.chat(stream=True, stream_options={"include_usage": True}, max_tokens=2)
     assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.headers["x-request-id"] == events_of(response.text)[0]["id"]
+    assert events_of(response.text)[0]["id"] == f"chatcmpl-{response.headers['x-request-id']}"
     events = events_of(response.text)
     assert events[-1] == "[DONE]"
     assert events[-2]["choices"] == []

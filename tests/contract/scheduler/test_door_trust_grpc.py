@@ -107,6 +107,9 @@ class Silent:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self.metadata
 
+    def set_trailing_metadata(self, metadata: object) -> None:
+        pass
+
     def time_remaining(self) -> float:
         return WAIT_S
 

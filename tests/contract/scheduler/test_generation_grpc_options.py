@@ -150,6 +150,21 @@ def test_a_chat_may_give_its_template_values() -> None:
     serve(test, checkpoint=checkpoint)
 
 
+def test_the_id_of_a_request_comes_back() -> None:
+    async def test(served: Served) -> None:
+        request = pb.GenerateRequest(model=MODEL, text="x")
+        call = served.stub.Generate(request, timeout=WAIT_S, metadata=(("x-request-id", "g-7"),))
+        assert [answer async for answer in call]
+        assert dict(await call.trailing_metadata())["x-request-id"] == "g-7"
+        assert served.engine.requests[-1].request_id.startswith("cmpl-g-7-")
+        call = served.stub.Generate(pb.GenerateRequest(model="other", text="x"), timeout=WAIT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert len(str(dict(caught.value.trailing_metadata())["x-request-id"])) == 32
+
+    serve(test)
+
+
 def test_wrong_fields_are_named_in_the_details() -> None:
     async def test(served: Served) -> None:
         for fields, field in (({"n": 9}, "n"), ({"min_p": 2.0}, "min_p"), ({"logit_bias": {10**6: 1.0}}, "logit_bias")):

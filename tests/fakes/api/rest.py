@@ -25,6 +25,7 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.openai.routes import create_app
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
@@ -121,7 +122,7 @@ def serving(
         bodies=bodies,
     )
     of_app = {name: options.pop(name) for name in ("body_timeout_s", "unknown_fields") if name in options}
-    app = create_app(frontdoor, registry, **of_app)
+    app = with_cors(create_app(frontdoor, registry, **of_app), options.pop("cors_origins", ()))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
     public = None if tls is None else PublicTls(*tls[:2])

@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.base.public_tls import PublicTls
+from coppice_scheduler.edge.http.request_ids import RequestIds
 from coppice_scheduler.edge.http.tls_entrance import TlsEntrance
 from coppice_scheduler.edge.openai.routes import error_response
 
@@ -60,7 +61,7 @@ def uvicorn_config(
     limits = limits or HttpLimits()
     protocol = _limited_protocol(limits)
     return uvicorn.Config(
-        _Guard(app, limits),
+        RequestIds(_Guard(app, limits)),
         host=host,
         port=port,
         http=protocol if tls is None else _behind_tls(protocol, limits, tls),  # type: ignore[arg-type]

@@ -41,6 +41,10 @@ class ServiceSettings(TlsSettings):
         description="Fields of a body that nobody has heard of: refuse, or ignore, which a header of the answer tells; "
         "warn: ignore, and name each once in the log.",
     )
+    cors_origins: tuple[str, ...] = Field(
+        (),
+        description="Origins of web pages whose scripts may call the REST API, such as https://chat.example; * is any.",
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Own port for /metrics; default: the REST port, with tenants nowhere."
     )

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
-from uuid import uuid4
 
 from msgspec.structs import replace
 from opentelemetry.context import Context
@@ -29,6 +28,7 @@ from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.edge.base.engine import Engine, ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid, model_not_found, not_ready
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.base.request_id import RequestId, request_id_of
 from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.calls import Call, Run, code_of
@@ -158,14 +158,20 @@ class FrontDoor:
         stream = self._detokenizers.start([], skip_special_tokens=False)
         return stream.feed(unpack_tokens(tokens)) + stream.flush()
 
-    async def open(self, tenant: Tenant, spec: GenerationSpec, client: Context | None = None) -> Call:
+    async def open(
+        self,
+        tenant: Tenant,
+        spec: GenerationSpec,
+        client: Context | None = None,
+        request_id: RequestId | None = None,
+    ) -> Call:
         """Check everything that needs no engine, and tokenise. Raises ApiError; nothing is reserved yet.
 
         `client`: the trace context that came with the call.
         """
         arrived_ns = time.monotonic_ns()
         self.check_model(spec.model)
-        call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{uuid4().hex}"
+        call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{(request_id or request_id_of(None)).unique}"
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
             await self.loop_share.take(tenant.id, _units_to_open(spec))

@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from coppice_scheduler.core.state.request import OutputErrorCode, RefusedReason
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
+from coppice_scheduler.edge.base.request_id import HEADER, RequestId
 
 _CODES = {
     ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -41,11 +42,16 @@ _QUOTA_CODES = frozenset(
 )
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ApiError, tenant: str = "") -> NoReturn:
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: ApiError, request_id: RequestId, tenant: str = ""
+) -> NoReturn:
     """End the call with the error's status. `tenant` is whose limits a refusal speaks of."""
     code = _CODES[error.kind]
     status = status_pb2.Status(code=code.value[0], message=error.message, details=map(_packed, _details(error, tenant)))
-    trailing: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
+    trailing: list[tuple[str, str | bytes]] = [
+        ("grpc-status-details-bin", status.SerializeToString()),
+        (HEADER, request_id.shown),
+    ]
     if error.retry_after_ms:
         trailing.append(("retry-after-ms", str(error.retry_after_ms)))
     await context.abort(code, error.message, tuple(trailing))

@@ -13,16 +13,19 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from coppice.telemetry.logs import REQUEST_ID
 from coppice.telemetry.trace_context import context_from_metadata
 from coppice.tenants.tenant import Tenant
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.auth import bearer_key
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, invalid
+from coppice_scheduler.edge.base.request_id import HEADER, RequestId, request_id_of
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
@@ -36,7 +39,17 @@ READING_MAX = 16  # messages of one tenant that the library takes in at a time; 
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answers = AsyncGenerator[Message, None]
-_Method = Callable[[Any, Tenant, Context, Body], Answers]
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    tenant: Tenant
+    context: Context
+    body: Body
+    request_id: RequestId
+
+
+_Method = Callable[[Any, _Caller], Answers]
 
 
 class Generation:
@@ -60,7 +73,9 @@ class Generation:
 
     def _guarded(self, request_type: type[Message], method: _Method) -> grpc.RpcMethodHandler[bytes, Message]:
         async def answer(messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Message, None]:
-            tenant_id = ""
+            tenant_id, request_id = "", _request_id_of(context)
+            REQUEST_ID.set(request_id.shown)
+            context.set_trailing_metadata(((HEADER, request_id.shown),))
             try:
                 tenant = self._tenant(context)
                 tenant_id = tenant.id
@@ -69,14 +84,14 @@ class Generation:
                     raise invalid("The call has no deadline; set one (a timeout).", code="no_deadline")
                 with self._frontdoor.bodies.body(tenant.id) as body:
                     request = await self._read(messages, request_type, tenant, body)
-                    async with aclosing(method(request, tenant, context, body)) as answers:
+                    async with aclosing(method(request, _Caller(tenant, context, body, request_id))) as answers:
                         async for response in answers:
                             yield response
             except ApiError as error:
-                await abort(context, error, tenant_id)
+                await abort(context, error, request_id, tenant_id)
             except Exception:
                 log.exception("a call failed")
-                await abort(context, internal())
+                await abort(context, internal(), request_id)
 
         return grpc.stream_stream_rpc_method_handler(answer, response_serializer=_serialized)
 
@@ -104,38 +119,45 @@ class Generation:
         except DecodeError:
             raise invalid(f"The message is no {request_type.DESCRIPTOR.name}.", code="invalid_message") from None
 
-    async def _generate(self, request: pb.GenerateRequest, tenant: Tenant, context: Context, body: Body) -> Answers:
-        timeout_s = context.time_remaining() or 0.0
-        client = context_from_metadata(_metadata(context))
-        call = await self._frontdoor.open(tenant, spec_of(request, max(timeout_s, 1e-9)), client)
-        body.release()
+    async def _generate(self, request: pb.GenerateRequest, caller: _Caller) -> Answers:
+        spec = spec_of(request, max(caller.context.time_remaining() or 0.0, 1e-9))
+        client = context_from_metadata(_metadata(caller.context))
+        call = await self._frontdoor.open(caller.tenant, spec, client, caller.request_id)
+        caller.body.release()
         async with aclosing(call.deltas()) as deltas:
             async for delta in deltas:
                 yield response_of(delta, self._frontdoor.token_texts)
 
-    async def _list_models(
-        self, request: pb.ListModelsRequest, tenant: Tenant, context: Context, body: Body
-    ) -> Answers:
+    async def _list_models(self, request: pb.ListModelsRequest, caller: _Caller) -> Answers:
         model = self._frontdoor.model
         yield pb.ListModelsResponse(models=[pb.Model(id=model.id, max_context=model.max_context)])
 
-    async def _tokenize(self, request: pb.TokenizeRequest, tenant: Tenant, context: Context, body: Body) -> Answers:
+    async def _tokenize(self, request: pb.TokenizeRequest, caller: _Caller) -> Answers:
         self._frontdoor.check_model(request.model)
         adds = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        tokens = await self._frontdoor.tokenize(tenant, tokenize_prompt(request), "prompt", add_special_tokens=adds)
+        prompt = tokenize_prompt(request)
+        tokens = await self._frontdoor.tokenize(caller.tenant, prompt, "prompt", add_special_tokens=adds)
         yield pb.TokenizeResponse(tokens=tokens, max_context=self._frontdoor.model.max_context)
 
-    async def _detokenize(self, request: pb.DetokenizeRequest, tenant: Tenant, context: Context, body: Body) -> Answers:
+    async def _detokenize(self, request: pb.DetokenizeRequest, caller: _Caller) -> Answers:
         self._frontdoor.check_model(request.model)
-        yield pb.DetokenizeResponse(text=await self._frontdoor.detokenize(tenant, request.tokens, "tokens"))
+        yield pb.DetokenizeResponse(text=await self._frontdoor.detokenize(caller.tenant, request.tokens, "tokens"))
 
     def _tenant(self, context: Context) -> Tenant:
-        values = [value for name, value in _metadata(context) if name == "authorization" and isinstance(value, str)]
-        return self._frontdoor.tenant_of(bearer_key(values[0] if values else ""))
+        return self._frontdoor.tenant_of(bearer_key(_sent(context, "authorization") or ""))
 
 
 def _serialized(response: Message) -> bytes:
     return response.SerializeToString()
+
+
+def _request_id_of(context: Context) -> RequestId:
+    return request_id_of(_sent(context, HEADER))
+
+
+def _sent(context: Context, key: str) -> str | None:
+    """The first value of this metadata key."""
+    return next((value for name, value in _metadata(context) if name == key and isinstance(value, str)), None)
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:

@@ -16,9 +16,11 @@ from coppice.edge.told_once import ToldOnce
 from coppice.telemetry.trace_context import context_from_headers
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, internal
+from coppice_scheduler.edge.base.request_id import RequestId
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.openai.bodies import Answer, Shape
@@ -54,15 +56,22 @@ class GenerateApi:
         parent = context_from_headers(request.headers)
         with self._frontdoor.bodies.body(tenant.id) as body:
             await read_body(request, self._body_timeout_s, body, self._frontdoor.loop_share)
-            answer = await unless_disconnected(request.receive, lambda: self._answer(tenant, body, parse, parent))
+            answer = await unless_disconnected(
+                request.receive, lambda: self._answer(tenant, body, parse, parent, id_of(request))
+            )
         return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
 
     async def _answer(
-        self, tenant: Tenant, body: Body, parse: Callable[[bytes, Reading], ParsedRequest], parent: Context
+        self,
+        tenant: Tenant,
+        body: Body,
+        parse: Callable[[bytes, Reading], ParsedRequest],
+        parent: Context,
+        request_id: RequestId,
     ) -> Response:
         parsed = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: parse(raw, self._reading))
         self._warn_of(parsed.ignored)
-        call = await self._frontdoor.open(tenant, parsed.spec, parent)
+        call = await self._frontdoor.open(tenant, parsed.spec, parent, request_id)
         body.release()
         shape = Shape(
             call=call,
@@ -73,7 +82,7 @@ class GenerateApi:
             texts=self._frontdoor.token_texts,
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
-        headers = {"x-request-id": call.call_id, **ignored_header(parsed.ignored)}
+        headers = ignored_header(parsed.ignored)
         return await (_streamed if parsed.presentation.stream else _whole)(call, shape, headers)
 
     def _warn_of(self, ignored: tuple[str, ...]) -> None:

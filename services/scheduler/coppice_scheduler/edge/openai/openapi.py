@@ -30,6 +30,7 @@ _RETRY_HEADERS = {
     "retry-after-ms": {"description": "Milliseconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
 }
 _ANSWER_HEADERS = {
+    "x-request-id": {"description": "The client's own, or one of ours.", "schema": {"type": "string"}},
     IGNORED_HEADER: {"description": "Fields that were taken without effect.", "schema": {"type": "string"}},
 }
 
@@ -45,6 +46,7 @@ def document(version: str, model_id: str, template_variables: frozenset[str], *,
         },
         "/healthz": {"get": {**_read("health", _plain("The process lives."), ()), "security": []}},
         "/readyz": {"get": {**_read("readiness", _plain("Requests are served."), ()), "security": []}},
+        "/health": {"get": {**_read("readinessAsVllm", _plain("Requests are served."), ()), "security": []}},
     }
     tokenize = {"anyOf": [{"$ref": ref("TokenizeTextRequest")}, {"$ref": ref("TokenizeChatRequest")}]}
     for prefix, suffix in (("", ""), ("/v1", "V1")):

@@ -130,7 +130,8 @@ def _add_health(app: FastAPI, frontdoor: FrontDoor, registry: CollectorRegistry 
         return PlainTextResponse("".join(f"{line}\n" for line in ("ready", *frontdoor.notes)))
 
     app.api_route("/healthz", methods=_READ)(healthz)
-    app.api_route("/readyz", methods=_READ)(readyz)
+    for path in ("/readyz", "/health"):  # the second is vLLM's
+        app.api_route(path, methods=_READ)(readyz)
     if registry is not None:
 
         async def metrics() -> Response:
