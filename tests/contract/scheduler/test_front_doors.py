@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coppice.edge.wire import packed
 from coppice.ids import DomainId
@@ -90,7 +91,9 @@ def request(name: str, tokens: list[int]) -> Request:
 
 
 async def read(engine: DoorEngine, name: str, tokens: list[int]) -> list[Output]:
-    return [output async for output in engine.generate(request(name, tokens))]
+    """All but the one that only says that the request was taken."""
+    outputs = [output async for output in engine.generate(request(name, tokens))]
+    return [output for output in outputs if output.tokens or output.finish]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -108,6 +111,23 @@ def test_tokens_of_many_requests_get_to_their_readers() -> None:
             assert [output.finish for output in outputs if output.finish] == [Finish.LENGTH]
         await until(lambda: house.doors.num_requests == 0)
         assert not house.core.cancelled
+
+    run(test)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stream_hears_that_its_request_was_taken_and_waits(streams: bool) -> None:
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        outputs = engine.generate(replace(request("waits", [HANGS]), streams=streams))
+        first = asyncio.ensure_future(anext(outputs))
+        await until(lambda: "waits" in house.core.running)
+        if streams:
+            assert (await first).finish is None
+        else:
+            engine.finish("waits")
+            assert (await first).finish is Finish.STOP
+        await outputs.aclose()
 
     run(test)
 

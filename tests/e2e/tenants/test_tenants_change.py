@@ -58,8 +58,8 @@ def test_a_revoked_key_ends_its_requests_and_no_others(changing: Stack, path: Pa
     worker.signal(signal.SIGSTOP)  # so that what is asked now is at work still when the file changes
     try:
         with ThreadPoolExecutor(2) as pool:
-            body = {**BODY, "stream": True}
-            gone, stays = (pool.submit(changing.post, "/v1/completions", body, key) for key in keys.values())
+            gone = pool.submit(changing.post, "/v1/completions", BODY, keys["acme"])
+            stays = pool.submit(changing.post, "/v1/completions", {**BODY, "stream": True}, keys["zeta"])
             wait_until(lambda: at_work(changing) == 2, "both to be at work")
             revoke(path, "acme", "main")
             code, answer = gone.result(START_S)

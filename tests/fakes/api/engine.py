@@ -96,6 +96,8 @@ class FakeEngine:
         self.max_running = max(self.max_running, self.num_running)
         ended = False
         try:
+            if request.streams:
+                yield Output(request.request_id, b"")
             async for output in self._play(request, script):
                 ended = output.finish is not None
                 yield output

@@ -52,7 +52,8 @@ class Engine(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         """Tokens of one request, the last Output has `finish`. Closing the generator cancels the request.
 
-        Raises RequestRefused on the first iteration. The caller may read slowly: what has not been read is joined into
+        Raises RequestRefused on the first iteration. Of a request that `streams`, an Output without tokens may come
+        first: the request was taken, and waits. The caller may read slowly: what has not been read is joined into
         one Output, so that what waits for a reader is bounded by the request's own length.
         """
         ...

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opentelemetry import trace
 
@@ -36,6 +36,11 @@ class Call:
     num_choices: int  # of each prompt; answer i belongs to prompt i // num_choices
     _runs: tuple[Run, ...]
     _span: CallSpan
+
+    async def taken(self) -> None:
+        """Returns when the core has taken all of it. Not before where it refuses, and only while `deltas` is read."""
+        for run in self._runs:
+            await run.taken.wait()
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Text as it comes, of all answers. Raises ApiError, on the first iteration when the core refuses."""
@@ -69,6 +74,7 @@ class Run:
     tenant: Tenant
     loop_share: LoopShare
     units: int  # of the loop's time, that it takes to begin
+    taken: asyncio.Event = field(default_factory=asyncio.Event)  # the core has it
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         num_tokens = 0
@@ -79,6 +85,7 @@ class Run:
             clock = _Clock(self.metrics, self.request)
             async with aclosing(self._outputs()) as outputs:
                 async for output in outputs:
+                    self.taken.set()
                     clock.saw(output)
                     delta = stream.take(output)
                     num_tokens = stream.num_tokens

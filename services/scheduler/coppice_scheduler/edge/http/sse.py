@@ -2,6 +2,7 @@
 
 data: {...}\\n\\n   ...   data: [DONE]\\n\\n          all went well
 data: {...}\\n\\n   ...   data: {"error": ...}\\n\\n  it did not; nothing follows, [DONE] least of all
+: waiting\\n\\n                                     a comment, which clients skip: nothing came for some seconds
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": waiting\n\n"  # proxies and clients close connections on which nothing comes
+COMMENT_EVERY_S = 5.0
 CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
 T = TypeVar("T")
 
@@ -26,14 +29,19 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come. `events` is closed in every case; its own errors must be events by then."""
+    """Sends `opening`, then events as they come, and comments while none do.
+
+    `events` is closed in every case; its own errors must be events by then.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+    def __init__(self, opening: bytes, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
         super().__init__(status_code=200, headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
+        self._opening = opening
         self._events = events
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await unless_disconnected(receive, lambda: self._send_all(send))
@@ -41,10 +49,25 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> bool:
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for data in events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            if self._opening:
+                await send({"type": "http.response.body", "body": self._opening, "more_body": True})
+            commenting = asyncio.create_task(self._comment(send))
+            try:
+                async for data in events:
+                    self._num_sent += 1
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            finally:
+                commenting.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return True
+
+    async def _comment(self, send: Send) -> None:
+        """One task for a stream, and a count for an event: a timer for each event would cost more than the event."""
+        while True:
+            num_sent = self._num_sent
+            await asyncio.sleep(COMMENT_EVERY_S)
+            if self._num_sent == num_sent:
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
 
 async def unless_disconnected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:

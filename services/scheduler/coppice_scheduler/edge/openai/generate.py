@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -22,7 +23,7 @@ from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
-from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, DONE, EventStream, event, unless_disconnected
+from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, COMMENT, DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.openai.bodies import Answer, Shape
 from coppice_scheduler.edge.openai.fields import (
     NAME_CHARS,
@@ -36,12 +37,14 @@ from coppice_scheduler.edge.openai.schema import ParsedRequest, parse_chat, pars
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta
 
 log = logging.getLogger("coppice.scheduler.http")
+FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with a comment
 
 
 class GenerateApi:
-    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float, reading: Reading) -> None:
+    def __init__(self, frontdoor: FrontDoor, body_timeout_s: float, first_byte_s: float, reading: Reading) -> None:
         self._frontdoor = frontdoor
         self._body_timeout_s = body_timeout_s
+        self._first_byte_s = first_byte_s
         self._reading = reading
         self._told = ToldOnce()
 
@@ -83,7 +86,9 @@ class GenerateApi:
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
         headers = ignored_header(parsed.ignored)
-        return await (_streamed if parsed.presentation.stream else _whole)(call, shape, headers)
+        if parsed.presentation.stream:
+            return await _streamed(call, shape, headers, self._first_byte_s)
+        return await _whole(call, shape, headers)
 
     def _warn_of(self, ignored: tuple[str, ...]) -> None:
         if self._reading.unknown_fields is UnknownFields.WARN:
@@ -101,39 +106,62 @@ async def _whole(call: Call, shape: Shape, headers: dict[str, str]) -> Response:
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def _streamed(call: Call, shape: Shape, headers: dict[str, str]) -> Response:
-    """Waits for the first delta, so that a refusal still gets its own status instead of an event after a 200."""
-    deltas = call.deltas()
+async def _streamed(call: Call, shape: Shape, headers: dict[str, str], first_byte_s: float) -> Response:
+    events = _events(call, shape, first_byte_s)
     try:
-        first = await anext(deltas)
+        opening = await anext(events)
     except BaseException:
-        await deltas.aclose()
+        await events.aclose()
         raise
-    return EventStream(_events(first, deltas, shape), headers)
+    return EventStream(opening, events, headers)
 
 
-async def _events(first: Delta, deltas: AsyncGenerator[Delta, None], shape: Shape) -> AsyncGenerator[bytes, None]:
+async def _events(call: Call, shape: Shape, first_byte_s: float) -> AsyncGenerator[bytes, None]:
+    """What a stream opens with, which may be nothing, then its events.
+
+    In place of the first item a refusal is raised, and a failure that comes soon: they get a status of their own. Later
+    ones are events.
+    """
+    async with aclosing(call.deltas()) as deltas:
+        first, taken = asyncio.ensure_future(anext(deltas)), asyncio.create_task(call.taken())
+        try:
+            await asyncio.wait((first, taken), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((first,), timeout=first_byte_s)
+            if first.done():
+                first.result()
+            yield b"" if first.done() else COMMENT
+            async with aclosing(_chunks(first, deltas, shape)) as chunks:
+                async for data in chunks:
+                    yield data
+        finally:
+            for task in (first, taken):
+                task.cancel()
+            await asyncio.gather(first, taken, return_exceptions=True)
+
+
+async def _chunks(
+    first: asyncio.Future[Delta], deltas: AsyncGenerator[Delta, None], shape: Shape
+) -> AsyncGenerator[bytes, None]:
     usage = NO_USAGE
     seen: set[int] = set()
-    async with aclosing(deltas):
-        try:
-            if shape.is_chat:
-                for index in range(shape.num_answers):
-                    yield event(shape.role_chunk(index))
-            delta: Delta | None = first
-            while delta is not None:
-                usage += delta.ending.usage if delta.ending is not None else NO_USAGE
-                if delta.text or delta.logprobs or delta.ending is not None or shape.presentation.return_token_ids:
-                    yield event(shape.delta_chunk(delta, is_first=delta.index not in seen))
-                    seen.add(delta.index)
-                delta = await anext(deltas, None)
-        except ApiError as error:
-            yield event(error.body())
-            return
-        except Exception:
-            log.exception("a stream failed")
-            yield event(internal().body())
-            return
-        if shape.presentation.include_usage:
-            yield event(shape.usage_chunk(usage))
-        yield DONE
+    try:
+        delta: Delta | None = await first
+        if shape.is_chat:
+            for index in range(shape.num_answers):
+                yield event(shape.role_chunk(index))
+        while delta is not None:
+            usage += delta.ending.usage if delta.ending is not None else NO_USAGE
+            if delta.text or delta.logprobs or delta.ending is not None or shape.presentation.return_token_ids:
+                yield event(shape.delta_chunk(delta, is_first=delta.index not in seen))
+                seen.add(delta.index)
+            delta = await anext(deltas, None)
+    except ApiError as error:
+        yield event(error.body())
+        return
+    except Exception:
+        log.exception("a stream failed")
+        yield event(internal().body())
+        return
+    if shape.presentation.include_usage:
+        yield event(shape.usage_chunk(usage))
+    yield DONE

@@ -18,7 +18,7 @@ from coppice_scheduler.edge.http.requests import caller_of
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.bodies import model_body
 from coppice_scheduler.edge.openai.fields import Reading, UnknownFields
-from coppice_scheduler.edge.openai.generate import GenerateApi
+from coppice_scheduler.edge.openai.generate import FIRST_BYTE_S, GenerateApi
 from coppice_scheduler.edge.openai.openapi import document
 from coppice_scheduler.edge.openai.tokens import TokensApi
 
@@ -32,6 +32,7 @@ def create_app(
     registry: CollectorRegistry | None,
     *,
     body_timeout_s: float = BODY_TIMEOUT_S,
+    first_byte_s: float = FIRST_BYTE_S,
     unknown_fields: UnknownFields = UnknownFields.REFUSE,
 ) -> FastAPI:
     """The ASGI application of one front door. Without a registry it serves no /metrics: that names tenants."""
@@ -40,7 +41,8 @@ def create_app(
     _add_health(app, frontdoor, registry)
     _add_models(app, frontdoor)
     reading = Reading(frontdoor.model.max_context, unknown_fields, frontdoor.template_variables)
-    generate, tokens = GenerateApi(frontdoor, body_timeout_s, reading), TokensApi(frontdoor, body_timeout_s, reading)
+    generate = GenerateApi(frontdoor, body_timeout_s, first_byte_s, reading)
+    tokens = TokensApi(frontdoor, body_timeout_s, reading)
     app.post("/v1/completions")(generate.completions)
     app.post("/v1/chat/completions")(generate.chat_completions)
     for prefix in ("", "/v1"):

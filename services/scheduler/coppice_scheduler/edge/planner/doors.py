@@ -58,6 +58,7 @@ class Door:
     number: int  # in the high bits of its requests' numbers
     channel: Channel
     refusals: list[RefusedRequest] = field(default_factory=list)  # since the last turn
+    taken: list[Output] = field(default_factory=list)  # without tokens: that streams were taken, since the last turn
     requests: set[str] = field(default_factory=set)  # at work
 
 
@@ -150,6 +151,8 @@ class Doors:
             self._refusal_log.refused(request.tenant, refused, self.planner.stats, now_ns)
             door.refusals.append(RefusedRequest(request.request_id, refused))
             return
+        if request.streams:
+            door.taken.append(Output(request.request_id, b""))
         door.requests.add(request.request_id)
         self._door_of[request.request_id] = door
 
@@ -173,7 +176,7 @@ class Doors:
 
     def _deliver(self, effects: Effects) -> None:
         tokens = by_door(effects.tokens)
-        outputs: dict[int, list[Output]] = {}
+        outputs = {number: list(door.taken) for number, door in self._doors.items() if door.taken}
         for output in effects.outputs:
             door = self._door_of.get(output.request_id)
             if door is not None:
@@ -186,6 +189,7 @@ class Doors:
                 made = tuple(tokens.get(number, ())), tuple(outputs.get(number, ()))
                 door.channel.send(Turn(tuple(door.refusals), *made))
                 door.refusals.clear()
+                door.taken.clear()
         self._tell()
 
     def _tell(self) -> None:

@@ -1,0 +1,133 @@
+"""A stream that waits: comments until something comes, and then events as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.edge.http import sse
+from tests.fakes.api.engine import Script
+from tests.fakes.api.rest import MODEL, WAIT_S, Served, error_of, events_of, serving
+from tests.fakes.waiting import wait_for
+
+WAITING = ": waiting"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(first_byte_s=0.01) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "COMMENT_EVERY_S", 0.02)
+
+
+def hanging(served: Served, *texts: str) -> list[Request]:
+    """Requests hang after these tokens; those that came."""
+    came: list[Request] = []
+
+    def script(request: Request) -> Script:
+        came.append(request)
+        return Script(served.ids(" ".join(texts)) if texts else [], hangs=True)
+
+    served.engine.script = script
+    return came
+
+
+def go_on(served: Served, request: Request, error: OutputError | None = None) -> None:
+    assert served.engine.loop is not None
+    hanging = served.engine._hanging
+    wait_for(lambda: request.request_id in hanging, "the request hangs")
+    if error is None:
+        served.engine.loop.call_soon_threadsafe(hanging[request.request_id].set)
+    else:
+        served.engine.loop.call_soon_threadsafe(served.engine.end, request.request_id, error)
+
+
+def body(**fields: object) -> dict[str, object]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "one"}], "stream": True, **fields}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_comments_come_until_there_is_something_to_tell(served: Served, n: int) -> None:
+    came = hanging(served)
+    with served.http.stream("POST", "/v1/chat/completions", json=body(n=n)) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        comments = [next(lines) for _ in range(6)]
+        assert comments == [WAITING, ""] * 3
+        for request in came:
+            go_on(served, request)
+        rest = [line for line in lines if line not in (WAITING, "")]
+    assert rest[-1] == "data: [DONE]"
+    events = events_of("\n\n".join(rest[:-1]))
+    assert [event["choices"][0]["delta"].get("role") for event in events[:n]] == ["assistant"] * n
+    assert sorted(event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]) == [
+        *range(n)
+    ]
+
+
+def test_a_stream_that_stands_still_in_the_middle_has_comments_too(served: Served) -> None:
+    (came, seen) = (hanging(served, "one two"), "")
+    with served.http.stream("POST", "/v1/chat/completions", json=body()) as answer:
+        for line in answer.iter_lines():
+            seen += f"{line}\n"
+            if seen.endswith(f"{WAITING}\n\n{WAITING}\n") and came:
+                go_on(served, came.pop())
+    assert seen.index("one") < seen.rindex(WAITING) < seen.index("[DONE]")
+
+
+def test_the_package_of_openai_skips_them(served: Served) -> None:
+    came = hanging(served, "one two")
+    stream = served.client().chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "one"}], stream=True
+    )
+    text = ""
+    for chunk in stream:
+        text += chunk.choices[0].delta.content or ""
+        if text == "one two" and came:
+            go_on(served, came.pop())
+    assert text == "one two"
+
+
+def test_a_failure_after_a_comment_is_an_event(served: Served) -> None:
+    came = hanging(served)
+    with served.http.stream("POST", "/v1/chat/completions", json=body()) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == WAITING
+        go_on(served, came[0], OutputError(OutputErrorCode.QUEUE_TIMEOUT, "too long", 5))
+        events = [line for line in lines if line.startswith("data:")]
+    (event,) = events_of("\n\n".join(events))
+    assert event["error"]["code"] == "queue_timeout"
+
+
+def test_a_client_that_goes_away_while_it_waits_cancels(served: Served) -> None:
+    came = hanging(served)
+    served.engine.some_cancelled.clear()
+    with served.http.stream("POST", "/v1/chat/completions", json=body(n=2)) as answer:
+        assert next(answer.iter_lines()) == WAITING
+    assert served.engine.some_cancelled.wait(WAIT_S)
+    wait_for(lambda: {r.request_id for r in came} <= set(served.engine.cancelled), "both are cancelled")
+
+
+def test_a_refusal_has_its_status_however_late_it_comes(served: Served) -> None:
+    def script(request: Request) -> Script:
+        if request.request_id.endswith("-1"):
+            return Script([], refused=Refused(RefusedReason.QUEUE_FULL, "full", 5))
+        return Script([], hangs=True)
+
+    served.engine.script = script
+    answer = served.http.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b"], "stream": True})
+    assert error_of(answer, 429)["message"] == "full"
+
+
+def test_an_answer_that_is_not_streamed_has_none(served: Served) -> None:
+    came = hanging(served)
+    with httpx.Client(base_url=served.url, timeout=0.3) as impatient, pytest.raises(httpx.ReadTimeout):
+        impatient.post("/v1/chat/completions", json=body(stream=False))
+    wait_for(lambda: came[0].request_id in served.engine.cancelled, "its end")
