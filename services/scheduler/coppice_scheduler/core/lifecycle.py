@@ -21,7 +21,7 @@ from coppice_scheduler.core.queue.queues import Gates, Sleepers, WaitingQueue
 from coppice_scheduler.core.queue.slot_shares import SlotShares
 from coppice_scheduler.core.state import forks
 from coppice_scheduler.core.state.counts import Counts, Totals, decrement
-from coppice_scheduler.core.state.estimates import OutputLengths
+from coppice_scheduler.core.state.estimates import RecentRequests
 from coppice_scheduler.core.state.fairness import FairShares
 from coppice_scheduler.core.state.leases import Lease, LeaseState, LeaseTable
 from coppice_scheduler.core.state.outbox import Outbox
@@ -46,7 +46,7 @@ class Lifecycle:
         self.shares = FairShares(lambda tenant: self.settings.limits_of(tenant).weight)
         self.slot_shares = SlotShares(settings)
         self.rate_limits = RateLimits(lambda tenant: self.settings.limits_of(tenant), self.shares.num_outputs)
-        self.output_lengths = OutputLengths()
+        self.recent = RecentRequests()
         self.quarantine = Quarantine(settings.quarantine_ms)
         self.deadlines = Deadlines()
         self.hints = Hints(settings.match_window)
@@ -283,7 +283,7 @@ class Lifecycle:
         """The one terminal outcome (I16)."""
         assert request.status is not RequestStatus.FINISHED
         if finish in (Finish.STOP, Finish.LENGTH):
-            self.output_lengths.ended(request.request.tenant, request.num_output_tokens)
+            self.recent.ended(request.request.tenant, request.num_output_tokens, now_ns - request.since_ns)
             self.quarantine.completed(request.request)
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)

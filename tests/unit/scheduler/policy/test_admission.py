@@ -9,7 +9,7 @@ from coppice.ids import DomainId, WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release, Reuse, WorkerInfo, Workers
 from coppice.messages.step import StepResult
 from coppice_scheduler.core.queue.limits import RateLimits
-from coppice_scheduler.core.state.estimates import OutputLengths, ServiceRate
+from coppice_scheduler.core.state.estimates import RecentRequests, ServiceRate
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, Refused, RefusedReason
 from coppice_scheduler.core.state.settings import Maximum, SchedulerSettings, TenantLimits
 from coppice_scheduler.core.state.workers import DECODE_LOAD_TOKENS
@@ -102,13 +102,14 @@ def test_the_rate_is_of_the_time_in_steps_and_forgets() -> None:
     assert rate.tokens_per_s == pytest.approx(10, abs=1)
 
 
-def test_expected_output_lengths_follow_what_came() -> None:
-    lengths = OutputLengths()
-    assert lengths.expected("t") == 0
-    lengths.ended("t", 80)
-    assert lengths.expected("t") == 80
-    lengths.ended("t", 0)
-    assert lengths.expected("t") == 70
+def test_what_is_expected_of_requests_follows_what_came() -> None:
+    recent = RecentRequests()
+    assert (recent.num_tokens("t"), recent.duration_ns("t")) == (0, 0)
+    recent.ended("t", 80, 8 * S)
+    assert (recent.num_tokens("t"), recent.duration_ns("t")) == (80, 8 * S)
+    recent.ended("t", 0, 16 * S)
+    assert (recent.num_tokens("t"), recent.duration_ns("t")) == (70, 9 * S)
+    assert recent.duration_ns("other") == 0
 
 
 def measured(**fields: object) -> Bench:
@@ -136,6 +137,33 @@ def test_retry_after_is_the_time_that_the_tenants_line_takes() -> None:
     refused = bench.submit("e", 60, tenant="u")
     assert refused is not None
     assert refused.retry_after_ms == pytest.approx((90 + 60) * 4 / 3, abs=2)
+
+
+@pytest.mark.parametrize(("is_strict", "expected_ms"), [(False, 900), (True, 1000)])
+def test_at_the_concurrency_limit_retry_after_is_the_time_until_one_of_them_ends(
+    is_strict: bool, expected_ms: int
+) -> None:
+    bench = Bench(settings(tenants={"t": TenantLimits(max_concurrency=2, is_strict=is_strict)}))
+    bench.core._life.recent.ended("t", 40, 1800 * MS)
+    assert bench.submit("a", 2) is None
+    assert bench.submit("b", 2) is None
+    refused = bench.submit("c", 2)
+    assert refused is not None
+    assert (refused.reason, refused.retry_after_ms) == (RefusedReason.TENANT_CONCURRENCY, expected_ms)
+
+
+def test_the_time_that_a_request_took_is_measured_from_its_arrival() -> None:
+    bench = Bench(settings(tenants={"t": TenantLimits(max_concurrency=1)}))
+    bench.submit("a", 1, max_new=1)
+    bench.answer()
+    plan = bench.plans.pop(0)
+    bench.now_ns += 3 * S
+    bench.core.worker_result(W, StepResult(plan.step, b"\1\0\0\0", b"\7\0\0\0", num_tokens=1), bench.now_ns)
+    bench.advance()
+    assert bench.submit("b", 1) is None
+    refused = bench.submit("c", 1)
+    assert refused is not None
+    assert refused.retry_after_ms == pytest.approx(3000, abs=20)
 
 
 # --- deadlines

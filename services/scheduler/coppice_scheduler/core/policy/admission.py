@@ -74,9 +74,12 @@ def _in_quarantine(life: Lifecycle, request: Request, now_ns: int) -> Refused | 
 
 def _beyond_tenant(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | None:
     limits, counts = life.settings.limits_of(tenant), life.counts
-    if counts.tenant_waiting[tenant] + counts.tenant_running[tenant] >= limits.max_concurrency:
+    num_at_work = counts.tenant_waiting[tenant] + counts.tenant_running[tenant]
+    if num_at_work >= limits.max_concurrency:
         message = f"tenant {tenant} has {limits.max_concurrency} requests at work, its maximum"
-        return Refused(RefusedReason.TENANT_CONCURRENCY, message, _retry_after_ms(life, tenant, num_tokens))
+        next_end_ms = int(life.recent.duration_ns(tenant) / max(num_at_work, 1) / NS_PER_MS)
+        wait_ms = next_end_ms or estimated_wait_ms(life, tenant, num_tokens)
+        return Refused(RefusedReason.TENANT_CONCURRENCY, message, _within(life, tenant, wait_ms))
     if counts.tenant_queued(tenant) >= limits.max_queued:
         message = f"tenant {tenant} has {limits.max_queued} requests waiting, its maximum"
         return Refused(RefusedReason.TENANT_QUEUE, message, _retry_after_ms(life, tenant, num_tokens))
@@ -132,15 +135,19 @@ def estimated_wait_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
     counts = life.counts
     weight_of = {name: life.settings.limits_of(name).weight for name in {*counts.at_work(), tenant}}
     share = weight_of[tenant] / sum(weight_of.values())
-    outputs = life.output_lengths.expected(tenant) * counts.tenant_waiting[tenant]
+    outputs = life.recent.num_tokens(tenant) * counts.tenant_waiting[tenant]
     ahead = counts.tenant_waiting_tokens[tenant] + outputs + num_tokens
     return int(ahead / (tokens_per_s * share) * 1000)
 
 
 def _retry_after_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
+    return _within(life, tenant, estimated_wait_ms(life, tenant, num_tokens))
+
+
+def _within(life: Lifecycle, tenant: str, wait_ms: int) -> int:
+    """An estimate as the tenant may hear it."""
     if life.settings.limits_of(tenant).is_strict:
         return min(STRICT_RETRY_AFTER_MS, life.settings.queue_timeout_ms)
-    wait_ms = estimated_wait_ms(life, tenant, num_tokens)
     return min(max(wait_ms, RETRY_AFTER_MS_MIN), life.settings.queue_timeout_ms)
 
 

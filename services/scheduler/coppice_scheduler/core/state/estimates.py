@@ -5,6 +5,8 @@
 
 Tokens ahead are the prompts of its waiting requests and as many output tokens as its requests brought of late. Where
 nothing was measured nothing is said.
+
+    time until one of N requests at work has ended = time that its requests took of late / N
 """
 
 from __future__ import annotations
@@ -40,15 +42,20 @@ class ServiceRate:
         return self.num_tokens / self.busy_ns * 1e9 if self.busy_ns else 0.0
 
 
-class OutputLengths:
-    """Output tokens that the requests of each tenant had of late."""
+class RecentRequests:
+    """What the requests of each tenant that were completed of late had: output tokens, and time from arrival to end."""
 
     def __init__(self) -> None:
-        self._means: dict[str, float] = {}
+        self._means: dict[str, tuple[float, float]] = {}  # (tokens, ns)
 
-    def ended(self, tenant: str, num_tokens: int) -> None:
-        mean = self._means.get(tenant)
-        self._means[tenant] = float(num_tokens) if mean is None else mean + _NEW_PART * (num_tokens - mean)
+    def ended(self, tenant: str, num_tokens: int, duration_ns: int) -> None:
+        tokens, ns = self._means.get(tenant, (float(num_tokens), float(duration_ns)))
+        self._means[tenant] = tokens + _NEW_PART * (num_tokens - tokens), ns + _NEW_PART * (duration_ns - ns)
 
-    def expected(self, tenant: str) -> float:
-        return self._means.get(tenant, 0.0)
+    def num_tokens(self, tenant: str) -> float:
+        """0: nothing was completed yet."""
+        return self._means.get(tenant, (0.0, 0.0))[0]
+
+    def duration_ns(self, tenant: str) -> float:
+        """0: nothing was completed yet."""
+        return self._means.get(tenant, (0.0, 0.0))[1]
