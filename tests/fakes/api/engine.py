@@ -11,7 +11,16 @@ import numpy as np
 
 from coppice.ids import SequenceId
 from coppice.messages.step import TokenLogprobs
-from coppice_scheduler.core.state.request import Finish, Mark, Output, OutputError, Refused, Request, SchedulerStats
+from coppice_scheduler.core.state.request import (
+    Finish,
+    Mark,
+    Output,
+    OutputError,
+    Refused,
+    Request,
+    SchedulerStats,
+    TenantLimitsLeft,
+)
 from coppice_scheduler.edge.base.engine import ModelInfo, RequestRefused
 
 
@@ -78,6 +87,7 @@ class FakeEngine:
     finished_early: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_running: int = 0
+    limits_left: dict[str, TenantLimitsLeft] = field(default_factory=dict)
     tenants_refused: bool = False
     ended_with: dict[str, OutputError] = field(default_factory=dict)
     loop: asyncio.AbstractEventLoop | None = None  # of the front door, from its first request on
@@ -159,7 +169,7 @@ class FakeEngine:
         return self.ready
 
     def stats(self) -> SchedulerStats:
-        return SchedulerStats(self.num_running, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        return SchedulerStats(self.num_running, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0, limits_left=self.limits_left)
 
 
 def _reports(request: Request, new: list[int], num_before: int) -> tuple[TokenLogprobs, ...]:

@@ -267,4 +267,5 @@ class SchedulerCore:
             sleeping=len(life.sleepers),
             total_flight_waits=totals.flight_waits,
             total_reclaims=totals.reclaims,
+            limits_left=life.rate_limits.left(self._now_ns),
         )

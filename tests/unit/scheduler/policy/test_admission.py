@@ -10,7 +10,14 @@ from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release, R
 from coppice.messages.step import StepResult
 from coppice_scheduler.core.queue.limits import RateLimits
 from coppice_scheduler.core.state.estimates import RecentRequests, ServiceRate
-from coppice_scheduler.core.state.request import Finish, OutputErrorCode, Refused, RefusedReason
+from coppice_scheduler.core.state.request import (
+    Finish,
+    LimitLeft,
+    OutputErrorCode,
+    Refused,
+    RefusedReason,
+    TenantLimitsLeft,
+)
 from coppice_scheduler.core.state.settings import Maximum, SchedulerSettings, TenantLimits
 from coppice_scheduler.core.state.workers import DECODE_LOAD_TOKENS
 from tests.fakes.scheduler.scheduler_bench import BLOCK, MS, Bench, W
@@ -45,6 +52,19 @@ def test_requests_per_minute() -> None:
     assert refused.retry_after_ms == 1
     bench.advance(1)
     assert bench.submit("c", 2) is None
+
+
+def test_what_is_left_of_limits_is_told() -> None:
+    limits = {"t": TenantLimits(requests_per_minute=2, tokens_per_minute=600), "u": TenantLimits()}
+    bench = Bench(settings(tenants=limits))
+    assert bench.core.stats().limits_left == {}
+    for tenant in ("t", "u"):
+        assert bench.submit(tenant, 50, tenant=tenant) is None
+    expected = TenantLimitsLeft(LimitLeft(2, 1, 30_000), LimitLeft(600, 550, 5_000))
+    assert bench.core.stats().limits_left == {"t": expected}
+    bench.advance(60_000)
+    expected = TenantLimitsLeft(LimitLeft(2, 2, 0), LimitLeft(600, 600, 0))
+    assert bench.core.stats().limits_left == {"t": expected}
 
 
 def test_the_forks_of_a_request_are_one_request() -> None:

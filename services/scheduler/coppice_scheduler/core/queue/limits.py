@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coppice_scheduler.core.state.request import LimitLeft, TenantLimitsLeft
 from coppice_scheduler.core.state.settings import TenantLimits
 
 NS_PER_MINUTE = 60_000_000_000
@@ -28,6 +29,10 @@ class Bucket:
         grown = (now_ns - self.at_ns) * self.per_minute / NS_PER_MINUTE
         self.level = min(float(self.per_minute), self.level + grown)
         self.at_ns = now_ns
+
+    def left(self) -> LimitLeft:
+        lacking = self.per_minute - self.level
+        return LimitLeft(self.per_minute, max(0, int(self.level)), int(-(-lacking * 60_000 // self.per_minute)))
 
     def wait_ns(self, amount: int) -> int:
         """Until so much may be taken; 0: now."""
@@ -68,6 +73,15 @@ class RateLimits:
         if state.tokens is not None:
             state.tokens.level -= num_tokens
 
+    def left(self, now_ns: int) -> dict[str, TenantLimitsLeft]:
+        """Of the tenants that have limits and sent something."""
+        found = {}
+        for tenant in self._tenants:
+            state = self._refilled(tenant, now_ns)
+            if state.requests is not None or state.tokens is not None:
+                found[tenant] = TenantLimitsLeft(_left(state.requests), _left(state.tokens))
+        return found
+
     def change(self, now_ns: int) -> None:
         """Limits changed. What is left of a minute is left, as far as the new limit has room for it; a limit that there
         was not begins full."""
@@ -99,6 +113,10 @@ def _changed(bucket: Bucket | None, per_minute: int, now_ns: int) -> Bucket | No
     if bucket is None or not per_minute:
         return _full(per_minute, now_ns)
     return Bucket(per_minute, min(bucket.level, float(per_minute)), now_ns)
+
+
+def _left(bucket: Bucket | None) -> LimitLeft | None:
+    return None if bucket is None else bucket.left()
 
 
 def _full(per_minute: int, now_ns: int) -> Bucket | None:

@@ -131,6 +131,19 @@ class TenantStats(Record, frozen=True):
     waiting: int
 
 
+class LimitLeft(Record, frozen=True):
+    """Of a limit per minute."""
+
+    limit: int
+    left: int  # 0 or more
+    full_ms: int  # until all of it is left again, if nothing more comes
+
+
+class TenantLimitsLeft(Record, frozen=True):
+    requests: LimitLeft | None  # None: no limit
+    tokens: LimitLeft | None
+
+
 class SchedulerStats(Record, frozen=True):
     """Gauges of this moment and totals since the start."""
 
@@ -151,3 +164,4 @@ class SchedulerStats(Record, frozen=True):
     sleeping: int = 0  # of those waiting: another request computes their prefix
     total_flight_waits: int = 0  # times that a request waited for another's prefill
     total_reclaims: int = 0  # times that the cache service asked for borrowed blocks
+    limits_left: Mapping[str, TenantLimitsLeft] = {}  # of tenants that have limits per minute and sent something

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.queue.limits import Bucket
-from coppice_scheduler.core.state.request import RefusedReason
+from coppice_scheduler.core.state.request import LimitLeft, RefusedReason
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 
 _NS_PER_MS = 1_000_000
@@ -25,6 +25,14 @@ class DoorLimits:
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
         self._buckets: dict[str, Bucket] = {}
+
+    def left(self, tenant: Tenant) -> LimitLeft | None:
+        """Of its requests per minute, as this front door counted them; None: it has no limit, or none came yet."""
+        bucket = self._buckets.get(tenant.id)
+        if bucket is None or not tenant.requests_per_minute:
+            return None
+        bucket.refill(self._clock_ns())
+        return bucket.left()
 
     def count(self, tenant: Tenant) -> None:
         """A call of the tenant has come. Raises ApiError (BUSY) with the time until one more is taken."""

@@ -24,7 +24,7 @@ from coppice.messages.step import SamplingParams
 from coppice.namespaces import digest_salt
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.tenant import Tenant
-from coppice_scheduler.core.state.request import Request
+from coppice_scheduler.core.state.request import Request, TenantLimitsLeft
 from coppice_scheduler.edge.base.engine import Engine, ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid, model_not_found, not_ready
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
@@ -133,6 +133,12 @@ class FrontDoor:
         except ApiError as error:
             self._metrics.failed(tenant.id, code_of(error), 0)
             raise
+
+    def limits_left(self, tenant: Tenant) -> TenantLimitsLeft:
+        """What is left of the tenant's limits per minute. What other front doors took was told a moment ago."""
+        told = self._engine.stats().limits_left.get(tenant.id, TenantLimitsLeft(None, None))
+        counted = [left for left in (self._limits.left(tenant), told.requests) if left is not None]
+        return TenantLimitsLeft(min(counted, key=lambda left: left.left, default=None), told.tokens)
 
     async def read(self, tenant: Tenant, raw: bytes, parse: Callable[[bytes], T]) -> T:
         """What `parse` makes of a body, beside the loop where the body is large. Raises what `parse` raises."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-READABLE = ("x-request-id", "x-coppice-ignored-fields", "retry-after", "retry-after-ms")  # besides what always is
+_LIMITS = [f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")]
+# Besides what always is.
+READABLE = ("x-request-id", "x-coppice-ignored-fields", "retry-after", "retry-after-ms", *_LIMITS)
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

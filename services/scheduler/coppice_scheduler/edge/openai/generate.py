@@ -21,6 +21,7 @@ from coppice_scheduler.edge.base.request_id import RequestId
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.http.rate_headers import rate_headers
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, COMMENT, DONE, EventStream, event, unless_disconnected
@@ -85,7 +86,7 @@ class GenerateApi:
             texts=self._frontdoor.token_texts,
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
-        headers = ignored_header(parsed.ignored)
+        headers = {**ignored_header(parsed.ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
         if parsed.presentation.stream:
             return await _streamed(call, shape, headers, self._first_byte_s)
         return await _whole(call, shape, headers)

@@ -1,13 +1,18 @@
-"""`x-request-id` on every answer; health by vLLM's name; scripts of web pages."""
+"""`x-request-id` on every answer, `x-ratelimit-*`; health by vLLM's name; scripts of web pages."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from coppice.telemetry.logs import configure_logging
+from coppice.tenants.directory import TenantDirectory
+from coppice.tenants.keys import digest_of_key
+from coppice.tenants.tenant import Tenant
+from coppice_scheduler.core.state.request import LimitLeft, TenantLimitsLeft
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script
 from tests.fakes.api.rest import MODEL, Served, events_of, serving
@@ -99,6 +104,31 @@ def test_health_by_vllms_name_says_whether_requests_are_served(served: Served) -
     served.engine.ready = False
     assert served.http.get("/health").status_code == served.http.get("/readyz").status_code == 503
     assert served.http.get("/healthz").status_code == 200
+
+
+# ---- what is left of limits
+
+
+def left_in(answer: httpx.Response) -> dict[str, str]:
+    return {name[12:]: value for name, value in answer.headers.items() if name.startswith("x-ratelimit-")}
+
+
+def test_answers_tell_what_is_left_of_limits_per_minute() -> None:
+    tenant = Tenant(id="a", api_key_sha256=(digest_of_key("key"),), requests_per_minute=60, tokens_per_minute=600)
+    unlimited = Tenant(id="b", api_key_sha256=(digest_of_key("other"),))
+    with serving(TenantDirectory([tenant, unlimited])) as served:
+        served.http.headers["authorization"] = "Bearer key"
+        served.engine.limits_left["a"] = TenantLimitsLeft(LimitLeft(60, 60, 0), LimitLeft(600, 450, 15_250))
+        left = left_in(served.complete())
+        assert (left["limit-requests"], left["remaining-requests"]) == ("60", "59"), "as this front door counted"
+        assert left["reset-requests"].endswith("s")
+        tokens = {name: value for name, value in left.items() if name.endswith("-tokens")}
+        assert tokens == {"limit-tokens": "600", "remaining-tokens": "450", "reset-tokens": "15.25s"}
+        served.engine.limits_left["a"] = TenantLimitsLeft(LimitLeft(60, 7, 53_000), LimitLeft(600, 0, 60_000))
+        left = left_in(served.chat(stream=True))
+        assert (left["remaining-requests"], left["reset-requests"]) == ("7", "53s"), "others counted more"
+        served.http.headers["authorization"] = "Bearer other"
+        assert not left_in(served.complete())
 
 
 # ---- scripts of web pages
