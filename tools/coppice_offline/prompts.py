@@ -61,7 +61,10 @@ class PromptReader:
             if not isinstance(parts.get("role"), str) or not isinstance(parts.get("content"), str):
                 raise PromptError(f"{name}[{place}] must be a mapping with role and content, both text")
         try:
-            told = [ChatMessage(m["role"], m["content"], m.get("name"), m.get("reasoning_content")) for m in chat]
+            told = [
+                ChatMessage(m["role"], m["content"], m.get("name"), m.get("reasoning_content") or m.get("reasoning"))
+                for m in chat
+            ]
             text = self._template.render_now(told, template_values)
         except ApiError as error:
             raise PromptError(f"{name}: {error.message}") from error

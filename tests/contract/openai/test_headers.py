@@ -8,14 +8,17 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from coppice.errors import UsageError
+from coppice.settings import parse_settings
 from coppice.telemetry.logs import configure_logging
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.keys import digest_of_key
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import LimitLeft, TenantLimitsLeft
+from coppice_scheduler.edge.base.settings import ServiceSettings
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script
-from tests.fakes.api.rest import MODEL, Served, events_of, serving
+from tests.fakes.api.rest import MODEL, Served, events_of, read_until_closed, serving
 from tests.fakes.waiting import wait_for
 
 __all__ = ["served", "shared_server"]
@@ -106,6 +109,12 @@ def test_health_by_vllms_name_says_whether_requests_are_served(served: Served) -
     assert served.http.get("/healthz").status_code == 200
 
 
+def test_what_is_no_http_has_one_too(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"GARBAGE\r\n\r\n")
+        assert b"\r\nx-request-id: " in read_until_closed(connection)
+
+
 # ---- what is left of limits
 
 
@@ -159,6 +168,9 @@ def test_pages_of_named_origins_may_call_and_read_errors_too() -> None:
             assert answer.headers["access-control-allow-origin"] == ORIGIN
             assert "x-request-id" in answer.headers["access-control-expose-headers"]
             assert "access-control-allow-credentials" not in answer.headers
+        crowded = {f"x-{number}": "1" for number in range(70)}
+        answer = served.http.post("/v1/completions", json=BODY, headers={"origin": ORIGIN, **crowded})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (400, ORIGIN)
         other = served.http.post("/v1/completions", json=BODY, headers={"origin": "https://other.example"})
         assert "access-control-allow-origin" not in other.headers
 
@@ -166,3 +178,13 @@ def test_pages_of_named_origins_may_call_and_read_errors_too() -> None:
 def test_any_origin() -> None:
     with serving(cors_origins=("*",)) as served:
         assert preflight(served, ORIGIN) == (200, "*")
+
+
+@pytest.mark.parametrize("wrong", ["https://chat.example/", "chat.example", "https://a b", "ftp://a", "**"])
+def test_an_origin_that_no_browser_sends_is_refused_at_start(wrong: str) -> None:
+    with pytest.raises(UsageError, match="--cors-origins"):
+        parse_settings(ServiceSettings, ["--model=m", f"--cors-origins={wrong}"], {}, "scheduler")
+    given = parse_settings(
+        ServiceSettings, ["--model=m", f"--cors-origins={ORIGIN},http://[::1]:3000"], {}, "scheduler"
+    )
+    assert given.cors_origins == (ORIGIN, "http://[::1]:3000")

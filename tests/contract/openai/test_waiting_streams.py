@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
@@ -73,25 +73,32 @@ def test_comments_come_until_there_is_something_to_tell(served: Served, n: int) 
 
 
 def test_a_stream_that_stands_still_in_the_middle_has_comments_too(served: Served) -> None:
-    (came, seen) = (hanging(served, "one two"), "")
+    came, seen = hanging(served, "one two"), ""
     with served.http.stream("POST", "/v1/chat/completions", json=body()) as answer:
         for line in answer.iter_lines():
             seen += f"{line}\n"
-            if seen.endswith(f"{WAITING}\n\n{WAITING}\n") and came:
+            if came and seen.partition("one")[2].count(WAITING) == 2:
                 go_on(served, came.pop())
     assert seen.index("one") < seen.rindex(WAITING) < seen.index("[DONE]")
 
 
 def test_the_package_of_openai_skips_them(served: Served) -> None:
-    came = hanging(served, "one two")
+    came = hanging(served)
+    with served.client().chat.completions.with_streaming_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "one"}], stream=True
+    ) as answer:
+        assert next(answer.iter_bytes()).startswith(WAITING.encode())
+        go_on(served, came.pop())
+    hanging(served, "one two")
     stream = served.client().chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "one"}], stream=True
     )
     text = ""
-    for chunk in stream:
-        text += chunk.choices[0].delta.content or ""
-        if text == "one two" and came:
-            go_on(served, came.pop())
+    with stream:
+        for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            if text == "one two":
+                break
     assert text == "one two"
 
 
@@ -115,19 +122,26 @@ def test_a_client_that_goes_away_while_it_waits_cancels(served: Served) -> None:
     wait_for(lambda: {r.request_id for r in came} <= set(served.engine.cancelled), "both are cancelled")
 
 
-def test_a_refusal_has_its_status_however_late_it_comes(served: Served) -> None:
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+def test_a_refusal_has_its_status_however_late_it_comes(served: Served, prompt: object) -> None:
     def script(request: Request) -> Script:
-        if request.request_id.endswith("-1"):
-            return Script([], refused=Refused(RefusedReason.QUEUE_FULL, "full", 5))
+        if request.request_id.endswith(f"-{len(prompt) - 1}"):  # type: ignore[arg-type]
+            return Script([], refused=Refused(RefusedReason.QUEUE_FULL, "full", 5), undecided_s=0.3)
         return Script([], hangs=True)
 
     served.engine.script = script
-    answer = served.http.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b"], "stream": True})
+    answer = served.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "stream": True})
     assert error_of(answer, 429)["message"] == "full"
 
 
 def test_an_answer_that_is_not_streamed_has_none(served: Served) -> None:
     came = hanging(served)
-    with httpx.Client(base_url=served.url, timeout=0.3) as impatient, pytest.raises(httpx.ReadTimeout):
-        impatient.post("/v1/chat/completions", json=body(stream=False))
+    content = json.dumps(body(stream=False)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    with served.connect() as connection:
+        connection.sendall(head.encode() + content)
+        wait_for(lambda: came, "the request")
+        connection.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
     wait_for(lambda: came[0].request_id in served.engine.cancelled, "its end")

@@ -65,6 +65,7 @@ class Script:
     num_cached_tokens: int = 0
     num_written_tokens: int = 0
     refused: Refused | None = None
+    undecided_s: float = 0.0  # before it is refused
     error: OutputError | None = None  # after `tokens`
     hangs: bool = False  # after `tokens`, until cancelled
     timeline: tuple[Mark, ...] = ()
@@ -101,6 +102,7 @@ class FakeEngine:
         self.requests.append(request)
         script = self.script(request)
         if script.refused is not None:
+            await asyncio.sleep(script.undecided_s)
             raise RequestRefused(script.refused)
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)

@@ -25,7 +25,6 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
-from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.openai.routes import create_app
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
@@ -125,11 +124,12 @@ def serving(
         name: options.pop(name) for name in ("body_timeout_s", "first_byte_s", "unknown_fields") if name in options
     }
     of_app.setdefault("first_byte_s", WAIT_S)  # what a busy machine does must not decide what a test sees
-    app = with_cors(create_app(frontdoor, registry, **of_app), options.pop("cors_origins", ()))
+    app = create_app(frontdoor, registry, **of_app)
+    cors_origins = options.pop("cors_origins", ())
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
     public = None if tls is None else PublicTls(*tls[:2])
-    server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, HttpLimits(**options), public))
+    server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, HttpLimits(**options), public, cors_origins))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
@@ -144,7 +144,7 @@ def serving(
 
 
 def events_of(text: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 

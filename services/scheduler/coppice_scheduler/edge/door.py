@@ -38,7 +38,6 @@ from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import Generation
 from coppice_scheduler.edge.grpc.server import GenerationServer
-from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
@@ -155,7 +154,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     limits = HttpLimits(max_connections=connections.rest)
     tls = settings.public_tls()
     app = create_app(frontdoor, registry, unknown_fields=UnknownFields(settings.unknown_fields))
-    rest = _Server(uvicorn_config(with_cors(app, settings.cors_origins), settings.host, settings.port, limits, tls))
+    rest = _Server(uvicorn_config(app, settings.host, settings.port, limits, tls, settings.cors_origins))
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, connections.grpc, tls)
     await grpc_server.start()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)

@@ -24,6 +24,8 @@ from uvicorn.server import ServerState
 
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.base.public_tls import PublicTls
+from coppice_scheduler.edge.base.request_id import HEADER, request_id_of
+from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http.request_ids import RequestIds
 from coppice_scheduler.edge.http.tls_entrance import TlsEntrance
 from coppice_scheduler.edge.openai.routes import error_response
@@ -55,13 +57,18 @@ class HttpLimits:
 
 
 def uvicorn_config(
-    app: ASGIApp, host: str, port: int, limits: HttpLimits | None = None, tls: PublicTls | None = None
+    app: ASGIApp,
+    host: str,
+    port: int,
+    limits: HttpLimits | None = None,
+    tls: PublicTls | None = None,
+    cors_origins: tuple[str, ...] = (),
 ) -> uvicorn.Config:
     """A configuration for `uvicorn.Server`. Logs go to the process's own logging; signals are the caller's affair."""
     limits = limits or HttpLimits()
     protocol = _limited_protocol(limits)
     return uvicorn.Config(
-        RequestIds(_Guard(app, limits)),
+        RequestIds(with_cors(_Guard(app, limits), cors_origins)),
         host=host,
         port=port,
         http=protocol if tls is None else _behind_tls(protocol, limits, tls),  # type: ignore[arg-type]
@@ -225,5 +232,6 @@ class _LimitedProtocol(H11Protocol):
 def _raw_answer(error: ApiError) -> bytes:
     response = error_response(error)
     status = b"HTTP/1.1 %d %s" % (response.status_code, HTTPStatus(response.status_code).phrase.encode())
+    response.headers[HEADER] = request_id_of(None).shown
     lines = [b"%s: %s" % header for header in response.raw_headers]
     return b"\r\n".join([status, *lines, b"connection: close", b"", bytes(response.body)])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coppice_scheduler.edge.openai import generate
 from coppice_scheduler.edge.openai.fields import IGNORED_HEADER, NO_EFFECT, REFUSED, UnknownFields
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import MODEL, Served, error_of, serving
@@ -56,15 +57,12 @@ def test_the_package_of_openai_may_send_them(served: Served) -> None:
     assert answer.parse().choices
 
 
-def test_reasoning_of_an_answer_that_is_sent_back_reaches_the_template(served: Served) -> None:
-    plain = served.post({"messages": [USER, {"role": "assistant", "content": "y"}, USER]}, "/tokenize").json()
-    for name in ("reasoning", "reasoning_content"):
-        answered = {"role": "assistant", "content": "y", name: "because", "annotations": [{"type": "url_citation"}]}
-        answer = served.chat(messages=[USER, answered, USER])
-        assert answer.status_code == 200, answer.text
-        assert answer.headers[IGNORED_HEADER] == "messages[].annotations"
-        told = served.post({"messages": [USER, answered, USER]}, "/tokenize").json()
-        assert told == plain, "the template of the demo model leaves it out"
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_an_answer_may_be_sent_back_as_it_came(served: Served, empty: Any) -> None:
+    answered = {"role": "assistant", "content": "y", "reasoning": empty, "annotations": [{"type": "url_citation"}]}
+    answer = served.chat(messages=[USER, answered, USER])
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[IGNORED_HEADER] == "messages[].annotations"
 
 
 def test_an_operator_may_take_what_nobody_has_heard_of(lenient: Served) -> None:
@@ -105,8 +103,16 @@ def test_a_warning_names_each_field_once(caplog: pytest.LogCaptureFixture) -> No
         for _ in range(3):
             assert served.complete(colour=1, user="ann").status_code == 200
     assert [record.getMessage() for record in caplog.records] == [
-        "the field 'colour', which clients send, is not known and has no effect"
+        "the field 'colour', which clients send, has no effect here"
     ]
+
+
+def test_warnings_come_to_an_end(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "WARNINGS_MAX", 3)
+    with serving(unknown_fields=UnknownFields.WARN) as served, caplog.at_level(logging.WARNING):
+        for number in range(10):
+            assert served.complete(**{f"hue{number}": 1}).status_code == 200
+    assert len(caplog.records) == 3
 
 
 def test_the_document_lists_the_fields_of_both_tables() -> None:

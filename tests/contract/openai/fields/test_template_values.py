@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import httpx
 import pytest
 
 from coppice_scheduler.edge.openai.fields import IGNORED_HEADER, UnknownFields
+from coppice_scheduler.edge.text.chat import ChatMessage
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
-from tests.fakes.api.engine import unpack
-from tests.fakes.api.rest import DEMO, MODEL, Served, error_of, serving
+from tests.fakes.api.engine import Script, unpack
+from tests.fakes.api.rest import DEMO, MODEL, WAIT_S, Served, error_of, serving
 
 USER = {"role": "user", "content": "hi"}
 ALL = "{{ bos_token }}{% for m in messages %}{{ m.content }}|{{ m.reasoning_content }}{% endfor %}"
@@ -87,6 +89,40 @@ def test_a_template_with_degrees_is_told_the_degree(degrees: Served, effort: str
         model=MODEL, messages=[{"role": "user", "content": "hi"}], reasoning_effort=effort
     )
     assert answer.choices
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_of_an_answer_that_is_sent_back_reaches_the_template(switch: Served, field: str) -> None:
+    answered = {"role": "assistant", "content": "y", field: "because"}
+    assert switch.chat(messages=[USER, answered]).status_code == 200
+    prompt = switch.checkpoint.raw.decode(unpack(switch.engine.requests[-1].tokens))
+    assert prompt.endswith("hi|y|because thinks")
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("value | truncate(1)", "x" * 300),
+        ("'long words' | truncate(value)", 1),
+        ("value.format('x')", "{5}"),
+        ("'x'.encode(value)", "no such"),
+        ("1 / value", 0),
+        ("value.a.b", {}),
+    ],
+)
+def test_what_a_template_cannot_do_with_a_value_is_the_clients_error(expression: str, value: Any) -> None:
+    with with_template(ALL + "{{ " + expression + " }}") as served:
+        answer = served.chat(messages=[USER], chat_template_kwargs={"value": value})
+        assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("number", [10**6 + 1, -(10**9), 1e300, [1, {"a": 10**10}]])
+def test_a_number_that_a_template_could_do_harm_with_is_refused(switch: Served, number: Any) -> None:
+    error = error_of(switch.chat(messages=[USER], chat_template_kwargs={"enable_thinking": number}), 400)
+    assert "beyond 1000000" in error["message"]
+    raw = json.dumps({"model": MODEL, "messages": [USER], "chat_template_kwargs": {"enable_thinking": 1}})
+    infinite = raw.replace('"enable_thinking": 1', '"enable_thinking": 1e999')
+    error_of(switch.post(infinite, "/v1/chat/completions"), 400)
 
 
 def test_values_of_any_kind_reach_the_template(dated: Served) -> None:
@@ -172,3 +208,21 @@ def test_the_description_names_what_the_template_reads(switch: Served, dated: Se
     assert properties(switch)["reasoning_effort"]["type"] == ["string", "null"]
     assert properties(dated)["reasoning_effort"]["type"] == "null"
     assert json.dumps(properties(switch)["enable_thinking"]) == '{"type": ["boolean", "null"]}'
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_was_sent_is_not_kept_while_the_call_runs(streams: bool) -> None:
+    """The budget for bodies has it back by then."""
+    mark = "a word that no other test has " * 3
+    with with_template(DATE, UnknownFields.IGNORE) as served:
+        served.engine.script = lambda request: Script([], hangs=True)
+        message = {**USER, "reasoning": mark}
+        content = json.dumps({"model": MODEL, "messages": [message], "stream": streams}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        with served.connect() as connection:
+            connection.sendall(head.encode() + content)
+            assert served.engine.some_hanging.wait(WAIT_S)
+            gc.collect()
+            kept = [one for one in gc.get_objects() if type(one) is ChatMessage and one.reasoning == mark]
+            assert not kept
+        assert served.engine.some_cancelled.wait(WAIT_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -41,7 +41,7 @@ class ServiceSettings(TlsSettings):
         description="Fields of a body that nobody has heard of: refuse, or ignore, which a header of the answer tells; "
         "warn: ignore, and name each once in the log.",
     )
-    cors_origins: tuple[str, ...] = Field(
+    cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = Field(
         (),
         description="Origins of web pages whose scripts may call the REST API, such as https://chat.example; * is any.",
     )

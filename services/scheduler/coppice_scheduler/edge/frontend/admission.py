@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,13 @@ def check_messages(prompt: ChatPrompt) -> None:
             )
 
 
+def size_of(chat: ChatPrompt) -> int:
+    """Characters of text that take as long to render. A template may look at its values once for each message."""
+    texts = sum(len(m.content) + len(m.name or "") + len(m.reasoning or "") + _MESSAGE_COST for m in chat.messages)
+    values = len(json.dumps(chat.template_values)) if chat.template_values else 0
+    return texts + values * (1 + len(chat.messages))
+
+
 class PromptReader:
     """Turns prompts into tokens that fit the model."""
 
@@ -99,7 +107,7 @@ class PromptReader:
         if isinstance(prompt, ChatPrompt):
             chat = prompt
             check_messages(chat)
-            size = sum(len(message.content) + _MESSAGE_COST for message in chat.messages)
+            size = size_of(chat)
 
             def rendered() -> bytes:
                 text = self._template.render_now(chat.messages, chat.template_values)

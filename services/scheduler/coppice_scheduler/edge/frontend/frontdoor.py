@@ -10,6 +10,7 @@ Each prompt gets `n` answers. The first is a request as any other; the rest are 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -215,11 +216,12 @@ class FrontDoor:
             retain_ms=min(spec.retain_ms, self._max_retain_ms),
             salt=salt,
         )
+        options = dataclasses.replace(spec, prompts=())  # what the client sent is not kept while the call runs
         return Call(
             call_id=call_id,
             prompts=admitted,
             num_choices=spec.n,
-            _runs=tuple(self._runs(whole, admitted, echoes, spec, span, tenant)),
+            _runs=tuple(self._runs(whole, admitted, echoes, options, span, tenant)),
             _span=span,
         )
 

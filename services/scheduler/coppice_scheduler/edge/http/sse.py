@@ -41,7 +41,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._opening = opening
         self._events = events
-        self._num_sent = 0
+        self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await unless_disconnected(receive, lambda: self._send_all(send))
@@ -51,10 +51,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if self._opening:
                 await send({"type": "http.response.body", "body": self._opening, "more_body": True})
+            self._sent_s = asyncio.get_running_loop().time()
             commenting = asyncio.create_task(self._comment(send))
             try:
                 async for data in events:
-                    self._num_sent += 1
+                    self._sent_s = asyncio.get_running_loop().time()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
                 commenting.cancel()
@@ -62,12 +63,15 @@ class EventStream(Response):
         return True
 
     async def _comment(self, send: Send) -> None:
-        """One task for a stream, and a count for an event: a timer for each event would cost more than the event."""
+        """One task for a stream: a timer for each event would cost more than the event."""
+        loop = asyncio.get_running_loop()
         while True:
-            num_sent = self._num_sent
-            await asyncio.sleep(COMMENT_EVERY_S)
-            if self._num_sent == num_sent:
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            left_s = self._sent_s + COMMENT_EVERY_S - loop.time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            self._sent_s = loop.time()
+            await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
 
 async def unless_disconnected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:

@@ -1,7 +1,7 @@
 """Every field that a client of the OpenAI API may send, and what we do about it.
 
     supported    read by schema.py
-    no effect    taken: it changes no output anywhere
+    no effect    taken: it changes no output here, and need not
     refused      400 that names the field, unless its value is one that changes nothing
     unknown      400 that names the nearest field there is, or taken, as the operator says (`--unknown-fields`)
 
@@ -58,6 +58,9 @@ SUPPORTED = frozenset(
 )
 CHAT_ONLY = frozenset({"messages", "top_logprobs", "chat_template_kwargs", "enable_thinking", "reasoning_effort"})
 COMPLETION_ONLY = frozenset({"prompt", "echo"})
+NAMED_MAX = 16  # fields in the header that lists them
+NAME_CHARS = 64
+_OF_ONE_ROUTE = CHAT_ONLY | COMPLETION_ONLY
 
 # Any value is taken.
 NO_EFFECT: Mapping[str, str] = {
@@ -147,13 +150,13 @@ def check_fields(body: Mapping[str, Any], own: frozenset[str], unknown: UnknownF
         if name in SUPPORTED or name in own:
             continue
         harmless = _harmless(name, is_chat=own is CHAT_ONLY)
-        is_elsewhere = name in CHAT_ONLY | COMPLETION_ONLY
+        is_elsewhere = name in _OF_ONE_ROUTE
         if harmless is None and name not in NO_EFFECT and (is_elsewhere or unknown is UnknownFields.REFUSE):
             raise unknown_field(name, SUPPORTED | own)
         if value is None:
             continue
         if harmless is None:
-            ignored.append(name)
+            ignored.append(name[:NAME_CHARS])
         elif not any(value == other and type(value) in _kin(other) for other in harmless):
             accepted = f" Leave it out or send {_shown(harmless, value)}." if harmless else " Leave it out."
             raise invalid(f"{name} is not supported yet.{accepted}", param=name, code="unsupported_parameter")
@@ -174,8 +177,6 @@ def unknown_field(name: str, known: Iterable[str]) -> ApiError:
 
 
 IGNORED_HEADER = "x-coppice-ignored-fields"
-NAMED_MAX = 16
-NAME_CHARS = 64
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 
@@ -183,7 +184,7 @@ def ignored_header(names: tuple[str, ...]) -> dict[str, str]:
     """The header that lists what was taken without effect; none where nothing was."""
     if not names:
         return {}
-    shown = [_NO_TOKEN.sub("?", name[:NAME_CHARS]) for name in names[:NAMED_MAX]]
+    shown = [_NO_TOKEN.sub("?", name) for name in names[:NAMED_MAX]]
     more = [f"and {len(names) - NAMED_MAX} more"] if len(names) > NAMED_MAX else []
     return {IGNORED_HEADER: ", ".join([*shown, *more])}
 

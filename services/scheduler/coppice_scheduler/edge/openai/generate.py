@@ -13,7 +13,6 @@ from fastapi import Request
 from fastapi.responses import Response
 from opentelemetry.context import Context
 
-from coppice.edge.told_once import ToldOnce
 from coppice.telemetry.trace_context import context_from_headers
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, internal
@@ -27,7 +26,6 @@ from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, COMMENT, DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.openai.bodies import Answer, Shape
 from coppice_scheduler.edge.openai.fields import (
-    NAME_CHARS,
     NAMED_MAX,
     NO_EFFECT,
     Reading,
@@ -38,6 +36,7 @@ from coppice_scheduler.edge.openai.schema import ParsedRequest, parse_chat, pars
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta
 
 log = logging.getLogger("coppice.scheduler.http")
+WARNINGS_MAX = 256  # of unknown fields, in the life of a front door
 FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with a comment
 
 
@@ -47,7 +46,7 @@ class GenerateApi:
         self._body_timeout_s = body_timeout_s
         self._first_byte_s = first_byte_s
         self._reading = reading
-        self._told = ToldOnce()
+        self._warned_of: set[str] = set()
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, parse_completion)
@@ -73,10 +72,10 @@ class GenerateApi:
         parent: Context,
         request_id: RequestId,
     ) -> Response:
+        parsed: ParsedRequest | None
         parsed = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: parse(raw, self._reading))
         self._warn_of(parsed.ignored)
         call = await self._frontdoor.open(tenant, parsed.spec, parent, request_id)
-        body.release()
         shape = Shape(
             call=call,
             model=self._frontdoor.model.id,
@@ -87,15 +86,19 @@ class GenerateApi:
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
         headers = {**ignored_header(parsed.ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
-        if parsed.presentation.stream:
+        streams, parsed = parsed.presentation.stream, None  # nobody counts its bytes from now on
+        body.release()
+        if streams:
             return await _streamed(call, shape, headers, self._first_byte_s)
         return await _whole(call, shape, headers)
 
     def _warn_of(self, ignored: tuple[str, ...]) -> None:
         if self._reading.unknown_fields is UnknownFields.WARN:
             for name in ignored[:NAMED_MAX]:
-                if name not in NO_EFFECT and self._told.is_new(name[:NAME_CHARS]):
-                    log.warning("the field %r, which clients send, is not known and has no effect", name[:NAME_CHARS])
+                # So many and no more: what clients write must not fill the log.
+                if name not in NO_EFFECT and name not in self._warned_of and len(self._warned_of) < WARNINGS_MAX:
+                    self._warned_of.add(name)
+                    log.warning("the field %r, which clients send, has no effect here", name)
 
 
 async def _whole(call: Call, shape: Shape, headers: dict[str, str]) -> Response:

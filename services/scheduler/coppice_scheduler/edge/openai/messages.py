@@ -8,7 +8,7 @@ from typing import Any
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_MESSAGES
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.openai.fields import UnknownFields
+from coppice_scheduler.edge.openai.fields import NAME_CHARS, UnknownFields
 from coppice_scheduler.edge.text.chat import ChatMessage
 
 REASONING = ("reasoning_content", "reasoning")  # the older and the newer name
@@ -45,8 +45,10 @@ def _message(place: int, message: Any, unknown: UnknownFields, ignored: dict[str
                 f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
             )
         if value is not None:
-            ignored[f"messages[].{name}"] = None
-    content, reasoning = _content(fields, where), [fields.text(name) for name in REASONING]
+            ignored[f"messages[].{name}"[:NAME_CHARS]] = None
+    # Some send it empty, in whatever form.
+    content = _content(fields, where)
+    reasoning = [fields.text(name) if fields.get(name) not in ([], {}) else None for name in REASONING]
     found = ChatMessage(role, content, fields.text("name"), next((text for text in reasoning if text), None))
     fields.assert_read(_MESSAGE_FIELDS)
     return found

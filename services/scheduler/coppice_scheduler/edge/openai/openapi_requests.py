@@ -200,6 +200,12 @@ def _refused(supported: frozenset[str]) -> dict[str, Schema]:
     }
 
 
+_REASONING: Schema = {
+    "anyOf": [{"type": ["string", "null"]}, {"enum": [[], {}]}],
+    "description": "Of an answer that is sent back; for the chat template.",
+}
+
+
 def _message() -> Schema:
     breakpoint = {
         "type": ["object", "null"],
@@ -221,7 +227,7 @@ def _message() -> Schema:
             "role": {"enum": list(ROLES)},
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
             "name": one_of("string"),
-            **{name: one_of("string", "Of an answer that is sent back; for the chat template.") for name in REASONING},
+            **dict.fromkeys(REASONING, _REASONING),
             **{name: {"description": "Taken, without effect."} for name in MESSAGE_NO_EFFECT},
             **nothing,
         },

@@ -9,7 +9,7 @@ from typing import Any
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_TEMPLATE_BYTES
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.openai.fields import Reading, UnknownFields
+from coppice_scheduler.edge.openai.fields import NAME_CHARS, Reading, UnknownFields
 from coppice_scheduler.edge.text.chat import GIVEN, not_read
 
 KWARGS = "chat_template_kwargs"
@@ -39,7 +39,7 @@ def _chosen(wanted: list[Wanted], reading: Reading) -> tuple[dict[str, Any], tup
             if name in GIVEN or reading.unknown_fields is UnknownFields.REFUSE:
                 raise not_read(name, field, reading.template_variables)
             if value is not None:
-                ignored.append(field)
+                ignored.append(field[:NAME_CHARS])
         elif value is not None and values.setdefault(name, value) != value:
             raise invalid(f"{field} differs from what another field says of {name}; send one.", param=field)
     return values, tuple(ignored)

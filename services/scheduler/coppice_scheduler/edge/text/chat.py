@@ -25,6 +25,7 @@ from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 MAX_RENDERED_CHARS = 4 * 1024 * 1024
 # What every chat gives its template; a client cannot.
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+MAX_NUMBER = 1_000_000  # in values of a client's
 _SHOWN_CHARS = 100
 _SPECIAL = frozenset(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 
@@ -67,9 +68,10 @@ class ChatTemplate:
         """The prompt of `messages`, open for the assistant's answer. `values` are of `variables`. Raises ApiError."""
         if self._template is None:
             raise invalid(self.missing, param="messages", code="no_chat_template")
-        for name in values or ():
+        for name, value in (values or {}).items():
             if name not in self.variables:
                 raise not_read(name, f"chat_template_kwargs.{name}", self.variables)
+            _check_numbers(name, value)
         parts: list[str] = []
         size = 0
         try:
@@ -92,13 +94,25 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             # The template's own words, such as that roles must alternate.
             raise invalid(f"The chat template refused the messages: {error}", param="messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        except ApiError:
+            raise
+        except Exception as error:  # whatever the template does with what it is given
             raise ApiError(
                 ErrorKind.INVALID,
                 f"The chat template failed on these messages: {type(error).__name__}: {error}",
                 param="messages",
             ) from error
         return "".join(parts)
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    """A template may write something so many times. Raises ApiError."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_numbers(name, inner)
+    elif isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+        message = f"chat_template_kwargs.{name} has a number beyond {MAX_NUMBER}; send it as a string."
+        raise invalid(message, param=f"chat_template_kwargs.{name}")
 
 
 def not_read(name: str, field: str, variables: frozenset[str]) -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 import coppice
 from coppice.errors import UsageError
 from coppice_scheduler.edge.base.errors import ApiError
+from coppice_scheduler.edge.frontend.admission import size_of
+from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt
 from coppice_scheduler.edge.text.chat import ChatMessage, ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, SamplingDefaults, load_checkpoint_text
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory, byte_level_alphabet
@@ -376,3 +379,10 @@ def test_a_long_stream_costs_little_per_token() -> None:
     for _ in range(2000):
         stream.feed([rng.choice(words)])
     assert max(decoded) <= 8
+
+
+def test_all_that_a_template_is_given_counts_as_work() -> None:
+    plain = ChatPrompt((ChatMessage("user", "x"),) * 10)
+    message = ChatMessage("user", "x", "n" * 500, "r" * 7000)
+    assert size_of(ChatPrompt((message,) * 10)) == size_of(plain) + 10 * 7500
+    assert size_of(replace(plain, template_values={"a": "v" * 1000})) > size_of(plain) + 10 * 1000
