@@ -39,7 +39,13 @@ NO_TENANTS = "it is there only where no tenants file is, and then there is one t
 INTERNAL = "the port is internal: without certificates whoever reaches it operates the service (SECURITY.md)"
 
 OPEN_ROUTES: dict[str, dict[str, str]] = {
-    "scheduler": {"/healthz": PROBE, "/readyz": PROBE, "/openapi.json": CONTRACT, "/metrics": NO_TENANTS},
+    "scheduler": {
+        "/healthz": PROBE,
+        "/readyz": PROBE,
+        "/health": PROBE,
+        "/openapi.json": CONTRACT,
+        "/metrics": NO_TENANTS,
+    },
     "cache": {
         "/healthz": PROBE,
         "/readyz": PROBE,
