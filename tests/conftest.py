@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
 import signal
@@ -78,3 +79,12 @@ def socket_dir() -> Iterator[Path]:
     """A folder for Unix sockets: closed to others, and with a short path, as `tmp_path` need not be."""
     with tempfile.TemporaryDirectory(prefix="coppice-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """For tests that set up a process's logging, which is theirs, too."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before

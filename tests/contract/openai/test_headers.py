@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
@@ -91,14 +88,6 @@ def test_a_line_of_the_log_says_whose_request_failed(
         return f"[request {ID}] Exception in ASGI application" in "".join(lines)
 
     wait_for(is_said, "the line in the log, which comes after the answer")
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = before
 
 
 def test_health_by_vllms_name_says_whether_requests_are_served(served: Served) -> None:

@@ -137,9 +137,7 @@ def test_a_refusal_has_its_status_however_late_it_comes(served: Served, prompt: 
 def test_an_answer_that_is_not_streamed_has_none(served: Served) -> None:
     came = hanging(served)
     content = json.dumps(body(stream=False)).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-    with served.connect() as connection:
-        connection.sendall(head.encode() + content)
+    with served.begin(content, "/v1/chat/completions") as connection:
         wait_for(lambda: came, "the request")
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):

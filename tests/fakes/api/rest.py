@@ -72,10 +72,12 @@ class Served:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
 
-    def begin(self, body: bytes, *, length: int | None = None, headers: str = "") -> socket.socket:
+    def begin(
+        self, body: bytes, path: str = "/v1/completions", *, length: int | None = None, headers: str = ""
+    ) -> socket.socket:
         """A connection that sent so much of a body of this `length` (None: all of it)."""
         length = len(body) if length is None else length
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {length}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {length}\r\n\r\n"
         connection = self.connect()
         connection.sendall(head.encode() + body)
         return connection

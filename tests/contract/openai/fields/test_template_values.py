@@ -218,9 +218,7 @@ def test_what_was_sent_is_not_kept_while_the_call_runs(streams: bool) -> None:
         served.engine.script = lambda request: Script([], hangs=True)
         message = {**USER, "reasoning": mark}
         content = json.dumps({"model": MODEL, "messages": [message], "stream": streams}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-        with served.connect() as connection:
-            connection.sendall(head.encode() + content)
+        with served.begin(content, "/v1/chat/completions"):
             assert served.engine.some_hanging.wait(WAIT_S)
             gc.collect()
             kept = [one for one in gc.get_objects() if type(one) is ChatMessage and one.reasoning == mark]

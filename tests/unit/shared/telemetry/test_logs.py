@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from coppice.errors import UsageError
 from coppice.telemetry.logs import configure_logging
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = before
 
 
 def test_a_log_record_is_one_line(capfd: pytest.CaptureFixture[str], restored_logging: None) -> None:

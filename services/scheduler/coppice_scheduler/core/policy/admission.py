@@ -78,8 +78,8 @@ def _beyond_tenant(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | N
     if num_at_work >= limits.max_concurrency:
         message = f"tenant {tenant} has {limits.max_concurrency} requests at work, its maximum"
         next_end_ms = int(life.recent.duration_ns(tenant) / max(num_at_work, 1) / NS_PER_MS)
-        wait_ms = next_end_ms or estimated_wait_ms(life, tenant, num_tokens)
-        return Refused(RefusedReason.TENANT_CONCURRENCY, message, _within(life, tenant, wait_ms))
+        retry_after_ms = _retry_after_ms(life, tenant, num_tokens, measured_ms=next_end_ms)
+        return Refused(RefusedReason.TENANT_CONCURRENCY, message, retry_after_ms)
     if counts.tenant_queued(tenant) >= limits.max_queued:
         message = f"tenant {tenant} has {limits.max_queued} requests waiting, its maximum"
         return Refused(RefusedReason.TENANT_QUEUE, message, _retry_after_ms(life, tenant, num_tokens))
@@ -140,14 +140,11 @@ def estimated_wait_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
     return int(ahead / (tokens_per_s * share) * 1000)
 
 
-def _retry_after_ms(life: Lifecycle, tenant: str, num_tokens: int) -> int:
-    return _within(life, tenant, estimated_wait_ms(life, tenant, num_tokens))
-
-
-def _within(life: Lifecycle, tenant: str, wait_ms: int) -> int:
-    """An estimate as the tenant may hear it."""
+def _retry_after_ms(life: Lifecycle, tenant: str, num_tokens: int, measured_ms: int = 0) -> int:
+    """`measured_ms` counts in place of the estimate for its line; 0: nothing was measured yet."""
     if life.settings.limits_of(tenant).is_strict:
         return min(STRICT_RETRY_AFTER_MS, life.settings.queue_timeout_ms)
+    wait_ms = measured_ms or estimated_wait_ms(life, tenant, num_tokens)
     return min(max(wait_ms, RETRY_AFTER_MS_MIN), life.settings.queue_timeout_ms)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-_LIMITS = [f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")]
+from coppice_scheduler.edge.base.request_id import HEADER
+from coppice_scheduler.edge.http.rate_headers import ALL_LIMITS, rate_headers
+
 # Besides what always is.
-READABLE = ("x-request-id", "x-coppice-ignored-fields", "retry-after", "retry-after-ms", *_LIMITS)
+READABLE = (HEADER, "x-coppice-ignored-fields", "retry-after", "retry-after-ms", *rate_headers(ALL_LIMITS))
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

@@ -18,7 +18,6 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, internal
 from coppice_scheduler.edge.base.request_id import RequestId
 from coppice_scheduler.edge.frontend.body_budget import Body
-from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.rate_headers import rate_headers
 from coppice_scheduler.edge.http.request_ids import id_of
@@ -72,7 +71,21 @@ class GenerateApi:
         parent: Context,
         request_id: RequestId,
     ) -> Response:
-        parsed: ParsedRequest | None
+        shape, headers = await self._opened(tenant, body, parse, parent, request_id)
+        body.release()  # nothing of it is kept from now on
+        if shape.presentation.stream:
+            return await _streamed(shape, headers, self._first_byte_s)
+        return await _whole(shape, headers)
+
+    async def _opened(
+        self,
+        tenant: Tenant,
+        body: Body,
+        parse: Callable[[bytes, Reading], ParsedRequest],
+        parent: Context,
+        request_id: RequestId,
+    ) -> tuple[Shape, dict[str, str]]:
+        """An admitted call and how its answer looks, and headers of that."""
         parsed = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: parse(raw, self._reading))
         self._warn_of(parsed.ignored)
         call = await self._frontdoor.open(tenant, parsed.spec, parent, request_id)
@@ -85,12 +98,7 @@ class GenerateApi:
             texts=self._frontdoor.token_texts,
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
-        headers = {**ignored_header(parsed.ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
-        streams, parsed = parsed.presentation.stream, None  # nobody counts its bytes from now on
-        body.release()
-        if streams:
-            return await _streamed(call, shape, headers, self._first_byte_s)
-        return await _whole(call, shape, headers)
+        return shape, {**ignored_header(parsed.ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
 
     def _warn_of(self, ignored: tuple[str, ...]) -> None:
         if self._reading.unknown_fields is UnknownFields.WARN:
@@ -101,17 +109,17 @@ class GenerateApi:
                     log.warning("the field %r, which clients send, has no effect here", name)
 
 
-async def _whole(call: Call, shape: Shape, headers: dict[str, str]) -> Response:
+async def _whole(shape: Shape, headers: dict[str, str]) -> Response:
     answers = [Answer() for _ in range(shape.num_answers)]
-    async with aclosing(call.deltas()) as deltas:
+    async with aclosing(shape.call.deltas()) as deltas:
         async for delta in deltas:
             answers[delta.index].add(delta)
     body = json.dumps(shape.whole(answers), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def _streamed(call: Call, shape: Shape, headers: dict[str, str], first_byte_s: float) -> Response:
-    events = _events(call, shape, first_byte_s)
+async def _streamed(shape: Shape, headers: dict[str, str], first_byte_s: float) -> Response:
+    events = _events(shape, first_byte_s)
     try:
         opening = await anext(events)
     except BaseException:
@@ -120,14 +128,14 @@ async def _streamed(call: Call, shape: Shape, headers: dict[str, str], first_byt
     return EventStream(opening, events, headers)
 
 
-async def _events(call: Call, shape: Shape, first_byte_s: float) -> AsyncGenerator[bytes, None]:
+async def _events(shape: Shape, first_byte_s: float) -> AsyncGenerator[bytes, None]:
     """What a stream opens with, which may be nothing, then its events.
 
     In place of the first item a refusal is raised, and a failure that comes soon: they get a status of their own. Later
     ones are events.
     """
-    async with aclosing(call.deltas()) as deltas:
-        first, taken = asyncio.ensure_future(anext(deltas)), asyncio.create_task(call.taken())
+    async with aclosing(shape.call.deltas()) as deltas:
+        first, taken = asyncio.ensure_future(anext(deltas)), asyncio.create_task(shape.call.taken())
         try:
             await asyncio.wait((first, taken), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((first,), timeout=first_byte_s)

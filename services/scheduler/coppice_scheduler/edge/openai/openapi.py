@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coppice_scheduler.edge.base.request_id import HEADER
 from coppice_scheduler.edge.openai.fields import IGNORED_HEADER
 from coppice_scheduler.edge.openai.openapi_answers import answer_schemas
 from coppice_scheduler.edge.openai.openapi_requests import Schema, ref, request_schemas
@@ -30,7 +31,7 @@ _RETRY_HEADERS = {
     "retry-after-ms": {"description": "Milliseconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
 }
 _ANSWER_HEADERS = {
-    "x-request-id": {"description": "The client's own, or one of ours.", "schema": {"type": "string"}},
+    HEADER: {"description": "The client's own, or one of ours.", "schema": {"type": "string"}},
     IGNORED_HEADER: {"description": "Fields that were taken without effect.", "schema": {"type": "string"}},
 }
 

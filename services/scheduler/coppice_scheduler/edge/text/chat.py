@@ -56,8 +56,9 @@ class ChatTemplate:
         if checkpoint.chat_template is not None:
             environment = _environment()
             try:
-                read = meta.find_undeclared_variables(environment.parse(checkpoint.chat_template))
-                self._template = environment.from_string(checkpoint.chat_template)
+                parsed = environment.parse(checkpoint.chat_template)
+                read = meta.find_undeclared_variables(parsed)
+                self._template = environment.from_string(parsed)
             except jinja2.TemplateSyntaxError as error:
                 raise UsageError(
                     f"the chat template of {checkpoint.directory!r} is not valid: line {error.lineno}: {error.message}"
@@ -68,7 +69,8 @@ class ChatTemplate:
         """The prompt of `messages`, open for the assistant's answer. `values` are of `variables`. Raises ApiError."""
         if self._template is None:
             raise invalid(self.missing, param="messages", code="no_chat_template")
-        for name, value in (values or {}).items():
+        values = values or {}
+        for name, value in values.items():
             if name not in self.variables:
                 raise not_read(name, f"chat_template_kwargs.{name}", self.variables)
             _check_numbers(name, value)
@@ -76,7 +78,7 @@ class ChatTemplate:
         size = 0
         try:
             for part in self._template.generate(
-                **(values or {}),
+                **values,
                 **self._special_tokens,
                 messages=[_plain(message) for message in messages],
                 tools=None,
