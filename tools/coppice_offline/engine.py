@@ -24,6 +24,7 @@ from coppice_cache.core.index import IndexCore
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Finish, Output, Refused, Request, SchedulerStats, TokenBatch
 from coppice_scheduler.core.state.settings import SchedulerSettings
+from coppice_worker.core.batch.guides import OpenGuide
 from coppice_worker.core.batch.run import run
 from coppice_worker.core.batch.step_batch import Executor
 from coppice_worker.core.batch.steps import Applied, SchedulerAccepted, WorkerCoreSettings
@@ -54,11 +55,18 @@ class Told:
 class LocalEngine:
     """Serves requests on one executor. To be used from one thread; `now_ns` is a monotonic clock."""
 
-    def __init__(self, executor: Executor, settings: EngineSettings, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        settings: EngineSettings,
+        now_ns: Callable[[], int],
+        open_guide: OpenGuide | None = None,
+    ) -> None:
+        """`open_guide`: see `WorkerCore`."""
         self._executor = executor
         self._now_ns = now_ns
         self._scheduler = SchedulerCore(settings.scheduler)
-        self._worker = WorkerCore(settings.worker)
+        self._worker = WorkerCore(settings.worker, open_guide)
         self._worker_id = settings.worker.worker_id
         self._plans: deque[StepPlan] = deque()
         self._result: StepResult | None = None  # of the last step; `advance` takes it

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from coppice.errors import UsageError
+from coppice.grammar import Grammars
 from coppice.ids import DomainId, WorkerId
 from coppice.messages.sampling import COMPLETION_TOKENS
 from coppice.namespaces import encode_namespace
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_offline.device import DeviceName, DtypeChoice, load_executor
 from coppice_offline.engine import EngineSettings, LocalEngine
+from coppice_offline.grammars import CompiledGrammars
 from coppice_offline.options import Defaults, SamplingOptions, sampling_of, stop_token_ids_of
 from coppice_offline.progress import progress_bar
 from coppice_offline.prompts import Message, PromptReader, Read
@@ -93,12 +95,15 @@ class LLM:
             max_context=context,
             max_step_tokens=max_step_tokens,
         )
-        engine = LocalEngine(executor, _settings(worker, max_running, max_step_tokens), time.monotonic_ns)
+        vocab_size = executor.info.vocab_size
+        self._grammars = CompiledGrammars(lambda: Grammars(text.raw.to_str(), vocab_size, text.eos_token_ids))
+        settings = _settings(worker, max_running, max_step_tokens)
+        engine = LocalEngine(executor, settings, time.monotonic_ns, self._grammars.open)
         self._runner = Runner(engine, _WINDOW_PER_PLACE * max_running)
         self._engine = engine
-        self._defaults = _defaults_of(text, executor.info.vocab_size)
+        self._defaults = _defaults_of(text, vocab_size)
         self._detokenizers = DetokenizerFactory(text.raw)
-        self._prompts = PromptReader(text, context, executor.pool, executor.info.vocab_size)
+        self._prompts = PromptReader(text, context, executor.pool, vocab_size)
         self._chat_max_tokens = text.defaults.max_new_tokens or context
 
     def generate(
@@ -165,6 +170,8 @@ class LLM:
         ends = stop_token_ids_of(options, self._defaults)
         streams: list[RequestStream] = []
         for index, sampling in enumerate(sampling_of(options, self._defaults)):
+            if sampling.grammar and not index:
+                self._grammars.check(sampling.grammar)
             number = self._runner.new_number()
             request = Request(
                 request_id=str(number),

@@ -6,11 +6,17 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from coppice.errors import UsageError
+from coppice.grammar import GrammarError
 from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES, Range
 from coppice.messages.step import SamplingParams
+from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.sampling_options import pack_bias, seed_of_choice
+from coppice_scheduler.edge.http.json_body import Fields
+from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
+from coppice_scheduler.edge.text.output_format import grammar_of
 from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
 _U64 = (1 << 64) - 1
@@ -37,6 +43,8 @@ class SamplingOptions:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     logprobs: int | None = None  # likeliest tokens beside each chosen one; 0: the chosen one's alone
     prompt_logprobs: bool = False
+    # The form of the output, as in the REST API: one of json (a schema), json_object, regex, choice, grammar.
+    structured_outputs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
@@ -47,6 +55,17 @@ class SamplingOptions:
             raise UsageError("stop must be a text, or several, none of them empty")
         if any(not BIAS.holds(bias) for bias in self.logit_bias.values()):
             raise UsageError(f"a logit_bias must be {BIAS}")
+        if self.grammar and (self.ignore_eos or self.min_tokens):
+            raise UsageError("structured_outputs say where the output ends; leave out ignore_eos and min_tokens")
+
+    @property
+    def grammar(self) -> str:
+        """Of the output; empty for any output."""
+        try:
+            wanted = output_format_of(Fields({"structured_outputs": self.structured_outputs}))
+            return "" if wanted is None else grammar_of(wanted)
+        except (ApiError, GrammarError) as error:
+            raise UsageError(f"structured_outputs cannot be used: {error}") from None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -90,6 +109,7 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
     temperature = defaults.temperature if options.temperature is None else options.temperature
     top_p = defaults.top_p if options.top_p is None else options.top_p
     top_k = defaults.top_k if options.top_k is None else options.top_k
+    grammar = options.grammar
     return [
         SamplingParams(
             temperature=float(temperature),
@@ -105,6 +125,7 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
             stop_token_ids=stops,
             num_logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
+            grammar=grammar,
         )
         for index in range(options.n)
     ]

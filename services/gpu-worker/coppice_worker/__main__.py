@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -36,6 +38,7 @@ from coppice_worker.edge.service import WorkerService
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.tracing import Observers, WorkerSpans
 from coppice_worker.edge.watchdog import StepWatchdog
+from coppice_worker.model.guides import GuideMaker, grammars_of
 from coppice_worker.parallel.processes import Ranks
 
 _log = logging.getLogger("coppice.worker")
@@ -101,7 +104,8 @@ def serve(
 
     audit = AuditLog("worker", settings.audit_log)
     listener, server = _listen(settings, tls, audit)
-    core = WorkerCore(_core_settings(settings, loaded, str(listener.address)))
+    guides = GuideMaker(partial(grammars_of, Path(settings.model), loaded.executor.info))
+    core = WorkerCore(_core_settings(settings, loaded, str(listener.address)), guides.open)
     observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
     service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit)
     server.add(service.add_to)

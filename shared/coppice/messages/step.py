@@ -16,7 +16,8 @@ from coppice.messages.record import Message, PackedF32, PackedHandles, PackedPai
 
 
 class SamplingParams(Record, frozen=True):
-    """How to choose tokens. Applied in this order: penalties, bias, `min_tokens`, temperature, min_p, top_k, top_p.
+    """How to choose tokens. Applied in this order: penalties, bias, `min_tokens`, grammar, temperature, min_p, top_k,
+    top_p.
 
     Log-probabilities are those of the model, before any of it.
     """
@@ -34,6 +35,7 @@ class SamplingParams(Record, frozen=True):
     stop_token_ids: PackedU32 = b""  # packed u32; the scheduler stops at them, here they only serve `min_tokens`
     num_logprobs: U32 | None = None  # likeliest tokens to report beside the chosen one; None = report nothing
     prompt_logprobs: bool = False  # report the prompt's tokens, too
+    grammar: str = ""  # that the output follows, as `coppice.grammar` takes it; empty = none
 
 
 class SequenceStart(Record, frozen=True):
@@ -83,6 +85,8 @@ class RefusalCode(Enum):
     UNKNOWN_SEQUENCE = "unknown_sequence"
     NOT_RESERVED = "not_reserved"  # the step would write outside the sequence's own blocks (I6)
     FENCED = "fenced"
+    GRAMMAR_PENDING = "grammar_pending"  # it is still being compiled here; come again
+    GRAMMAR = "grammar"  # it cannot be compiled or followed any further here; the step may have been computed
     LOST_SOURCE = "lost_source"  # `copy_from` is gone, or has other tokens or another domain (I19)
 
 

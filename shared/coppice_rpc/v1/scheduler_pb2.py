@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63oppice_rpc/v1/scheduler.proto\x12\x0e\x63oppice_rpc.v1\x1a\x1cgoogle/protobuf/struct.proto\"~\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x11reasoning_content\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_nameB\x14\n\x12_reasoning_content\"t\n\x0c\x43hatMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.coppice_rpc.v1.ChatMessage\x12\x35\n\x14\x63hat_template_kwargs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x1a\n\x08TokenIds\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\"\xa0\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x18.coppice_rpc.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.coppice_rpc.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x0e\n\x01n\x18\x0c \x01(\rH\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\r\n\x05min_p\x18\x0f \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x10 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x11 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x12 \x01(\x02H\x07\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x13 \x03(\x0b\x32..coppice_rpc.v1.GenerateRequest.LogitBiasEntry\x12\x19\n\x0cnum_logprobs\x18\x14 \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x15 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x16 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x17 \x01(\x08H\t\x88\x01\x01\x12\x10\n\x08priority\x18\x18 \x01(\x11\x12\x18\n\x10prompt_cache_key\x18\x19 \x01(\t\x12\x1b\n\x13prompt_cache_ttl_ms\x18\x1a \x01(\x04\x12\x17\n\ncache_salt\x18\x1b \x01(\tH\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobsB\x16\n\x14_skip_special_tokensB\r\n\x0b_cache_salt\"0\n\x0bLikelyToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x90\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x13\n\x0btext_offset\x18\x04 \x01(\r\x12(\n\x03top\x18\x05 \x03(\x0b\x32\x1b.coppice_rpc.v1.LikelyTokenB\n\n\x08_logprob\"t\n\rGenerateUsage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x1a\n\x12\x63\x61\x63he_write_tokens\x18\x04 \x01(\r\"\xc2\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12,\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.coppice_rpc.v1.GenerateUsage\x12\r\n\x05index\x18\x05 \x01(\r\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.coppice_rpc.v1.TokenLogprob\x12\x0c\n\x04stop\x18\x07 \x01(\t\"\xa0\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1c.coppice_rpc.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"7\n\x10TokenizeResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\"2\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"(\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.coppice_rpc.v1.Model2\xd6\x02\n\nGeneration\x12O\n\x08Generate\x12\x1f.coppice_rpc.v1.GenerateRequest\x1a .coppice_rpc.v1.GenerateResponse0\x01\x12S\n\nListModels\x12!.coppice_rpc.v1.ListModelsRequest\x1a\".coppice_rpc.v1.ListModelsResponse\x12M\n\x08Tokenize\x12\x1f.coppice_rpc.v1.TokenizeRequest\x1a .coppice_rpc.v1.TokenizeResponse\x12S\n\nDetokenize\x12!.coppice_rpc.v1.DetokenizeRequest\x1a\".coppice_rpc.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63oppice_rpc/v1/scheduler.proto\x12\x0e\x63oppice_rpc.v1\x1a\x1cgoogle/protobuf/struct.proto\"~\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x11reasoning_content\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_nameB\x14\n\x12_reasoning_content\"t\n\x0c\x43hatMessages\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.coppice_rpc.v1.ChatMessage\x12\x35\n\x14\x63hat_template_kwargs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x1a\n\x08TokenIds\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\"\xae\x08\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x18.coppice_rpc.v1.TokenIdsH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.coppice_rpc.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x05\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x0e\n\x01n\x18\x0c \x01(\rH\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\r\n\x05min_p\x18\x0f \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x10 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x11 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x12 \x01(\x02H\x08\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x13 \x03(\x0b\x32..coppice_rpc.v1.GenerateRequest.LogitBiasEntry\x12\x19\n\x0cnum_logprobs\x18\x14 \x01(\rH\t\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x15 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x16 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x17 \x01(\x08H\n\x88\x01\x01\x12\x10\n\x08priority\x18\x18 \x01(\x11\x12\x18\n\x10prompt_cache_key\x18\x19 \x01(\t\x12\x1b\n\x13prompt_cache_ttl_ms\x18\x1a \x01(\x04\x12\x17\n\ncache_salt\x18\x1b \x01(\tH\x0b\x88\x01\x01\x12\x15\n\x0bjson_object\x18\x1c \x01(\x08H\x01\x12\x15\n\x0bjson_schema\x18\x1d \x01(\tH\x01\x12\x0f\n\x05regex\x18\x1e \x01(\tH\x01\x12)\n\x06\x63hoice\x18\x1f \x01(\x0b\x32\x17.coppice_rpc.v1.ChoicesH\x01\x12\x11\n\x07grammar\x18  \x01(\tH\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\x0f\n\routput_formatB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobsB\x16\n\x14_skip_special_tokensB\r\n\x0b_cache_salt\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"0\n\x0bLikelyToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x90\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x13\n\x0btext_offset\x18\x04 \x01(\r\x12(\n\x03top\x18\x05 \x03(\x0b\x32\x1b.coppice_rpc.v1.LikelyTokenB\n\n\x08_logprob\"t\n\rGenerateUsage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x1a\n\x12\x63\x61\x63he_write_tokens\x18\x04 \x01(\r\"\xc2\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12,\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.coppice_rpc.v1.GenerateUsage\x12\r\n\x05index\x18\x05 \x01(\r\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.coppice_rpc.v1.TokenLogprob\x12\x0c\n\x04stop\x18\x07 \x01(\t\"\xa0\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1c.coppice_rpc.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"7\n\x10TokenizeResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\"2\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"(\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.coppice_rpc.v1.Model2\xd6\x02\n\nGeneration\x12O\n\x08Generate\x12\x1f.coppice_rpc.v1.GenerateRequest\x1a .coppice_rpc.v1.GenerateResponse0\x01\x12S\n\nListModels\x12!.coppice_rpc.v1.ListModelsRequest\x1a\".coppice_rpc.v1.ListModelsResponse\x12M\n\x08Tokenize\x12\x1f.coppice_rpc.v1.TokenizeRequest\x1a .coppice_rpc.v1.TokenizeResponse\x12S\n\nDetokenize\x12!.coppice_rpc.v1.DetokenizeRequest\x1a\".coppice_rpc.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,31 +41,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=326
   _globals['_TOKENIDS']._serialized_end=352
   _globals['_GENERATEREQUEST']._serialized_start=355
-  _globals['_GENERATEREQUEST']._serialized_end=1283
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1080
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1128
-  _globals['_LIKELYTOKEN']._serialized_start=1285
-  _globals['_LIKELYTOKEN']._serialized_end=1333
-  _globals['_TOKENLOGPROB']._serialized_start=1336
-  _globals['_TOKENLOGPROB']._serialized_end=1480
-  _globals['_GENERATEUSAGE']._serialized_start=1482
-  _globals['_GENERATEUSAGE']._serialized_end=1598
-  _globals['_GENERATERESPONSE']._serialized_start=1601
-  _globals['_GENERATERESPONSE']._serialized_end=1795
-  _globals['_TOKENIZEREQUEST']._serialized_start=1798
-  _globals['_TOKENIZEREQUEST']._serialized_end=1958
-  _globals['_TOKENIZERESPONSE']._serialized_start=1960
-  _globals['_TOKENIZERESPONSE']._serialized_end=2015
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2017
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2067
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2069
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2103
-  _globals['_LISTMODELSREQUEST']._serialized_start=2105
-  _globals['_LISTMODELSREQUEST']._serialized_end=2124
-  _globals['_MODEL']._serialized_start=2126
-  _globals['_MODEL']._serialized_end=2166
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2168
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2227
-  _globals['_GENERATION']._serialized_start=2230
-  _globals['_GENERATION']._serialized_end=2572
+  _globals['_GENERATEREQUEST']._serialized_end=1425
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1205
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1253
+  _globals['_CHOICES']._serialized_start=1427
+  _globals['_CHOICES']._serialized_end=1451
+  _globals['_LIKELYTOKEN']._serialized_start=1453
+  _globals['_LIKELYTOKEN']._serialized_end=1501
+  _globals['_TOKENLOGPROB']._serialized_start=1504
+  _globals['_TOKENLOGPROB']._serialized_end=1648
+  _globals['_GENERATEUSAGE']._serialized_start=1650
+  _globals['_GENERATEUSAGE']._serialized_end=1766
+  _globals['_GENERATERESPONSE']._serialized_start=1769
+  _globals['_GENERATERESPONSE']._serialized_end=1963
+  _globals['_TOKENIZEREQUEST']._serialized_start=1966
+  _globals['_TOKENIZEREQUEST']._serialized_end=2126
+  _globals['_TOKENIZERESPONSE']._serialized_start=2128
+  _globals['_TOKENIZERESPONSE']._serialized_end=2183
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2185
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2235
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2237
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2271
+  _globals['_LISTMODELSREQUEST']._serialized_start=2273
+  _globals['_LISTMODELSREQUEST']._serialized_end=2292
+  _globals['_MODEL']._serialized_start=2294
+  _globals['_MODEL']._serialized_end=2334
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2336
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2395
+  _globals['_GENERATION']._serialized_start=2398
+  _globals['_GENERATION']._serialized_end=2740
 # @@protoc_insertion_point(module_scope)

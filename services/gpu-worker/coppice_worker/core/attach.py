@@ -88,6 +88,9 @@ class Attacher:
         if table.is_full or count > table.max_context or len(blocks) > table.max_blocks:
             changes.refuse(start.sequence_id, RefusalCode.NOT_RESERVED)
             return
+        if start.sampling.grammar and table.open_guide is None:
+            changes.refuse(start.sequence_id, RefusalCode.GRAMMAR)
+            return
         words = lease_words(start.lease_id)
         problem = (
             self._pool.why_not_read(shared, start.shared_seals)

@@ -89,6 +89,7 @@ class RowBuilder:
         tokens change what is sampled next."""
         assert self._layout is not None
         assert self._layout.sample.changes is None
+        assert self._layout.sample.guided is None
         batch = self._next(self._layout, _NONE, num_ahead=1).batch
         assert batch is not None
         return replace(batch, follows=True)
@@ -102,6 +103,8 @@ class RowBuilder:
         sample = replace(layout.sample, position=start + 1)
         if sample.changes is not None:
             sample = replace(sample, changes=table.sampling.changes(slots, sample.position, table.tokens))
+        if sample.guided is not None:
+            sample = replace(sample, guided=table.sampling.guided(slots, sample.position, table.tokens))
         batch = StepBatch(
             token_ids=table.tokens[slots, start].astype(np.int64),
             positions=start,
@@ -134,7 +137,7 @@ class RowBuilder:
         kept = np.array([sequence_id not in refusals for sequence_id in ids], dtype=bool)
         slots = np.array([slot_of[sequence_id] for sequence_id in ids if sequence_id not in refusals], dtype=np.int32)
         new = new[kept]
-        good = self._reserved(slots, new, num_steps, refusals)
+        good = self._reserved(slots, new, num_steps, refusals) & self._has_guides(slots, new, refusals)
         slots, new = slots[good], new[good]
         if not len(slots):
             self._layout = None
@@ -147,6 +150,16 @@ class RowBuilder:
             sequence_id = SequenceId(int(self._sequences.ids[slots[index]]))
             refusals[sequence_id] = Refusal(sequence_id, RefusalCode.NOT_RESERVED, int(handles[index]))
         return good
+
+    def _has_guides(self, slots: Int32, new: Int64, refusals: dict[SequenceId, Refusal]) -> Bool:
+        """Which rows can be sampled, where they need to be: nobody waits for another's grammar to be compiled."""
+        table = self._sequences
+        samples = table.num_computed[slots] + new == table.num_tokens[slots]
+        waits = samples & table.sampling.awaits_guide(slots)
+        for sequence_id in map(SequenceId, table.ids[slots[waits]].tolist()):
+            refusals.setdefault(sequence_id, Refusal(sequence_id, RefusalCode.GRAMMAR_PENDING, 0))
+        ready: Bool = ~waits
+        return ready
 
     def _may_write(self, slots: Int32, new: Int64, num_steps: int) -> tuple[Bool, UInt64]:
         """Which rows write only tokens that are known, into blocks that are theirs, within the step's budget (I6).

@@ -15,6 +15,7 @@ import numpy as np
 
 from coppice.ids import TOKEN_BYTES, DomainId, LeaseId, SequenceId
 from coppice.messages.step import SequenceStart
+from coppice_worker.core.batch.guides import OpenGuide
 from coppice_worker.core.batch.sampling import SamplingTable
 from coppice_worker.core.batch.step_batch import Int32, Int64, UInt32
 
@@ -22,7 +23,9 @@ from coppice_worker.core.batch.step_batch import Int32, Int64, UInt32
 class SequenceTable:
     """Per-slot arrays [max_sequences]; memory of unused tails is never touched, so it is not resident."""
 
-    def __init__(self, max_sequences: int, max_context: int, block_size: int) -> None:
+    def __init__(
+        self, max_sequences: int, max_context: int, block_size: int, open_guide: OpenGuide | None = None
+    ) -> None:
         assert max_sequences > 0
         assert max_context > 0
         self.max_context = max_context
@@ -40,6 +43,7 @@ class SequenceTable:
         self.sampling = SamplingTable(max_sequences)
         self.leases: list[LeaseId | None] = [None] * max_sequences
         self.domains: list[DomainId | None] = [None] * max_sequences
+        self.open_guide = open_guide  # None: no grammar can be followed here
         self.version = 0  # changes when sequences come or go
         self.grown: set[int] = set()  # slots whose tables grew since somebody last looked
         self._free = list(range(max_sequences - 1, -1, -1))
@@ -65,7 +69,11 @@ class SequenceTable:
         self.num_computed[slot] = start.num_computed_tokens
         self.num_blocks[slot] = 0
         self.num_shared[slot] = 0
-        self.sampling.put(slot, start.sampling, start.num_prompt_tokens or count)
+        guide = None
+        if start.sampling.grammar:
+            assert self.open_guide is not None, "whoever attaches looks"
+            guide = self.open_guide(start.domain, start.sampling.grammar)
+        self.sampling.put(slot, start.sampling, start.num_prompt_tokens or count, guide)
         return slot
 
     def append_blocks(self, slot: int, blocks: Int32) -> None:
@@ -87,6 +95,7 @@ class SequenceTable:
         self.num_blocks[slot] = 0
         self.num_tokens[slot] = 0
         self.num_computed[slot] = 0
+        self.sampling.drop(slot)
         self._free.append(slot)
         return slot
 

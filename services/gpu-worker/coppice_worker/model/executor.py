@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -206,10 +207,10 @@ class TorchExecutor:
         if graphs is None or not graphs.takes(batch):
             if graphs is not None:
                 graphs.forget_tables()
-            return self._outputs.of(batch, self.forward(batch))
+            return self._outputs.of(batch, partial(self.forward, batch))
         if is_plain(batch):
             return graphs.launch(batch).wait()
-        return self._outputs.of(batch, graphs.hidden(batch))
+        return self._outputs.of(batch, partial(graphs.hidden, batch))
 
     def runs_ahead(self, batch: StepBatch) -> bool:
         return self._graphs is not None and self._graphs.takes(batch) and is_plain(batch)

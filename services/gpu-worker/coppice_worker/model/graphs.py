@@ -137,5 +137,5 @@ class DecodeGraphs:
 def is_plain(batch: StepBatch) -> bool:
     """Nothing is asked for but tokens."""
     sample = batch.sample
-    asks_for_more = sample.changes is not None or sample.num_logprobs is not None or batch.prompt is not None
-    return len(sample.rows) > 0 and not asks_for_more
+    asked_for = (sample.changes, sample.num_logprobs, sample.guided, batch.prompt)
+    return len(sample.rows) > 0 and all(more is None for more in asked_for)

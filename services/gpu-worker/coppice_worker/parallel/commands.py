@@ -19,6 +19,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from coppice_worker.core.batch.guides import Guided
 from coppice_worker.core.batch.step_batch import Int32, LogitChanges, PromptTokens, SampleRows, StepBatch
 
 _ALIGNMENT = 16
@@ -56,9 +57,9 @@ Command = ZeroBlocks | CopyBlocks | StepBatch | Demote | Promote
 
 # By index on the wire: both ends run the same code.
 _COMMANDS: tuple[type[Any], ...] = (ZeroBlocks, CopyBlocks, StepBatch, Demote, Promote)
-_CLASSES = (*_COMMANDS, SampleRows, LogitChanges, PromptTokens)
+_CLASSES = (*_COMMANDS, SampleRows, LogitChanges, PromptTokens, Guided)
 _INDEX = {kind: index for index, kind in enumerate(_CLASSES)}
-_NAMES = {kind: tuple(field.name for field in fields(kind)) for kind in _CLASSES}
+_NAMES = {kind: tuple(field.name for field in fields(kind) if not field.metadata.get("is_local")) for kind in _CLASSES}
 
 
 def encode(command: Command) -> bytes:

@@ -48,7 +48,7 @@ from coppice_scheduler.edge.ipc.door_messages import (
     Serving,
     Start,
 )
-from coppice_scheduler.edge.openai.fields import UnknownFields
+from coppice_scheduler.edge.openai.parsing.fields import UnknownFields
 from coppice_scheduler.edge.openai.routes import create_app
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coppice_scheduler.edge.openai.fields import REFUSED
+from coppice_scheduler.edge.openai.parsing.fields import REFUSED
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import MODEL, Served
 

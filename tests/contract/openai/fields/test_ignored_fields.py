@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coppice_scheduler.edge.openai import generate
-from coppice_scheduler.edge.openai.fields import IGNORED_HEADER, NO_EFFECT, REFUSED, UnknownFields
+from coppice_scheduler.edge.openai.parsing.fields import IGNORED_HEADER, NO_EFFECT, REFUSED, UnknownFields
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import MODEL, Served, error_of, serving
 

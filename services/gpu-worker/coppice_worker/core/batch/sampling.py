@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from coppice.messages.step import SamplingParams
+from coppice_worker.core.batch.guides import Guide, Guided
 from coppice_worker.core.batch.step_batch import (
     Bool,
     Float32,
@@ -52,8 +53,11 @@ class SamplingTable:
         self._stops = [_NO_BIAS] * max_sequences  # stop tokens, each with the bias that forbids it
         self._num_logprobs: Int32 = np.full(max_sequences, -1, np.int32)  # -1 = report nothing
         self._prompt_logprobs: Bool = np.zeros(max_sequences, np.bool_)
+        self._guides: list[Guide | None] = [None] * max_sequences
+        self._is_guided: Bool = np.zeros(max_sequences, np.bool_)
 
-    def put(self, slot: int, wanted: SamplingParams, num_prompt: int) -> None:
+    def put(self, slot: int, wanted: SamplingParams, num_prompt: int, guide: Guide | None = None) -> None:
+        """`guide` says which tokens may come next, where a grammar is wanted."""
         self._temperature[slot] = wanted.temperature
         self._top_k[slot] = wanted.top_k
         self._top_p[slot] = wanted.top_p
@@ -72,6 +76,12 @@ class SamplingTable:
         self._has_bias[slot] = bool(wanted.logit_bias) or self._min_tokens[slot] > 0
         self._num_logprobs[slot] = -1 if wanted.num_logprobs is None else wanted.num_logprobs
         self._prompt_logprobs[slot] = wanted.prompt_logprobs
+        self._guides[slot] = guide
+        self._is_guided[slot] = guide is not None
+
+    def drop(self, slot: int) -> None:
+        """Nobody is there any more."""
+        self._guides[slot] = None
 
     def sample_rows(self, slots: Int32, rows: Int32, position: Int64, tokens: UInt32) -> SampleRows:
         """For the R sequences `slots`, which are `rows` of the step and of which `position` tokens are known.
@@ -89,7 +99,30 @@ class SamplingTable:
             position=position,
             changes=self.changes(slots, position, tokens),
             num_logprobs=num_logprobs if (num_logprobs >= 0).any() else None,
+            guided=self.guided(slots, position, tokens),
         )
+
+    def awaits_guide(self, slots: Int32) -> Bool:
+        """[R] whose grammars are still being compiled."""
+        waits = self._is_guided[slots]
+        for row in np.flatnonzero(waits).tolist():
+            guide = self._guides[slots[row]]
+            waits[row] = guide is not None and not guide.is_ready
+        return waits
+
+    def guided(self, slots: Int32, position: Int64, tokens: UInt32) -> Guided | None:
+        """None where no grammar is wanted."""
+        is_guided = self._is_guided[slots]
+        if not is_guided.any():
+            return None
+        rows = np.flatnonzero(is_guided).astype(np.int32)
+        guides, outputs = [], []
+        for slot, end in zip(slots[rows].tolist(), position[rows].tolist(), strict=True):
+            guide = self._guides[slot]
+            assert guide is not None
+            guides.append(guide)
+            outputs.append(tokens[slot, self._num_prompt[slot] : end])
+        return Guided(rows, tuple(guides), tuple(outputs))
 
     def changes(self, slots: Int32, position: Int64, tokens: UInt32) -> LogitChanges | None:
         """None where none of these sequences will ever want a change."""

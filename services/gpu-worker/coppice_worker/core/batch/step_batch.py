@@ -19,6 +19,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from coppice_worker.core.batch.guides import Guided
+
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -55,6 +57,7 @@ class SampleRows:
     position: Int64  # position that the sampled token will take in its sequence
     changes: LogitChanges | None = None
     num_logprobs: Int32 | None = None  # likeliest tokens to report; -1 = report not even the sampled one
+    guided: Guided | None = None  # rows that may not take every token; None: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class StepOutput:
     tokens: Int32  # [R], in the order of `batch.sample.rows`
     logprobs: Logprobs | None = None  # of those among them that want it, in their order
     prompt_logprobs: Logprobs | None = None  # of `batch.prompt`
+    broken: Int32 | None = None  # of R: rows whose guides know no token any more; what they were given is void
 
 
 NO_OUTPUT = StepOutput(np.zeros(0, np.int32))

@@ -6,6 +6,7 @@ Changes touch only the logits of tokens that a row has or names, so their cost d
     frequency      l - f * times in the output
     presence       l - p                              if the output has it
     bias           l + b
+    mask           -inf                               if the grammar of the row's output does not allow the token
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from coppice_worker.core.batch.guides import WORD_BITS, Masks
 from coppice_worker.core.batch.step_batch import LogitChanges, Logprobs
 
 
@@ -42,6 +44,18 @@ def change_logits(logits: torch.Tensor, changes: LogitChanges) -> None:
     if known.any():
         places = torch.from_numpy((changes.bias_rows * vocab + changes.bias_ids)[known]).to(device)
         flat.index_add_(0, places, torch.from_numpy(changes.bias[known]).to(device))
+
+
+def mask_logits(logits: torch.Tensor, masks: Masks) -> None:
+    """Forbids tokens to the guided rows of logits [R, vocab], in place; no other row is touched."""
+    if not len(masks.rows):
+        return
+    device = logits.device
+    words = torch.from_numpy(masks.words.view(np.int32)).to(device)
+    bits = (words.unsqueeze(-1) >> torch.arange(WORD_BITS, dtype=torch.int32, device=device)) & 1
+    forbidden = bits.view(len(words), -1)[:, : logits.shape[1]] == 0
+    rows = torch.from_numpy(masks.rows.astype(np.int64)).to(device)
+    logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Logprobs:

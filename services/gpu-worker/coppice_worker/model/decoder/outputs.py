@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from coppice_worker.core.batch.step_batch import NO_OUTPUT, Int64, Logprobs, PromptTokens, StepBatch, StepOutput
+from coppice_worker.core.batch.guides import Masks, fill_masks
+from coppice_worker.core.batch.step_batch import (
+    NO_OUTPUT,
+    Int64,
+    Logprobs,
+    PromptTokens,
+    StepBatch,
+    StepOutput,
+)
 from coppice_worker.kernels.backend import Arithmetic
 from coppice_worker.kernels.upload import Upload
 from coppice_worker.model.decoder.decoder import Decoder
@@ -22,16 +32,26 @@ class Outputs:
 
     def __init__(self, decoder: Decoder, arithmetic: Arithmetic, upload: Upload) -> None:
         self._decoder, self._arithmetic, self._upload = decoder, arithmetic, upload
+        self._mask_thread = ThreadPoolExecutor(1, "masks")  # it begins with the first grammar
 
-    def of(self, batch: StepBatch, hidden: torch.Tensor) -> StepOutput:
-        """Hidden states [T, hidden] before the final norm."""
+    def of(self, batch: StepBatch, hidden: Callable[[], torch.Tensor]) -> StepOutput:
+        """`hidden` computes the hidden states [T, hidden] before the final norm, beside the masks of guided rows."""
+        guided = batch.sample.guided
+        if guided is None:
+            return self._of(batch, hidden(), None)
+        masks = self._mask_thread.submit(fill_masks, guided, self._decoder.config.vocab_size)
+        states = hidden()
+        return self._of(batch, states, masks.result())
+
+    def _of(self, batch: StepBatch, hidden: torch.Tensor, masks: Masks | None) -> StepOutput:
         prompt = None if batch.prompt is None else self._prompt_logprobs(hidden, batch.prompt)
         if batch.sample.rows.size == 0:
             self._wait()
             return NO_OUTPUT if prompt is None else replace(NO_OUTPUT, prompt_logprobs=prompt)
         logits = self.logits(batch, hidden)
-        tokens, logprobs = sample_and_report(logits, batch.sample, self._arithmetic)
-        return StepOutput(tokens.cpu().numpy().astype(np.int32), logprobs, prompt)
+        tokens, logprobs = sample_and_report(logits, batch.sample, self._arithmetic, masks)
+        broken = masks.rows[masks.broken] if masks is not None and masks.broken.any() else None
+        return StepOutput(tokens.cpu().numpy().astype(np.int32), logprobs, prompt, broken)
 
     def logits(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
         """[R, vocab] of the rows that are sampled, each of its last new token."""

@@ -21,6 +21,8 @@ from coppice_scheduler.core.state.sequences import RequestState, Sequence
 from coppice_scheduler.core.state.slot_table import TAIL_MAX, Bool, Int64, SlotTable, UInt32
 from coppice_scheduler.core.state.workers import InFlight, PlanRows, Worker
 
+_TOO_MUCH = "the answer's grammar takes more work than one answer is given; make it simpler"
+
 
 class Accepted(NamedTuple):
     """What became of the rows that sampled. All arrays have shape [S]."""
@@ -226,6 +228,8 @@ def _failed_row(life: Lifecycle, worker: Worker, slot: int, result: StepResult, 
     refusal = next((found for found in result.refusals if found.sequence_id == sequence.sequence_id), None)
     if refusal is None:
         life.retry(sequence.request, _silent(worker, result.step), now_ns)
+    elif refusal.code is RefusalCode.GRAMMAR:
+        life.finish(sequence.request, Finish.ERROR, now_ns, error=OutputError(OutputErrorCode.GRAMMAR, _TOO_MUCH))
     elif _mend(life, worker, sequence, refusal, result.step):
         life.requeue(sequence.request, now_ns)
     else:
@@ -233,7 +237,10 @@ def _failed_row(life: Lifecycle, worker: Worker, slot: int, result: StepResult, 
 
 
 def _mend(life: Lifecycle, worker: Worker, sequence: Sequence, refusal: Refusal, step: int) -> bool:
-    """Whether what is wrong with its source, or with blocks that the cache service shared out, has been seen to."""
+    """Whether what is wrong with its source, or with blocks that the cache service shared out, has been seen to, or
+    passes by itself."""
+    if refusal.code is RefusalCode.GRAMMAR_PENDING:
+        return True  # what it computed is found in the cache; until it is back, the grammar may be compiled
     if refusal.code is RefusalCode.LOST_SOURCE and sequence.source is not None:
         life.leave_family(sequence.request)  # so it is computed from its prefix, and copies no more
         return True

@@ -80,6 +80,7 @@ class OutputErrorCode(Enum):
     DEADLINE = "deadline"  # the request's own
     TENANT_REMOVED = "tenant_removed"  # or moved to another domain
     KEY_REVOKED = "key_revoked"  # the key that the request came with
+    GRAMMAR = "grammar_limit"  # its grammar takes more work than is done for one answer
     SCHEDULER_LOST = "scheduler_lost"  # the planner went away while it ran
     INTERNAL = "internal"
 

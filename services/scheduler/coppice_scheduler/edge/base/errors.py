@@ -110,6 +110,7 @@ _OUTPUT_KIND = {
     OutputErrorCode.TENANT_MAXIMUM: ErrorKind.BUSY,
     OutputErrorCode.NEVER_FITS: ErrorKind.INVALID,
     OutputErrorCode.DEADLINE: ErrorKind.DEADLINE,
+    OutputErrorCode.GRAMMAR: ErrorKind.INVALID,
     OutputErrorCode.INTERNAL: ErrorKind.INTERNAL,
     OutputErrorCode.TENANT_REMOVED: ErrorKind.UNAUTHENTICATED,
     OutputErrorCode.KEY_REVOKED: ErrorKind.UNAUTHENTICATED,

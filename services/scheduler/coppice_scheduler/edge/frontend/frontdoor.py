@@ -19,6 +19,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 from opentelemetry.context import Context
 
+from coppice.grammar import Grammars
 from coppice.ids import DomainId
 from coppice.messages.index import Reuse
 from coppice.messages.step import SamplingParams
@@ -43,6 +44,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     GenerationSpec,
     Prompt,
 )
+from coppice_scheduler.edge.frontend.grammar_check import GrammarCheck
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
@@ -86,6 +88,10 @@ class FrontDoor:
         self.bodies = bodies or BodyBudget()
         self.text_work = TextWork()
         self.loop_share = LoopShare()
+        vocab_size = engine.model.vocab_size or checkpoint.raw.get_vocab_size(with_added_tokens=True)
+        self._grammars = GrammarCheck(
+            lambda: Grammars(checkpoint.raw.to_str(), vocab_size, checkpoint.eos_token_ids), self.text_work
+        )
         template = ChatTemplate(checkpoint)
         self.template_variables = template.variables
         self._prompts = PromptReader(
@@ -183,6 +189,7 @@ class FrontDoor:
         try:
             await self.loop_share.take(tenant.id, _units_to_open(spec))
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
+            sampling = replace(sampling, grammar=await self._grammars.grammar_of(tenant.id, spec))
             deadline_ns = _deadline_ns(spec, arrived_ns)
             salt = _salt(spec, tenant.domain)
             if not self._engine.accepts:

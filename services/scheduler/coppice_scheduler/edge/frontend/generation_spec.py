@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coppice_scheduler.edge.text.chat import ChatMessage
+from coppice_scheduler.edge.text.output_format import OutputFormat
 
 MAX_BODY_BYTES = 2 * 1024 * 1024  # one request, as JSON or protobuf
 MAX_STOPS = 16
@@ -73,6 +74,7 @@ class GenerationSpec:
     timeout_s: float | None = None  # after it the answer is worth nothing
     comes_again: bool = False  # the client says that others will share this prompt's beginning
     retain_ms: int = 0  # how long the prompt should stay cached; the operator's maximum counts
+    output_format: OutputFormat | None = None  # that the answer must have
     cache_salt: str | None = None  # cached prefixes are shared with requests of the same salt alone
     streams: bool = True  # the client reads the answer as it comes
 

@@ -23,6 +23,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 from coppice_scheduler.edge.text.chat import ChatMessage
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
+from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES, FormatKind, OutputFormat
 from coppice_scheduler.edge.text.text_stream import Delta
 
 
@@ -63,8 +64,25 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
         timeout_s=timeout_s,
         comes_again=bool(request.prompt_cache_key),
         retain_ms=request.prompt_cache_ttl_ms,
+        output_format=_output_format(request),
         cache_salt=request.cache_salt if given("cache_salt") else None,
     )
+
+
+def _output_format(request: pb.GenerateRequest) -> OutputFormat | None:
+    match request.WhichOneof("output_format"):
+        case None:
+            return None
+        case "json_object":
+            return OutputFormat(FormatKind.JSON_OBJECT, "", "json_object") if request.json_object else None
+        case "json_schema":
+            return OutputFormat(FormatKind.JSON, request.json_schema, "json_schema")
+        case "regex":
+            return OutputFormat(FormatKind.REGEX, request.regex, "regex")
+        case "choice":
+            _at_most("choice", len(request.choice.texts), MAX_FORMAT_CHOICES, "strings")
+            return OutputFormat(FormatKind.CHOICE, tuple(request.choice.texts), "choice")
+    return OutputFormat(FormatKind.GRAMMAR, request.grammar, "grammar")
 
 
 def _echo(request: pb.GenerateRequest) -> bool:

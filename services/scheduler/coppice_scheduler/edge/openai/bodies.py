@@ -16,7 +16,7 @@ from typing import Any
 
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.frontend.calls import Call
-from coppice_scheduler.edge.openai.schema import Presentation
+from coppice_scheduler.edge.openai.parsing.schema import Presentation
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage

@@ -24,14 +24,14 @@ from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, COMMENT, DONE, EventStream, event, unless_disconnected
 from coppice_scheduler.edge.openai.bodies import Answer, Shape
-from coppice_scheduler.edge.openai.fields import (
+from coppice_scheduler.edge.openai.parsing.fields import (
     NAMED_MAX,
     NO_EFFECT,
     Reading,
     UnknownFields,
     ignored_header,
 )
-from coppice_scheduler.edge.openai.schema import ParsedRequest, parse_chat, parse_completion
+from coppice_scheduler.edge.openai.parsing.schema import ParsedRequest, parse_chat, parse_completion
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta
 
 log = logging.getLogger("coppice.scheduler.http")

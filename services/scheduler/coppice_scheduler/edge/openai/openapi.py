@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from coppice_scheduler.edge.base.request_id import HEADER
-from coppice_scheduler.edge.openai.fields import IGNORED_HEADER
 from coppice_scheduler.edge.openai.openapi_answers import answer_schemas
 from coppice_scheduler.edge.openai.openapi_requests import Schema, ref, request_schemas
+from coppice_scheduler.edge.openai.parsing.fields import IGNORED_HEADER
 
 _JSON = "application/json"
 _ERRORS = {

@@ -16,9 +16,11 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOPS,
     ROLES,
 )
-from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
-from coppice_scheduler.edge.openai.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
-from coppice_scheduler.edge.openai.template_values import MAX_EFFORT_CHARS, MAX_VALUES, SWITCHES
+from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
+from coppice_scheduler.edge.openai.parsing.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
+from coppice_scheduler.edge.openai.parsing.output_format import GUIDED
+from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS, MAX_VALUES, SWITCHES
+from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES, FormatKind
 
 Schema = dict[str, Any]
 
@@ -127,6 +129,7 @@ def _generation() -> dict[str, Schema]:
             "object", "How long the prompt stays cached at least.", additionalProperties=False, properties=_CACHE
         ),
         "prompt_cache_retention": {"enum": ["in_memory", "in-memory", "24h", None], "deprecated": True},
+        **_output_formats(),
         "cache_salt": one_of(
             "string",
             "Cached prefixes are shared with requests of the same salt alone.",
@@ -136,6 +139,47 @@ def _generation() -> dict[str, Schema]:
         "priority": one_of("integer", "Lower goes first.", minimum=-(2**31), maximum=_U31),
         "timeout": one_of("number", "Seconds after which the answer is worth nothing.", exclusiveMinimum=0),
         **{name: {"description": f"Taken, without effect: {why}."} for name, why in NO_EFFECT.items()},
+    }
+
+
+def _output_formats() -> dict[str, Schema]:
+    """Ways to say what the answer looks like, of which a request may use one."""
+    schema: Schema = {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}
+    kinds: dict[FormatKind, Schema] = {
+        FormatKind.JSON: {**schema, "description": "A JSON schema, or its text."},
+        FormatKind.REGEX: one_of("string", "Of the whole answer, without look-around.", minLength=1),
+        FormatKind.CHOICE: one_of(
+            "array", minItems=1, maxItems=MAX_FORMAT_CHOICES, items={"type": "string", "minLength": 1}
+        ),
+        FormatKind.GRAMMAR: one_of("string", "Lark, or GBNF.", minLength=1),
+    }
+    any_object = one_of("boolean", "Any object in JSON.")
+    named = body(
+        {
+            "name": one_of("string"),
+            "description": one_of("string"),
+            "schema": {"type": "object"},
+            "strict": one_of("boolean", "The answer follows the schema in any case."),
+        },
+        ("schema",),
+        "A JSON schema.",
+    )
+    return {
+        "response_format": {
+            "anyOf": [
+                body({"type": {"enum": ["text", "json_object"]}, "json_schema": {"type": "null"}}, ("type",), ""),
+                body({"type": {"enum": ["json_schema"]}, "json_schema": named}, ("type", "json_schema"), ""),
+                {"type": "null"},
+            ],
+            "description": "What the answer looks like.",
+        },
+        "structured_outputs": one_of(
+            "object",
+            "What the answer looks like: one of these.",
+            properties={**kinds, FormatKind.JSON_OBJECT: any_object},
+            additionalProperties=False,
+        ),
+        **{name: {**kinds[kind], "deprecated": True} for name, kind in GUIDED.items()},
     }
 
 

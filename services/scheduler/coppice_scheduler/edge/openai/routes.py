@@ -17,9 +17,9 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.requests import caller_of
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.bodies import model_body
-from coppice_scheduler.edge.openai.fields import Reading, UnknownFields
 from coppice_scheduler.edge.openai.generate import FIRST_BYTE_S, GenerateApi
 from coppice_scheduler.edge.openai.openapi import document
+from coppice_scheduler.edge.openai.parsing.fields import Reading, UnknownFields
 from coppice_scheduler.edge.openai.tokens import TokensApi
 
 BODY_TIMEOUT_S = 30.0

@@ -17,10 +17,10 @@ from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, Prompt, 
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
-from coppice_scheduler.edge.openai.fields import Reading, UnknownFields, unknown_field
-from coppice_scheduler.edge.openai.messages import messages_of
-from coppice_scheduler.edge.openai.schema import packed_ids
-from coppice_scheduler.edge.openai.template_values import kwargs_of
+from coppice_scheduler.edge.openai.parsing.fields import Reading, UnknownFields, unknown_field
+from coppice_scheduler.edge.openai.parsing.messages import messages_of
+from coppice_scheduler.edge.openai.parsing.schema import packed_ids
+from coppice_scheduler.edge.openai.parsing.template_values import kwargs_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE, unpack_tokens
 
 _TOKENIZE = (

@@ -9,7 +9,7 @@ from typing import Any
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_TEMPLATE_BYTES
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.openai.fields import NAME_CHARS, Reading, UnknownFields
+from coppice_scheduler.edge.openai.parsing.fields import NAME_CHARS, Reading, UnknownFields
 from coppice_scheduler.edge.text.chat import GIVEN, not_read
 
 KWARGS = "chat_template_kwargs"

@@ -21,10 +21,11 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     TokenPrompt,
 )
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.openai.cache_retention import retain_ms_of
-from coppice_scheduler.edge.openai.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, Reading, check_fields
-from coppice_scheduler.edge.openai.messages import messages_of
-from coppice_scheduler.edge.openai.template_values import template_values_of
+from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
+from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, Reading, check_fields
+from coppice_scheduler.edge.openai.parsing.messages import messages_of
+from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
+from coppice_scheduler.edge.openai.parsing.template_values import template_values_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
 
 _STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known, and only taken as false
@@ -99,6 +100,7 @@ def _parse(
             timeout_s=fields.number("timeout"),
             comes_again=fields.text("prompt_cache_key") is not None,
             retain_ms=retain_ms_of(fields),
+            output_format=output_format_of(fields),
             cache_salt=fields.text("cache_salt"),
             streams=presentation.stream,
         ),

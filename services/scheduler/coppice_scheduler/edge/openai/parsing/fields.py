@@ -5,7 +5,7 @@
     refused      400 that names the field, unless its value is one that changes nothing
     unknown      400 that names the nearest field there is, or taken, as the operator says (`--unknown-fields`)
 
-Nothing is ignored in silence: a caller who sends `response_format` and gets an answer believes that it was applied.
+Nothing is ignored in silence: a caller who sends `tools` and gets an answer believes that they were offered.
 What was taken without effect is listed in a header of the answer.
 """
 
@@ -52,6 +52,12 @@ SUPPORTED = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "cache_salt",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
         "priority",
         "timeout",
     }
@@ -93,12 +99,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": _EMPTY,
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": _EMPTY,
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),

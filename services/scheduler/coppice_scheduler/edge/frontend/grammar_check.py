@@ -1,0 +1,97 @@
+"""Whether the grammar of a call can be used, found out before anything is reserved for it.
+
+A worker compiles it once more; what is refused here never gets there. Compiling happens in the long lane of `TextWork`:
+one at a time for each tenant, so many of one tenant's wait for each other and for nobody else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from threading import Lock
+
+from coppice.grammar import GrammarError, Grammars
+from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
+from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
+from coppice_scheduler.edge.text.output_format import OutputFormat, grammar_of
+
+COMPILE_MAX_S = 0.25  # of a processor; a worker spends as much once more
+KNOWN_MAX = 64  # grammars of a tenant that were found good
+TENANTS_MAX = 1024
+_SHOWN_CHARS = 400  # of what is wrong
+
+
+class GrammarCheck:
+    """Used from one event loop."""
+
+    def __init__(
+        self, load: Callable[[], Grammars], text_work: TextWork, thread_time: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`load` is called in a thread, once, with the first grammar."""
+        self._load = load
+        self._text_work = text_work
+        self._thread_time = thread_time
+        self._loading = Lock()
+        self._loaded: Future[Grammars] | None = None
+        self._known: OrderedDict[str, OrderedDict[OutputFormat, str]] = OrderedDict()  # by tenant
+
+    async def grammar_of(self, tenant: str, spec: GenerationSpec) -> str:
+        """The grammar for the answer, empty where any will do. Raises ApiError."""
+        wanted = spec.output_format
+        if wanted is None:
+            return ""
+        _check_options(spec, wanted)
+        known = self._known.setdefault(tenant, OrderedDict())
+        self._known.move_to_end(tenant)
+        if len(self._known) > TENANTS_MAX:
+            self._known.popitem(last=False)
+        if wanted not in known:
+            known[wanted] = await self._text_work.run(tenant, SHORT_SIZE + 1, partial(self._checked, wanted))
+        known.move_to_end(wanted)
+        if len(known) > KNOWN_MAX:
+            known.popitem(last=False)
+        return known[wanted]
+
+    def _checked(self, wanted: OutputFormat) -> str:
+        """On a thread."""
+        try:
+            grammar = grammar_of(wanted)
+            grammars = self._grammars()
+            began_s = self._thread_time()
+            grammars.compile(grammar)
+            took_s = self._thread_time() - began_s
+        except GrammarError as error:
+            raise _refusal(wanted, str(error)) from None
+        if took_s > COMPILE_MAX_S:
+            raise _refusal(wanted, f"compiling it takes more than the {COMPILE_MAX_S:g} s that it may take")
+        return grammar
+
+    def _grammars(self) -> Grammars:
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = Future()
+                try:
+                    self._loaded.set_result(self._load())
+                except GrammarError as error:
+                    self._loaded.set_exception(error)
+        return self._loaded.result()
+
+
+def _refusal(wanted: OutputFormat, problem: str) -> ApiError:
+    shown = problem if len(problem) <= _SHOWN_CHARS else problem[:_SHOWN_CHARS] + "..."
+    return invalid(f"{wanted.field} cannot be used: {shown}", param=wanted.field, code="invalid_output_format")
+
+
+def _check_options(spec: GenerationSpec, wanted: OutputFormat) -> None:
+    """An answer in a given form ends where the form does, with an end token. Raises ApiError."""
+    for name, is_asked in (("ignore_eos", spec.ignore_eos), ("min_tokens", spec.min_tokens > 0)):
+        if is_asked:
+            raise invalid(
+                f"{name} cannot be combined with {wanted.field}, which says where the answer ends. Leave one out.",
+                param=name,
+                code="unsupported_parameter",
+            )

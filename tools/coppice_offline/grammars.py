@@ -1,0 +1,43 @@
+"""Grammars of `coppice.LLM`: compiled where they are asked for, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
+
+from coppice.errors import UsageError
+from coppice.grammar import GrammarError, Grammars, Matcher
+from coppice.ids import DomainId
+from coppice_worker.model.guides import GrammarGuide
+
+KEPT_MAX = 64
+
+
+class CompiledGrammars:
+    """Everything happens in the thread of the caller."""
+
+    def __init__(self, load: Callable[[], Grammars]) -> None:
+        """`load` is called with the first grammar."""
+        self._load = cache(load)
+        self._kept: dict[str, Future[Matcher]] = {}
+
+    def check(self, grammar: str) -> None:
+        """Raises UsageError for a grammar that cannot be used."""
+        try:
+            self._compiled(grammar)
+        except GrammarError as error:
+            raise UsageError(f"structured_outputs cannot be used: {error}") from None
+
+    def open(self, _: DomainId, grammar: str) -> GrammarGuide:
+        """Of a grammar that was checked."""
+        return GrammarGuide(self._compiled(grammar))
+
+    def _compiled(self, grammar: str) -> Future[Matcher]:
+        if grammar not in self._kept:
+            compiled: Future[Matcher] = Future()
+            compiled.set_result(self._load().compile(grammar))
+            self._kept[grammar] = compiled
+            if len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+        return self._kept[grammar]
