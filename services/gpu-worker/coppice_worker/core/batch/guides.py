@@ -33,7 +33,8 @@ class Guide(Protocol):
         """Its grammar is compiled, or cannot be. Until then it is not asked; afterwards it always is ready."""
 
     def fill(self, output: UInt32, words: UInt32) -> bool:
-        """Which tokens may follow `output`, all output of the sequence so far, as bits of words [W].
+        """Which tokens may follow `output`, all output of the sequence so far: bit t % 32 of word t // 32 of words [W]
+        for token t.
 
         False: this cannot be told any more, and the words mean nothing.
         """
@@ -56,10 +57,10 @@ class Guided:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which tokens guided rows may take."""
+    """Which tokens guided rows may not take."""
 
     rows: npt.NDArray[np.int32]  # [G] of R
-    words: UInt32  # [G, W], bit t % 32 of word t // 32 for token t; all are set where a row is broken
+    forbidden: npt.NDArray[np.bool_]  # [G, vocab]; nothing is forbidden to a row that is broken
     broken: npt.NDArray[np.bool_]  # [G] their guides know no token any more
 
 
@@ -70,4 +71,5 @@ def fill_masks(guided: Guided, vocab_size: int) -> Masks:
     asked = zip(guided.guides, guided.outputs, words, strict=True)
     broken = np.array([not guide.fill(output, row) for guide, output, row in asked], np.bool_)
     words[broken] = _ALL
-    return Masks(guided.rows[:count], words, broken)
+    bits = np.unpackbits((~words).astype("<u4", copy=False).view(np.uint8), axis=1, bitorder="little")
+    return Masks(guided.rows[:count], bits[:, :vocab_size].view(np.bool_), broken)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from coppice_worker.core.batch.guides import WORD_BITS, Masks
+from coppice_worker.core.batch.guides import Masks
 from coppice_worker.core.batch.step_batch import LogitChanges, Logprobs
 
 
@@ -51,9 +51,7 @@ def mask_logits(logits: torch.Tensor, masks: Masks) -> None:
     if not len(masks.rows):
         return
     device = logits.device
-    words = torch.from_numpy(masks.words.view(np.int32)).to(device)
-    bits = (words.unsqueeze(-1) >> torch.arange(WORD_BITS, dtype=torch.int32, device=device)) & 1
-    forbidden = bits.view(len(words), -1)[:, : logits.shape[1]] == 0
+    forbidden = torch.from_numpy(masks.forbidden).to(device)
     rows = torch.from_numpy(masks.rows.astype(np.int64)).to(device)
     logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
 
