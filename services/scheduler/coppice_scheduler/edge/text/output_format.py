@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,9 +15,9 @@ from coppice.grammar import GRAMMAR_BYTES_MAX, GrammarError
 
 # Between two tokens of JSON. A model that is made to go on writes whitespace without end where it may.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+_ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]", r"\s": r"[\t\n\f\r ]"}  # a class may stand in another one
+_REGEX_PIECE = re.compile(r"\\.|.", re.DOTALL)
 _ANY_OBJECT = '{"type":"object"}'
-
-
 MAX_FORMAT_CHOICES = 1024
 
 
@@ -45,7 +46,7 @@ def grammar_of(wanted: OutputFormat) -> str:
         case FormatKind.JSON, str(schema):
             grammar = _json_grammar(schema)
         case FormatKind.REGEX, str(regex):
-            grammar = LLMatcher.grammar_from_regex(_some(regex, "regex"))
+            grammar = LLMatcher.grammar_from_regex(_ascii_classes(_some(regex, "regex")))
         case _, str(text):
             grammar = LLMatcher.grammar_from_lark(_lark(_some(text, "grammar")))
         case _:
@@ -75,6 +76,11 @@ def _choice_grammar(choices: tuple[str, ...]) -> str:
     if not choices or not all(choices):
         raise GrammarError("there must be one choice at least, and none may be empty")
     return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+
+
+def _ascii_classes(regex: str) -> str:
+    """With `\\d`, `\\w` and `\\s` meaning ASCII: what matches then matches in any program that reads the regex."""
+    return "".join(_ASCII.get(piece, piece) for piece in _REGEX_PIECE.findall(regex))
 
 
 def _lark(grammar: str) -> str:
