@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import cache
 
 from coppice.errors import UsageError
-from coppice.grammar import GrammarError, Grammars, Matcher
+from coppice.grammar import GrammarError, Grammars
 from coppice.ids import DomainId
-from coppice_worker.model.guides import GrammarGuide
+from coppice_worker.model.guides import Compiled, GrammarGuide
 
 KEPT_MAX = 64
 
@@ -20,7 +19,7 @@ class CompiledGrammars:
     def __init__(self, load: Callable[[], Grammars]) -> None:
         """`load` is called with the first grammar."""
         self._load = cache(load)
-        self._kept: dict[str, Future[Matcher]] = {}
+        self._kept: dict[str, Compiled] = {}
 
     def check(self, grammar: str) -> None:
         """Raises UsageError for a grammar that cannot be used."""
@@ -33,10 +32,10 @@ class CompiledGrammars:
         """Of a grammar that was checked."""
         return GrammarGuide(self._compiled(grammar))
 
-    def _compiled(self, grammar: str) -> Future[Matcher]:
+    def _compiled(self, grammar: str) -> Compiled:
         if grammar not in self._kept:
-            compiled: Future[Matcher] = Future()
-            compiled.set_result(self._load().compile(grammar))
+            compiled = Compiled(grammar)
+            compiled.matcher.set_result(self._load().compile(grammar))
             self._kept[grammar] = compiled
             if len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]

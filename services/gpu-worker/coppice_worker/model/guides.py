@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +25,10 @@ from coppice_worker.core.batch.guides import UInt32
 from coppice_worker.model.config.info import ModelInfo
 
 TOKENIZER_FILE = "tokenizer.json"
-KEPT_MAX = 16  # compiled grammars of a domain; the lexer of one may take 20 MiB
+# Of the texts of a domain's kept grammars. What is compiled takes 20 to 100 times as much.
+USED_BYTES_MAX = 1 << 21
+UNUSED_BYTES_MAX = 1 << 23  # somebody comes back for each of these
+GRAMMAR_OVERHEAD = 1 << 12  # bytes that the smallest counts for
 DOMAINS_MAX = 64  # with kept grammars
 
 ResultT = TypeVar("ResultT")
@@ -37,40 +41,34 @@ class GuideMaker:
 
     def __init__(self, load: Callable[[], Grammars]) -> None:
         """`load` is called once, in a thread, at once; its GrammarError is that of every grammar."""
-        self._kept: OrderedDict[DomainId, OrderedDict[str, Future[Matcher]]] = OrderedDict()
-        self._waiting: OrderedDict[DomainId, deque[tuple[str, Future[Matcher]]]] = OrderedDict()
+        self._kept: OrderedDict[DomainId, _Kept] = OrderedDict()
+        self._waiting: OrderedDict[DomainId, deque[Compiled]] = OrderedDict()
         self._changed = threading.Condition()
         threading.Thread(target=self._run, args=(load,), name="grammars", daemon=True).start()
 
     def open(self, domain: DomainId, grammar: str) -> GrammarGuide:
         """Begins to compile what is not kept."""
-        kept = self._kept.setdefault(domain, OrderedDict())
+        kept = self._kept.setdefault(domain, _Kept())
         self._kept.move_to_end(domain)
-        if grammar not in kept:
-            kept[grammar] = self._compile(domain, grammar)
-        kept.move_to_end(grammar)
-        compiled = kept[grammar]
-        if len(kept) > KEPT_MAX:
-            kept.popitem(last=False)
         if len(self._kept) > DOMAINS_MAX:
             self._kept.popitem(last=False)
+        compiled = kept.find(grammar)
+        if compiled is None:
+            compiled = Compiled(grammar)
+            kept.add(compiled)
+            with self._changed:
+                self._waiting.setdefault(domain, deque()).append(compiled)
+                self._changed.notify()
         return GrammarGuide(compiled)
-
-    def _compile(self, domain: DomainId, grammar: str) -> Future[Matcher]:
-        compiled: Future[Matcher] = Future()
-        with self._changed:
-            self._waiting.setdefault(domain, deque()).append((grammar, compiled))
-            self._changed.notify()
-        return compiled
 
     def _run(self, load: Callable[[], Grammars]) -> None:
         loaded: Future[Grammars] = Future()
         _settle(loaded, load)
         while True:
-            grammar, compiled = self._next()
-            _settle(compiled, partial(_compile, loaded, grammar))
+            compiled = self._next()
+            _settle(compiled.matcher, partial(_compile, loaded, compiled.grammar))
 
-    def _next(self) -> tuple[str, Future[Matcher]]:
+    def _next(self) -> Compiled:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting)
             domain, line = self._waiting.popitem(last=False)
@@ -80,22 +78,63 @@ class GuideMaker:
             return first
 
 
+@dataclass(slots=True, eq=False)
+class Compiled:
+    """A grammar that is, or will be, compiled."""
+
+    grammar: str
+    matcher: Future[Matcher] = field(default_factory=Future)
+    is_used: bool = False  # by a guide; until then the request that brought it is still to come back for it
+
+    @property
+    def num_bytes(self) -> int:
+        return GRAMMAR_OVERHEAD + len(self.grammar)
+
+
+class _Kept:
+    """Those of one domain, least recently asked for first."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, Compiled] = OrderedDict()
+
+    def find(self, grammar: str) -> Compiled | None:
+        if grammar in self._found:
+            self._found.move_to_end(grammar)
+        return self._found.get(grammar)
+
+    def add(self, compiled: Compiled) -> None:
+        """In place of some that were used, where there is no room; in the end of any."""
+        self._found[compiled.grammar] = compiled
+        self._drop([each for each in self._found.values() if each.is_used], USED_BYTES_MAX)
+        self._drop(list(self._found.values()), UNUSED_BYTES_MAX)
+
+    def _drop(self, those: list[Compiled], bytes_max: int) -> None:
+        """The first of those, until the others fit."""
+        total = sum(each.num_bytes for each in those)
+        for each in those:
+            if total <= bytes_max:
+                return
+            del self._found[each.grammar]
+            total -= each.num_bytes
+
+
 class GrammarGuide:
     """A `Guide` by a grammar that is being compiled."""
 
-    def __init__(self, compiled: Future[Matcher]) -> None:
+    def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
         self._matcher: Matcher | None = None  # has taken the first `_num_taken` tokens of the output
         self._num_taken = 0
 
     @property
     def is_ready(self) -> bool:
-        return self._compiled.done()
+        return self._compiled.matcher.done()
 
     def fill(self, output: UInt32, words: UInt32) -> bool:
         try:
             if self._matcher is None:
-                self._matcher = self._compiled.result().copy()
+                self._compiled.is_used = True
+                self._matcher = self._compiled.matcher.result().copy()
             self._matcher.take(output[self._num_taken :])
             self._num_taken = len(output)
             self._matcher.fill(words)

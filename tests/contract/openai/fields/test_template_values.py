@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
+from coppice_scheduler.edge.openai.parsing import messages
 from coppice_scheduler.edge.openai.parsing.fields import IGNORED_HEADER, UnknownFields
 from coppice_scheduler.edge.text.chat import ChatMessage
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.fakes.api.engine import Script, unpack
 from tests.fakes.api.rest import DEMO, MODEL, WAIT_S, Served, error_of, serving
+from tests.fakes.waiting import wait_for
 
 USER = {"role": "user", "content": "hi"}
 ALL = "{{ bos_token }}{% for m in messages %}{{ m.content }}|{{ m.reasoning_content }}{% endfor %}"
@@ -210,17 +213,32 @@ def test_the_description_names_what_the_template_reads(switch: Served, dated: Se
     assert json.dumps(properties(switch)["enable_thinking"]) == '{"type": ["boolean", "null"]}'
 
 
+class WatchedMessage(ChatMessage):
+    """One that can be referred to weakly."""
+
+
 @pytest.mark.parametrize("streams", [False, True])
-def test_what_was_sent_is_not_kept_while_the_call_runs(streams: bool) -> None:
-    """The budget for bodies has it back by then."""
-    mark = "a word that no other test has " * 3
+def test_what_was_sent_is_not_kept_while_the_call_runs(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget for bodies has it back by then. The thread that rendered it may hold it a moment longer."""
+    made: list[weakref.ref[ChatMessage]] = []
+
+    def make(*values: Any) -> ChatMessage:
+        message = WatchedMessage(*values)
+        made.append(weakref.ref(message))
+        return message
+
+    monkeypatch.setattr(messages, "ChatMessage", make)
     with with_template(DATE, UnknownFields.IGNORE) as served:
         served.engine.script = lambda request: Script([], hangs=True)
-        message = {**USER, "reasoning": mark}
-        content = json.dumps({"model": MODEL, "messages": [message], "stream": streams}).encode()
+        content = json.dumps({"model": MODEL, "messages": [USER, USER], "stream": streams}).encode()
         with served.begin(content, "/v1/chat/completions"):
             assert served.engine.some_hanging.wait(WAIT_S)
-            gc.collect()
-            kept = [one for one in gc.get_objects() if type(one) is ChatMessage and one.reasoning == mark]
-            assert not kept
+            assert len(made) == 2
+
+            def is_gone() -> bool:
+                gc.collect()
+                return all(message() is None for message in made)
+
+            wait_for(is_gone, "what was sent is let go of while the call runs")
+            assert not served.engine.some_cancelled.is_set()
         assert served.engine.some_cancelled.wait(WAIT_S)
