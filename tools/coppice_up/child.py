@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coppice.child_process import describe_exit, tethered
+from coppice.processes.child_process import describe_exit, tethered
 from coppice_up.probe import Probe
 
 TAIL_BYTES = 16 * 1024

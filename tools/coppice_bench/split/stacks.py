@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from coppice.child_process import tethered
 from coppice.errors import CoppiceError
+from coppice.processes.child_process import tethered
 from coppice_bench.split.commands import load_to_line, measured_from_line
 from coppice_bench.split.load import Load, Measured
 from coppice_up.ports import free_addresses

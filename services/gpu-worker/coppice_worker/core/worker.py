@@ -27,7 +27,8 @@ from coppice_worker.core.attach import Attacher
 from coppice_worker.core.batch.guides import OpenGuide
 from coppice_worker.core.batch.logprobs import LogprobCollector
 from coppice_worker.core.batch.plan_shape import check_shape
-from coppice_worker.core.batch.step_batch import StepBatch, StepOutput, UInt32
+from coppice_worker.core.batch.sampled import SampledTokens
+from coppice_worker.core.batch.step_batch import StepBatch, StepOutput
 from coppice_worker.core.batch.steps import (
     Applied,
     MalformedPlanError,
@@ -75,11 +76,9 @@ class WorkerCore:
         self._results: OrderedDict[int, StepResult] = OrderedDict()
         self._refused: dict[SequenceId, Refusal] = {}
         self._outstanding: Applied | None = None
-        self._sampled: list[UInt32] = []  # [R] of each step of the outstanding plan that is done
-        self._broken: set[SequenceId] = set()  # of the outstanding plan: their guides know no token any more
+        self._sampled = SampledTokens()  # of the outstanding plan
         self._logprobs = LogprobCollector()
-        self._tokens_computed = self._tokens_sampled = 0
-        self._steps = self._replays = self._ignored_seals = 0
+        self._tokens_computed = self._tokens_sampled = self._steps = self._replays = self._ignored_seals = 0
         self._refusal_counts = dict.fromkeys(RefusalCode, 0)
 
     # -- the cache service
@@ -307,7 +306,6 @@ class WorkerCore:
     def _begin(self, applied: Applied) -> Applied:
         self._outstanding = applied
         self._sampled.clear()
-        self._broken.clear()
         self._logprobs.clear()
         for refusal in applied.refusals:
             self._refusal_counts[refusal.code] += 1
@@ -347,12 +345,14 @@ class WorkerCore:
             return StepResult(applied.step, refusals=applied.refusals, duration_us=duration_us)
         assert applied.num_steps_left == 1, "steps of the plan are left; advance first"
         self._take(applied, output)
-        sampled_ids, sampled_tokens, refusals = self._sampled_and_refused(applied)
+        ids, tokens, broken = self._sampled.give(applied)
+        self._refused.update({refusal.sequence_id: refusal for refusal in broken})
+        self._refusal_counts[RefusalCode.GRAMMAR] += len(broken)
         result = StepResult(
             applied.step,
-            sampled_ids,
-            sampled_tokens,
-            refusals,
+            ids,
+            tokens,
+            applied.refusals + broken,
             int(applied.rows.num_tokens.sum()) * applied.num_steps,
             duration_us,
             self._logprobs.give(),
@@ -377,22 +377,7 @@ class WorkerCore:
         table.tokens[chosen, table.num_tokens[chosen]] = output.tokens
         table.num_tokens[chosen] += 1
         self._logprobs.take(applied.batch, table.ids[rows.slots], output)
-        self._sampled.append(output.tokens.astype("<u4"))
-        if output.broken is not None:
-            self._broken.update(table.ids[chosen[output.broken]].tolist())
-
-    def _sampled_and_refused(self, applied: Applied) -> tuple[bytes, bytes, tuple[Refusal, ...]]:
-        """`StepResult.sampled_ids`, `sampled_tokens` and `refusals` of a plan that is done. A row that broke in any of
-        its steps has given no token, and computes nothing until it is detached."""
-        if not self._broken:
-            return applied.sampled_ids, b"".join(step.tobytes() for step in self._sampled), applied.refusals
-        broken = {sequence_id: Refusal(sequence_id, RefusalCode.GRAMMAR, 0) for sequence_id in sorted(self._broken)}
-        self._refused.update(broken)
-        self._refusal_counts[RefusalCode.GRAMMAR] += len(broken)
-        ids = np.frombuffer(applied.sampled_ids, "<u4")
-        good = ~np.isin(ids, list(broken))
-        tokens = np.stack(self._sampled)[:, good]
-        return ids[good].tobytes(), tokens.tobytes(), (*applied.refusals, *broken.values())
+        self._sampled.take(table.ids[chosen], output)
 
     # -- oversight
 

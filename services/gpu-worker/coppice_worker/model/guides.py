@@ -149,7 +149,7 @@ def _settle(future: Future[ResultT], work: Callable[[], ResultT]) -> None:
         future.set_result(work())
     except GrammarError as error:
         future.set_exception(error)
-    except Exception as error:
+    except BaseException as error:  # a panic of the library is no Exception; the thread must go on
         _log.exception("a grammar could not be compiled")
         future.set_exception(GrammarError(str(error)))
 

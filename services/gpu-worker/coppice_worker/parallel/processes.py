@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from coppice.child_process import describe_exit, tethered
+from coppice.processes.child_process import describe_exit, tethered
 from coppice_worker.edge.loading import Compute, Loaded
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now

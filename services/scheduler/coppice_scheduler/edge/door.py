@@ -158,6 +158,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, connections.grpc, tls)
     await grpc_server.start()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)
+    frontdoor.warm_up()
     shorten_pauses()
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
     engine.send(Serving())

@@ -102,6 +102,10 @@ class FrontDoor:
             self.text_work,
         )
 
+    def warm_up(self) -> None:
+        """Loads what everybody would wait for, once, while the first call that needs it is read."""
+        self._grammars.load()
+
     @property
     def model(self) -> ModelInfo:
         return self._engine.model

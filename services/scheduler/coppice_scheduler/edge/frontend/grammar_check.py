@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 
@@ -31,13 +32,18 @@ class GrammarCheck:
     def __init__(
         self, load: Callable[[], Grammars], text_work: TextWork, thread_time: Callable[[], float] = time.thread_time
     ) -> None:
-        """`load` is called in a thread, once, with the first grammar."""
+        """`load` is called once: by `load`, or in a thread with the first grammar."""
         self._load = load
         self._text_work = text_work
         self._thread_time = thread_time
         self._loading = Lock()
         self._loaded: Future[Grammars] | None = None
         self._known: OrderedDict[str, OrderedDict[OutputFormat, str]] = OrderedDict()  # by tenant
+
+    def load(self) -> None:
+        """Takes half a second for 128,000 tokens, in which nothing else of the process runs."""
+        with suppress(GrammarError):  # it is told to those who ask for a grammar
+            self._grammars()
 
     async def grammar_of(self, tenant: str, spec: GenerationSpec) -> str:
         """The grammar for the answer, empty where any will do. Raises ApiError."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from coppice.grammar import GRAMMAR_BYTES_MAX, GrammarError
 
@@ -87,5 +87,5 @@ def _lark(grammar: str) -> str:
     """Lark as it is; llama.cpp's GBNF, with `::=`, in Lark."""
     try:
         return str(any_to_lark(grammar))
-    except (GbnfToLarkError, ValueError, IndexError, RecursionError) as error:
+    except Exception as error:  # whatever its reader stumbles over
         raise GrammarError(f"it is no GBNF: {error}") from None

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from coppice import tether
+from coppice.processes import tether
 
 
 def tethered(command: Sequence[str]) -> list[str]:
