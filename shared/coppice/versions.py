@@ -10,7 +10,7 @@ from typing import Any
 
 from coppice import __version__
 
-_PACKAGES = ("torch", "triton", "tokenizers", "grpcio", "fastapi")
+_PACKAGES = ("torch", "triton", "tokenizers", "llguidance", "grpcio", "fastapi")
 
 
 def versions() -> dict[str, str]:

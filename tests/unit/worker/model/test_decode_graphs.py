@@ -13,6 +13,7 @@ import torch
 
 from coppice.messages.step import SamplingParams, StepPlan, StepResult
 from coppice_worker.core.batch import run
+from coppice_worker.core.batch.guides import Guided
 from coppice_worker.core.batch.step_batch import Executor, StepBatch, StepLimits
 from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.model.device_state import DeviceState
@@ -158,6 +159,40 @@ def test_a_step_of_more_rows_than_graphs_have_needs_none(checkpoint: Path) -> No
     assert executor.execute(batch).tokens.tolist() == other.execute(batch).tokens.tolist()
     assert executor.recorded.num_replays == before
     assert not executor.runs_ahead(batch)
+
+
+class EvenTokens:
+    """A `Guide`."""
+
+    is_ready = True
+
+    def fill(self, output: np.ndarray, words: np.ndarray) -> bool:
+        words[:] = 0x55555555
+        return True
+
+
+def test_a_step_with_a_guided_row_is_not_launched_ahead_and_gives_the_tokens_of_single_launches(
+    checkpoint: Path,
+) -> None:
+    executor, other = GraphExecutor(checkpoint), plain(checkpoint)
+    sequences = some_sequences(4, np.random.default_rng(5), num_new=2)
+    prompts = [len(sequence.tokens) for sequence in sequences]
+    for computing in (executor, other):
+        computing.execute(build_batch(sequences, prompts, BLOCK_SIZE))
+    for sequence in sequences:
+        sequence.num_computed_tokens = len(sequence.tokens)
+        sequence.tokens.append(11)
+    free = build_batch(sequences, [1] * 4, BLOCK_SIZE)
+    guided = Guided(np.array([1, 3], np.int32), (EvenTokens(), EvenTokens()), (np.zeros(0, np.uint32),) * 2)
+    batch = replace(free, sample=replace(free.sample, guided=guided))
+    assert executor.runs_ahead(free)
+    assert not executor.runs_ahead(batch)
+    unguided = other.execute(free).tokens
+    tokens = executor.execute(batch).tokens
+    assert tokens.tolist() == other.execute(batch).tokens.tolist()
+    assert tokens[[0, 2]].tolist() == unguided[[0, 2]].tolist()
+    assert not (tokens[[1, 3]] % 2).any()
+    assert (unguided % 2).any(), "else nothing is shown"
 
 
 # -- through the core

@@ -227,7 +227,8 @@ class FrontDoor:
             retain_ms=min(spec.retain_ms, self._max_retain_ms),
             salt=salt,
         )
-        options = dataclasses.replace(spec, prompts=())  # what the client sent is not kept while the call runs
+        # What the client sent is not kept while the call runs.
+        options = dataclasses.replace(spec, prompts=(), output_format=None)
         return Call(
             call_id=call_id,
             prompts=admitted,

@@ -21,8 +21,9 @@ from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.text.output_format import OutputFormat, grammar_of
 
 COMPILE_MAX_S = 0.25  # of a processor; a worker spends as much once more
-KNOWN_MAX = 64  # grammars of a tenant that were found good
-TENANTS_MAX = 1024
+KNOWN_BYTES_MAX = 1 << 19  # of a tenant's grammars that were found good
+KNOWN_OVERHEAD = 1 << 10  # bytes that the smallest counts for
+TENANTS_MAX = 256  # whose grammars are known
 _SHOWN_CHARS = 400  # of what is wrong
 
 
@@ -38,7 +39,7 @@ class GrammarCheck:
         self._thread_time = thread_time
         self._loading = Lock()
         self._loaded: Future[Grammars] | None = None
-        self._known: OrderedDict[str, OrderedDict[OutputFormat, str]] = OrderedDict()  # by tenant
+        self._known: OrderedDict[str, _Known] = OrderedDict()  # by tenant
 
     def load(self) -> None:
         """Takes half a second for 128,000 tokens, in which nothing else of the process runs."""
@@ -51,16 +52,15 @@ class GrammarCheck:
         if wanted is None:
             return ""
         _check_options(spec, wanted)
-        known = self._known.setdefault(tenant, OrderedDict())
+        known = self._known.setdefault(tenant, _Known())
         self._known.move_to_end(tenant)
         if len(self._known) > TENANTS_MAX:
             self._known.popitem(last=False)
-        if wanted not in known:
-            known[wanted] = await self._text_work.run(tenant, SHORT_SIZE + 1, partial(self._checked, wanted))
-        known.move_to_end(wanted)
-        if len(known) > KNOWN_MAX:
-            known.popitem(last=False)
-        return known[wanted]
+        grammar = known.find(wanted)
+        if grammar is None:
+            grammar = await self._text_work.run(tenant, SHORT_SIZE + 1, partial(self._checked, wanted))
+            known.add(wanted, grammar)
+        return grammar
 
     def _checked(self, wanted: OutputFormat) -> str:
         """On a thread."""
@@ -85,6 +85,28 @@ class GrammarCheck:
                 except GrammarError as error:
                     self._loaded.set_exception(error)
         return self._loaded.result()
+
+
+class _Known:
+    """Grammars of one tenant, by what was asked for; least recently asked for first."""
+
+    def __init__(self) -> None:
+        self._grammars: OrderedDict[OutputFormat, str] = OrderedDict()
+        self._num_bytes = 0
+
+    def find(self, wanted: OutputFormat) -> str | None:
+        if wanted in self._grammars:
+            self._grammars.move_to_end(wanted)
+        return self._grammars.get(wanted)
+
+    def add(self, wanted: OutputFormat, grammar: str) -> None:
+        """Forgets others where there is no room."""
+        if wanted in self._grammars:
+            return  # of a call that came at the same time
+        self._grammars[wanted] = grammar
+        self._num_bytes += KNOWN_OVERHEAD + len(grammar)
+        while self._num_bytes > KNOWN_BYTES_MAX:
+            self._num_bytes -= KNOWN_OVERHEAD + len(self._grammars.popitem(last=False)[1])
 
 
 def _refusal(wanted: OutputFormat, problem: str) -> ApiError:

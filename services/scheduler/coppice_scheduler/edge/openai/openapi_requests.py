@@ -167,8 +167,16 @@ def _output_formats() -> dict[str, Schema]:
     return {
         "response_format": {
             "anyOf": [
-                body({"type": {"enum": ["text", "json_object"]}, "json_schema": {"type": "null"}}, ("type",), ""),
-                body({"type": {"enum": ["json_schema"]}, "json_schema": named}, ("type", "json_schema"), ""),
+                body(
+                    {"type": {"enum": ["text", "json_object"]}, "json_schema": {"type": "null"}},
+                    ("type",),
+                    "Any answer, or any object in JSON.",
+                ),
+                body(
+                    {"type": {"enum": ["json_schema"]}, "json_schema": named},
+                    ("type", "json_schema"),
+                    "JSON that a schema describes.",
+                ),
                 {"type": "null"},
             ],
             "description": "What the answer looks like.",

@@ -18,6 +18,7 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 _ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]", r"\s": r"[\t\n\f\r ]"}  # a class may stand in another one
 _REGEX_PIECE = re.compile(r"\\.|.", re.DOTALL)
 _ANY_OBJECT = '{"type":"object"}'
+_TOO_LONG = f"it is longer than {GRAMMAR_BYTES_MAX >> 10} KiB"
 MAX_FORMAT_CHOICES = 1024
 
 
@@ -38,6 +39,8 @@ class OutputFormat:
 
 def grammar_of(wanted: OutputFormat) -> str:
     """The grammar's text, which may be wrong yet. Raises GrammarError for what has none."""
+    if sum(map(len, wanted.value)) > GRAMMAR_BYTES_MAX:
+        raise GrammarError(_TOO_LONG)
     match wanted.kind, wanted.value:
         case FormatKind.CHOICE, tuple(choices):
             grammar = _choice_grammar(choices)
@@ -52,7 +55,7 @@ def grammar_of(wanted: OutputFormat) -> str:
         case _:
             raise AssertionError(wanted)
     if len(grammar.encode("utf-8", "replace")) > GRAMMAR_BYTES_MAX:
-        raise GrammarError(f"it is longer than {GRAMMAR_BYTES_MAX >> 10} KiB")
+        raise GrammarError(_TOO_LONG)
     return grammar
 
 

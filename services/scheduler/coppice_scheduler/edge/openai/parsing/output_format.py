@@ -104,11 +104,12 @@ def _schema(fields: Fields, name: str) -> str | None:
 
 
 def _choices(fields: Fields, name: str) -> tuple[str, ...] | None:
-    if fields.get(name) is None:
+    value = fields.at_most(name, MAX_FORMAT_CHOICES, "strings")
+    if value is None:
         return None
-    if not isinstance(fields.get(name), list):
+    if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
         raise fields.wrong(name, "a list of strings")
-    return fields.texts(name, MAX_FORMAT_CHOICES)
+    return tuple(value)
 
 
 def _as_text(schema: Mapping[str, Any]) -> str:
