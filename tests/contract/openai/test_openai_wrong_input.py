@@ -51,7 +51,7 @@ __all__ = ["served", "shared_server"]
         ({"prompt_cache_options": {"mode": "explicit"}}, ["prompt_cache_options.mode"]),
         ({"prompt_cache_options": {"til": "30m"}}, ["prompt_cache_options.til"]),
         ({"prompt_cache_retention": "12h"}, ["prompt_cache_retention is '12h'", '"24h"']),
-        ({"response_format": {"type": "json_object"}}, ["response_format"]),
+        ({"response_format": {"type": "yaml"}}, ["response_format.type is 'yaml'", "json_object"]),
         ({"messages": []}, ["Unknown field 'messages'"]),
         ({"temperature": "hot"}, ["temperature must be a number, not a string"]),
         ({"temperature": True}, ["temperature must be a number"]),
@@ -167,7 +167,7 @@ def test_values_that_change_nothing_are_accepted(served: Served) -> None:
     [
         ("tools", [{"type": "function"}], "[]"),
         ("suffix", "x", '""'),
-        ("response_format", {"type": "json_object"}, '{"type": "text"}'),
+        ("tool_choice", "required", '"none"'),
         ("use_beam_search", True, "false"),
         ("length_penalty", 2, "1"),
     ],

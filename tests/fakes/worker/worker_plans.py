@@ -19,6 +19,7 @@ from coppice.ids import (
 )
 from coppice.messages.registration import Registered
 from coppice.messages.step import Growth, SamplingParams, SequenceStart, StepPlan, StepResult
+from coppice_worker.core.batch.guides import OpenGuide
 from coppice_worker.core.batch.step_batch import NO_OUTPUT, Executor, PoolSpec, StepOutput
 from coppice_worker.core.batch.steps import Applied, SchedulerAccepted, WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
@@ -43,9 +44,9 @@ def settings(
     )
 
 
-def ready_core(chosen: WorkerCoreSettings | None = None) -> WorkerCore:
+def ready_core(chosen: WorkerCoreSettings | None = None, open_guide: OpenGuide | None = None) -> WorkerCore:
     """Registered under worker epoch 1, with scheduler epoch 7 attached."""
-    core = WorkerCore(chosen or settings())
+    core = WorkerCore(chosen or settings(), open_guide)
     assert core.registered(Registered(WorkerEpoch(1), CacheEpoch(1)))
     assert isinstance(core.attach_scheduler(EPOCH), SchedulerAccepted)
     return core

@@ -88,7 +88,7 @@ class Compiled:
 
     @property
     def num_bytes(self) -> int:
-        return GRAMMAR_OVERHEAD + len(self.grammar)
+        return GRAMMAR_OVERHEAD + len(self.grammar.encode("utf-8", "replace"))
 
 
 class _Kept:
@@ -134,7 +134,7 @@ class GrammarGuide:
         try:
             if self._matcher is None:
                 self._compiled.is_used = True
-                self._matcher = self._compiled.matcher.result().copy()
+                self._matcher = _result(self._compiled.matcher).copy()
             self._matcher.take(output[self._num_taken :])
             self._num_taken = len(output)
             self._matcher.fill(words)
@@ -155,7 +155,15 @@ def _settle(future: Future[ResultT], work: Callable[[], ResultT]) -> None:
 
 
 def _compile(loaded: Future[Grammars], grammar: str) -> Matcher:
-    return loaded.result().compile(grammar)
+    return _result(loaded).compile(grammar)
+
+
+def _result(future: Future[ResultT]) -> ResultT:
+    """Another error each time: one that is raised again and again keeps all that it came by."""
+    error = future.exception()
+    if error is not None:
+        raise GrammarError(str(error))
+    return future.result()
 
 
 def grammars_of(folder: Path, model: ModelInfo) -> Grammars:

@@ -76,7 +76,9 @@ def test_an_operator_may_take_what_nobody_has_heard_of(lenient: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object", "hue": 1}}, "response_format.hue"),
+        ({"structured_outputs": {"hue": 1}}, "structured_outputs.hue"),
         ({"messages": [USER]}, "messages"),
         ({"temperature": "hot"}, "temperature"),
     ],

@@ -44,10 +44,11 @@ def two_running(seen: bool = False) -> Bench:
 
 # --- refusals by the worker
 
+# Grammars: batch/test_grammars.py.
+NOT_BLOCKS = (RefusalCode.FENCED, RefusalCode.WRONG_SEAL, RefusalCode.GRAMMAR, RefusalCode.GRAMMAR_PENDING)
 
-@pytest.mark.parametrize(
-    "code", [code for code in RefusalCode if code not in (RefusalCode.FENCED, RefusalCode.WRONG_SEAL)]
-)
+
+@pytest.mark.parametrize("code", [code for code in RefusalCode if code not in NOT_BLOCKS])
 def test_a_refused_sequence_starts_over_once_and_then_ends_naming_the_code(code: RefusalCode) -> None:
     bench = two_running()
     bench.result(refusals=(Refusal(SequenceId(1), code, 77),))

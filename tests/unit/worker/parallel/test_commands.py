@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coppice_worker.core.batch.guides import Guided, UInt32
 from coppice_worker.core.batch.step_batch import Int32, LogitChanges, PoolSpec, PromptTokens, StepBatch, StepOutput
 from coppice_worker.parallel.commands import CopyBlocks, Demote, Promote, ZeroBlocks, encode, receive
 from coppice_worker.parallel.errors import RankLost
@@ -134,6 +135,31 @@ def test_commands_arrive_as_they_were() -> None:
     came.token_ids[0] = 1  # torch takes only what may be written to
     ours.close()
     assert receive(theirs) is None
+
+
+def test_ranks_hear_which_rows_are_guided_and_nothing_of_the_guides() -> None:
+    """Guides stay with rank 0: they could not be sent."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        outputs = (IDS.astype(np.uint32),)
+        guided = Guided(IDS[:1], (_Untold(),), outputs)
+        batch = replace(DECODES, sample=replace(DECODES.sample, guided=guided))
+        ours.sendall(encode(batch))
+        came = receive(theirs)
+        assert isinstance(came, StepBatch)
+        assert came.sample.guided is not None
+        assert came.sample.guided.rows.tolist() == IDS[:1].tolist()
+        assert (came.sample.guided.guides, came.sample.guided.outputs) == ((), ())
+        assert encode(came) == encode(batch)
+        unguided = replace(came, sample=replace(came.sample, guided=None))
+        np.testing.assert_equal(asdict(unguided), asdict(DECODES))
+
+
+class _Untold:
+    is_ready = True
+
+    def fill(self, output: UInt32, words: UInt32) -> bool:
+        raise AssertionError("whoever sends asks nothing")
 
 
 def test_all_ranks_do_the_same_in_the_same_order(pair: Pair) -> None:

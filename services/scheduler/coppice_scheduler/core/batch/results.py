@@ -21,7 +21,7 @@ from coppice_scheduler.core.state.sequences import RequestState, Sequence
 from coppice_scheduler.core.state.slot_table import TAIL_MAX, Bool, Int64, SlotTable, UInt32
 from coppice_scheduler.core.state.workers import InFlight, PlanRows, Worker
 
-_TOO_MUCH = "the answer's grammar takes more work than one answer is given; make it simpler"
+_TOO_MUCH = "the answer's grammar takes more work than one answer is given, or allows nothing further; make it simpler"
 
 
 class Accepted(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -38,7 +37,7 @@ class GrammarCheck:
         self._text_work = text_work
         self._thread_time = thread_time
         self._loading = Lock()
-        self._loaded: Future[Grammars] | None = None
+        self._loaded: Grammars | str | None = None  # or why they cannot be
         self._known: OrderedDict[str, _Known] = OrderedDict()  # by tenant
 
     def load(self) -> None:
@@ -65,9 +64,9 @@ class GrammarCheck:
     def _checked(self, wanted: OutputFormat) -> str:
         """On a thread."""
         try:
-            grammar = grammar_of(wanted)
             grammars = self._grammars()
             began_s = self._thread_time()
+            grammar = grammar_of(wanted)
             grammars.compile(grammar)
             took_s = self._thread_time() - began_s
         except GrammarError as error:
@@ -79,12 +78,17 @@ class GrammarCheck:
     def _grammars(self) -> Grammars:
         with self._loading:
             if self._loaded is None:
-                self._loaded = Future()
                 try:
-                    self._loaded.set_result(self._load())
+                    self._loaded = self._load()
                 except GrammarError as error:
-                    self._loaded.set_exception(error)
-        return self._loaded.result()
+                    self._loaded = str(error)
+        if isinstance(self._loaded, str):
+            raise GrammarError(self._loaded)  # another one each time: an error keeps what it came by
+        return self._loaded
+
+
+def _size(wanted: OutputFormat, grammar: str) -> int:
+    return KNOWN_OVERHEAD + sum(map(len, wanted.value)) + len(grammar)
 
 
 class _Known:
@@ -104,9 +108,9 @@ class _Known:
         if wanted in self._grammars:
             return  # of a call that came at the same time
         self._grammars[wanted] = grammar
-        self._num_bytes += KNOWN_OVERHEAD + len(grammar)
+        self._num_bytes += _size(wanted, grammar)
         while self._num_bytes > KNOWN_BYTES_MAX:
-            self._num_bytes -= KNOWN_OVERHEAD + len(self._grammars.popitem(last=False)[1])
+            self._num_bytes -= _size(*self._grammars.popitem(last=False))
 
 
 def _refusal(wanted: OutputFormat, problem: str) -> ApiError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
+from math import lcm
 from typing import Any
 
 from llguidance import LLMatcher
@@ -15,9 +17,15 @@ from coppice.grammar import GRAMMAR_BYTES_MAX, GrammarError
 
 # Between two tokens of JSON. A model that is made to go on writes whitespace without end where it may.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-_ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]", r"\s": r"[\t\n\f\r ]"}  # a class may stand in another one
-_REGEX_PIECE = re.compile(r"\\.|.", re.DOTALL)
+# A class may stand in another one.
+_TAKEN = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]", r"\s": r"[\t\n\f\r ]"}
+_LEFT_OUT = {r"\D": "[^0-9]", r"\W": "[^0-9A-Za-z_]", r"\S": r"[^\t\n\f\r ]"}
+_REGEX_PIECE = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)  # a bracket that is first in a class does not end it
 _ANY_OBJECT = '{"type":"object"}'
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?[0-9][0-9.]*(?:[eE][+-]?[0-9]+)?)')
+_UNICODE_ESCAPE = re.compile(r"\\u00([0-7][0-9a-fA-F])")
+_MULTIPLE_MAX = 20_000  # 0.1 s of compiling
+_MULTIPLE_DIGITS = 18
 _TOO_LONG = f"it is longer than {GRAMMAR_BYTES_MAX >> 10} KiB"
 MAX_FORMAT_CHOICES = 1024
 
@@ -41,6 +49,8 @@ def grammar_of(wanted: OutputFormat) -> str:
     """The grammar's text, which may be wrong yet. Raises GrammarError for what has none."""
     if sum(map(len, wanted.value)) > GRAMMAR_BYTES_MAX:
         raise GrammarError(_TOO_LONG)
+    _check_characters("".join(wanted.value))
+    _check_multiples("".join(wanted.value))
     match wanted.kind, wanted.value:
         case FormatKind.CHOICE, tuple(choices):
             grammar = _choice_grammar(choices)
@@ -59,6 +69,27 @@ def grammar_of(wanted: OutputFormat) -> str:
     return grammar
 
 
+def _check_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise GrammarError("it has half of a surrogate pair") from None
+
+
+def _check_multiples(text: str) -> None:
+    """The library builds an automaton with as many states as the number has units; no limit of its own stops it."""
+    common = 1
+    for found in _MULTIPLE.findall(_UNICODE_ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), text)):
+        sign, digits, exponent = Decimal(found).normalize().as_tuple()
+        size = abs(int(exponent)) + len(digits)
+        units = int("".join(map(str, digits))) * 10 ** max(int(exponent), 0) if size <= _MULTIPLE_DIGITS else 0
+        if not 0 < units <= _MULTIPLE_MAX or sign:
+            raise GrammarError(f"multipleOf {found[:40]}: it may have {_MULTIPLE_MAX} units of its last digit at most")
+        common = lcm(common, units)
+    if common > _MULTIPLE_MAX:
+        raise GrammarError(f"all multipleOf together: their common multiple may be {_MULTIPLE_MAX} units at most")
+
+
 def _some(text: str, what: str) -> str:
     if not text:
         raise GrammarError(f"the {what} is empty")
@@ -72,7 +103,14 @@ def _json_grammar(schema: str) -> str:
         raise GrammarError(f"the schema is no JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise GrammarError("the schema must be an object")
-    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False})
+    if "x-guidance" in parsed:
+        raise GrammarError("x-guidance is not taken from a schema")
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            schema, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
+        )
+    except ValueError as error:  # Python's reader takes more than JSON has: NaN, half of a surrogate pair
+        raise GrammarError(f"the schema is no JSON: {error}") from None
 
 
 def _choice_grammar(choices: tuple[str, ...]) -> str:
@@ -82,8 +120,16 @@ def _choice_grammar(choices: tuple[str, ...]) -> str:
 
 
 def _ascii_classes(regex: str) -> str:
-    """With `\\d`, `\\w` and `\\s` meaning ASCII: what matches then matches in any program that reads the regex."""
-    return "".join(_ASCII.get(piece, piece) for piece in _REGEX_PIECE.findall(regex))
+    """With `\\d`, `\\w` and `\\s` meaning ASCII. Programs differ in how they read them: what is in the answer matches
+    in each, so all that any of them leaves out is left out."""
+    pieces, negated = [], [False]  # of each class that is open
+    for piece in _REGEX_PIECE.findall(regex):
+        if piece[0] == "[":
+            negated.append(negated[-1] != piece.startswith("[^"))
+        elif piece == "]" and len(negated) > 1:
+            negated.pop()
+        pieces.append((_LEFT_OUT if negated[-1] else _TAKEN).get(piece, piece))
+    return "".join(pieces)
 
 
 def _lark(grammar: str) -> str:
