@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from coppice_scheduler.edge.frontend.body_budget import CALLS_MAX
 from tests.e2e.stack import Stack, wait_until
 from tests.e2e.test_front_doors import front_doors
 
@@ -32,13 +33,14 @@ async def stream(port: int, limit: asyncio.Semaphore) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_bytes())
         await writer.drain()
-    answer = await reader.read()
+        begin = await reader.read(1)
+    answer = begin + await reader.read()
     writer.close()
     return answer
 
 
 async def streams(port: int, count: int) -> list[bytes]:
-    limit = asyncio.Semaphore(100)  # that connect at once
+    limit = asyncio.Semaphore(CALLS_MAX // 2)  # that wait for their answers to begin; of as many more none is refused
     return list(await asyncio.gather(*(stream(port, limit) for _ in range(count))))
 
 

@@ -73,6 +73,22 @@ Dtype = Annotated[str, typer.Option(help=f"Type of weights and computation: {', 
 Device = Annotated[str, typer.Option(help=f"Where workers compute: {', '.join(DEVICES)}.")]
 NumBlocks = Annotated[int, typer.Option(help="KV blocks per worker; 0 leaves it to the worker.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.")]
+QueuedTokens = Annotated[
+    int, typer.Option(help="Prompt tokens of all requests that wait, shared out by weight; 0: the default.")
+]
+ToolParser = Annotated[
+    str,
+    typer.Option(
+        help="How the model writes calls of tools: hermes, llama3_json, mistral, mistral_args, pythonic or none. "
+        "Default: as its chat template says."
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    typer.Option(
+        help="How the model writes its reasoning: think, mistral or none. Default: as its chat template says."
+    ),
+]
 Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
 TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker's model out.")]
 Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
@@ -107,9 +123,9 @@ def up(
         Path | None, typer.Option(help="PEM file of the certificate that clients of REST and gRPC see.")
     ] = None,
     ssl_keyfile: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
-    max_queued_tokens: Annotated[
-        int, typer.Option(help="Prompt tokens of all requests that wait, shared out by weight; 0: the default.")
-    ] = _DEFAULTS.max_queued_tokens,
+    max_queued_tokens: QueuedTokens = _DEFAULTS.max_queued_tokens,
+    tool_parser: ToolParser = "",
+    reasoning_parser: ReasoningParser = "",
     redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use. Default: an embedded Valkey.")] = "",
     otlp_endpoint: Annotated[str, typer.Option(help="OTLP gRPC endpoint for traces, http://HOST:4317.")] = "",
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. Default: a temporary one.")] = None,
@@ -137,6 +153,8 @@ def up(
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         max_queued_tokens=max_queued_tokens,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         redis_url=redis_url,
         otlp_endpoint=otlp_endpoint,
         log_dir=log_dir,

@@ -167,11 +167,11 @@ class LLM:
 
     def _streams_of(self, tokens: bytes, options: SamplingOptions, max_tokens: int) -> list[RequestStream]:
         """One for each of the n continuations; all after the first share its prefill."""
+        if options.grammar:
+            self._grammars.check(options.grammar)
         ends = stop_token_ids_of(options, self._defaults)
         streams: list[RequestStream] = []
         for index, sampling in enumerate(sampling_of(options, self._defaults)):
-            if sampling.grammar and not index:
-                self._grammars.check(sampling.grammar)
             number = self._runner.new_number()
             request = Request(
                 request_id=str(number),

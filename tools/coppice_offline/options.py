@@ -45,6 +45,7 @@ class SamplingOptions:
     prompt_logprobs: bool = False
     # The form of the output, as in the REST API: one of json (a schema), json_object, regex, choice, grammar.
     structured_outputs: Mapping[str, Any] | None = None
+    grammar: str = field(init=False, repr=False)  # of structured_outputs; empty for any output
 
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
@@ -55,12 +56,11 @@ class SamplingOptions:
             raise UsageError("stop must be a text, or several, none of them empty")
         if any(not BIAS.holds(bias) for bias in self.logit_bias.values()):
             raise UsageError(f"a logit_bias must be {BIAS}")
+        object.__setattr__(self, "grammar", self._grammar())
         if self.grammar and (self.ignore_eos or self.min_tokens):
             raise UsageError("structured_outputs say where the output ends; leave out ignore_eos and min_tokens")
 
-    @property
-    def grammar(self) -> str:
-        """Of the output; empty for any output."""
+    def _grammar(self) -> str:
         try:
             wanted = output_format_of(Fields({"structured_outputs": self.structured_outputs}))
             return "" if wanted is None else grammar_of(wanted)
@@ -109,7 +109,6 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
     temperature = defaults.temperature if options.temperature is None else options.temperature
     top_p = defaults.top_p if options.top_p is None else options.top_p
     top_k = defaults.top_k if options.top_k is None else options.top_k
-    grammar = options.grammar
     return [
         SamplingParams(
             temperature=float(temperature),
@@ -125,7 +124,7 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
             stop_token_ids=stops,
             num_logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
-            grammar=grammar,
+            grammar=options.grammar,
         )
         for index in range(options.n)
     ]

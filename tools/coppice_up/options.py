@@ -13,6 +13,8 @@ from coppice_up.ports import LOOPBACK
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
+TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic")
+REASONING_PARSERS = ("auto", "none", "think", "mistral")
 WORKERS_MAX = 16
 RANKS_MAX = 64
 
@@ -39,6 +41,8 @@ class UpOptions:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     max_queued_tokens: int = 0
+    tool_parser: str = ""
+    reasoning_parser: str = ""
     redis_url: str = ""
     otlp_endpoint: str = ""
     log_dir: Path | None = None
@@ -52,6 +56,12 @@ class UpOptions:
             raise UsageError(f"--kv-dtype {self.kv_dtype} is not known", hint=f"one of {', '.join(KV_DTYPES)}")
         if self.device not in DEVICES:
             raise UsageError(f"--device {self.device} is not known", hint=f"one of {', '.join(DEVICES)}")
+        for flag, value, known in (
+            ("--tool-parser", self.tool_parser, TOOL_PARSERS),
+            ("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
+        ):
+            if value and value not in known:
+                raise UsageError(f"{flag} {value} is not known", hint=f"one of {', '.join(known)}")
         if not 1 <= self.workers <= WORKERS_MAX:
             raise UsageError(f"--workers {self.workers} is out of range", hint=f"1 to {WORKERS_MAX}")
         if not 1 <= self.tensor_parallel <= RANKS_MAX:

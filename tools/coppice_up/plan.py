@@ -201,6 +201,10 @@ def _scheduler_child(
     ]
     if options.max_queued_tokens:
         argv += ["--max-queued-tokens", str(options.max_queued_tokens)]
+    if options.tool_parser:
+        argv += ["--tool-parser", options.tool_parser]
+    if options.reasoning_parser:
+        argv += ["--reasoning-parser", options.reasoning_parser]
     if options.tenants is not None:
         # The metrics name tenants, so they are not on the public port.
         argv += ["--tenants", str(options.tenants.resolve()), "--metrics-port", str(metrics.port)]

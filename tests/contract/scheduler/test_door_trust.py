@@ -17,10 +17,10 @@ from prometheus_client import generate_latest
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.keys import digest_of_key
 from coppice.tenants.tenant import Tenant
+from coppice_scheduler.edge.base.json_size import MAX_MEMBERS
 from coppice_scheduler.edge.frontend.body_budget import SMALL_BYTES, BodyBudget
 from coppice_scheduler.edge.frontend.generation_spec import MAX_LOGIT_BIASES, MAX_MESSAGES
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, SHORT_THREADS
-from coppice_scheduler.edge.http.json_body import MAX_MEMBERS
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import CONTEXT, DEMO, MODEL, WAIT_S, Served, error_of, read_until_closed, serving
 from tests.fakes.held_tokenizer import HELD, HeldTokenizer, held_checkpoint

@@ -72,7 +72,7 @@ def test_a_stop_string_ends_before_it() -> None:
         ({"token_ids": pb.TokenIds(tokens=pack([9999]))}, "INVALID_ARGUMENT", "invalid_token_id", "9999"),
         ({"chat": pb.ChatMessages()}, "INVALID_ARGUMENT", "empty", "messages is empty"),
         (
-            {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="tool", content="x")])},
+            {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="function", content="x")])},
             "INVALID_ARGUMENT",
             "unsupported_parameter",
             "messages[0].role",

@@ -85,10 +85,10 @@ class Compiled:
     grammar: str
     matcher: Future[Matcher] = field(default_factory=Future)
     is_used: bool = False  # by a guide; until then the request that brought it is still to come back for it
+    num_bytes: int = field(init=False)
 
-    @property
-    def num_bytes(self) -> int:
-        return GRAMMAR_OVERHEAD + len(self.grammar.encode("utf-8", "replace"))
+    def __post_init__(self) -> None:
+        self.num_bytes = GRAMMAR_OVERHEAD + len(self.grammar.encode("utf-8", "replace"))
 
 
 class _Kept:

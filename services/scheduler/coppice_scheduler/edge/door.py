@@ -145,7 +145,15 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     tenants = _directory(settings, start.tenants)
     engine = DoorEngine(start.door, start.model)
     metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)
-    frontdoor = FrontDoor(engine, checkpoint, tenants, metrics, max_retain_ms=settings.max_retain_ms)
+    frontdoor = FrontDoor(
+        engine,
+        checkpoint,
+        tenants,
+        metrics,
+        max_retain_ms=settings.max_retain_ms,
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+    )
     engine.tenants_changed = lambda content: frontdoor.set_tenants(_directory(settings, content))
     # Metrics name tenants and tell how busy each is, which is no tenant's to know.
     is_public = settings.metrics_port is None and not tenants.needs_key

@@ -19,22 +19,12 @@ from coppice.errors import CoppiceError, UsageError
 from coppice_offline.errors import PromptError
 from coppice_offline.results import Completion
 from coppice_scheduler.edge.frontend.sampling_options import seed_of_choice
-from tests.fakes.checkpoints import MAX_CONTEXT, write_tiny_checkpoint
+from tests.fakes.checkpoints import MAX_CONTEXT
 from tests.fakes.oracle import Oracle
 
 ROOT = Path(__file__).resolve().parents[4]
 GREEDY = SamplingOptions(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["The quick brown fox", "jumps", "over the lazy dog, again and again and again", "ok"]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("offline") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> LLM:
-    return LLM(checkpoint, num_blocks=256, threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from coppice import LLM, SamplingOptions
 from coppice_offline.results import TokenLogprob
-from tests.fakes.checkpoints import write_tiny_checkpoint
 
 PROMPT = "a prompt that is longer than a block or two of sixteen tokens"
 OPTIONS = SamplingOptions(max_tokens=10, seed=4, temperature=0.8, ignore_eos=True, logprobs=3)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("logprobs") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> LLM:
-    return LLM(checkpoint, num_blocks=256, threads=1)
 
 
 @pytest.fixture(scope="module")

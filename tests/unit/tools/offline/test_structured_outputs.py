@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -13,7 +12,6 @@ import pytest
 from coppice import LLM, SamplingOptions
 from coppice.errors import UsageError
 from coppice_offline import grammars
-from tests.fakes.checkpoints import write_tiny_checkpoint
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -32,16 +30,6 @@ GBNF = 'root ::= "<" word ("," word)? ">"\nword ::= [xyz] [xyz]'
 LIST = re.compile(r"<[xyz]{1,4}(,[xyz]{1,4}){1,3}>")
 PAIR = re.compile(r"<[xyz]{2}(,[xyz]{2})?>")
 PROMPTS = ["The quick brown fox", "jumps", "over the lazy dog, again and again and again", "ok"]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("structured") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> LLM:
-    return LLM(checkpoint, num_blocks=512, threads=1)
 
 
 def options(wanted: dict[str, Any] | None, seed: int = 1, **more: Any) -> SamplingOptions:

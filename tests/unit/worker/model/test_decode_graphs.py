@@ -114,16 +114,21 @@ def test_tokens_are_those_of_single_launches(checkpoint: Path, seed: int) -> Non
     assert results[0] == results[1]
 
 
+def prefill(sequences: list[DrivenSequence], *executors: TorchExecutor) -> None:
+    """Computes all tokens of each sequence, and gives it one more."""
+    prompts = [len(sequence.tokens) for sequence in sequences]
+    for executor in executors:
+        executor.execute(build_batch(sequences, prompts, BLOCK_SIZE))
+    for sequence in sequences:
+        sequence.num_computed_tokens = len(sequence.tokens)
+        sequence.tokens.append(11)
+
+
 def test_what_an_earlier_batch_left_does_not_matter(checkpoint: Path) -> None:
     rng = np.random.default_rng(7)
     sequences = some_sequences(7, rng, num_new=3)
     executor, other = GraphExecutor(checkpoint), plain(checkpoint)
-    prompts = [len(sequence.tokens) for sequence in sequences]
-    for computing in (executor, other):
-        computing.execute(build_batch(sequences, prompts, BLOCK_SIZE))
-    for sequence in sequences:
-        sequence.num_computed_tokens = len(sequence.tokens)
-        sequence.tokens.append(11)
+    prefill(sequences, executor, other)
     many = build_batch(sequences, [1] * 7, BLOCK_SIZE)
     few = build_batch(sequences[4:6], [1] * 2, BLOCK_SIZE)
     expected = {7: other.execute(many).tokens.tolist(), 2: other.execute(few).tokens.tolist()}
@@ -176,12 +181,7 @@ def test_a_step_with_a_guided_row_is_not_launched_ahead_and_gives_the_tokens_of_
 ) -> None:
     executor, other = GraphExecutor(checkpoint), plain(checkpoint)
     sequences = some_sequences(4, np.random.default_rng(5), num_new=2)
-    prompts = [len(sequence.tokens) for sequence in sequences]
-    for computing in (executor, other):
-        computing.execute(build_batch(sequences, prompts, BLOCK_SIZE))
-    for sequence in sequences:
-        sequence.num_computed_tokens = len(sequence.tokens)
-        sequence.tokens.append(11)
+    prefill(sequences, executor, other)
     free = build_batch(sequences, [1] * 4, BLOCK_SIZE)
     guided = Guided(np.array([1, 3], np.int32), (EvenTokens(), EvenTokens()), (np.zeros(0, np.uint32),) * 2)
     batch = replace(free, sample=replace(free.sample, guided=guided))

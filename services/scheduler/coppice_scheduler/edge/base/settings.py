@@ -41,6 +41,14 @@ class ServiceSettings(TlsSettings):
         description="Fields of a body that nobody has heard of: refuse, or ignore, which a header of the answer tells; "
         "warn: ignore, and name each once in the log.",
     )
+    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic"] = Field(
+        "auto",
+        description="How the model writes calls of tools; auto: as its chat template says; none: tools are refused.",
+    )
+    reasoning_parser: Literal["auto", "none", "think", "mistral"] = Field(
+        "auto",
+        description="How the model writes its reasoning; auto: as its chat template says; none: it stays in the text.",
+    )
     cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] = Field(
         (),
         description="Origins of web pages whose scripts may call the REST API, such as https://chat.example; * is any.",

@@ -10,7 +10,9 @@ import numpy as np
 from coppice.messages.sampling import COMPLETION_TOKENS
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.base.json_size import check_json_size
 from coppice_scheduler.edge.frontend.generation_spec import (
+    ASSISTANT,
     MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_RUNS,
@@ -22,6 +24,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.frontend.text_work import TextWork
 from coppice_scheduler.edge.text.chat import ChatTemplate
+from coppice_scheduler.edge.text.reasoning.formats import ReasoningFormat
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, Tokenizer, TooManyTokens
 
 _MESSAGE_COST = 100  # characters of text that take as long as what a template does for a message
@@ -34,10 +37,17 @@ class Admitted:
     tokens: bytes
     max_new_tokens: int
     text: str | None = None  # what the client sent, where that was text
+    opens_reasoning: bool | None = None  # the chat template ends within it; None of what is no chat
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.tokens) // TOKEN_DTYPE.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    tokens: bytes
+    opens_reasoning: bool | None = None
 
 
 def check_messages(prompt: ChatPrompt) -> None:
@@ -48,6 +58,8 @@ def check_messages(prompt: ChatPrompt) -> None:
         raise invalid(
             f"messages has {len(prompt.messages)} entries; at most {MAX_MESSAGES} are taken.", param="messages"
         )
+    arguments = [call.arguments.encode("utf-8", "replace") for message in prompt.messages for call in message.calls]
+    check_json_size(arguments, "the arguments of calls", "messages")
     for place, message in enumerate(prompt.messages):
         if message.role not in ROLES:
             raise invalid(
@@ -55,11 +67,16 @@ def check_messages(prompt: ChatPrompt) -> None:
                 param=f"messages[{place}].role",
                 code="unsupported_parameter",
             )
+        if message.calls and message.role != ASSISTANT:
+            where = f"messages[{place}].tool_calls"
+            raise invalid(f"{where} are for messages of the assistant.", param=where)
 
 
 def size_of(chat: ChatPrompt) -> int:
     """Characters of text that take as long to render. A template may look at its values once for each message."""
     texts = sum(len(m.content) + len(m.name or "") + len(m.reasoning or "") + _MESSAGE_COST for m in chat.messages)
+    texts += sum(len(call.name) + len(call.arguments) + _MESSAGE_COST for m in chat.messages for call in m.calls)
+    texts += sum(len(tool.description or "") + len(tool.parameters) + _MESSAGE_COST for tool in chat.tools)
     values = len(json.dumps(chat.template_values)) if chat.template_values else 0
     return texts + values * (1 + len(chat.messages))
 
@@ -74,7 +91,10 @@ class PromptReader:
         model: ModelInfo,
         chat_max_tokens: int,
         text_work: TextWork,
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
+        """`reasoning`: as the model writes it, if it does."""
+        self._reasoning = reasoning
         self._text_work = text_work
         self._tokenizer = tokenizer
         self._template = template
@@ -92,9 +112,9 @@ class PromptReader:
             raise invalid(f"{len(spec.prompts)} prompts with n={spec.n} are more than {MAX_RUNS} answers", param="n")
         admitted = []
         for prompt in spec.prompts:
-            tokens = await self.tokens_of(tenant, prompt, spec.prompt_field, at_most=self._max_context - 1)
+            read = await self._read(tenant, prompt, spec.prompt_field, at_most=self._max_context - 1)
             text = prompt.text if isinstance(prompt, TextPrompt) else None
-            admitted.append(Admitted(tokens, self._room(tokens, spec), text))
+            admitted.append(Admitted(read.tokens, self._room(read.tokens, spec), text, read.opens_reasoning))
         return tuple(admitted)
 
     async def tokens_of(
@@ -104,14 +124,21 @@ class PromptReader:
 
         Raises ApiError, also where a text has more than `at_most` tokens.
         """
+        read = await self._read(tenant, prompt, field, add_special_tokens=add_special_tokens, at_most=at_most)
+        return read.tokens
+
+    async def _read(
+        self, tenant: str, prompt: Prompt, field: str, *, add_special_tokens: bool = True, at_most: int | None
+    ) -> _Read:
         if isinstance(prompt, ChatPrompt):
             chat = prompt
             check_messages(chat)
             size = size_of(chat)
 
-            def rendered() -> bytes:
-                text = self._template.render_now(chat.messages, chat.template_values)
-                return self._encoded(text, field, False, at_most)
+            def rendered() -> _Read:
+                text = self._template.render_now(chat.messages, chat.template_values, chat.tools)
+                is_open = self._reasoning is not None and self._reasoning.is_open_after(text)
+                return _Read(self._encoded(text, field, False, at_most), is_open)
 
             return await self._text_work.run(tenant, size, rendered)
         if isinstance(prompt, TextPrompt):
@@ -120,10 +147,10 @@ class PromptReader:
                 raise invalid("The prompt is empty.", param=field, code="empty")
             self._refuse_hopeless(text, field)
             return await self._text_work.run(
-                tenant, len(text), lambda: self._encoded(text, field, add_special_tokens, at_most)
+                tenant, len(text), lambda: _Read(self._encoded(text, field, add_special_tokens, at_most))
             )
         self.check_ids(prompt.tokens, field)
-        return prompt.tokens
+        return _Read(prompt.tokens)
 
     def _encoded(self, text: str, field: str, add_special_tokens: bool, at_most: int | None) -> bytes:
         self._refuse_hopeless(text, field)

@@ -22,6 +22,7 @@ from opentelemetry.context import Context
 from coppice.grammar import Grammars
 from coppice.ids import DomainId
 from coppice.messages.index import Reuse
+from coppice.messages.sampling import BIAS
 from coppice.messages.step import SamplingParams
 from coppice.namespaces import digest_salt
 from coppice.tenants.directory import TenantDirectory
@@ -38,6 +39,7 @@ from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
 from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_CACHE_SALT,
+    MAX_LOGIT_BIASES,
     MAX_PROMPTS,
     MAX_RUNS,
     MAX_TIMEOUT_S,
@@ -49,6 +51,7 @@ from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.frontend.tracing import CallSpan
+from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
 from coppice_scheduler.edge.text.chat import ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory, TokenTexts
@@ -56,6 +59,7 @@ from coppice_scheduler.edge.text.logprobs import LogprobTrack
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Echo, TextOptions, TextStream
 from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
+from coppice_scheduler.edge.text.tools.tool_support import AUTO
 
 DEFAULT_MAX_RETAIN_MS = 30 * 60 * 1000
 _PROMPT_TAIL_BYTES = 4 * 16
@@ -75,6 +79,8 @@ class FrontDoor:
         *,
         max_retain_ms: int = DEFAULT_MAX_RETAIN_MS,
         bodies: BodyBudget | None = None,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
     ) -> None:
         self._engine = engine
         self._calls = CallsByKey(engine, tenants)
@@ -94,12 +100,14 @@ class FrontDoor:
         )
         template = ChatTemplate(checkpoint)
         self.template_variables = template.variables
+        self.syntax = AnswerSyntax(checkpoint, template, tool_parser, reasoning_parser)
         self._prompts = PromptReader(
             Tokenizer(checkpoint),
             template,
             engine.model,
             checkpoint.defaults.max_new_tokens,
             self.text_work,
+            self.syntax.reasoning,
         )
 
     def warm_up(self) -> None:
@@ -192,13 +200,16 @@ class FrontDoor:
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
             await self.loop_share.take(tenant.id, _units_to_open(spec))
+            spec = await self._with_tools(tenant.id, spec)
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
-            sampling = replace(sampling, grammar=await self._grammars.grammar_of(tenant.id, spec))
             deadline_ns = _deadline_ns(spec, arrived_ns)
             salt = _salt(spec, tenant.domain)
             if not self._engine.accepts:
                 raise not_ready()
             admitted = await self._prompts.admit(tenant.id, spec)
+            wanted = self.syntax.behind_reasoning(spec.output_format, admitted[0].opens_reasoning)
+            spec = dataclasses.replace(spec, output_format=wanted)
+            sampling = replace(sampling, grammar=await self._grammars.grammar_of(tenant.id, spec))
             echoes: Sequence[Echo | None] = [None] * len(admitted)
             if spec.echo:
                 size = sum(len(prompt.tokens) for prompt in admitted)
@@ -219,8 +230,8 @@ class FrontDoor:
             priority=spec.priority,
             arrived_ns=arrived_ns,
             traceparent=span.traceparent,
-            # A stop string must be seen when it comes; an answer that nobody reads before its end may come whole.
-            streams=spec.streams or bool(spec.stop),
+            # What ends it must be seen when it comes; an answer that nobody reads before its end may come whole.
+            streams=spec.streams or bool(spec.stop) or self.syntax.counts_tokens(spec.tool_use, is_chat=spec.is_chat),
             retries_late=not spec.streams,
             deadline_ns=deadline_ns,
             reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
@@ -228,7 +239,8 @@ class FrontDoor:
             salt=salt,
         )
         # What the client sent is not kept while the call runs.
-        options = dataclasses.replace(spec, prompts=(), output_format=None)
+        tool_use = dataclasses.replace(spec.tool_use, tools=()) if spec.tool_use is not None else None
+        options = dataclasses.replace(spec, prompts=(), output_format=None, tool_use=tool_use)
         return Call(
             call_id=call_id,
             prompts=admitted,
@@ -236,6 +248,24 @@ class FrontDoor:
             _runs=tuple(self._runs(whole, admitted, echoes, options, span, tenant)),
             _span=span,
         )
+
+    async def _with_tools(self, tenant: str, spec: GenerationSpec) -> GenerationSpec:
+        """With what the tools of a chat make of its options. Raises ApiError."""
+        use = spec.tool_use
+        if use is None:
+            return spec
+        bias = dict(spec.logit_bias)
+        forbidden = self.syntax.tools.forbidden_token(use)
+        if forbidden is not None:
+            bias[forbidden] = BIAS.low
+            if len(bias) > MAX_LOGIT_BIASES:
+                raise invalid(
+                    'logit_bias must leave room for one entry beside tool_choice: "none".', param="logit_bias"
+                )
+        wanted = await self.text_work.run(
+            tenant, use.num_chars, lambda: self.syntax.tools.output_format(use, spec.output_format)
+        )
+        return dataclasses.replace(spec, output_format=wanted, logit_bias=bias)
 
     def _runs(
         self,
@@ -273,13 +303,17 @@ class FrontDoor:
         def make(stop_now: Callable[[], None]) -> TextStream:
             tail = unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:])
             num_echoed = len(echo.text) if echo is not None else 0
+            parts = self.syntax.parts(spec.tool_use, prompt.opens_reasoning)
             return TextStream(
                 index,
                 prompt.num_prompt_tokens,
-                self._detokenizers.start(tail, skip_special_tokens=spec.skip_special_tokens),
+                self._detokenizers.start(
+                    tail, skip_special_tokens=spec.skip_special_tokens, keeps_markers=parts is not None
+                ),
                 StopScanner(spec.stop, keeps_stop=spec.include_stop) if spec.stop else None,
                 stop_now,
                 track=LogprobTrack(prompt.num_prompt_tokens, num_echoed) if spec.num_logprobs is not None else None,
+                parts=parts,
                 options=TextOptions(
                     min_tokens=spec.min_tokens,
                     shows_output=spec.max_tokens != 0,

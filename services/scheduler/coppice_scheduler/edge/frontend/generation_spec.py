@@ -8,6 +8,7 @@ from typing import Any
 
 from coppice_scheduler.edge.text.chat import ChatMessage
 from coppice_scheduler.edge.text.output_format import OutputFormat
+from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse
 
 MAX_BODY_BYTES = 2 * 1024 * 1024  # one request, as JSON or protobuf
 MAX_STOPS = 16
@@ -15,7 +16,8 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
-ROLES = ("system", "developer", "user", "assistant")
+ASSISTANT = "assistant"
+ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 MAX_TEMPLATE_BYTES = 16 * 1024  # of all values for a chat template
 MAX_RUNS = 128  # prompts x choices of one call
 MAX_LOGIT_BIASES = 1024
@@ -37,6 +39,7 @@ class TokenPrompt:
 class ChatPrompt:
     messages: tuple[ChatMessage, ...]
     template_values: Mapping[str, Any] = field(default_factory=dict)  # of the template's variables
+    tools: tuple[Tool, ...] = ()
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -75,6 +78,7 @@ class GenerationSpec:
     comes_again: bool = False  # the client says that others will share this prompt's beginning
     retain_ms: int = 0  # how long the prompt should stay cached; the operator's maximum counts
     output_format: OutputFormat | None = None  # that the answer must have
+    tool_use: ToolUse | None = None  # of the tools of a chat; None without any
     cache_salt: str | None = None  # cached prefixes are shared with requests of the same salt alone
     streams: bool = True  # the client reads the answer as it comes
 

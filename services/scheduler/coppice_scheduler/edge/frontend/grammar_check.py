@@ -17,7 +17,8 @@ from coppice.grammar import GrammarError, Grammars
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
-from coppice_scheduler.edge.text.output_format import OutputFormat, grammar_of
+from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
+from coppice_scheduler.edge.text.tools.call_grammar import what_is_wrong
 
 COMPILE_MAX_S = 0.25  # of a processor; a worker spends as much once more
 KNOWN_BYTES_MAX = 1 << 19  # of a tenant's grammars that were found good
@@ -114,8 +115,13 @@ class _Known:
 
 
 def _refusal(wanted: OutputFormat, problem: str) -> ApiError:
+    field, code = wanted.field, "invalid_output_format"
+    if wanted.kind is FormatKind.TOOL_CALLS:
+        place, problem = what_is_wrong(str(wanted.value), problem)
+        if place is not None:
+            field, code = f"{field}[{place}]", "invalid_function_parameters"
     shown = problem if len(problem) <= _SHOWN_CHARS else problem[:_SHOWN_CHARS] + "..."
-    return invalid(f"{wanted.field} cannot be used: {shown}", param=wanted.field, code="invalid_output_format")
+    return invalid(f"{field} cannot be used: {shown}", param=field, code=code)
 
 
 def _check_options(spec: GenerationSpec, wanted: OutputFormat) -> None:

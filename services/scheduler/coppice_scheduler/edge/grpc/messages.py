@@ -20,6 +20,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     TextPrompt,
     TokenPrompt,
 )
+from coppice_scheduler.edge.grpc.tools import call_delta, calls_of, tool_use_of, tools_of
 from coppice_scheduler.edge.text.chat import ChatMessage
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
@@ -38,9 +39,10 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
     def given(name: str) -> bool:
         return request.HasField(name)  # type: ignore[arg-type]
 
+    prompt = _prompt(request)
     return GenerationSpec(
         model=request.model,
-        prompts=(_prompt(request),),
+        prompts=(prompt,),
         n=request.n if given("n") else 1,
         max_tokens=request.max_tokens if given("max_tokens") else None,
         min_tokens=request.min_tokens,
@@ -65,6 +67,7 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
         comes_again=bool(request.prompt_cache_key),
         retain_ms=request.prompt_cache_ttl_ms,
         output_format=_output_format(request),
+        tool_use=tool_use_of(request, prompt.tools if isinstance(prompt, ChatPrompt) else ()),
         cache_salt=request.cache_salt if given("cache_salt") else None,
     )
 
@@ -122,7 +125,8 @@ def _at_most(name: str, length: int, most: int, entries: str) -> None:
 
 def _chat(chat: pb.ChatMessages) -> ChatPrompt:
     _at_most("messages", len(chat.messages), MAX_MESSAGES, "entries")
-    return ChatPrompt(tuple(_message(message) for message in chat.messages), _template_values(chat))
+    messages = tuple(_message(message) for message in chat.messages)
+    return ChatPrompt(messages, _template_values(chat), tools_of(chat))
 
 
 def _template_values(chat: pb.ChatMessages) -> dict[str, Any]:
@@ -149,7 +153,8 @@ def _plain(value: Any) -> Any:
 def _message(message: pb.ChatMessage) -> ChatMessage:
     name = message.name if message.HasField("name") else None
     reasoning = message.reasoning_content if message.HasField("reasoning_content") else None
-    return ChatMessage(message.role, message.content, name, reasoning)
+    call_id = message.tool_call_id if message.HasField("tool_call_id") else None
+    return ChatMessage(message.role, message.content, name, reasoning, calls_of(message), call_id)
 
 
 def response_of(delta: Delta, texts: TokenTexts) -> pb.GenerateResponse:
@@ -158,6 +163,8 @@ def response_of(delta: Delta, texts: TokenTexts) -> pb.GenerateResponse:
         tokens=delta.tokens,
         index=delta.index,
         logprobs=[_logprob(entry, texts) for entry in delta.logprobs],
+        reasoning_content=delta.reasoning,
+        tool_calls=[call_delta(piece) for piece in delta.calls],
     )
     if delta.ending is not None:
         response.finish_reason = delta.ending.reason
@@ -167,6 +174,7 @@ def response_of(delta: Delta, texts: TokenTexts) -> pb.GenerateResponse:
         response.usage.cached_tokens = usage.cached_tokens
         response.usage.completion_tokens = usage.completion_tokens
         response.usage.cache_write_tokens = usage.written_tokens
+        response.usage.reasoning_tokens = usage.reasoning_tokens
     return response
 
 

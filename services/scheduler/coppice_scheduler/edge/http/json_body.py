@@ -10,24 +10,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.base.json_size import check_json_size
 from coppice_scheduler.edge.http.long_lists import parse_json
 
-MAX_CONTAINERS = 50_000  # lists and objects in one body: `[[],[],...` costs 20 times its bytes when parsed
-MAX_MEMBERS = 50_000  # names with values, in all objects together: as many take some 10 ms of the interpreter
 _ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
     """Raises ApiError for anything but a JSON object of reasonable shape. NaN and Infinity are not JSON."""
-    if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS or raw.count(b":") > MAX_MEMBERS:
-        bare = _outside_strings(raw)
-        if np.count_nonzero((bare == ord("[")) | (bare == ord("{"))) > MAX_CONTAINERS:
-            raise invalid(f"The body has more than {MAX_CONTAINERS} lists and objects.", code="too_complex")
-        if np.count_nonzero(bare == ord(":")) > MAX_MEMBERS:
-            raise invalid(f"The objects of the body have more than {MAX_MEMBERS} names.", code="too_complex")
+    check_json_size([raw], "the body")
     try:
         value = parse_json(raw)
     except ValueError as error:
@@ -35,12 +27,6 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", code="invalid_json")
     return value
-
-
-def _outside_strings(raw: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of JSON that are in no string. Where `raw` is no JSON they may be others."""
-    plain = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), dtype=np.uint8)
-    return plain[~np.logical_xor.accumulate(plain == ord('"'))]
 
 
 class Fields:

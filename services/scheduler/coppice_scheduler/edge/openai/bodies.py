@@ -16,11 +16,13 @@ from typing import Any
 
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.frontend.calls import Call
+from coppice_scheduler.edge.openai.parsing.messages import REASONING
 from coppice_scheduler.edge.openai.parsing.schema import Presentation
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
+from coppice_scheduler.edge.text.tools.call_parser import CallDelta
 
 Body = dict[str, Any]
 
@@ -36,7 +38,7 @@ def model_body(model: ModelInfo) -> Body:
 
 
 def usage_body(usage: Usage) -> Body:
-    return {
+    body: Body = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -45,6 +47,9 @@ def usage_body(usage: Usage) -> Body:
             "cache_write_tokens": usage.written_tokens,
         },
     }
+    if usage.reasoning_tokens:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,10 @@ class Shape:
         show = chat_logprobs if self.is_chat else completion_logprobs
         return show(entries, self.texts, as_ids=self.presentation.tokens_as_ids)
 
+    def _reasoning(self, text: str) -> Body:
+        """Under its older and its newer name; programs read one or the other."""
+        return dict.fromkeys(REASONING, text) if self.presentation.include_reasoning else {}
+
     # --- chunks ---------------------------------------------------------------------------------------------------
 
     def _chunk(self, choices: list[Body]) -> Body:
@@ -101,6 +110,10 @@ class Shape:
         choice: Body = {"index": delta.index}
         if self.is_chat:
             choice["delta"] = {"content": delta.text} if delta.text else {}
+            if delta.reasoning:
+                choice["delta"].update(self._reasoning(delta.reasoning))
+            if delta.calls:
+                choice["delta"]["tool_calls"] = [_call_piece(call) for call in delta.calls]
         else:
             choice["text"] = delta.text
         choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
@@ -133,6 +146,10 @@ class Shape:
         choice: Body = {"index": index}
         if self.is_chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            if answer.reasoning:
+                choice["message"].update(self._reasoning("".join(answer.reasoning)))
+            if answer.calls:
+                choice["message"].update(content=text or None, tool_calls=[_call(call) for call in answer.calls])
         else:
             choice["text"] = text
         choice["logprobs"] = self._logprobs(answer.logprobs)
@@ -152,17 +169,38 @@ class Answer:
     texts: list[str] = field(default_factory=list)
     tokens: list[bytes] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[list[CallDelta]] = field(default_factory=list)  # the pieces of each
     ending: Ending | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
         self.tokens.append(delta.tokens)
         self.logprobs += delta.logprobs
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        for piece in delta.calls:
+            if piece.name:
+                self.calls.append([])
+            self.calls[piece.index].append(piece)
         self.ending = delta.ending
 
     @property
     def usage(self) -> Usage:
         return self.ending.usage if self.ending is not None else NO_USAGE
+
+
+def _call_piece(piece: CallDelta) -> Body:
+    function: Body = {"arguments": piece.arguments}
+    if not piece.name:
+        return {"index": piece.index, "function": function}
+    return {"index": piece.index, "id": piece.call_id, "type": "function", "function": {"name": piece.name, **function}}
+
+
+def _call(pieces: Sequence[CallDelta]) -> Body:
+    arguments = "".join(piece.arguments for piece in pieces)
+    first = pieces[0]
+    return {"id": first.call_id, "type": "function", "function": {"name": first.name, "arguments": arguments}}
 
 
 def chat_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> Body:

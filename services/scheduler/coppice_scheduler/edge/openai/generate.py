@@ -98,7 +98,10 @@ class GenerateApi:
             texts=self._frontdoor.token_texts,
             has_logprobs=parsed.spec.num_logprobs is not None,
         )
-        return shape, {**ignored_header(parsed.ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
+        ignored = parsed.ignored
+        if parsed.spec.tool_use is not None:
+            ignored += self._frontdoor.syntax.tools.without_effect(parsed.spec.tool_use)
+        return shape, {**ignored_header(ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
 
     def _warn_of(self, ignored: tuple[str, ...]) -> None:
         if self._reading.unknown_fields is UnknownFields.WARN:
@@ -163,7 +166,8 @@ async def _chunks(
                 yield event(shape.role_chunk(index))
         while delta is not None:
             usage += delta.ending.usage if delta.ending is not None else NO_USAGE
-            if delta.text or delta.logprobs or delta.ending is not None or shape.presentation.return_token_ids:
+            shows = delta.text or delta.reasoning or delta.calls or delta.logprobs or delta.ending is not None
+            if shows or shape.presentation.return_token_ids:
                 yield event(shape.delta_chunk(delta, is_first=delta.index not in seen))
                 seen.add(delta.index)
             delta = await anext(deltas, None)

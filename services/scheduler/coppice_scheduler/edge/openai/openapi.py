@@ -10,7 +10,8 @@ from typing import Any
 
 from coppice_scheduler.edge.base.request_id import HEADER
 from coppice_scheduler.edge.openai.openapi_answers import answer_schemas
-from coppice_scheduler.edge.openai.openapi_requests import Schema, ref, request_schemas
+from coppice_scheduler.edge.openai.openapi_requests import request_schemas
+from coppice_scheduler.edge.openai.openapi_schema import Schema, ref
 from coppice_scheduler.edge.openai.parsing.fields import IGNORED_HEADER
 
 _JSON = "application/json"
@@ -36,8 +37,10 @@ _ANSWER_HEADERS = {
 }
 
 
-def document(version: str, model_id: str, template_variables: frozenset[str], *, has_metrics: bool) -> Schema:
-    """OpenAPI 3.1 of a server that has one model, whose chat template reads these variables."""
+def document(
+    version: str, model_id: str, template_variables: frozenset[str], *, has_metrics: bool, has_tools: bool
+) -> Schema:
+    """OpenAPI 3.1 of a server that has one model, whose chat template reads these variables, and tools or not."""
     paths: dict[str, Any] = {
         "/v1/chat/completions": _post("chatCompletions", "ChatRequest", _answer("ChatCompletion", "ChatChunk"), True),
         "/v1/completions": _post("completions", "CompletionRequest", _answer("Completion", "Completion"), True),
@@ -64,7 +67,7 @@ def document(version: str, model_id: str, template_variables: frozenset[str], *,
         },
         "paths": paths,
         "components": {
-            "schemas": {**request_schemas(model_id, template_variables), **answer_schemas()},
+            "schemas": {**request_schemas(model_id, template_variables, has_tools=has_tools), **answer_schemas()},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice_scheduler.edge.openai.openapi_requests import TOKEN_ID, Schema, ref
+from coppice_scheduler.edge.openai.openapi_requests import TOKEN_ID
+from coppice_scheduler.edge.openai.openapi_schema import Schema, ref
+from coppice_scheduler.edge.openai.parsing.messages import REASONING
 
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _TEXT: Schema = {"type": "string"}
@@ -59,8 +61,9 @@ def answer_schemas() -> dict[str, Schema]:
     }
 
 
+_REASONING: dict[str, Schema] = dict.fromkeys(REASONING, _TEXT)
 _MAY_USE: Schema = _nullable({"$ref": ref("Usage")})
-_REASON: Schema = {"enum": ["stop", "length", None]}
+_REASONS = ("stop", "length", None)
 
 
 def _frame(kind: str, choice: Schema, optional: dict[str, Schema], usage: str | None = None) -> Schema:
@@ -79,22 +82,45 @@ def _frame(kind: str, choice: Schema, optional: dict[str, Schema], usage: str | 
 def _usage() -> Schema:
     details = _object({"cached_tokens": _COUNT, "cache_write_tokens": _COUNT})
     counts = {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT}
-    return _object({**counts, "prompt_tokens_details": details})
+    of_answer = _object({"reasoning_tokens": _COUNT})
+    return _object({**counts, "prompt_tokens_details": details}, {"completion_tokens_details": of_answer})
 
 
-def _choice(required: dict[str, Schema], logprobs: str, optional: dict[str, Schema]) -> Schema:
-    common: dict[str, Any] = {"index": _COUNT, "finish_reason": _REASON, "logprobs": _nullable({"$ref": ref(logprobs)})}
+def _choice(required: dict[str, Schema], logprobs: str, optional: dict[str, Schema], *more_reasons: str) -> Schema:
+    common: dict[str, Any] = {
+        "index": _COUNT,
+        "finish_reason": {"enum": [*_REASONS, *more_reasons]},
+        "logprobs": _nullable({"$ref": ref(logprobs)}),
+    }
     return _object({**common, **required}, {"token_ids": _IDS, "stop_reason": _nullable(_TEXT), **optional})
 
 
 def _chat_choice() -> Schema:
-    message = _object({"role": {"const": "assistant"}, "content": _TEXT, "refusal": {"type": "null"}})
-    return _choice({"message": message}, "ChatLogprobs", {})
+    function = _object({"name": _TEXT, "arguments": _TEXT})
+    call = _object({"id": _TEXT, "type": {"const": "function"}, "function": function})
+    message = _object(
+        {"role": {"const": "assistant"}, "content": _nullable(_TEXT), "refusal": {"type": "null"}},
+        {"tool_calls": _list(call), **_REASONING},
+    )
+    return _choice({"message": message}, "ChatLogprobs", {}, "tool_calls")
 
 
 def _chat_part() -> Schema:
-    delta = _object({}, {"role": {"const": "assistant"}, "content": _TEXT, "refusal": {"type": "null"}})
-    return _choice({"delta": delta}, "ChatLogprobs", {})
+    piece = _object(
+        {"index": _COUNT, "function": _object({"arguments": _TEXT}, {"name": _TEXT})},
+        {"id": _TEXT, "type": {"const": "function"}},
+    )
+    delta = _object(
+        {},
+        {
+            "role": {"const": "assistant"},
+            "content": _TEXT,
+            "refusal": {"type": "null"},
+            "tool_calls": _list(piece),
+            **_REASONING,
+        },
+    )
+    return _choice({"delta": delta}, "ChatLogprobs", {}, "tool_calls")
 
 
 def _completion_choice() -> Schema:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES
 from coppice_scheduler.edge.frontend.generation_spec import (
+    ASSISTANT,
     MAX_CACHE_SALT,
     MAX_LOGIT_BIASES,
     MAX_MESSAGES,
@@ -16,37 +14,28 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOPS,
     ROLES,
 )
+from coppice_scheduler.edge.openai.openapi_schema import Schema, body, one_of, ref
+from coppice_scheduler.edge.openai.openapi_tools import earlier_calls, tool_fields
 from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
 from coppice_scheduler.edge.openai.parsing.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
 from coppice_scheduler.edge.openai.parsing.output_format import GUIDED
 from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS, MAX_VALUES, SWITCHES
 from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES, FormatKind
 
-Schema = dict[str, Any]
-
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 _U31 = 2**31 - 1
 
 
-def one_of(kind: str, text: str = "", **rules: Any) -> Schema:
-    """A value of one type, or null, which is the same as leaving it out."""
-    return {"type": [kind, "null"], **({"description": text} if text else {}), **rules}
-
-
-def body(properties: dict[str, Schema], required: Iterable[str], text: str) -> Schema:
-    return {
-        "type": "object",
-        "description": text,
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-def request_schemas(model_id: str, template_variables: frozenset[str]) -> dict[str, Schema]:
+def request_schemas(model_id: str, template_variables: frozenset[str], *, has_tools: bool) -> dict[str, Schema]:
     model: Schema = {"type": "string", "enum": [model_id]}
     shared = {"model": model, **_generation()}
-    chat = {**shared, **_chat_fields(), **_template_fields(template_variables), **_refused(SUPPORTED | CHAT_ONLY)}
+    chat = {
+        **shared,
+        **_chat_fields(),
+        **tool_fields(has_tools=has_tools),
+        **_template_fields(template_variables),
+        **_refused(SUPPORTED | CHAT_ONLY),
+    }
     completion = {**shared, **_completion_fields(), **_refused(SUPPORTED | COMPLETION_ONLY)}
     messages = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": {"$ref": ref("Message")}}
     return {
@@ -61,6 +50,7 @@ def request_schemas(model_id: str, template_variables: frozenset[str]) -> dict[s
                 "return_token_strs": one_of("boolean", default=False),
                 "messages": {"type": "null"},
                 "chat_template_kwargs": {"enum": [{}, None]},
+                "tools": {"enum": [[], None]},
                 "add_generation_prompt": one_of("boolean"),
             },
             ("prompt",),
@@ -71,6 +61,7 @@ def request_schemas(model_id: str, template_variables: frozenset[str]) -> dict[s
                 "model": {"enum": [model_id, None]},
                 "messages": messages,
                 "chat_template_kwargs": _template_fields(template_variables)["chat_template_kwargs"],
+                "tools": tool_fields(has_tools=has_tools)["tools"],
                 "add_generation_prompt": {"enum": [True, None]},
                 "add_special_tokens": {"enum": [False, None]},
                 "return_token_strs": one_of("boolean", default=False),
@@ -85,10 +76,6 @@ def request_schemas(model_id: str, template_variables: frozenset[str]) -> dict[s
             "Token ids to show as text.",
         ),
     }
-
-
-def ref(name: str) -> str:
-    return f"#/components/schemas/{name}"
 
 
 def _ranged(name: str) -> Schema:
@@ -210,6 +197,7 @@ def _chat_fields() -> dict[str, Schema]:
         "logprobs": one_of("boolean", default=False),
         "top_logprobs": one_of("integer", "Only with logprobs: true.", minimum=0, maximum=LOGPROBS_MAX),
         "add_special_tokens": {"enum": [False, None], "description": "The template writes them."},
+        "include_reasoning": one_of("boolean", "False: what the model thought is not shown.", default=True),
     }
 
 
@@ -274,15 +262,27 @@ def _message() -> Schema:
         name: {"enum": [None, [], {}, ""], "description": "Of an answer that is sent back; nothing may be in it."}
         for name in MESSAGE_EMPTY
     }
-    return body(
-        {
-            "role": {"enum": list(ROLES)},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
-            "name": one_of("string"),
-            **dict.fromkeys(REASONING, _REASONING),
-            **{name: {"description": "Taken, without effect."} for name in MESSAGE_NO_EFFECT},
-            **nothing,
-        },
-        ("role", "content"),
-        "One message of a chat.",
-    )
+    content: list[Schema] = [{"type": "string"}, {"type": "array", "items": part}]
+    of_all: dict[str, Schema] = {
+        "name": one_of("string"),
+        "tool_call_id": one_of("string", "Of the call whose result this is."),
+        **dict.fromkeys(REASONING, _REASONING),
+        **{name: {"description": "Taken, without effect."} for name in MESSAGE_NO_EFFECT},
+        **nothing,
+    }
+    plain: dict[str, Schema] = {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": content},
+        "tool_calls": {"enum": [None, [], {}, ""]},
+    }
+    calling: dict[str, Schema] = {
+        "role": {"const": ASSISTANT},
+        "content": {"anyOf": [*content, {"type": "null"}]},
+        **earlier_calls(),
+    }
+    return {
+        "anyOf": [
+            body({**plain, **of_all}, ("role", "content"), "One message of a chat."),
+            body({**calling, **of_all}, ("role", "tool_calls"), "An answer that calls tools, sent back."),
+        ]
+    }

@@ -69,7 +69,8 @@ def _add_models(app: FastAPI, frontdoor: FrontDoor) -> None:
 def _add_document(app: FastAPI, frontdoor: FrontDoor, *, has_metrics: bool) -> None:
     async def openapi() -> Response:
         model_id, variables = frontdoor.model.id, frontdoor.template_variables
-        return JSONResponse(document(__version__, model_id, variables, has_metrics=has_metrics))
+        has_tools = bool(frontdoor.syntax.tools.format_name)
+        return JSONResponse(document(__version__, model_id, variables, has_metrics=has_metrics, has_tools=has_tools))
 
     app.api_route("/openapi.json", methods=_READ)(openapi)
 
@@ -114,7 +115,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED_STATUS)
 
     async def on_bug(_: Request, error: Exception) -> Response:
-        return error_response(internal())
+        response = error_response(internal())
+        response.headers["connection"] = "close"  # as the server does after it
+        return response
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -21,10 +21,11 @@ from coppice_scheduler.edge.openai.parsing.fields import Reading, UnknownFields,
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.schema import packed_ids
 from coppice_scheduler.edge.openai.parsing.template_values import kwargs_of
+from coppice_scheduler.edge.openai.parsing.tools import tools_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE, unpack_tokens
 
 _TOKENIZE = (
-    *("model", "prompt", "messages", "chat_template_kwargs"),
+    *("model", "prompt", "messages", "chat_template_kwargs", "tools"),
     *("add_special_tokens", "return_token_strs", "add_generation_prompt"),
 )
 _DETOKENIZE = ("model", "tokens")
@@ -119,12 +120,14 @@ def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
     """What to tokenise, and the field that it came in."""
     text, has_messages = fields.text("prompt"), fields.get("messages") is not None
     is_open, adds_tokens = fields.flag("add_generation_prompt", default=True), fields.flag("add_special_tokens")
-    values = kwargs_of(fields, reading)
+    values, (tools, _) = kwargs_of(fields, reading), tools_of(fields, reading.unknown_fields)
     if (text is not None) == has_messages:
         raise invalid("Send either prompt or messages.", param="prompt", code="missing" if text is None else None)
     if text is not None:
         if values:
             raise invalid("chat_template_kwargs is only for messages.", param="chat_template_kwargs")
+        if tools:
+            raise invalid("tools are only for messages.", param="tools")
         return TextPrompt(text), "prompt"
     if not is_open:
         raise invalid(
@@ -139,4 +142,4 @@ def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
             code="unsupported_parameter",
         )
     messages, _ = messages_of(fields, reading.unknown_fields)
-    return ChatPrompt(messages, values), "messages"
+    return ChatPrompt(messages, values, tools), "messages"

@@ -21,6 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from coppice.errors import UsageError
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
+from coppice_scheduler.edge.text.markers import whole_characters
+from coppice_scheduler.edge.text.tools.tool import Tool, ToolCall
 
 MAX_RENDERED_CHARS = 4 * 1024 * 1024
 # What every chat gives its template; a client cannot.
@@ -36,6 +38,8 @@ class ChatMessage:
     content: str
     name: str | None = None
     reasoning: str | None = None  # of an answer that is sent back; what becomes of it the template says
+    calls: tuple[ToolCall, ...] = ()  # likewise
+    call_id: str | None = None  # of the call whose result this is
 
 
 class ChatTemplate:
@@ -47,27 +51,54 @@ class ChatTemplate:
     def __init__(self, checkpoint: CheckpointText, *, max_chars: int = MAX_RENDERED_CHARS) -> None:
         self._special_tokens = dict(checkpoint.special_tokens)
         self._max_chars = max_chars
-        self._template: jinja2.Template | None = None
-        self.variables: frozenset[str] = frozenset()
+        self._directory = checkpoint.directory
+        self._template, read = self._compiled(checkpoint.chat_template)
+        self._tool_template, tools_read = self._template, read
+        if checkpoint.tool_template is not None:
+            self._tool_template, tools_read = self._compiled(checkpoint.tool_template)
+        self.reads_tools = "tools" in tools_read
+        self._reads_calls = "tool_calls" in (checkpoint.tool_template or checkpoint.chat_template or "")
+        self.variables = (read | tools_read) - GIVEN - _SPECIAL - self._special_tokens.keys()
         self.missing = (
             f"The checkpoint {checkpoint.directory!r} has no chat template (neither chat_template.jinja nor "
             "chat_template in tokenizer_config.json). Use /v1/completions, or add a template to the checkpoint."
         )
-        if checkpoint.chat_template is not None:
-            environment = _environment()
-            try:
-                parsed = environment.parse(checkpoint.chat_template)
-                read = meta.find_undeclared_variables(parsed)
-                self._template = environment.from_string(parsed)
-            except jinja2.TemplateSyntaxError as error:
-                raise UsageError(
-                    f"the chat template of {checkpoint.directory!r} is not valid: line {error.lineno}: {error.message}"
-                ) from error
-            self.variables = frozenset(read) - GIVEN - _SPECIAL - self._special_tokens.keys()
 
-    def render_now(self, messages: Sequence[ChatMessage], values: Mapping[str, Any] | None = None) -> str:
+    def check_reads_tools(self) -> None:
+        """Raises ApiError."""
+        if not self.reads_tools:
+            message = "The chat template of this model does not read tools. Leave them out."
+            raise invalid(message, param="tools", code="unsupported_parameter")
+
+    def _compiled(self, template: str | None) -> tuple[jinja2.Template | None, frozenset[str]]:
+        """And the names that it reads. Raises UsageError."""
+        if template is None:
+            return None, frozenset()
+        environment = _environment()
+        try:
+            parsed = environment.parse(template)
+            read = meta.find_undeclared_variables(parsed)
+            return environment.from_string(parsed), frozenset(read)
+        except jinja2.TemplateSyntaxError as error:
+            raise UsageError(
+                f"the chat template of {self._directory!r} is not valid: line {error.lineno}: {error.message}"
+            ) from error
+
+    def render_now(
+        self,
+        messages: Sequence[ChatMessage],
+        values: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> str:
         """The prompt of `messages`, open for the assistant's answer. `values` are of `variables`. Raises ApiError."""
-        if self._template is None:
+        has_calls = any(message.calls for message in messages)
+        template = self._tool_template if tools or has_calls else self._template
+        if tools:
+            self.check_reads_tools()
+        if has_calls and not self._reads_calls:
+            message = "The chat template of this model does not read tool_calls of earlier answers."
+            raise invalid(message, param="messages", code="unsupported_parameter")
+        if template is None:
             raise invalid(self.missing, param="messages", code="no_chat_template")
         values = values or {}
         for name, value in values.items():
@@ -77,11 +108,11 @@ class ChatTemplate:
         parts: list[str] = []
         size = 0
         try:
-            for part in self._template.generate(
+            for part in template.generate(
                 **values,
                 **self._special_tokens,
                 messages=[_plain(message) for message in messages],
-                tools=None,
+                tools=[_plain_tool(tool) for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=True,
             ):
@@ -104,7 +135,7 @@ class ChatTemplate:
                 f"The chat template failed on these messages: {type(error).__name__}: {error}",
                 param="messages",
             ) from error
-        return "".join(parts)
+        return whole_characters("".join(parts))
 
 
 def _check_numbers(name: str, value: Any) -> None:
@@ -128,13 +159,34 @@ def not_read(name: str, field: str, variables: frozenset[str]) -> ApiError:
     return invalid(f"{field} {why}. Leave it out.", param=field, code="unsupported_parameter")
 
 
-def _plain(message: ChatMessage) -> dict[str, str]:
-    plain = {"role": message.role, "content": message.content}
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         plain["name"] = message.name
     if message.reasoning is not None:
         plain["reasoning_content"] = message.reasoning
+    if message.calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.calls]
+    if message.call_id is not None:
+        plain["tool_call_id"] = message.call_id
     return plain
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    """Templates write arguments as JSON, and so must have them as values."""
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = call.arguments  # as the model wrote it
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _plain_tool(tool: Tool) -> dict[str, Any]:
+    """In one order, however it was sent: the same tools have the same prompt."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": {**function, "parameters": json.loads(tool.parameters)}}
 
 
 class _Generation(Extension):

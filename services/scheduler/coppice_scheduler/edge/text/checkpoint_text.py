@@ -43,6 +43,7 @@ class CheckpointText:
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ...
     eos_token_ids: frozenset[int]
     chat_template: str | None
+    tool_template: str | None  # for chats with tools, where it is another one
     defaults: SamplingDefaults
 
 
@@ -62,6 +63,7 @@ def load_checkpoint_text(directory: str | Path) -> CheckpointText:
         special_tokens=special,
         eos_token_ids=_eos_token_ids(raw, generation_config, config, special),
         chat_template=_chat_template(root, tokenizer_config),
+        tool_template=None if (root / TEMPLATE_FILE).is_file() else _named_templates(tokenizer_config).get("tool_use"),
         defaults=_defaults(root / "generation_config.json", generation_config),
     )
 
@@ -122,10 +124,18 @@ def _chat_template(root: Path, tokenizer_config: Mapping[str, Any]) -> str | Non
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):  # several with names; chats without tools use the default one
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    return template if isinstance(template, str) else _named_templates(tokenizer_config).get("default")
+
+
+def _named_templates(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Where a checkpoint has several; none where it has one."""
+    entries = tokenizer_config.get("chat_template")
+    pairs = (
+        (entry.get("name"), entry.get("template"))
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict)
+    )
+    return {name: template for name, template in pairs if isinstance(name, str) and isinstance(template, str)}
 
 
 def _defaults(path: Path, generation_config: Mapping[str, Any]) -> SamplingDefaults:

@@ -19,6 +19,9 @@ from typing import Protocol
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import ByteLevel
 
+from coppice_scheduler.edge.text.reasoning.formats import REASONING_MARKERS
+from coppice_scheduler.edge.text.tools.formats import MARKERS
+
 _CONTEXT_TOKENS = 6  # of the prompt, so that a first token keeps the space before its word
 _PENDING_TOKENS_MAX = 64  # after so many tokens without a whole character the bytes are what they are
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
@@ -66,17 +69,26 @@ class DetokenizerFactory:
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._special = special_ids(raw)
+        added = raw.get_added_tokens_decoder()
+        self._unmarked = frozenset(i for i in self._special if added[i].content not in (*MARKERS, *REASONING_MARKERS))
         is_byte_level = isinstance(raw.decoder, ByteLevel)
-        self._tables = {silent: ByteTable(raw, silent) for silent in (self._special, _NONE_SILENT) if is_byte_level}
+        silent_sets = (self._special, self._unmarked, _NONE_SILENT) if is_byte_level else ()
+        self._tables = {silent: ByteTable(raw, silent) for silent in silent_sets}
         self._byte_tokens = (
             frozenset()
             if is_byte_level
             else frozenset(i for text, i in raw.get_vocab().items() if BYTE_TOKEN.match(text))
         )
 
-    def start(self, prompt_tail: list[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A stream that continues a prompt which ends in `prompt_tail` (its last few ids; may be empty)."""
-        silent = self._special if skip_special_tokens else _NONE_SILENT
+    def start(
+        self, prompt_tail: list[int], *, skip_special_tokens: bool = True, keeps_markers: bool = False
+    ) -> Detokenizer:
+        """A stream that continues a prompt which ends in `prompt_tail` (its last few ids; may be empty).
+
+        `keeps_markers`: special tokens that open or close reasoning and calls of tools are text.
+        """
+        skipped = self._unmarked if keeps_markers else self._special
+        silent = skipped if skip_special_tokens else _NONE_SILENT
         if self._tables:
             return _ByteLevelStream(self._tables[silent])
         return _WindowStream(self._raw, silent, self._byte_tokens, prompt_tail[-_CONTEXT_TOKENS:])
@@ -141,8 +153,8 @@ class _WindowStream:
             return ""
         if len(ids) > _DECODED_AT_ONCE_MAX:
             # `decode` keeps the interpreter to itself for as long as it takes.
-            return self._raw.decode_batch([ids], skip_special_tokens=bool(self._special))[0]
-        return self._raw.decode(ids, skip_special_tokens=bool(self._special))
+            return self._raw.decode_batch([ids], skip_special_tokens=False)[0]
+        return self._raw.decode(ids, skip_special_tokens=False)
 
     def feed(self, ids: list[int]) -> str:
         self._window += [i for i in ids if i not in self._special]

@@ -8,25 +8,37 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from coppice.grammar import GRAMMAR_BYTES_MAX, GrammarError
+from coppice_scheduler.edge.text.reasoning.grammar import BehindReasoning
 
-# Between two tokens of JSON. A model that is made to go on writes whitespace without end where it may.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# Between two tokens of JSON: a model that is made to go on writes whitespace without end where it may.
+JSON_LIBRARY_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}", "lenient": False}
 # A class may stand in another one.
 _TAKEN = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]", r"\s": r"[\t\n\f\r ]"}
 _LEFT_OUT = {r"\D": "[^0-9]", r"\W": "[^0-9A-Za-z_]", r"\S": r"[^\t\n\f\r ]"}
 _REGEX_PIECE = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)  # a bracket that is first in a class does not end it
-_ANY_OBJECT = '{"type":"object"}'
+ANY_OBJECT = '{"type":"object"}'
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?[0-9][0-9.]*(?:[eE][+-]?[0-9]+)?)')
 _UNICODE_ESCAPE = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 _MULTIPLE_MAX = 20_000  # 0.1 s of compiling
 _MULTIPLE_DIGITS = 18
-_TOO_LONG = f"it is longer than {GRAMMAR_BYTES_MAX >> 10} KiB"
+# Keywords of JSON Schema whose values have names of the client's, and those whose values are no schemas.
+_BY_NAME = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependentRequired", "dependencies"}
+)
+_DATA = frozenset({"const", "enum"})
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly"}
+)  # which say nothing about values
+_TOO_LONG = f"it, or the grammar that is made of it, is longer than {GRAMMAR_BYTES_MAX >> 10} KiB"
 MAX_FORMAT_CHOICES = 1024
 
 
@@ -36,6 +48,11 @@ class FormatKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    TOOL_CALLS = "tool_calls"  # a grammar of ours, made of the tools of a request
+
+
+# What a client may ask for by these names.
+ASKED_KINDS = tuple(kind for kind in FormatKind if kind is not FormatKind.TOOL_CALLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +60,34 @@ class OutputFormat:
     kind: FormatKind
     value: str | tuple[str, ...]  # schema as JSON, regex or grammar; the choices; "" of any object
     field: str  # that an error names
+    behind: BehindReasoning | None = None
 
 
 def grammar_of(wanted: OutputFormat) -> str:
     """The grammar's text, which may be wrong yet. Raises GrammarError for what has none."""
     if sum(map(len, wanted.value)) > GRAMMAR_BYTES_MAX:
         raise GrammarError(_TOO_LONG)
-    _check_characters("".join(wanted.value))
-    _check_multiples("".join(wanted.value))
+    whole = "".join(wanted.value)
+    _check_characters(whole)
+    _check_multiples(whole)
     match wanted.kind, wanted.value:
         case FormatKind.CHOICE, tuple(choices):
             grammar = _choice_grammar(choices)
         case FormatKind.JSON_OBJECT, _:
-            grammar = _json_grammar(_ANY_OBJECT)
+            grammar = _json_grammar(ANY_OBJECT)
         case FormatKind.JSON, str(schema):
             grammar = _json_grammar(schema)
         case FormatKind.REGEX, str(regex):
             grammar = LLMatcher.grammar_from_regex(_ascii_classes(_some(regex, "regex")))
+        case FormatKind.TOOL_CALLS, str(text):
+            grammar = LLMatcher.grammar_from_lark(text)
         case _, str(text):
             grammar = LLMatcher.grammar_from_lark(_lark(_some(text, "grammar")))
         case _:
             raise AssertionError(wanted)
-    if len(grammar.encode("utf-8", "replace")) > GRAMMAR_BYTES_MAX:
+    if wanted.behind is not None:
+        grammar = wanted.behind.grammar(grammar)
+    if len(grammar.encode()) > GRAMMAR_BYTES_MAX:
         raise GrammarError(_TOO_LONG)
     return grammar
 
@@ -96,19 +119,40 @@ def _some(text: str, what: str) -> str:
     return text
 
 
-def _json_grammar(schema: str) -> str:
+def json_schema(text: str) -> dict[str, Any]:
+    """What a schema that a client sent says about values; classes in patterns as in regexes. Raises GrammarError."""
     try:
-        parsed: Any = json.loads(schema)
+        parsed: Any = _read_schema(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"the schema is no JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise GrammarError("the schema must be an object")
     if "x-guidance" in parsed:
         raise GrammarError("x-guidance is not taken from a schema")
+    return parsed
+
+
+def _read_schema(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_read_schema(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    read: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword == "pattern" and isinstance(value, str):
+            read[keyword] = _ascii_classes(value)
+        elif keyword in _BY_NAME and isinstance(value, dict):
+            names = map(_ascii_classes, value) if keyword == "patternProperties" else value
+            read[keyword] = dict(zip(names, map(_read_schema, value.values()), strict=True))
+        elif keyword not in _ANNOTATIONS:
+            read[keyword] = value if keyword in _DATA else _read_schema(value)
+    return read
+
+
+def _json_grammar(schema: str) -> str:
+    read = json.dumps(json_schema(schema))
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
-        )
+        return LLMatcher.grammar_from_json_schema(read, overrides=JSON_LIBRARY_OPTIONS)
     except ValueError as error:  # Python's reader takes more than JSON has: NaN, half of a surrogate pair
         raise GrammarError(f"the schema is no JSON: {error}") from None
 

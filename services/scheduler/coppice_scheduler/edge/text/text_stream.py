@@ -8,12 +8,14 @@ from typing import Literal
 
 from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
+from coppice_scheduler.edge.text.answer_parts import AnswerParts
 from coppice_scheduler.edge.text.detokenizer import Detokenizer
 from coppice_scheduler.edge.text.logprobs import LogprobTrack, TokenLogprob
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, unpack_tokens
+from coppice_scheduler.edge.text.tools.call_parser import CallDelta
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     written_tokens: int = 0  # of the prompt, computed and made findable for others
+    reasoning_tokens: int = 0  # of the completion
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -29,6 +32,7 @@ class Usage:
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
             self.written_tokens + other.written_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
 
@@ -51,6 +55,8 @@ class Delta:
     tokens: bytes  # packed u32, a stop token at the end included although it has no text
     ending: Ending | None = None
     logprobs: tuple[TokenLogprob, ...] = ()  # of tokens whose text was sent; a stop token has none
+    calls: tuple[CallDelta, ...] = ()  # of tools; their text is not in `text`
+    reasoning: str = ""  # nor is this
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class TextStream:
         stop_now: Callable[[], None],
         *,
         track: LogprobTrack | None = None,
+        parts: AnswerParts | None = None,
         options: TextOptions = TextOptions(),
     ) -> None:
         self._index = index
@@ -91,29 +98,32 @@ class TextStream:
         self._scanner = scanner
         self._stop_now = stop_now
         self._track = track
+        self._parts = parts
+        self._num_reasoning_tokens = 0
         self._options = options
         self._echo = options.echo
         self._stop: str | None = None
+        self._is_cut = False  # by us, before the engine ended it
         self._num_sent_chars = 0
         self.num_tokens = 0  # taken so far; after a stop string no more are
 
     def take(self, output: Output) -> Delta | None:
         """The delta of an Output, if it brings any. Raises ApiError where it says that the request failed."""
-        if self._stop is not None:
+        if self._is_cut:
             return None if output.finish is None else self._end("", b"", output)
         if self._track is not None:
             for report in output.logprobs:
                 self._track.add(report)
         text, tokens = self._read(output.tokens) if self._options.shows_output else ("", b"")
         if output.finish is None:
-            if self._stop is not None:
+            if self._is_cut:
                 self._stop_now()
             return self._delta(text, tokens, None) if text or tokens else None
-        if output.finish is Finish.ERROR and self._stop is None:
+        if output.finish is Finish.ERROR and not self._is_cut:
             raise from_output(output.error)
-        if output.finish is Finish.CANCELLED and self._stop is None:
+        if output.finish is Finish.CANCELLED and not self._is_cut:
             raise ApiError(ErrorKind.UNAVAILABLE, "The server cancelled the request.", code="cancelled")
-        if self._stop is None:
+        if not self._is_cut:
             if output.stop_token and self._options.shows_stop_token:
                 text += self._scan(self._detokenizer.feed(unpack_tokens(output.stop_token)))
             text += self._flush()
@@ -123,34 +133,49 @@ class TextStream:
         if not tokens:
             return "", b""
         ids = unpack_tokens(tokens)
-        if self._scanner is None and self._track is None:
+        counts_tokens = self._parts is not None and self._parts.counts_tokens
+        if self._scanner is None and self._track is None and not counts_tokens:
             self.num_tokens += len(ids)
-            return self._detokenizer.feed(ids), tokens
+            return self._scan(self._detokenizer.feed(ids)), tokens
         text = ""
         for place, token_id in enumerate(ids, start=1):
-            # One by one: a stop string ends the output at the token that completes it, however tokens were joined.
+            # One by one: what ends the output ends it at the token that completes it, however tokens were joined.
             self.num_tokens += 1
             new = self._detokenizer.feed([token_id])
             if self._track is not None:
                 self._track.saw(token_id, len(new), is_open=self._detokenizer.is_open)
+            was_reasoning = self._is_reasoning
             text += self._scan(new)
-            if self._stop is not None:
+            self._num_reasoning_tokens += was_reasoning or self._is_reasoning
+            if self._is_cut:
                 return text, tokens[: place * TOKEN_DTYPE.itemsize]
         return text, tokens
 
     def _scan(self, new: str) -> str:
-        """What of `new`, and of what was held back, may be sent. Sets `_stop`."""
-        if self._scanner is None or self.num_tokens <= self._options.min_tokens:
-            return new
-        scanned = self._scanner.feed(new)
-        self._stop = scanned.stop
-        return scanned.text
+        """What of `new`, and of what was held back, may be sent. Sets `_stop` and `_is_cut`."""
+        if self._scanner is not None and self.num_tokens > self._options.min_tokens:
+            scanned = self._scanner.feed(new)
+            self._stop = scanned.stop
+            new = scanned.text
+        if self._parts is not None:
+            self._parts.feed(new)
+        self._is_cut = self._stop is not None or (self._parts is not None and self._parts.is_done)
+        return new
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._parts is not None and self._parts.is_reasoning
 
     def _flush(self) -> str:
-        if self._stop is not None:
+        if self._is_cut:
             return ""
         text = self._scan(self._detokenizer.flush())
-        return text + self._scanner.flush() if self._scanner is not None and self._stop is None else text
+        if self._scanner is None or self._is_cut:
+            return text
+        held = self._scanner.flush()
+        if self._parts is not None:
+            self._parts.feed(held)
+        return text + held
 
     def _delta(self, text: str, tokens: bytes, ending: Ending | None) -> Delta:
         logprobs: tuple[TokenLogprob, ...] = ()
@@ -165,11 +190,18 @@ class TextStream:
                 logprobs += self._track.release_all()
             else:
                 logprobs += self._track.release(self._num_sent_chars)
-        return Delta(self._index, text, tokens, ending, logprobs)
+        if self._parts is None:
+            return Delta(self._index, text, tokens, ending, logprobs)
+        parts = self._parts.take()
+        return Delta(self._index, parts.text, tokens, ending, logprobs, parts.calls, parts.reasoning)
 
     def _end(self, text: str, tokens: bytes, output: Output) -> Delta:
-        stopped = self._stop is not None
+        if self._parts is not None:
+            self._parts.flush(was_cut=self._stop is not None or output.finish is Finish.LENGTH)
+        stopped = self._is_cut
         reason: FinishReason = "stop" if stopped or output.finish is Finish.STOP else "length"
+        if reason == "stop" and self._parts is not None and self._parts.ends_with_calls:
+            reason = "tool_calls"
         num_tokens = self.num_tokens if stopped else max(output.num_output_tokens, self.num_tokens)
         if not self._options.shows_output:
             num_tokens, reason = 0, "length"
@@ -179,10 +211,11 @@ class TextStream:
 
     def _usage(self, output: Output, num_tokens: int) -> Usage:
         if self._options.is_extra_choice:
-            return Usage(0, num_tokens, 0)
+            return Usage(0, num_tokens, 0, reasoning_tokens=self._num_reasoning_tokens)
         return Usage(
             prompt_tokens=output.num_prompt_tokens or self._num_prompt_tokens,
             completion_tokens=num_tokens,
             cached_tokens=output.num_cached_tokens,
             written_tokens=output.num_written_tokens,
+            reasoning_tokens=self._num_reasoning_tokens,
         )

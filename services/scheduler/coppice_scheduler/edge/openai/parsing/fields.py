@@ -62,7 +62,19 @@ SUPPORTED = frozenset(
         "timeout",
     }
 )
-CHAT_ONLY = frozenset({"messages", "top_logprobs", "chat_template_kwargs", "enable_thinking", "reasoning_effort"})
+CHAT_ONLY = frozenset(
+    {
+        "messages",
+        "top_logprobs",
+        "chat_template_kwargs",
+        "enable_thinking",
+        "reasoning_effort",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "include_reasoning",
+    }
+)
 COMPLETION_ONLY = frozenset({"prompt", "echo"})
 NAMED_MAX = 16  # fields in the header that lists them
 NAME_CHARS = 64
@@ -77,7 +89,7 @@ NO_EFFECT: Mapping[str, str] = {
     "service_tier": "there is one",
     "session_id": "prefixes are found without it",
     "prediction": "the answer is computed without a guess",
-    "parallel_tool_calls": "no tool is called",
+    "parallel_tool_calls": "of completions, which call no tool",
     "verbosity": "the model is not told",
 }
 
@@ -95,7 +107,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "bad_words": _EMPTY,
     "logits_processors": _EMPTY,
     "suffix": ("",),
-    "tools": _EMPTY,
+    "tools": _EMPTY,  # these two of completions
     "tool_choice": ("none", "auto"),
     "functions": _EMPTY,
     "function_call": ("none", "auto"),

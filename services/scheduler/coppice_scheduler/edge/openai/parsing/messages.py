@@ -9,12 +9,13 @@ from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_MESSAGES
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.openai.parsing.fields import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.openai.parsing.tools import calls_of
 from coppice_scheduler.edge.text.chat import ChatMessage
 
 REASONING = ("reasoning_content", "reasoning")  # the older and the newer name
-_MESSAGE_FIELDS = frozenset({"role", "content", "name", *REASONING})
-MESSAGE_NO_EFFECT = frozenset({"annotations"})
-MESSAGE_EMPTY = ("tool_calls", "function_call", "refusal", "audio")
+_MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *REASONING})
+MESSAGE_NO_EFFECT = frozenset({"annotations", "parsed"})  # the second is of the openai package's
+MESSAGE_EMPTY = ("function_call", "refusal", "audio")
 
 
 def messages_of(fields: Fields, unknown: UnknownFields) -> tuple[tuple[ChatMessage, ...], tuple[str, ...]]:
@@ -47,9 +48,11 @@ def _message(place: int, message: Any, unknown: UnknownFields, ignored: dict[str
         if value is not None:
             ignored[f"messages[].{name}"[:NAME_CHARS]] = None
     # Some send it empty, in whatever form.
-    content = _content(fields, where)
+    calls = calls_of(fields, where, unknown, ignored)
+    content = "" if calls and fields.get("content") is None else _content(fields, where)
     reasoning = [fields.text(name) if fields.get(name) not in ([], {}) else None for name in REASONING]
-    found = ChatMessage(role, content, fields.text("name"), next((text for text in reasoning if text), None))
+    thought = next((text for text in reasoning if text), None)
+    found = ChatMessage(role, content, fields.text("name"), thought, calls, fields.text("tool_call_id"))
     fields.assert_read(_MESSAGE_FIELDS)
     return found
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES, FormatKind, OutputFormat
+from coppice_scheduler.edge.text.output_format import ASKED_KINDS, MAX_FORMAT_CHOICES, FormatKind, OutputFormat
 
 RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
-GUIDED = {f"guided_{kind}": kind for kind in FormatKind if kind is not FormatKind.JSON_OBJECT}
+GUIDED = {f"guided_{kind}": kind for kind in ASKED_KINDS if kind is not FormatKind.JSON_OBJECT}
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 
 
@@ -73,12 +73,12 @@ def _structured_outputs(fields: Fields) -> OutputFormat | None:
         return None
     if not isinstance(value, dict):
         raise fields.wrong(STRUCTURED_OUTPUTS, "an object")
-    _only(value, tuple(FormatKind), STRUCTURED_OUTPUTS)
+    _only(value, ASKED_KINDS, STRUCTURED_OUTPUTS)
     inner = Fields(value, f"{STRUCTURED_OUTPUTS}.")
-    asked = [_format(inner, kind.value, kind, f"{STRUCTURED_OUTPUTS}.{kind}") for kind in FormatKind]
+    asked = [_format(inner, kind.value, kind, f"{STRUCTURED_OUTPUTS}.{kind}") for kind in ASKED_KINDS]
     found = [each for each in asked if each is not None]
     if len(found) != 1:
-        names = ", ".join(FormatKind)
+        names = ", ".join(ASKED_KINDS)
         raise invalid(f"structured_outputs must have exactly one of {names}.", param=STRUCTURED_OUTPUTS)
     return found[0]
 
@@ -119,8 +119,6 @@ def _as_text(schema: Mapping[str, Any]) -> str:
 def _only(value: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for name, inner in value.items():
         if name not in known and inner is not None:
-            raise _unsupported(f"{where}.{name[:100]}", known)
-
-
-def _unsupported(name: str, known: tuple[str, ...]) -> ApiError:
-    return invalid(f"{name} is not supported; known are {', '.join(known)}.", param=name, code="unsupported_parameter")
+            param = f"{where}.{name[:100]}"
+            message = f"{param} is not supported; known are {', '.join(known)}."
+            raise invalid(message, param=param, code="unsupported_parameter")

@@ -26,7 +26,9 @@ from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_O
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
 from coppice_scheduler.edge.openai.parsing.template_values import template_values_of
+from coppice_scheduler.edge.openai.parsing.tools import tool_use_of, tools_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
+from coppice_scheduler.edge.text.tools.tool import ToolUse
 
 _STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known, and only taken as false
 
@@ -39,6 +41,7 @@ class Presentation:
     include_usage: bool = False
     return_token_ids: bool = False
     tokens_as_ids: bool = False  # log-probabilities name tokens `token_id:5`
+    include_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,11 @@ def parse_chat(raw: bytes, reading: Reading) -> ParsedRequest:
     fields = Fields(body)
     messages, ignored_in_messages = messages_of(fields, reading.unknown_fields)
     values, not_read = template_values_of(fields, reading)
-    chat = ChatPrompt(messages, values)
-    parsed = _parse(fields, (chat,), _chat_logprobs(fields), ignored + ignored_in_messages + not_read)
+    tools, ignored_in_tools = tools_of(fields, reading.unknown_fields)
+    chat = ChatPrompt(messages, values, tools)
+    use, ignored_in_choice = tool_use_of(fields, tools, reading.unknown_fields)
+    ignored += ignored_in_messages + not_read + ignored_in_tools + ignored_in_choice
+    parsed = _parse(fields, (chat,), _chat_logprobs(fields), ignored, use)
     fields.assert_read(SUPPORTED | CHAT_ONLY)
     return parsed
 
@@ -70,7 +76,11 @@ def parse_completion(raw: bytes, reading: Reading) -> ParsedRequest:
 
 
 def _parse(
-    fields: Fields, prompts: tuple[Prompt, ...], num_logprobs: int | None, ignored: tuple[str, ...]
+    fields: Fields,
+    prompts: tuple[Prompt, ...],
+    num_logprobs: int | None,
+    ignored: tuple[str, ...],
+    tool_use: ToolUse | None = None,
 ) -> ParsedRequest:
     presentation = _presentation(fields)
     return ParsedRequest(
@@ -101,6 +111,7 @@ def _parse(
             comes_again=fields.text("prompt_cache_key") is not None,
             retain_ms=retain_ms_of(fields),
             output_format=output_format_of(fields),
+            tool_use=tool_use,
             cache_salt=fields.text("cache_salt"),
             streams=presentation.stream,
         ),
@@ -151,6 +162,7 @@ def _presentation(fields: Fields) -> Presentation:
         _include_usage(fields, stream),
         fields.flag("return_token_ids"),
         fields.flag("return_tokens_as_token_ids"),
+        fields.flag("include_reasoning", default=True),
     )
 
 

@@ -1,0 +1,71 @@
+"""The parts of an answer, while it comes: what was thought, what is said, what is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coppice_scheduler.edge.text.reasoning.parser import ReasoningParser
+from coppice_scheduler.edge.text.tools.call_parser import CallDelta, CallParser
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    text: str
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+
+class AnswerParts:
+    """Takes reasoning out of the text first, then calls out of what is left."""
+
+    def __init__(self, reasoning: ReasoningParser | None, calls: CallParser | None) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._thought: list[str] = []
+        self._said: list[str] = []  # where nothing may be called
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it matters at which token something was found: where reasoning or the answer ends."""
+        is_thinking = self._reasoning is not None and not self._reasoning.is_over
+        return is_thinking or (self._calls is not None and self._calls.may_be_done)
+
+    @property
+    def is_done(self) -> bool:
+        """As many calls as there may be are complete."""
+        return self._calls is not None and self._calls.is_done
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """All of them are complete."""
+        return self._calls is not None and self._calls.num_calls > 0 and not self._calls.is_open
+
+    def feed(self, text: str) -> None:
+        thought, said = self._reasoning.feed(text) if self._reasoning is not None else ("", text)
+        self._add(thought, said)
+
+    def flush(self, *, was_cut: bool) -> None:
+        """The answer has ended, or was cut by a limit or a stop string."""
+        if self._reasoning is not None:
+            self._add(*self._reasoning.flush())
+        if self._calls is not None:
+            self._calls.flush(was_cut=was_cut)
+
+    def take(self) -> Parts:
+        """What was found since the last time."""
+        said, calls = self._calls.take() if self._calls is not None else ("".join(self._said), ())
+        parts = Parts(said, "".join(self._thought), calls)
+        self._thought.clear()
+        self._said.clear()
+        return parts
+
+    def _add(self, thought: str, said: str) -> None:
+        self._thought.append(thought)
+        if self._calls is None:
+            self._said.append(said)
+        else:
+            self._calls.feed(said)

@@ -1,0 +1,108 @@
+"""Tools with one checkpoint: whether it can use them, how its calls are read, and the grammar where they are forced."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from coppice.grammar import GrammarError
+from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.text.chat import ChatTemplate
+from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
+from coppice_scheduler.edge.text.output_format import ANY_OBJECT, FormatKind, OutputFormat
+from coppice_scheduler.edge.text.tools.call_grammar import calls_grammar, format_for_grammar, text_grammar
+from coppice_scheduler.edge.text.tools.call_parser import CallParser
+from coppice_scheduler.edge.text.tools.formats import FORMATS, ToolFormat, format_of_template
+from coppice_scheduler.edge.text.tools.json_calls import JsonCalls
+from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
+from coppice_scheduler.edge.text.tools.tool import ToolMode, ToolUse
+
+AUTO, NO_PARSER = "auto", "none"  # or the name of a format
+TOOLS = "tools"  # what errors name
+
+
+class ToolSupport:
+    def __init__(self, checkpoint: CheckpointText, template: ChatTemplate, parser: str = AUTO) -> None:
+        """`parser`: AUTO, NO_PARSER or a name of FORMATS."""
+        self._raw: RawTokenizer = checkpoint.raw
+        self._template = template
+        self._parser = parser
+        text = checkpoint.tool_template or checkpoint.chat_template or ""
+        self._format = format_of_template(text) if parser == AUTO else FORMATS.get(parser)
+
+    @property
+    def format_name(self) -> str:
+        """Of what this checkpoint writes; empty where tools cannot be used."""
+        return self._format.name if self._format is not None and self._template.reads_tools else ""
+
+    def output_format(self, use: ToolUse, wanted: OutputFormat | None) -> OutputFormat | None:
+        """What the answer must look like, if anything. `wanted` is what was asked for besides. Raises ApiError."""
+        tool_format = self._format_or_refusal()
+        try:
+            grammar = self._grammar(use, tool_format, wanted)
+        except GrammarError as error:
+            raise invalid(f"{TOOLS} cannot be used: {error}", param=TOOLS, code="invalid_output_format") from None
+        return wanted if grammar is None else OutputFormat(FormatKind.TOOL_CALLS, grammar, TOOLS)
+
+    def forbidden_token(self, use: ToolUse) -> int | None:
+        """The one that opens calls, where there must be none."""
+        tool_format = self._format_or_refusal()
+        if use.mode is not ToolMode.NONE or tool_format.is_bare:
+            return None
+        return self._raw.token_to_id(tool_format.opens)
+
+    def without_effect(self, use: ToolUse) -> tuple[str, ...]:
+        """Fields that a client sent and that change nothing here."""
+        is_free = use.mode is ToolMode.AUTO and self._format is not None and self._format.is_python
+        return ("tools[].function.strict",) if is_free and any(tool.is_strict for tool in use.allowed) else ()
+
+    def parser(self, use: ToolUse) -> CallParser | None:
+        """Reads one answer; None where nothing may be called. The tools of `use` themselves are not needed."""
+        if use.mode is ToolMode.NONE:
+            return None
+        tool_format = self._written(use, self._format_or_refusal())
+        if tool_format.is_python:
+            return PythonCalls(use.names, tool_format.new_id, use.calls_max)
+        is_forced = use.mode is ToolMode.REQUIRED
+        return JsonCalls(tool_format, use.names, tool_format.new_id, use.calls_max, is_forced=is_forced)
+
+    def _grammar(self, use: ToolUse, tool_format: ToolFormat, wanted: OutputFormat | None) -> str | None:
+        token_of = self._raw.token_to_id
+        written = self._written(use, tool_format)
+        if use.mode is ToolMode.REQUIRED:
+            return calls_grammar(use, written, token_of)
+        if use.mode is ToolMode.NONE:
+            return None
+        if wanted is not None:
+            return calls_grammar(use, written, token_of, _schema_of(wanted, written))
+        is_bound = any(tool.is_strict for tool in use.allowed) or len(use.names) < len(use.tools)
+        return text_grammar(use, written, token_of) if is_bound and not tool_format.is_python else None
+
+    def _written(self, use: ToolUse, tool_format: ToolFormat) -> ToolFormat:
+        return format_for_grammar(tool_format) if use.mode is ToolMode.REQUIRED else tool_format
+
+    def _format_or_refusal(self) -> ToolFormat:
+        """Raises ApiError."""
+        self._template.check_reads_tools()
+        if self._format is None:
+            raise _unsupported(
+                "How this model writes calls of tools is not known here; its operator can say so with --tool-parser "
+                f"{' | '.join(FORMATS)}."
+                if self._parser == AUTO
+                else "Tools are switched off (--tool-parser none)."
+            )
+        return self._format
+
+
+def _schema_of(wanted: OutputFormat, written: ToolFormat) -> str:
+    """Of an answer that is no call. Raises ApiError."""
+    if wanted.kind not in (FormatKind.JSON, FormatKind.JSON_OBJECT) or written.is_bare:
+        raise _unsupported(
+            f"{TOOLS} cannot be combined with {wanted.field} here"
+            + (": calls of this model look like an answer in JSON." if written.is_bare else ".")
+            + ' Send one, or tool_choice: "none".'
+        )
+    return str(wanted.value) if wanted.kind is FormatKind.JSON else ANY_OBJECT
+
+
+def _unsupported(message: str) -> ApiError:
+    return invalid(message, param=TOOLS, code="unsupported_parameter")
