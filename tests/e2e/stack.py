@@ -159,9 +159,14 @@ class Stack:
             status, stats = self.get(f"http://127.0.0.1:{self.cache_http}/v1/stats")
             return status == 200 and [worker["open"] for worker in stats["workers"]] == [True] * self.num_workers
 
+        def all_registered() -> bool:
+            return all(self.get(f"http://127.0.0.1:{port}/readyz")[0] == 200 for port in self.worker_http)
+
         for service in self.services.values():
             if not service.is_running:
                 service.start()
+        # The cache service calls a worker that ended open until its time is up: so the workers are asked first.
+        wait_until(all_registered, "all workers to be registered")
         wait_until(all_open, "all workers to be open")
         self.wait_ready()
         self.wait_at_rest()
