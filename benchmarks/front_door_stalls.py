@@ -30,7 +30,7 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_PROMPTS
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
-from coppice_scheduler.edge.openai.routes import create_app
+from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 
 MODEL = "demo"

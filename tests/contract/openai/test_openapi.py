@@ -26,6 +26,8 @@ OPERATIONS = (
     ("POST", "/v1/completions"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
 )
@@ -84,7 +86,7 @@ def test_answers_are_as_described(described: Any, server: Served, method: str, p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("method", "path"), OPERATIONS[:4])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS[:6])
 def test_answers_are_as_described_for_long(described: Any, server: Served, method: str, path: str) -> None:
     assert len(try_out(described, server, method, path, 500)) > 1
 

@@ -25,7 +25,7 @@ from coppice_cache.edge.settings import CacheSettings
 from coppice_cache.engine_index.http import build_ingest_app
 from coppice_cache.engine_index.ingest import Ingest
 from coppice_scheduler.edge.base.settings import ServiceSettings
-from coppice_scheduler.edge.openai.routes import create_app
+from coppice_scheduler.edge.rest_app import create_app
 from coppice_worker.edge.settings import WorkerSettings
 from tests.contract.worker.test_worker_service import Stack
 from tests.fakes.api import grpc_served, rest

@@ -26,7 +26,7 @@ from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
-from coppice_scheduler.edge.openai.routes import create_app
+from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
 

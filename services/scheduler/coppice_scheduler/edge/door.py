@@ -38,6 +38,7 @@ from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import Generation
 from coppice_scheduler.edge.grpc.server import GenerationServer
+from coppice_scheduler.edge.http.field_table import UnknownFields
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
@@ -48,9 +49,8 @@ from coppice_scheduler.edge.ipc.door_messages import (
     Serving,
     Start,
 )
-from coppice_scheduler.edge.openai.parsing.fields import UnknownFields
-from coppice_scheduler.edge.openai.routes import create_app
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
+from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 
 _log = logging.getLogger("coppice.scheduler")

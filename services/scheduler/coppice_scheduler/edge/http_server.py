@@ -28,7 +28,7 @@ from coppice_scheduler.edge.base.request_id import HEADER, request_id_of
 from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http.request_ids import RequestIds
 from coppice_scheduler.edge.http.tls_entrance import TlsEntrance
-from coppice_scheduler.edge.openai.routes import error_response
+from coppice_scheduler.edge.rest_app import error_response
 
 _BUSY_RETRY_MS = 1000
 # asyncio takes so many of them before anybody else has a turn, and calls that the backlog as well: who opens thousands

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from coppice_scheduler.edge.openai import generate
-from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, IGNORED_HEADER, NO_EFFECT, REFUSED, UnknownFields
+from coppice_scheduler.edge.http import generation
+from coppice_scheduler.edge.http.field_table import IGNORED_HEADER, UnknownFields
+from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, NO_EFFECT, REFUSED
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import MODEL, Served, error_of, serving
 
@@ -114,7 +115,7 @@ def test_a_warning_names_each_field_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_warnings_come_to_an_end(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "WARNINGS_MAX", 3)
+    monkeypatch.setattr(generation, "WARNINGS_MAX", 3)
     with serving(unknown_fields=UnknownFields.WARN) as served, caplog.at_level(logging.WARNING):
         for number in range(10):
             assert served.complete(**{f"hue{number}": 1}).status_code == 200

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from coppice_scheduler.edge.http.field_table import IGNORED_HEADER, UnknownFields
 from coppice_scheduler.edge.openai.parsing import messages
-from coppice_scheduler.edge.openai.parsing.fields import IGNORED_HEADER, UnknownFields
 from coppice_scheduler.edge.text.chat import ChatMessage
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.fakes.api.engine import Script, unpack

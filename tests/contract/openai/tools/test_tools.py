@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coppice_scheduler.core.state.request import Request
-from coppice_scheduler.edge.openai.parsing.fields import IGNORED_HEADER, UnknownFields
+from coppice_scheduler.edge.http.field_table import IGNORED_HEADER, UnknownFields
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from coppice_scheduler.edge.text.tools.formats import MARKERS
 from tests.contract.rest_fixture import served, shared_server

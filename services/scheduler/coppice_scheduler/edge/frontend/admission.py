@@ -187,7 +187,7 @@ class PromptReader:
         if spec.max_tokens is None:
             wanted = (self._chat_max_tokens or room) if spec.is_chat else COMPLETION_TOKENS
             return min(wanted, room)
-        if spec.max_tokens > room:
+        if spec.max_tokens > room and not spec.fills_context:
             raise invalid(
                 f"This model's context is {self._max_context} tokens; {num_tokens} in the prompt and max_tokens "
                 f"{spec.max_tokens} are {num_tokens + spec.max_tokens}. At most {room} tokens can follow this prompt.",
@@ -195,7 +195,7 @@ class PromptReader:
                 code="context_length_exceeded",
             )
         # The engine samples at least one; TextStream shows none of it where none was asked for.
-        return max(spec.max_tokens, 1)
+        return min(max(spec.max_tokens, 1), room)
 
 
 def too_long(num_tokens: str, max_context: int, field: str) -> ApiError:

@@ -56,6 +56,7 @@ class GenerationSpec:
     prompts: tuple[Prompt, ...]
     n: int = 1  # choices of each prompt
     max_tokens: int | None = None  # 0 only with `echo`
+    fills_context: bool = False  # where fewer than `max_tokens` fit, these are taken
     min_tokens: int = 0
     temperature: float | None = None
     top_p: float | None = None

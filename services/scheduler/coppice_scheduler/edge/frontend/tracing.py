@@ -50,7 +50,10 @@ class CallSpan:
             "presence_penalty": spec.presence_penalty or None,
             "choice.count": spec.n if spec.n != 1 else None,
         }
-        attributes.update({f"gen_ai.request.{name}": value for name, value in optional.items() if value is not None})
+        for name, value in optional.items():
+            # Nothing was checked yet, and a span with a number beyond 64 bits is a traceback in the log.
+            if value is not None and abs(value) < 2**63:
+                attributes[f"gen_ai.request.{name}"] = value
         links = []
         theirs = trace.get_current_span(client or Context()).get_span_context()
         if theirs.is_valid:

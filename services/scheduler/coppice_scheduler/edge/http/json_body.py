@@ -6,6 +6,7 @@ that has several forms, all fields are read in each: one that is not would be ta
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -68,6 +69,15 @@ class Fields:
             raise self.wrong(name, "true or false")
         return default if value is None else value
 
+    def json_object(self, name: str) -> str | None:
+        """An object, as JSON."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object")
+        return json_text(value, f"{self._prefix}{name}")
+
     def integer(self, name: str) -> int | None:
         value = self.get(name)
         if value is not None and type(value) is not int:
@@ -123,6 +133,14 @@ class Fields:
             return {int(key): float(number) for key, number in value.items()}
         except OverflowError as error:
             raise self.wrong(name, "an object of numbers of reasonable size") from error
+
+
+def json_text(value: dict[str, Any], where: str) -> str:
+    """Raises ApiError that names `where`."""
+    try:
+        return json.dumps(value, separators=(",", ":"))
+    except RecursionError:
+        raise invalid(f"{where} is nested too deeply.", param=where, code="too_complex") from None
 
 
 def _kind(value: Any) -> str:

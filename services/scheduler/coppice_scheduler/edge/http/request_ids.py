@@ -10,6 +10,7 @@ from coppice_scheduler.edge.base.request_id import HEADER, RequestId, request_id
 
 _SCOPE = "coppice.request_id"
 _NAME = HEADER.encode()
+_ANTHROPIC_NAME = b"request-id"  # where clients of the Anthropic API look for it
 
 
 class RequestIds:
@@ -28,7 +29,8 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (_NAME, request_id.shown.encode())]
+                shown = request_id.shown.encode()
+                headers = [*message.get("headers", ()), (_NAME, shown), (_ANTHROPIC_NAME, shown)]
                 message = {**message, "headers": headers}
             await send(message)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from fastapi import Request
+from fastapi.responses import Response
 
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.auth import bearer_key
@@ -13,13 +15,32 @@ from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.frontend.loop_share import UNIT_BYTES, LoopShare
+from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
+
+KEY_HEADER = "x-api-key"  # where clients of the Anthropic API have it
+READ = ["GET", "HEAD"]  # load balancers probe with HEAD
 
 
 def caller_of(frontdoor: FrontDoor, request: Request) -> Tenant:
     """Who calls; the call counts as one of the tenant's. Raises ApiError."""
-    tenant = frontdoor.tenant_of(bearer_key(request.headers.get("authorization", "")))
+    key = bearer_key(request.headers.get("authorization", "")) or request.headers.get(KEY_HEADER, "").strip() or None
+    tenant = frontdoor.tenant_of(key)
     frontdoor.count_call(tenant)
     return tenant
+
+
+async def answer_to_body(
+    frontdoor: FrontDoor,
+    request: Request,
+    timeout_s: float,
+    answer: Callable[[Tenant, bytes], Awaitable[Response]],
+) -> Response:
+    """Of a route that needs no engine. Raises ApiError."""
+    tenant = caller_of(frontdoor, request)
+    with frontdoor.bodies.body(tenant.id) as body:
+        await read_body(request, timeout_s, body, frontdoor.loop_share)
+        response = await unless_disconnected(request.receive, lambda: answer(tenant, body.take_bytes()))
+    return response if response is not None else Response(status_code=CLIENT_CLOSED_STATUS)
 
 
 async def read_body(request: Request, timeout_s: float, body: Body, loop_share: LoopShare) -> None:

@@ -10,12 +10,14 @@ Log-probabilities have OpenAI's two shapes: a list of entries for chats, paralle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.calls import Call
+from coppice_scheduler.edge.http.sse import DONE, event
 from coppice_scheduler.edge.openai.parsing.messages import REASONING
 from coppice_scheduler.edge.openai.parsing.schema import Presentation
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
@@ -52,9 +54,9 @@ def usage_body(usage: Usage) -> Body:
     return body
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shape:
-    """The frame of one answer: chat or completion, whole or in chunks."""
+    """How one call is told: chat or completion, whole or in chunks."""
 
     call: Call
     model: str
@@ -63,6 +65,9 @@ class Shape:
     presentation: Presentation
     texts: TokenTexts
     has_logprobs: bool = False
+    _answers: list[Answer] = field(default_factory=list)  # of what is told whole
+    _begun: set[int] = field(default_factory=set)  # answers of which a chunk was sent
+    _usage: Usage = NO_USAGE  # of all that have ended
 
     @property
     def num_answers(self) -> int:
@@ -90,6 +95,29 @@ class Shape:
         """Under its older and its newer name; programs read one or the other."""
         return dict.fromkeys(REASONING, text) if self.presentation.include_reasoning else {}
 
+    # --- a stream -------------------------------------------------------------------------------------------------
+
+    def opening(self) -> Iterator[bytes]:
+        if self.is_chat:
+            for index in range(self.num_answers):
+                yield event(self._role_chunk(index))
+
+    def events_of(self, delta: Delta) -> Iterator[bytes]:
+        self._usage += delta.ending.usage if delta.ending is not None else NO_USAGE
+        shows = delta.text or delta.reasoning or delta.calls or delta.logprobs or delta.ending is not None
+        if shows or self.presentation.return_token_ids:
+            yield event(self._delta_chunk(delta, is_first=delta.index not in self._begun))
+            self._begun.add(delta.index)
+
+    def closing(self) -> Iterator[bytes]:
+        if self.presentation.include_usage:
+            # Last of a stream that asked for it: no choices.
+            yield event({**self._chunk([]), "usage": usage_body(self._usage)})
+        yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return event(error.body())
+
     # --- chunks ---------------------------------------------------------------------------------------------------
 
     def _chunk(self, choices: list[Body]) -> Body:
@@ -98,7 +126,7 @@ class Shape:
             chunk["usage"] = None
         return chunk
 
-    def role_chunk(self, index: int) -> Body:
+    def _role_chunk(self, index: int) -> Body:
         """First of an answer in a chat stream."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
@@ -106,7 +134,7 @@ class Shape:
             chunk["prompt_token_ids"] = self._prompt_ids(0)
         return chunk
 
-    def delta_chunk(self, delta: Delta, *, is_first: bool) -> Body:
+    def _delta_chunk(self, delta: Delta, *, is_first: bool) -> Body:
         choice: Body = {"index": delta.index}
         if self.is_chat:
             choice["delta"] = {"content": delta.text} if delta.text else {}
@@ -126,15 +154,16 @@ class Shape:
                 choice["prompt_token_ids"] = self._prompt_ids(delta.index)
         return self._chunk([choice])
 
-    def usage_chunk(self, usage: Usage) -> Body:
-        """Last of a stream that asked for it: no choices."""
-        return {**self._chunk([]), "usage": usage_body(usage)}
-
     # --- whole ----------------------------------------------------------------------------------------------------
 
-    def whole(self, answers: list[Answer]) -> Body:
-        usage = sum((answer.usage for answer in answers), NO_USAGE)
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+    def gather(self, delta: Delta) -> None:
+        if not self._answers:
+            self._answers = [Answer() for _ in range(self.num_answers)]
+        self._answers[delta.index].add(delta)
+
+    def whole(self) -> Body:
+        usage = sum((answer.usage for answer in self._answers), NO_USAGE)
+        choices = [self._choice(index, answer) for index, answer in enumerate(self._answers)]
         body = self._frame("chat.completion" if self.is_chat else "text_completion", choices)
         body["usage"] = usage_body(usage)
         if self.is_chat and self.presentation.return_token_ids:

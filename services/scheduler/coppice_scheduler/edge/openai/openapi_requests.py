@@ -14,12 +14,13 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOPS,
     ROLES,
 )
-from coppice_scheduler.edge.openai.openapi_schema import Schema, body, one_of, ref
+from coppice_scheduler.edge.http.openapi_schema import Schema, body, one_of, ref
 from coppice_scheduler.edge.openai.openapi_tools import earlier_calls, tool_fields
 from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
 from coppice_scheduler.edge.openai.parsing.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
 from coppice_scheduler.edge.openai.parsing.output_format import GUIDED
-from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS, MAX_VALUES, SWITCHES
+from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS, MAX_VALUES
+from coppice_scheduler.edge.text.chat import SWITCHES
 from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES, FormatKind
 
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}

@@ -14,10 +14,9 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, Prompt, TextPrompt
+from coppice_scheduler.edge.http.field_table import Reading, UnknownFields, unknown_field
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.http.requests import caller_of, read_body
-from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
-from coppice_scheduler.edge.openai.parsing.fields import Reading, UnknownFields, unknown_field
+from coppice_scheduler.edge.http.requests import answer_to_body
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.schema import packed_ids
 from coppice_scheduler.edge.openai.parsing.template_values import kwargs_of
@@ -52,13 +51,10 @@ class TokensApi:
         return await self._answer(request, self._detokenized)
 
     async def _answer(self, request: Request, answer: Callable[[Tenant, bytes], Awaitable[bytes]]) -> Response:
-        tenant = caller_of(self._frontdoor, request)
-        with self._frontdoor.bodies.body(tenant.id) as body:
-            await read_body(request, self._body_timeout_s, body, self._frontdoor.loop_share)
-            content = await unless_disconnected(request.receive, lambda: answer(tenant, body.take_bytes()))
-        if content is None:
-            return Response(status_code=CLIENT_CLOSED_STATUS)
-        return Response(content, media_type="application/json")
+        async def respond(tenant: Tenant, raw: bytes) -> Response:
+            return Response(await answer(tenant, raw), media_type="application/json")
+
+        return await answer_to_body(self._frontdoor, request, self._body_timeout_s, respond)
 
     async def _tokenized(self, tenant: Tenant, raw: bytes) -> bytes:
         asked = await self._frontdoor.read(tenant, raw, self._tokenize_asked)

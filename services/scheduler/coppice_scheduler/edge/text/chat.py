@@ -27,6 +27,8 @@ from coppice_scheduler.edge.text.tools.tool import Tool, ToolCall
 MAX_RENDERED_CHARS = 4 * 1024 * 1024
 # What every chat gives its template; a client cannot.
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Variables of templates that know no degrees of reasoning.
+SWITCHES = ("enable_thinking", "thinking")
 MAX_NUMBER = 1_000_000  # in values of a client's
 _SHOWN_CHARS = 100
 _SPECIAL = frozenset(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))

@@ -18,14 +18,17 @@ TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def recorded(
-    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], sampler: Sampler | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    headers: dict[str, str],
+    sampler: Sampler | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[list[ReadableSpan], str]:
     """The spans of a call that came with these headers, and what the other services are told."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=sampler)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    spec = GenerationSpec("m", (TextPrompt("x"),))
+    spec = GenerationSpec("m", (TextPrompt("x"),), max_tokens=max_tokens)
     span = CallSpan(spec, "m", "id", "tenant", context_from_headers(headers))
     told = span.traceparent
     span.end(NO_USAGE, (), None)
@@ -66,3 +69,11 @@ def test_what_runs_in_a_span_of_ours_is_a_root_all_the_same(monkeypatch: pytest.
     with trace.use_span(outer):
         (span,), _ = recorded(monkeypatch, {})
     assert span.parent is None
+
+
+@pytest.mark.parametrize(("max_tokens", "is_told"), [(5, True), (10**30, False)])
+def test_a_number_that_no_span_can_have_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, max_tokens: int, is_told: bool
+) -> None:
+    (span,), _ = recorded(monkeypatch, {}, max_tokens=max_tokens)
+    assert ("gen_ai.request.max_tokens" in dict(span.attributes or {})) == is_told

@@ -7,8 +7,8 @@ from typing import Any
 
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_MESSAGES
+from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.openai.parsing.fields import NAME_CHARS, UnknownFields
 from coppice_scheduler.edge.openai.parsing.tools import calls_of
 from coppice_scheduler.edge.text.chat import ChatMessage
 

@@ -20,9 +20,10 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     TextPrompt,
     TokenPrompt,
 )
+from coppice_scheduler.edge.http.field_table import Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
-from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, SUPPORTED, Reading, check_fields
+from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
 from coppice_scheduler.edge.openai.parsing.template_values import template_values_of
@@ -37,7 +38,6 @@ _STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known
 class Presentation:
     """How the answer is shown. None of it reaches the engine."""
 
-    stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
     tokens_as_ids: bool = False  # log-probabilities name tokens `token_id:5`
@@ -53,7 +53,7 @@ class ParsedRequest:
 
 def parse_chat(raw: bytes, reading: Reading) -> ParsedRequest:
     body = parse_object(raw)
-    ignored = check_fields(body, CHAT_ONLY, reading.unknown_fields)
+    ignored = CHAT.check(body, reading.unknown_fields)
     fields = Fields(body)
     messages, ignored_in_messages = messages_of(fields, reading.unknown_fields)
     values, not_read = template_values_of(fields, reading)
@@ -62,16 +62,16 @@ def parse_chat(raw: bytes, reading: Reading) -> ParsedRequest:
     use, ignored_in_choice = tool_use_of(fields, tools, reading.unknown_fields)
     ignored += ignored_in_messages + not_read + ignored_in_tools + ignored_in_choice
     parsed = _parse(fields, (chat,), _chat_logprobs(fields), ignored, use)
-    fields.assert_read(SUPPORTED | CHAT_ONLY)
+    fields.assert_read(CHAT.supported)
     return parsed
 
 
 def parse_completion(raw: bytes, reading: Reading) -> ParsedRequest:
     body = parse_object(raw)
-    ignored = check_fields(body, COMPLETION_ONLY, reading.unknown_fields)
+    ignored = COMPLETION.check(body, reading.unknown_fields)
     fields = Fields(body)
     parsed = _parse(fields, prompts_of(fields, reading.max_context), fields.integer("logprobs"), ignored)
-    fields.assert_read(SUPPORTED | COMPLETION_ONLY)
+    fields.assert_read(COMPLETION.supported)
     return parsed
 
 
@@ -82,7 +82,7 @@ def _parse(
     ignored: tuple[str, ...],
     tool_use: ToolUse | None = None,
 ) -> ParsedRequest:
-    presentation = _presentation(fields)
+    streams = fields.flag("stream")
     return ParsedRequest(
         spec=GenerationSpec(
             model=fields.required_text("model"),
@@ -113,9 +113,9 @@ def _parse(
             output_format=output_format_of(fields),
             tool_use=tool_use,
             cache_salt=fields.text("cache_salt"),
-            streams=presentation.stream,
+            streams=streams,
         ),
-        presentation=presentation,
+        presentation=_presentation(fields, streams),
         ignored=ignored,
     )
 
@@ -155,18 +155,16 @@ def _max_tokens(fields: Fields) -> int | None:
     return old if new is None else new
 
 
-def _presentation(fields: Fields) -> Presentation:
-    stream = fields.flag("stream")
+def _presentation(fields: Fields, streams: bool) -> Presentation:
     return Presentation(
-        stream,
-        _include_usage(fields, stream),
+        _include_usage(fields, streams),
         fields.flag("return_token_ids"),
         fields.flag("return_tokens_as_token_ids"),
         fields.flag("include_reasoning", default=True),
     )
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _include_usage(fields: Fields, streams: bool) -> bool:
     options = fields.get("stream_options")
     if options is None:
         return False
@@ -180,7 +178,7 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
                 param="stream_options",
                 code="unsupported_parameter",
             )
-    if not stream:
+    if not streams:
         raise invalid("stream_options is only for stream: true.", param="stream_options")
     return inner.flag("include_usage")
 

@@ -8,15 +8,13 @@ from typing import Any
 
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_TEMPLATE_BYTES
+from coppice_scheduler.edge.http.field_table import NAME_CHARS, Reading, UnknownFields
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.openai.parsing.fields import NAME_CHARS, Reading, UnknownFields
-from coppice_scheduler.edge.text.chat import GIVEN, not_read
+from coppice_scheduler.edge.text.chat import GIVEN, SWITCHES, not_read
 
 KWARGS = "chat_template_kwargs"
 MAX_VALUES = 32
 MAX_EFFORT_CHARS = 64
-# Templates that know no degrees of reasoning have one of these.
-SWITCHES = ("enable_thinking", "thinking")
 
 Wanted = tuple[str, str, Any]  # field of the body, variable of the template, value
 

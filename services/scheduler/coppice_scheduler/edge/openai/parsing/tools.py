@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from coppice_scheduler.edge.base.errors import invalid
-from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.openai.parsing.fields import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.http.json_body import Fields, json_text
 from coppice_scheduler.edge.text.tools.tool import (
     MAX_CALLS,
     MAX_TOOLS,
@@ -76,7 +75,7 @@ def _tool(where: str, entry: Any, unknown: UnknownFields, ignored: dict[str, Non
         raise inner.wrong("parameters", "a JSON schema")
     if parameters and parameters.get("type", "object") != "object":
         raise invalid(f"{where}.parameters must be of type object.", param=f"{where}.parameters")
-    text = _as_json(parameters, f"{where}.parameters") if parameters else NO_PARAMETERS
+    text = json_text(parameters, f"{where}.parameters") if parameters else NO_PARAMETERS
     return Tool(name, text, inner.text("description"), inner.flag("strict"))
 
 
@@ -167,17 +166,10 @@ def _call(where: str, entry: Any, unknown: UnknownFields, ignored: dict[str, Non
     check_name(name, f"{where}.function.name")
     arguments = function.get("arguments")
     if isinstance(arguments, dict):  # of clients that read it as JSON
-        arguments = _as_json(arguments, f"{where}.function.arguments")
+        arguments = json_text(arguments, f"{where}.function.arguments")
     elif arguments is not None and not isinstance(arguments, str):
         raise function.wrong("arguments", "a string of JSON")
     return ToolCall(outer.text("id") or "", name, arguments or "{}")
-
-
-def _as_json(value: dict[str, Any], where: str) -> str:
-    try:
-        return json.dumps(value, separators=(",", ":"))
-    except RecursionError:
-        raise invalid(f"{where} is nested too deeply.", param=where, code="too_complex") from None
 
 
 def _object(where: str, value: Any, expected: str) -> Fields:

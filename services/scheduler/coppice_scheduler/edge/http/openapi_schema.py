@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 Schema = dict[str, Any]
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TEXT: Schema = {"type": "string"}
 
 
 def one_of(kind: str, text: str = "", **rules: Any) -> Schema:
@@ -25,3 +27,21 @@ def body(properties: dict[str, Schema], required: Iterable[str], text: str) -> S
 
 def ref(name: str) -> str:
     return f"#/components/schemas/{name}"
+
+
+def exactly(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object of these fields and no others."""
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}

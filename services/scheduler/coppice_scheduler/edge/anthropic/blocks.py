@@ -1,0 +1,109 @@
+"""Content blocks of messages: objects with a type. Raises ApiError only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from coppice_scheduler.edge.anthropic.fields import CACHE_CONTROL
+from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.http.json_body import Fields
+
+TTL_MS = {"5m": 5 * 60_000, "1h": 60 * 60_000}
+MAX_BLOCKS = 4096  # of one message
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a body says beside its content: how long to cache it, and what has no effect."""
+
+    unknown: UnknownFields
+    retain_ms: int = 0
+    comes_again: bool = False
+    ignored: dict[str, None] = field(default_factory=dict)  # in order, each once
+
+    def ignore(self, name: str) -> None:
+        self.ignored[name[:NAME_CHARS]] = None
+
+    def saw_cache_control(self, fields: Fields, where: str) -> None:
+        """A breakpoint says that what is before it will come again; how far it is cached, the tree knows better."""
+        value = fields.get(CACHE_CONTROL)
+        if value is None:
+            return
+        name = f"{where}{CACHE_CONTROL}"
+        if not isinstance(value, dict) or value.get("type") != "ephemeral":
+            raise invalid(f'{name} must be {{"type": "ephemeral"}}, with a ttl or without.', param=name)
+        ttl = Fields(value, f"{name}.").text("ttl") or "5m"
+        if ttl not in TTL_MS:
+            raise invalid(f"{name}.ttl is {ttl[:50]!r}; it must be {' or '.join(TTL_MS)}.", param=f"{name}.ttl")
+        for key in value.keys() - {"type", "ttl"}:
+            if self.unknown is UnknownFields.REFUSE and value[key] is not None:
+                raise invalid(f"{name}.{key[:100]} is not supported.", param=name, code="unsupported_parameter")
+            self.ignore(f"{CACHE_CONTROL}.{key}")
+        self.retain_ms = max(self.retain_ms, TTL_MS[ttl])
+        self.comes_again = True
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    kind: str
+    where: str  # `messages[2].content[0]`
+    pattern: str  # the same of any such block: `messages[].content[]`
+    fields: Fields
+    values: dict[str, Any]
+
+    def only(self, known: Iterable[str], no_effect: Iterable[str], notes: Notes) -> None:
+        """Refuse, or note, every other field."""
+        notes.saw_cache_control(self.fields, f"{self.where}.")
+        for name, value in self.values.items():
+            if name in known or name in ("type", CACHE_CONTROL) or value is None:
+                continue
+            if name not in no_effect and notes.unknown is UnknownFields.REFUSE:
+                param = f"{self.where}.{name[:100]}"
+                raise invalid(f"{param} is not supported.", param=param, code="unsupported_parameter")
+            notes.ignore(f"{self.pattern}.{name}")
+
+    def not_supported(self, supported: Iterable[str]) -> ApiError:
+        return invalid(
+            f"{self.where} has the type {self.kind[:50]!r}; supported are {', '.join(supported)}.",
+            param=self.where,
+            code="unsupported_parameter",
+        )
+
+
+def blocks_of(fields: Fields, name: str, where: str, pattern: str) -> Iterator[Block]:
+    """Of a field that is a text or a list of blocks; a text is one block."""
+    value = fields.at_most(name, MAX_BLOCKS, "blocks")
+    if isinstance(value, str):
+        value = [{"type": "text", "text": value}]
+        yield Block("text", where, pattern, Fields(value[0], f"{where}."), value[0])
+        return
+    if not isinstance(value, list):
+        raise fields.wrong(name, "a string or a list of content blocks")
+    for place, entry in enumerate(value):
+        at = f"{where}[{place}]"
+        if not isinstance(entry, dict):
+            raise invalid(f"{at} must be an object with a type.", param=at)
+        inner = Fields(entry, f"{at}.")
+        yield Block(inner.required_text("type"), at, f"{pattern}[]", inner, entry)
+
+
+def text_of(block: Block, notes: Notes) -> str:
+    """Of a block of type text. Sources that a text cites are not told to the model."""
+    text = block.fields.required_text("text")
+    block.only(("text",), ("citations",), notes)
+    return text
+
+
+def joined_text(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> str:
+    """Of a field that is a text or a list of text blocks."""
+    return "\n".join(text for text in _texts(fields, name, where, pattern, notes))
+
+
+def _texts(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> Iterator[str]:
+    for block in blocks_of(fields, name, where, pattern):
+        if block.kind != "text":
+            raise block.not_supported(("text",))
+        yield text_of(block, notes)

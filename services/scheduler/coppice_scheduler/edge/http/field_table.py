@@ -1,0 +1,102 @@
+"""What becomes of each field of a body: read, taken without effect, refused by name, or unknown.
+
+    supported    read by the API's parser
+    no effect    taken: it changes no output here, and need not
+    refused      400 that names the field, unless its value is one that changes nothing
+    unknown      400 that names the nearest field there is, or taken, as the operator says (`--unknown-fields`)
+
+Nothing is ignored in silence: a caller who sends `tools` and gets an answer believes that they were offered.
+What was taken without effect is listed in a header of the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from coppice.settings import nearest
+from coppice_scheduler.edge.base.errors import ApiError, invalid
+
+NAMED_MAX = 16  # fields in the header that lists them
+NAME_CHARS = 64
+IGNORED_HEADER = "x-coppice-ignored-fields"
+_NO_TOKEN = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+
+class UnknownFields(StrEnum):
+    """What becomes of a field that nobody has heard of."""
+
+    REFUSE = "refuse"
+    WARN = "warn"  # taken; the log names it once
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a body is read against."""
+
+    max_context: int  # tokens
+    unknown_fields: UnknownFields = UnknownFields.REFUSE
+    template_variables: frozenset[str] = frozenset()  # what a client may give the chat template
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTable:
+    """The fields of one route."""
+
+    supported: Set[str]
+    no_effect: Set[str]  # any value is taken
+    refused: Mapping[str, tuple[Any, ...]]  # field -> values that change nothing; `null` is one for all of them
+    elsewhere: Set[str] = field(default_factory=frozenset)  # fields of other routes, which are never taken
+
+    def check(self, body: Mapping[str, Any], unknown: UnknownFields) -> tuple[str, ...]:
+        """Names of the fields that were taken without effect.
+
+        Raises ApiError for the first field that would have to be ignored and must not be.
+        """
+        ignored = []
+        for name, value in body.items():
+            if name in self.supported:
+                continue
+            harmless = self.refused.get(name)
+            is_known = harmless is not None or name in self.no_effect
+            if not is_known and (name in self.elsewhere or unknown is UnknownFields.REFUSE):
+                raise unknown_field(name, self.supported)
+            if value is None:
+                continue
+            if harmless is None:
+                ignored.append(name[:NAME_CHARS])
+            elif not any(value == other and type(value) in _kin(other) for other in harmless):
+                accepted = f" Leave it out or send {_shown(harmless, value)}." if harmless else " Leave it out."
+                raise invalid(f"{name} is not supported yet.{accepted}", param=name, code="unsupported_parameter")
+        return tuple(ignored)
+
+
+def unknown_field(name: str, known: Iterable[str]) -> ApiError:
+    """The refusal, with the nearest of those that are known."""
+    message = f"Unknown field {name[:100]!r}; {nearest(name[:100], known)}"
+    return invalid(message, param=name[:100], code="unknown_parameter")
+
+
+def ignored_header(names: tuple[str, ...]) -> dict[str, str]:
+    """The header that lists what was taken without effect; none where nothing was."""
+    if not names:
+        return {}
+    shown = [_NO_TOKEN.sub("?", name) for name in names[:NAMED_MAX]]
+    more = [f"and {len(names) - NAMED_MAX} more"] if len(names) > NAMED_MAX else []
+    return {IGNORED_HEADER: ", ".join([*shown, *more])}
+
+
+def _kin(value: Any) -> tuple[type, ...]:
+    """Types that a value may have to count as equal: 0 and 0.0 do, 0 and false do not."""
+    return (int, float) if type(value) in (int, float) else (type(value),)
+
+
+def _shown(harmless: tuple[Any, ...], sent: Any) -> str:
+    """A value that changes nothing, as JSON; of the type that was sent where there is one."""
+    alike = [value for value in harmless if type(value) in _kin(sent)]
+    return json.dumps((alike or harmless)[0])

@@ -1,0 +1,102 @@
+"""Routes as OpenAPI describes them: what each takes, what it answers, and every status that it may have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coppice_scheduler.edge.base.request_id import HEADER
+from coppice_scheduler.edge.http.field_table import IGNORED_HEADER
+from coppice_scheduler.edge.http.openapi_schema import Schema, ref
+
+JSON = "application/json"
+ERROR = "Error"
+_ERRORS = {
+    400: "The request is wrong; the message says what.",
+    401: "The API key is missing or not known.",
+    404: "The model does not exist.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "A limit is reached, or the deadline cannot be met; Retry-After says when to come back.",
+    500: "The server failed.",
+    503: "Not ready, draining, or a part was lost; Retry-After says when to come back.",
+    504: "The deadline of the request passed.",
+}
+_BODY_STATUSES = (400, 401, 404, 408, 413, 429, 500, 503)
+_RETRY_HEADERS = {
+    "retry-after": {"description": "Seconds, rounded up.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+    "retry-after-ms": {"description": "Milliseconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+}
+_ANSWER_HEADERS = {
+    HEADER: {"description": "The client's own, or one of ours.", "schema": {"type": "string"}},
+    IGNORED_HEADER: {"description": "Fields that were taken without effect.", "schema": {"type": "string"}},
+}
+
+
+def document(version: str, paths: dict[str, Any], schemas: dict[str, Schema]) -> Schema:
+    """OpenAPI 3.1."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Coppice",
+            "version": version,
+            "description": "The OpenAI API, with vLLM's additions, and the Anthropic API. In a body, null is the same "
+            "as a field left out.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{"key": []}, {"apiKey": []}, {}],
+    }
+
+
+def post(name: str, request: str | Schema, ok: Schema, *, generates: bool, error: str = ERROR) -> Schema:
+    """A route that reads a body. `error`: the schema of its refusals."""
+    schema = {"$ref": ref(request)} if isinstance(request, str) else request
+    statuses = (*_BODY_STATUSES, 504) if generates else _BODY_STATUSES
+    return {
+        "post": {
+            "operationId": name,
+            "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
+            "responses": {"200": ok, **_errors(statuses, error)},
+        }
+    }
+
+
+def read(name: str, ok: Schema, statuses: tuple[int, ...]) -> Schema:
+    return {"operationId": name, "responses": {"200": ok, **_errors((*statuses, 400, 500, 503), ERROR)}}
+
+
+def _errors(statuses: tuple[int, ...], error: str) -> dict[str, Schema]:
+    found = {}
+    for status in sorted(statuses):
+        content = {JSON: {"schema": {"$ref": ref(error)}}}
+        found[str(status)] = {"description": _ERRORS[status], "content": content}
+        if status in (429, 503):
+            found[str(status)]["headers"] = _RETRY_HEADERS
+    return found
+
+
+def json_answer(name: str) -> Schema:
+    return {"description": "Done.", "content": {JSON: {"schema": {"$ref": ref(name)}}}}
+
+
+def generated(whole: str, event: Schema) -> Schema:
+    """What a generation answers; `event` describes one of a stream."""
+    content = {JSON: {"schema": {"$ref": ref(whole)}}, "text/event-stream": {"schema": event}}
+    what = "The answer, whole or, with stream: true, as it comes."
+    return {"description": what, "content": content, "headers": _ANSWER_HEADERS}
+
+
+def event_data(*schemas: str) -> Schema:
+    """JSON in the data of an event."""
+    any_of = [{"$ref": ref(name)} for name in schemas]
+    return {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": any_of}}
+
+
+def plain(text: str) -> Schema:
+    return {"description": text, "content": {"text/plain": {"schema": {"type": "string"}}}}

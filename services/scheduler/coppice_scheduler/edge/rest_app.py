@@ -1,0 +1,141 @@
+"""The ASGI application of a front door: every API over REST, with health and metrics beside them.
+
+Thin: everything real is in FrontDoor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from coppice import __version__
+from coppice_scheduler.edge.anthropic.errors import error_body
+from coppice_scheduler.edge.anthropic.openapi import anthropic_routes
+from coppice_scheduler.edge.anthropic.routes import MESSAGES_PATH, add_anthropic
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, not_ready
+from coppice_scheduler.edge.frontend.body_budget import NO_ROOM_CODES
+from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
+from coppice_scheduler.edge.http.field_table import Reading, UnknownFields
+from coppice_scheduler.edge.http.generation import FIRST_BYTE_S, Generation
+from coppice_scheduler.edge.http.openapi_routes import document
+from coppice_scheduler.edge.http.request_ids import id_of
+from coppice_scheduler.edge.http.requests import READ
+from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
+from coppice_scheduler.edge.openai.openapi import openai_routes
+from coppice_scheduler.edge.openai.routes import add_openai
+
+BODY_TIMEOUT_S = 30.0
+_SHOWN_CHARS = 200  # of a path that there is not
+
+
+def create_app(
+    frontdoor: FrontDoor,
+    registry: CollectorRegistry | None,
+    *,
+    body_timeout_s: float = BODY_TIMEOUT_S,
+    first_byte_s: float = FIRST_BYTE_S,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
+) -> FastAPI:
+    """The ASGI application of one front door. Without a registry it serves no /metrics: that names tenants."""
+    app = FastAPI(title="Coppice", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_error_handlers(app)
+    _add_health(app, frontdoor, registry)
+    reading = Reading(frontdoor.model.max_context, unknown_fields, frontdoor.template_variables)
+    generation = Generation(frontdoor, body_timeout_s, first_byte_s, reading)
+    add_anthropic(app, frontdoor, generation, reading, body_timeout_s)
+    add_openai(app, frontdoor, generation, reading, body_timeout_s)
+    _add_document(app, frontdoor, has_metrics=registry is not None)
+    return app
+
+
+def _add_document(app: FastAPI, frontdoor: FrontDoor, *, has_metrics: bool) -> None:
+    async def openapi() -> Response:
+        model_id, variables = frontdoor.model.id, frontdoor.template_variables
+        has_tools = bool(frontdoor.syntax.tools.format_name)
+        paths, schemas = openai_routes(model_id, variables, has_metrics=has_metrics, has_tools=has_tools)
+        more_paths, more_schemas = anthropic_routes(model_id, has_tools=has_tools)
+        return JSONResponse(document(__version__, {**paths, **more_paths}, {**schemas, **more_schemas}))
+
+    app.api_route("/openapi.json", methods=READ)(openapi)
+
+
+# --- errors, health -----------------------------------------------------------------------------------------------
+
+
+def error_response(error: ApiError, body: Mapping[str, Any] | None = None) -> Response:
+    """`Retry-After` in whole seconds, rounded up, and exactly in `retry-after-ms`. The body is OpenAI's, or `body`."""
+    headers = {}
+    if error.retry_after_ms:
+        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+        headers["retry-after-ms"] = str(error.retry_after_ms)
+    if error.kind is ErrorKind.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    if error.kind in (ErrorKind.TOO_LARGE, ErrorKind.TIMEOUT) or error.code in NO_ROOM_CODES:
+        headers["connection"] = "close"  # the rest of the body is not worth reading
+    return JSONResponse(body or error.body(), status_code=error.kind.http_status, headers=headers)
+
+
+def _refusal(request: Request, error: ApiError) -> Response:
+    """In the shape of the API that was called."""
+    is_anthropic = request.url.path.startswith(MESSAGES_PATH)
+    return error_response(error, error_body(error, id_of(request).shown) if is_anthropic else None)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return _refusal(request, error)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            path = request.url.path[:_SHOWN_CHARS]
+            message = f"No such path: {request.method} {path}; /openapi.json has those that there are."
+            return _refusal(request, ApiError(ErrorKind.NOT_FOUND, message, code="not_found"))
+        if error.status_code == 405:
+            message = f"{request.url.path} has no {request.method}."
+            response = _refusal(request, ApiError(ErrorKind.METHOD, message, code="method_not_allowed"))
+            response.headers.update(error.headers or {})  # Allow
+            return response
+        response = _refusal(request, ApiError(ErrorKind.INVALID, str(error.detail)))
+        response.status_code = error.status_code
+        return response
+
+    async def on_disconnect(_: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_STATUS)
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        response = _refusal(request, internal())
+        response.headers["connection"] = "close"  # as the server does after it
+        return response
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_bug)
+
+
+def _add_health(app: FastAPI, frontdoor: FrontDoor, registry: CollectorRegistry | None) -> None:
+    async def healthz() -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz() -> Response:
+        if not frontdoor.ready:
+            return error_response(not_ready())
+        return PlainTextResponse("".join(f"{line}\n" for line in ("ready", *frontdoor.notes)))
+
+    app.api_route("/healthz", methods=READ)(healthz)
+    for path in ("/readyz", "/health"):  # the second is vLLM's
+        app.api_route(path, methods=READ)(readyz)
+    if registry is not None:
+
+        async def metrics() -> Response:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+        app.api_route("/metrics", methods=READ)(metrics)
