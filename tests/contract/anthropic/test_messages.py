@@ -11,6 +11,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from coppice.messages.index import Reuse
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, unpack
@@ -50,6 +51,9 @@ def client_of(served: Served, **options: Any) -> anthropic.Anthropic:
     return anthropic.Anthropic(**{"base_url": served.url, "api_key": "none", "max_retries": 0, **options})
 
 
+THINK: dict[str, Any] = {"thinking": {"type": "adaptive"}}
+
+
 def ask(served: Served, **fields: Any) -> Any:
     options: Any = {"model": MODEL, "messages": [USER], "max_tokens": 200, **fields}
     return client_of(served).messages.create(**options)
@@ -86,6 +90,10 @@ def test_an_answer_is_a_message(served: Served) -> None:
     assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 2)
     assert usage.input_tokens == num_prompt_tokens - 3 - 2
     assert usage.output_tokens >= len(served.ids("Fine."))
+    served.says("Fine.", num_cached_tokens=num_prompt_tokens - 1, num_written_tokens=1)
+    usage = ask(served, system="Be brief.").usage
+    assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (num_prompt_tokens - 1, 0)
+    assert usage.input_tokens == 1, "programs take 0 for what is not known"
     assert "Be brief." in prompt_of(served)
 
 
@@ -93,14 +101,14 @@ def test_an_answer_is_a_message(served: Served) -> None:
 @pytest.mark.parametrize("says", ["Fine.", THOUGHT + "Yes.", TWO, THOUGHT + TWO, ""])
 def test_a_stream_tells_the_same(thinker: Served, says: str, tokens_per_output: int) -> None:
     thinker.says(says, tokens_per_output=tokens_per_output)
-    whole = ask(thinker, tools=[WEATHER, NOW])
-    _, streamed = stream(thinker, tools=[WEATHER, NOW])
+    whole = ask(thinker, tools=[WEATHER, NOW], **THINK)
+    _, streamed = stream(thinker, tools=[WEATHER, NOW], **THINK)
     assert without_id(streamed) == without_id(whole)
 
 
 def test_events_come_in_order(thinker: Served) -> None:
     thinker.says(THOUGHT + TWO)
-    body = {"model": MODEL, "messages": [USER], "max_tokens": 200, "stream": True, "tools": [WEATHER, NOW]}
+    body = {"model": MODEL, "messages": [USER], "max_tokens": 200, "stream": True, "tools": [WEATHER, NOW], **THINK}
     response = thinker.post(body, "/v1/messages")
     names = [line[7:] for line in response.text.split("\n") if line.startswith("event: ")]
     events = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: ")]
@@ -114,16 +122,18 @@ def test_events_come_in_order(thinker: Served) -> None:
         of_block = [event["type"] for event in blocks if event["index"] == index]
         assert (of_block[0], of_block[-1]) == ("content_block_start", "content_block_stop")
         assert set(of_block[1:-1]) <= {"content_block_delta"}
+    signed = [event["delta"] for event in blocks if event.get("delta", {}).get("type") == "signature_delta"]
+    assert signed == [{"type": "signature_delta", "signature": "unsigned"}]
     assert events[0]["message"]["content"] == []
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
 def test_calls_and_thinking_are_blocks(thinker: Served) -> None:
     thinker.says(THOUGHT + TWO)
-    message = ask(thinker, tools=[WEATHER, NOW])
+    message = ask(thinker, tools=[WEATHER, NOW], **THINK)
     thinking, text, first, second = message.content
     assert (thinking.type, thinking.thinking, text.text) == ("thinking", "Let me see.", "I look.")
-    assert thinking.signature
+    assert thinking.signature == "unsigned"
     assert (first.type, first.name, first.input) == ("tool_use", "get_weather", {"city": "Ulm"})
     assert (second.name, second.input) == ("now", {})
     assert first.id
@@ -135,7 +145,7 @@ def test_calls_and_thinking_are_blocks(thinker: Served) -> None:
 def test_a_conversation_is_sent_back(thinker: Served) -> None:
     """As the package has it, with all that it puts into a message."""
     thinker.says(THOUGHT + TWO)
-    answer = ask(thinker, tools=[WEATHER, NOW])
+    answer = ask(thinker, tools=[WEATHER, NOW], **THINK)
     results = [
         {"type": "tool_result", "tool_use_id": answer.content[2].id, "content": "Rain."},
         {"type": "tool_result", "tool_use_id": answer.content[3].id, "content": [{"type": "text", "text": "Noon."}]},
@@ -202,9 +212,24 @@ def test_one_call_where_more_are_not_wanted(thinker: Served) -> None:
 def test_a_call_that_was_cut_has_what_came(thinker: Served) -> None:
     cut = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "days": [1, 2'
     thinker.engine.script = lambda request: Script(thinker.ids(cut), stop_token=False)
-    message = ask(thinker, tools=[WEATHER], max_tokens=len(thinker.ids(cut)))
-    assert message.stop_reason == "max_tokens"
-    assert message.content[0].input == {"city": "Ulm", "days": [1, 2]}
+    for message in (
+        ask(thinker, tools=[WEATHER], max_tokens=len(thinker.ids(cut))),
+        stream(thinker, tools=[WEATHER], max_tokens=len(thinker.ids(cut)))[1],
+    ):
+        assert message.stop_reason == "max_tokens"
+        assert message.content[0].input == {"city": "Ulm", "days": [1, 2]}
+
+
+@pytest.mark.parametrize("arguments", ['{"city": NaN}', "{'city': 'Ulm'}", '["Ulm"]', '{"city": "Ulm",}'])
+def test_arguments_that_are_no_object_are_told_as_they_are(thinker: Served, arguments: str) -> None:
+    thinker.says(f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>')
+    response = thinker.post({"model": MODEL, "messages": [USER], "max_tokens": 200, "tools": [WEATHER]}, "/v1/messages")
+    body = json.loads(response.text, parse_constant=pytest.fail)
+    for block in body["content"]:
+        if block["type"] == "tool_use":
+            assert block["input"] == {"INVALID_JSON": arguments}
+        else:
+            assert arguments in block["text"], "what is no call is text"
 
 
 def test_thinking_is_switched(thinker: Served) -> None:
@@ -213,6 +238,7 @@ def test_thinking_is_switched(thinker: Served) -> None:
         ({"type": "enabled", "budget_tokens": 1024}, False),
         ({"type": "adaptive"}, False),
         ({"type": "disabled"}, True),
+        (anthropic.NOT_GIVEN, True),  # programs that do not ask for it read the first block as text
     ):
         ask(thinker, thinking=thinking)
         assert ("<think>\n\n</think>" in prompt_of(thinker)) == is_off
@@ -225,9 +251,11 @@ def test_thinking_is_switched(thinker: Served) -> None:
 
 def test_an_answer_of_a_schema(served: Served) -> None:
     served.says('{"city": "Ulm"}')
-    message = ask(served, output_config={"format": {"type": "json_schema", "schema": CITY}})
-    assert json.loads(message.content[0].text) == {"city": "Ulm"}
-    assert "city" in served.engine.requests[-1].sampling.grammar
+    form = {"type": "json_schema", "schema": CITY}
+    for fields in ({"output_config": {"format": form}}, {"extra_body": {"output_format": form}}):
+        message = ask(served, **fields)
+        assert json.loads(message.content[0].text) == {"city": "Ulm"}
+        assert "city" in served.engine.requests[-1].sampling.grammar
 
 
 def test_what_should_stay_cached(served: Served) -> None:
@@ -235,8 +263,10 @@ def test_what_should_stay_cached(served: Served) -> None:
     breakpoint = {"type": "ephemeral"}
     ask(served)
     assert served.engine.requests[-1].retain_ms == 0
-    ask(served, cache_control=breakpoint)
+    assert served.engine.requests[-1].reuse is Reuse.UNKNOWN
+    ask(served, cache_control={**breakpoint, "scope": "global"})
     assert served.engine.requests[-1].retain_ms == 5 * 60_000
+    assert served.engine.requests[-1].reuse is Reuse.LIKELY
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
     ask(served, system=system, tools=[{**NOW, "cache_control": breakpoint}])
     assert served.engine.requests[-1].retain_ms == 30 * 60_000, "the operator's maximum"
@@ -246,20 +276,28 @@ def test_turns_of_one_role_are_one(thinker: Served) -> None:
     thinker.says("Fine.")
     system = {"role": "system", "content": "It is noon."}
     ask(thinker, system="Be brief.", messages=[system, USER, {"role": "user", "content": "And Bonn?"}, system, USER])
+    answers = [{"role": "assistant", "content": text} for text in ("It ", "rains.")]
     expected = "[system]Be brief.\nIt is noon.[user]How is Ulm?\nAnd Bonn?[system]It is noon.[user]How is Ulm?"
     assert expected in prompt_of(thinker)
+    ask(thinker, messages=[USER, *answers, USER])
+    assert "[user]How is Ulm?[assistant]It rains.[user]How is Ulm?" in prompt_of(thinker)
 
 
 def test_a_header_that_differs_with_each_call_is_no_prompt(served: Served) -> None:
     served.says("Fine.")
     prompts = set()
     for number in range(2):
-        billing = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={number};"}
-        message = ask(served, system=[billing, {"type": "text", "text": "Be brief."}])
-        assert message.stop_reason == "end_turn"
+        line = f"x-anthropic-billing-header: cc_version=2; cch={number};"
+        brief = {"type": "text", "text": "Be brief."}
+        ask(served, system=[{"type": "text", "text": line}, brief])
         prompts.add(prompt_of(served))
-    assert len(prompts) == 1
-    assert "billing" not in prompts.pop()
+        ask(served, system=f"{line}\nBe brief.")
+        prompts.add(prompt_of(served))
+        ask(served, messages=[{"role": "system", "content": f"{line}\nBe brief."}, USER])
+        prompts.add(prompt_of(served))
+    (prompt,) = prompts
+    assert "billing" not in prompt
+    assert "Be brief." in prompt
 
 
 def test_tokens_are_counted(served: Served) -> None:
@@ -279,8 +317,19 @@ def test_the_openai_api_says_the_same(thinker: Served) -> None:
     by_messages = thinker.engine.requests[-1].tokens
     messages = [{"role": "system", "content": "Be brief."}, USER]
     function = {"name": "get_weather", "description": "Tells the weather.", "parameters": CITY}
-    thinker.chat(messages=messages, tools=[{"type": "function", "function": function}])
+    tools = [{"type": "function", "function": function}]
+    thinker.chat(messages=messages, tools=tools, enable_thinking=False)
     assert thinker.engine.requests[-1].tokens == by_messages
+
+
+def test_line_ends_of_unicode_do_not_cut_an_event(served: Served) -> None:
+    text = "one\u2028two\x85three"
+    served.says(text)
+    body = {"model": MODEL, "messages": [USER], "max_tokens": 40, "stream": True}
+    for response in (served.post(body, "/v1/messages"), served.chat(stream=True, max_tokens=40)):
+        assert "\u2028" not in response.text
+        assert "\x85" not in response.text
+    assert stream(served)[1].content[0].text == text
 
 
 def test_nothing_of_openai_is_in_a_stream(served: Served) -> None:

@@ -26,6 +26,7 @@ OPERATIONS = (
     ("POST", "/v1/completions"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/v1/responses"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
@@ -86,7 +87,7 @@ def test_answers_are_as_described(described: Any, server: Served, method: str, p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("method", "path"), OPERATIONS[:6])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS[:7])
 def test_answers_are_as_described_for_long(described: Any, server: Served, method: str, path: str) -> None:
     assert len(try_out(described, server, method, path, 500)) > 1
 

@@ -46,11 +46,16 @@ TOOLS: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = write_tiny_checkpoint(tmp_path_factory.mktemp("agent"), "qwen2", seed=6)
+def write_checkpoint(folder: Path) -> Path:
+    """A model without sense, which calls tools in the form that it must."""
+    path = write_tiny_checkpoint(folder, "qwen2", seed=6)
     (path / "chat_template.jinja").write_text(TEMPLATE.replace("in tools %", "in tools or [] %"), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("agent"))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from coppice_scheduler.edge.frontend.body_budget import NO_ROOM_CODES
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.field_table import Reading, UnknownFields
 from coppice_scheduler.edge.http.generation import FIRST_BYTE_S, Generation
-from coppice_scheduler.edge.http.openapi_routes import document
+from coppice_scheduler.edge.http.openapi.routes import document
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import READ
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS

@@ -12,6 +12,7 @@ from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
 from coppice_scheduler.edge.http.json_body import Fields
 
 TTL_MS = {"5m": 5 * 60_000, "1h": 60 * 60_000}
+SCOPE = "scope"  # who may share what is cached: the tenants file says it
 MAX_BLOCKS = 4096  # of one message
 
 
@@ -39,7 +40,9 @@ class Notes:
         if ttl not in TTL_MS:
             raise invalid(f"{name}.ttl is {ttl[:50]!r}; it must be {' or '.join(TTL_MS)}.", param=f"{name}.ttl")
         for key in value.keys() - {"type", "ttl"}:
-            if self.unknown is UnknownFields.REFUSE and value[key] is not None:
+            if value[key] is None:
+                continue
+            if key != SCOPE and self.unknown is UnknownFields.REFUSE:
                 raise invalid(f"{name}.{key[:100]} is not supported.", param=name, code="unsupported_parameter")
             self.ignore(f"{CACHE_CONTROL}.{key}")
         self.retain_ms = max(self.retain_ms, TTL_MS[ttl])
@@ -55,10 +58,11 @@ class Block:
     values: dict[str, Any]
 
     def only(self, known: Iterable[str], no_effect: Iterable[str], notes: Notes) -> None:
-        """Refuse, or note, every other field."""
-        notes.saw_cache_control(self.fields, f"{self.where}.")
+        """Refuse, or note, every other field; where a breakpoint is known, note it."""
+        if CACHE_CONTROL in known:
+            notes.saw_cache_control(self.fields, f"{self.where}.")
         for name, value in self.values.items():
-            if name in known or name in ("type", CACHE_CONTROL) or value is None:
+            if name in known or name == "type" or value is None:
                 continue
             if name not in no_effect and notes.unknown is UnknownFields.REFUSE:
                 param = f"{self.where}.{name[:100]}"
@@ -77,8 +81,8 @@ def blocks_of(fields: Fields, name: str, where: str, pattern: str) -> Iterator[B
     """Of a field that is a text or a list of blocks; a text is one block."""
     value = fields.at_most(name, MAX_BLOCKS, "blocks")
     if isinstance(value, str):
-        value = [{"type": "text", "text": value}]
-        yield Block("text", where, pattern, Fields(value[0], f"{where}."), value[0])
+        whole = {"type": "text", "text": value}
+        yield Block("text", where, pattern, Fields(whole, f"{where}."), whole)
         return
     if not isinstance(value, list):
         raise fields.wrong(name, "a string or a list of content blocks")
@@ -93,16 +97,12 @@ def blocks_of(fields: Fields, name: str, where: str, pattern: str) -> Iterator[B
 def text_of(block: Block, notes: Notes) -> str:
     """Of a block of type text. Sources that a text cites are not told to the model."""
     text = block.fields.required_text("text")
-    block.only(("text",), ("citations",), notes)
+    block.only(("text", CACHE_CONTROL), ("citations",), notes)
     return text
 
 
-def joined_text(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> str:
+def texts_of(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> Iterator[str]:
     """Of a field that is a text or a list of text blocks."""
-    return "\n".join(text for text in _texts(fields, name, where, pattern, notes))
-
-
-def _texts(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> Iterator[str]:
     for block in blocks_of(fields, name, where, pattern):
         if block.kind != "text":
             raise block.not_supported(("text",))

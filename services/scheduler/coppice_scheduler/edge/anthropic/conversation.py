@@ -9,13 +9,14 @@ Turns of one role that follow each other are one turn, as many templates take th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
-from coppice_scheduler.edge.anthropic.blocks import Block, Notes, blocks_of, joined_text, text_of
+from coppice_scheduler.edge.anthropic.blocks import Block, Notes, blocks_of, text_of, texts_of
+from coppice_scheduler.edge.anthropic.fields import CACHE_CONTROL
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import ASSISTANT, MAX_MESSAGES
 from coppice_scheduler.edge.http.json_body import Fields
+from coppice_scheduler.edge.http.turns import joined_turns
 from coppice_scheduler.edge.text.chat import ChatMessage
 from coppice_scheduler.edge.text.tools.tool import ToolCall, check_name
 
@@ -25,7 +26,7 @@ ROLES = (USER, ASSISTANT, SYSTEM)
 OF_ANSWER = frozenset(
     {"id", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container", "diagnostics"}
 )
-# Coding agents put a text of this beginning first. It is for a gateway and differs with each call: a prompt that began
+# Coding agents put a line of this beginning first. It is for a gateway and differs with each call: a prompt that began
 # with it would never be found again.
 BILLING = "x-anthropic-billing-header:"
 
@@ -48,31 +49,28 @@ def conversation_of(fields: Fields, notes: Notes) -> tuple[ChatMessage, ...]:
             param="messages",
             code="unsupported_parameter",
         )
-    return tuple(_joined([*system, *turns]))
-
-
-def _joined(messages: list[ChatMessage]) -> Iterator[ChatMessage]:
-    for role, run in groupby(messages, lambda message: message.role):
-        if role in (USER, SYSTEM):
-            yield ChatMessage(role, "\n".join(message.content for message in run))
-        else:
-            yield from run
+    if len(turns) > MAX_MESSAGES:
+        message = f"messages has {len(turns)} turns and results of tools; at most {MAX_MESSAGES} are taken."
+        raise invalid(message, param="messages")
+    return tuple(joined_turns([*system, *turns], USER, SYSTEM))
 
 
 def _system(fields: Fields, notes: Notes) -> Iterator[ChatMessage]:
-    if fields.get("system") is None:
-        return
+    if fields.get("system") is not None:
+        text = _system_text(fields, "system", "system", "system", notes)
+        if text:
+            yield ChatMessage(SYSTEM, text)
+
+
+def _system_text(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> str:
     texts = []
-    for block in blocks_of(fields, "system", "system", "system"):
-        if block.kind != "text":
-            raise block.not_supported(("text",))
-        text = text_of(block, notes)
+    for text in texts_of(fields, name, where, pattern, notes):
         if text.startswith(BILLING):
             notes.ignore(f"system.{BILLING[:-1]}")
-        else:
+            text = text.partition("\n")[2]
+        if text:
             texts.append(text)
-    if any(texts):
-        yield ChatMessage(SYSTEM, "\n".join(texts))
+    return "\n".join(texts)
 
 
 def _message(where: str, entry: Any, notes: Notes) -> Iterator[ChatMessage]:
@@ -87,7 +85,7 @@ def _message(where: str, entry: Any, notes: Notes) -> Iterator[ChatMessage]:
         raise invalid(f"{where}.content is required.", param=f"{where}.content", code="missing")
     where, pattern = f"{where}.content", "messages[].content"
     if role == SYSTEM:
-        yield ChatMessage(SYSTEM, joined_text(fields, "content", where, pattern, notes))
+        yield ChatMessage(SYSTEM, _system_text(fields, "content", where, pattern, notes))
     elif role == USER:
         yield from _user(blocks_of(fields, "content", where, pattern), notes)
     else:
@@ -120,8 +118,8 @@ def _result(block: Block, notes: Notes) -> ChatMessage:
         notes.ignore(f"{block.pattern}.is_error")  # templates have no place for it; what failed the content says
     content = ""
     if fields.get("content") is not None:
-        content = joined_text(fields, "content", f"{block.where}.content", f"{block.pattern}.content", notes)
-    block.only(("tool_use_id", "content", "is_error"), ("toolset_name",), notes)
+        content = "\n".join(texts_of(fields, "content", f"{block.where}.content", f"{block.pattern}.content", notes))
+    block.only(("tool_use_id", "content", "is_error", CACHE_CONTROL), ("toolset_name",), notes)
     return ChatMessage(TOOL, content, call_id=call_id)
 
 
@@ -155,5 +153,5 @@ def _call(block: Block, notes: Notes) -> ToolCall:
     if arguments is None:
         raise invalid(f"{block.where}.input is required.", param=f"{block.where}.input", code="missing")
     call = ToolCall(fields.required_text("id"), name, arguments)
-    block.only(("id", "name", "input"), ("caller", "toolset_name"), notes)
+    block.only(("id", "name", "input", CACHE_CONTROL), ("caller", "toolset_name"), notes)
     return call

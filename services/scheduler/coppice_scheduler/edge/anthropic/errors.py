@@ -6,6 +6,7 @@ from typing import Any
 
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 
+TOO_LONG = "context_length_exceeded"
 TYPES = {
     ErrorKind.INVALID: "invalid_request_error",
     ErrorKind.UNAUTHENTICATED: "authentication_error",
@@ -21,8 +22,11 @@ TYPES = {
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    message = error.message
+    if error.code == TOO_LONG:
+        message = f"prompt is too long: {message}"  # which programs look for, to shorten it
     return {
         "type": "error",
-        "error": {"type": TYPES[error.kind], "message": error.message},
+        "error": {"type": TYPES[error.kind], "message": message},
         "request_id": request_id,
     }

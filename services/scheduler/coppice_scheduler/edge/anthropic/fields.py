@@ -7,7 +7,9 @@ from typing import Any
 
 from coppice_scheduler.edge.http.field_table import FieldTable
 
-PROMPT = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
+PROMPT = frozenset(
+    {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"}
+)
 CACHE_CONTROL = "cache_control"
 _OWN = frozenset({"seed", "cache_salt", "priority", "timeout"})  # additions of ours, as in the OpenAI API
 
@@ -20,9 +22,12 @@ NO_EFFECT = {
     "context_management": "nothing is taken out of a conversation; it must fit as it is",
     "diagnostics": "nothing is told of earlier messages",
     "user_profile_id": "names the caller's user",
+    "workspace_id": "the key says whose a call is",
+    "billing_policy": "nothing is billed",
 }
 _EMPTY: tuple[Any, ...] = ([], {}, "")
-REFUSED: Mapping[str, tuple[Any, ...]] = {"container": (), "mcp_servers": _EMPTY, "fallbacks": _EMPTY}
+_NOT_HERE = ("container", "mcp_servers", "fallbacks", "compaction", "thread", "fallback_credit_token")
+REFUSED: Mapping[str, tuple[Any, ...]] = dict.fromkeys(_NOT_HERE, _EMPTY)
 
 MESSAGES = FieldTable(
     PROMPT | _OWN | {"max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k", CACHE_CONTROL},

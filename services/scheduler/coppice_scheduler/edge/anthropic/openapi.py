@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coppice.messages.sampling import RANGES
-from coppice_scheduler.edge.anthropic.blocks import MAX_BLOCKS, TTL_MS
+from coppice_scheduler.edge.anthropic.blocks import MAX_BLOCKS, SCOPE, TTL_MS
 from coppice_scheduler.edge.anthropic.conversation import OF_ANSWER, SYSTEM, USER
 from coppice_scheduler.edge.anthropic.errors import TYPES
 from coppice_scheduler.edge.anthropic.fields import CACHE_CONTROL, COUNT, MESSAGES, NO_EFFECT, REFUSED
@@ -20,9 +20,9 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOP_BYTES,
     MAX_STOPS,
 )
-from coppice_scheduler.edge.http import openapi_schema
-from coppice_scheduler.edge.http.openapi_routes import event_data, generated, json_answer, post
-from coppice_scheduler.edge.http.openapi_schema import Schema, body, exactly, list_of, nullable, one_of, ref
+from coppice_scheduler.edge.http.openapi import schema
+from coppice_scheduler.edge.http.openapi.routes import event_data, generated, json_answer, post
+from coppice_scheduler.edge.http.openapi.schema import Schema, body, exactly, list_of, nullable, one_of, ref
 from coppice_scheduler.edge.text.tools.tool import MAX_TOOLS, NAME
 
 _ERROR = "AnthropicError"
@@ -32,7 +32,7 @@ _NO_EFFECT: Schema = {"description": "Taken, without effect."}
 _CACHE: Schema = one_of(
     "object",
     "What is before it will come again; keep it so long at least.",
-    properties={"type": {"const": "ephemeral"}, "ttl": {"enum": [*TTL_MS, None]}},
+    properties={"type": {"const": "ephemeral"}, "ttl": {"enum": [*TTL_MS, None]}, SCOPE: _NO_EFFECT},
     required=["type"],
     additionalProperties=False,
 )
@@ -43,7 +43,7 @@ def anthropic_routes(model_id: str, *, has_tools: bool) -> tuple[dict[str, Any],
     event = {
         "type": "object",
         "description": "One event; its name is the type of its data. Nothing follows message_stop or an error.",
-        "properties": {"event": openapi_schema.TEXT, "data": event_data("MessageEvent", _ERROR)},
+        "properties": {"event": schema.TEXT, "data": event_data("MessageEvent", _ERROR)},
         "required": ["event", "data"],
     }
     paths = {
@@ -81,6 +81,7 @@ def _prompt(model_id: str, has_tools: bool) -> dict[str, Schema]:
         "type": {"enum": list(KINDS_OF_THINKING)},
         "budget_tokens": one_of("integer", "Taken, without effect."),
         "display": {"enum": [*DISPLAYS, None]},
+        "block_binding": _NO_EFFECT,
     }
     return {
         "model": {"type": "string", "enum": [model_id]},
@@ -90,8 +91,13 @@ def _prompt(model_id: str, has_tools: bool) -> dict[str, Schema]:
         "tool_choice": nullable({"anyOf": [_choice(kind) for kind in MODES]}),
         "thinking": nullable(body(thinking, ("type",), "Whether the model thinks first, where its template knows.")),
         "output_config": nullable(
-            body({"effort": effort, "format": nullable(form)}, (), "What the answer looks like.")
+            body(
+                {"effort": effort, "format": nullable(form), "task_budget": _NO_EFFECT},
+                (),
+                "What the answer looks like.",
+            )
         ),
+        "output_format": nullable(form),
         CACHE_CONTROL: _CACHE,
     }
 
@@ -117,12 +123,16 @@ def _generation() -> dict[str, Schema]:
 
 
 def _block(kind: str, required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    fields = {"type": {"const": kind}, **required, **(optional or {}), CACHE_CONTROL: _CACHE}
+    fields = {"type": {"const": kind}, **required, **(optional or {})}
     return body(fields, ("type", *required), f"A block of {kind}.")
 
 
 def _text() -> Schema:
-    return _content(_block("text", {"text": openapi_schema.TEXT}, {"citations": _NO_EFFECT}))
+    return _content(_text_block())
+
+
+def _text_block() -> Schema:
+    return _block("text", {"text": schema.TEXT}, {"citations": _NO_EFFECT, CACHE_CONTROL: _CACHE})
 
 
 def _content(*blocks: Schema) -> Schema:
@@ -131,21 +141,26 @@ def _content(*blocks: Schema) -> Schema:
 
 
 def _turn() -> Schema:
-    text = _block("text", {"text": openapi_schema.TEXT}, {"citations": _NO_EFFECT})
+    text = _text_block()
     result = _block(
         "tool_result",
-        {"tool_use_id": openapi_schema.TEXT},
-        {"content": nullable(_text()), "is_error": one_of("boolean"), "toolset_name": _NO_EFFECT},
+        {"tool_use_id": schema.TEXT},
+        {
+            "content": nullable(_text()),
+            "is_error": one_of("boolean"),
+            "toolset_name": _NO_EFFECT,
+            CACHE_CONTROL: _CACHE,
+        },
     )
-    thought = _block("thinking", {"thinking": openapi_schema.TEXT}, {"signature": one_of("string")})
+    thought = _block("thinking", {"thinking": schema.TEXT}, {"signature": one_of("string")})
     hidden = _block("redacted_thinking", {}, {"data": _NO_EFFECT})
     call = _block(
         "tool_use",
-        {"id": openapi_schema.TEXT, "name": _NAME, "input": {"type": "object"}},
-        {"caller": _NO_EFFECT, "toolset_name": _NO_EFFECT},
+        {"id": schema.TEXT, "name": _NAME, "input": {"type": "object"}},
+        {"caller": _NO_EFFECT, "toolset_name": _NO_EFFECT, CACHE_CONTROL: _CACHE},
     )
     roles = {USER: _content(text, result), ASSISTANT: _content(text, thought, hidden, call), SYSTEM: _text()}
-    of_answer = {**dict.fromkeys(OF_ANSWER, _NO_EFFECT), "type": _NO_EFFECT, CACHE_CONTROL: _CACHE}
+    of_answer = {**dict.fromkeys(OF_ANSWER, _NO_EFFECT), "type": _NO_EFFECT}
     return {
         "anyOf": [
             body({"role": {"const": role}, "content": content, **of_answer}, ("role", "content"), f"Of the {role}.")
@@ -155,13 +170,13 @@ def _turn() -> Schema:
 
 
 def _tools() -> Schema:
-    schema: Schema = {"type": "object", "properties": {"type": {"const": "object"}}}
+    parameters: Schema = {"type": "object", "properties": {"type": {"const": "object"}}}
     tool = body(
         {
             "type": {"enum": ["custom", None]},
             "name": _NAME,
             "description": one_of("string"),
-            "input_schema": schema,
+            "input_schema": parameters,
             "strict": one_of("boolean", "The input follows the schema in any case."),
             "allowed_callers": {"enum": [[], ["direct"], None]},
             "defer_loading": {"enum": [False, None]},
@@ -179,7 +194,6 @@ def _choice(kind: str) -> Schema:
     fields: dict[str, Schema] = {
         "type": {"const": kind},
         "disable_parallel_tool_use": one_of("boolean", "One call at most."),
-        CACHE_CONTROL: _CACHE,
     }
     named: dict[str, Schema] = {"name": _NAME} if kind == "tool" else {}
     return body({**fields, **named}, ("type", *named), "How the model may call.")
@@ -189,13 +203,13 @@ def _choice(kind: str) -> Schema:
 
 
 def _answers() -> dict[str, Schema]:
-    text = openapi_schema.TEXT
+    text = schema.TEXT
     usage = exactly(
         dict.fromkeys(
             ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
-            openapi_schema.COUNT,
+            schema.COUNT,
         ),
-        {"output_tokens_details": exactly({"thinking_tokens": openapi_schema.COUNT})},
+        {"output_tokens_details": exactly({"thinking_tokens": schema.COUNT})},
     )
     blocks: Schema = {
         "anyOf": [
@@ -220,14 +234,17 @@ def _answers() -> dict[str, Schema]:
         "AnthropicBlock": blocks,
         "AnthropicMessage": exactly(message),
         "MessageEvent": {"anyOf": _events(stop)},
-        "TokenCount": exactly({"input_tokens": openapi_schema.COUNT}),
+        "TokenCount": exactly({"input_tokens": schema.COUNT}),
         _ERROR: exactly({"type": {"const": "error"}, "error": error, "request_id": text}),
     }
 
 
 def _events(stop: dict[str, Schema]) -> list[Schema]:
-    text, index = openapi_schema.TEXT, {"index": openapi_schema.COUNT}
-    pieces = [exactly({"type": {"const": kind}, name: text}) for kind, name in PIECES.values()]
+    text, index = schema.TEXT, {"index": schema.COUNT}
+    pieces = [
+        exactly({"type": {"const": kind}, name: text})
+        for kind, name in (*PIECES.values(), ("signature_delta", "signature"))
+    ]
     usage = {"usage": {"$ref": ref("AnthropicUsage")}}
     fields: dict[str, dict[str, Schema]] = {
         "message_start": {"message": {"$ref": ref("AnthropicMessage")}},

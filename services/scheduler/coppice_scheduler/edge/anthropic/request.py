@@ -10,7 +10,7 @@ from coppice_scheduler.edge.anthropic.conversation import conversation_of
 from coppice_scheduler.edge.anthropic.fields import COUNT, MESSAGES
 from coppice_scheduler.edge.anthropic.tools import tool_use_of, tools_of
 from coppice_scheduler.edge.base.errors import invalid
-from coppice_scheduler.edge.frontend.generation_spec import MAX_STOPS, ChatPrompt, GenerationSpec
+from coppice_scheduler.edge.frontend.generation_spec import MAX_STOP_BYTES, MAX_STOPS, ChatPrompt, GenerationSpec
 from coppice_scheduler.edge.http.field_table import FieldTable, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.text.chat import SWITCHES
@@ -18,9 +18,11 @@ from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 
 THINKING, OUTPUT_CONFIG = "thinking", "output_config"
+OUTPUT_FORMAT = "output_format"  # the older name of a form
 KINDS_OF_THINKING = ("enabled", "adaptive", "between_tools", "disabled")
-DISPLAYS = ("summarized", "omitted")
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
+DISPLAYS = ("summarized", "updates", "omitted")
+BEYOND_HIGH = ("xhigh", "max")  # which no template knows
+EFFORTS = ("low", "medium", "high", *BEYOND_HIGH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,40 +120,38 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     stops = fields.texts("stop_sequences", MAX_STOPS)
     if not all(stops):
         raise invalid("stop_sequences has an empty string.", param="stop_sequences")
+    if any(len(stop.encode("utf-8", "replace")) > MAX_STOP_BYTES for stop in stops):
+        raise invalid(f"stop_sequences has a string of more than {MAX_STOP_BYTES} bytes.", param="stop_sequences")
     return stops
 
 
-def _object(fields: Fields, name: str, kind: str, where: str) -> tuple[Fields, Block] | None:
+def _object(fields: Fields, name: str, where: str) -> tuple[Fields, Block] | None:
     value = fields.get(name)
     if value is None:
         return None
     if not isinstance(value, dict):
         raise fields.wrong(name, "an object")
     inner = Fields(value, f"{where}.")
-    return inner, Block(kind, where, where, inner, value)
+    return inner, Block("", where, where, inner, value)
 
 
 def _thinking(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str, Any], bool]:
     """Values for the chat template, and whether what was thought is shown.
 
-    Agents send `thinking` to any model. Where the template has no switch for it, it has no effect.
+    Who does not ask for thinking gets none, as programs read the first block as text. Agents send `thinking` to any
+    model; where the template has no switch for it, it has no effect.
     """
-    found = _object(fields, THINKING, "", THINKING)
-    if found is None:
-        return {}, True
-    inner, block = found
-    kind = inner.required_text("type")
-    if kind not in KINDS_OF_THINKING:
-        message = f"{THINKING}.type is {kind[:50]!r}; it must be {' or '.join(KINDS_OF_THINKING)}."
-        raise invalid(message, param=f"{THINKING}.type")
-    display = inner.text("display")
-    if display not in (None, *DISPLAYS):
-        message = f"{THINKING}.display is {str(display)[:50]!r}; it must be {' or '.join(DISPLAYS)}."
-        raise invalid(message, param=f"{THINKING}.display")
-    if inner.integer("budget_tokens") is not None:
-        notes.ignore(f"{THINKING}.budget_tokens")
-    block.only(("budget_tokens", "display"), (), notes)
     switch = next((name for name in SWITCHES if name in reading.template_variables), None)
+    found = _object(fields, THINKING, THINKING)
+    if found is None:
+        return ({switch: False} if switch is not None else {}), True
+    inner, block = found
+    kind = _choice(inner, "type", KINDS_OF_THINKING, THINKING)
+    if kind is None:
+        raise invalid(f"{THINKING}.type is required.", param=f"{THINKING}.type", code="missing")
+    display = _choice(inner, "display", DISPLAYS, THINKING)
+    inner.integer("budget_tokens")
+    block.only(("display",), ("budget_tokens", "block_binding"), notes)
     if switch is None:
         notes.ignore(THINKING)
         return {}, display != "omitted"
@@ -160,25 +160,28 @@ def _thinking(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str,
 
 def _output_config(fields: Fields, reading: Reading, values: dict[str, Any], notes: Notes) -> OutputFormat | None:
     """The form of the answer; how much effort the model should make is added to the values of the template."""
-    found = _object(fields, OUTPUT_CONFIG, "", OUTPUT_CONFIG)
+    older = _output_format(fields, OUTPUT_FORMAT, OUTPUT_FORMAT, notes)
+    found = _object(fields, OUTPUT_CONFIG, OUTPUT_CONFIG)
+    if found is None:
+        return older
+    inner, block = found
+    effort = _choice(inner, "effort", EFFORTS, OUTPUT_CONFIG)
+    if effort is not None and "reasoning_effort" in reading.template_variables:
+        values["reasoning_effort"] = "high" if effort in BEYOND_HIGH else effort
+    elif effort is not None:
+        notes.ignore(f"{OUTPUT_CONFIG}.effort")
+    block.only(("effort", "format"), ("task_budget",), notes)
+    newer = _output_format(inner, "format", f"{OUTPUT_CONFIG}.format", notes)
+    if older is not None and newer is not None:
+        raise invalid(f"{OUTPUT_FORMAT} and {OUTPUT_CONFIG}.format mean the same; send one.", param=OUTPUT_FORMAT)
+    return newer or older
+
+
+def _output_format(fields: Fields, name: str, where: str, notes: Notes) -> OutputFormat | None:
+    found = _object(fields, name, where)
     if found is None:
         return None
     inner, block = found
-    effort = inner.text("effort")
-    if effort is not None:
-        if effort not in EFFORTS:
-            message = f"{OUTPUT_CONFIG}.effort is {effort[:50]!r}; it must be {', '.join(EFFORTS)}."
-            raise invalid(message, param=f"{OUTPUT_CONFIG}.effort")
-        if "reasoning_effort" in reading.template_variables:
-            values["reasoning_effort"] = effort
-        else:
-            notes.ignore(f"{OUTPUT_CONFIG}.effort")
-    block.only(("effort", "format"), (), notes)
-    wanted = _object(inner, "format", "", f"{OUTPUT_CONFIG}.format")
-    if wanted is None:
-        return None
-    inner, block = wanted
-    where = f"{OUTPUT_CONFIG}.format"
     kind = inner.required_text("type")
     if kind != "json_schema":
         message = f"{where}.type is {kind[:50]!r}; only json_schema is supported."
@@ -188,3 +191,11 @@ def _output_config(fields: Fields, reading: Reading, values: dict[str, Any], not
         raise invalid(f"{where}.schema is required.", param=f"{where}.schema", code="missing")
     block.only(("schema",), ("name",), notes)
     return OutputFormat(FormatKind.JSON, schema, f"{where}.schema")
+
+
+def _choice(fields: Fields, name: str, known: tuple[str, ...], where: str) -> str | None:
+    value = fields.text(name)
+    if value is not None and value not in known:
+        message = f"{where}.{name} is {value[:50]!r}; it must be {', '.join(known)}."
+        raise invalid(message, param=f"{where}.{name}")
+    return value

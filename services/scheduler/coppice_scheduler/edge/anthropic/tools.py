@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coppice_scheduler.edge.anthropic.blocks import Block, Notes
+from coppice_scheduler.edge.anthropic.fields import CACHE_CONTROL
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.text.tools.tool import (
@@ -67,7 +68,7 @@ def _tool(where: str, entry: Any, notes: Notes) -> Tool:
         raise invalid(f"{where}.input_schema is required.", param=f"{where}.input_schema", code="missing")
     if schema.get("type", "object") != "object":
         raise invalid(f"{where}.input_schema must be of type object.", param=f"{where}.input_schema")
-    known = ("name", "description", "input_schema", "strict", "allowed_callers", "defer_loading")
+    known = ("name", "description", "input_schema", "strict", "allowed_callers", "defer_loading", CACHE_CONTROL)
     block = Block("custom", where, f"{TOOLS}[]", fields, entry)
     block.only(known, ("eager_input_streaming", "input_examples"), notes)
     return Tool(name, parameters if schema else NO_PARAMETERS, fields.text("description"), fields.flag("strict"))

@@ -37,6 +37,11 @@ class Call:
     _runs: tuple[Run, ...]
     _span: CallSpan
 
+    @property
+    def unique_id(self) -> str:
+        """Without the prefix that OpenAI's ids have."""
+        return self.call_id.partition("-")[2]
+
     async def taken(self) -> None:
         """Returns when the core has taken all of it. Not before where it refuses, and only while `deltas` is read."""
         for run in self._runs:

@@ -12,7 +12,14 @@ from coppice_scheduler.edge.base.request_id import HEADER
 from coppice_scheduler.edge.http.rate_headers import ALL_LIMITS, rate_headers
 
 # Besides what always is.
-READABLE = (HEADER, "x-coppice-ignored-fields", "retry-after", "retry-after-ms", *rate_headers(ALL_LIMITS))
+READABLE = (
+    HEADER,
+    "request-id",
+    "x-coppice-ignored-fields",
+    "retry-after",
+    "retry-after-ms",
+    *rate_headers(ALL_LIMITS),
+)
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

@@ -78,6 +78,7 @@ class Surface(Generic[A]):
     fields: FieldTable
     parse: Callable[[bytes, Reading], A]
     shape: Callable[[Call, A], AnswerShape]
+    strict_field: str = "tools[].strict"  # where a tool says so
 
 
 class Generation:
@@ -106,17 +107,21 @@ class Generation:
         asked = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: surface.parse(raw, self._reading))
         self._warn_of(asked.ignored, surface.fields)
         call = await self._frontdoor.open(tenant, asked.spec, parent, request_id)
-        shape, headers, streams = surface.shape(call, asked), self._headers(tenant, asked), asked.spec.streams
+        shape, headers, streams = (
+            surface.shape(call, asked),
+            self._headers(tenant, asked, surface.strict_field),
+            asked.spec.streams,
+        )
         body.release()  # nothing of it is kept from now on
         del asked
         if streams:
             return await _streamed(call, shape, headers, self._first_byte_s)
         return await _whole(call, shape, headers)
 
-    def _headers(self, tenant: Tenant, asked: Asked) -> dict[str, str]:
-        ignored = asked.ignored
-        if asked.spec.tool_use is not None:
-            ignored += self._frontdoor.syntax.tools.without_effect(asked.spec.tool_use)
+    def _headers(self, tenant: Tenant, asked: Asked, strict_field: str) -> dict[str, str]:
+        ignored, use = asked.ignored, asked.spec.tool_use
+        if use is not None and self._frontdoor.syntax.tools.ignores_strict(use):
+            ignored += (strict_field,)
         return {**ignored_header(ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
 
     def _warn_of(self, ignored: tuple[str, ...], fields: FieldTable) -> None:

@@ -20,12 +20,22 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"  # proxies and clients close connections on which nothing comes
 COMMENT_EVERY_S = 5.0
 CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
+# Some clients end a line at these, too.
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 T = TypeVar("T")
 
 
 def event(body: dict[str, Any]) -> bytes:
     """One event. JSON escapes line ends, so a body is one line."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
+    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+def named_event(body: dict[str, Any]) -> bytes:
+    """One event whose name is the type of its data."""
+    return b"event: " + str(body["type"]).encode() + b"\n" + event(body)
 
 
 class EventStream(Response):

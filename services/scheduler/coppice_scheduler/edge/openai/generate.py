@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/completions`."""
+"""`/v1/chat/completions`, `/v1/completions` and `/v1/responses`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ from coppice_scheduler.edge.http.generation import Generation, Surface
 from coppice_scheduler.edge.openai.bodies import Shape
 from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION
 from coppice_scheduler.edge.openai.parsing.schema import ParsedRequest, parse_chat, parse_completion
+from coppice_scheduler.edge.openai.responses.fields import RESPONSES
+from coppice_scheduler.edge.openai.responses.request import ParsedResponse, parse_response
+from coppice_scheduler.edge.openai.responses.response import ResponseShape
 
 
 class GenerateApi:
     def __init__(self, frontdoor: FrontDoor, generation: Generation) -> None:
         self._frontdoor = frontdoor
         self._generation = generation
-        self._chat = Surface(CHAT, parse_chat, self._shape)
+        self._chat = Surface(CHAT, parse_chat, self._shape, "tools[].function.strict")
         self._completion = Surface(COMPLETION, parse_completion, self._shape)
+        self._response = Surface(RESPONSES, parse_response, self._response_shape)
 
     async def completions(self, request: Request) -> Response:
         return await self._generation.answer(request, self._completion)
 
     async def chat_completions(self, request: Request) -> Response:
         return await self._generation.answer(request, self._chat)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._generation.answer(request, self._response)
+
+    def _response_shape(self, call: Call, parsed: ParsedResponse) -> ResponseShape:
+        texts, model = self._frontdoor.token_texts, self._frontdoor.model.id
+        return ResponseShape(call, model, int(time.time()), parsed.told_again, texts)
 
     def _shape(self, call: Call, parsed: ParsedRequest) -> Shape:
         return Shape(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice_scheduler.edge.http.openapi_routes import ERROR, event_data, generated, json_answer, plain, post, read
-from coppice_scheduler.edge.http.openapi_schema import Schema, ref
+from coppice_scheduler.edge.http.openapi.routes import ERROR, event_data, generated, json_answer, plain, post, read
+from coppice_scheduler.edge.http.openapi.schema import TEXT, Schema, ref
 from coppice_scheduler.edge.openai.openapi_answers import answer_schemas
 from coppice_scheduler.edge.openai.openapi_requests import request_schemas
+from coppice_scheduler.edge.openai.responses.openapi import response_schemas
 
 _MODEL_PARAMETER = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
@@ -27,6 +28,7 @@ def openai_routes(
         "/v1/completions": post(
             "completions", "CompletionRequest", _generated("Completion", "Completion"), generates=True
         ),
+        "/v1/responses": post("responses", "ResponseRequest", _responded(), generates=True),
         "/v1/models": {"get": read("listModels", json_answer("ModelList"), (401, 429))},
         "/v1/models/{model_id}": {
             "get": {**read("getModel", json_answer("Model"), (401, 404, 429)), "parameters": [_MODEL_PARAMETER]}
@@ -43,7 +45,21 @@ def openai_routes(
         )
     if has_metrics:
         paths["/metrics"] = {"get": {**read("metrics", plain("Prometheus metrics."), ()), "security": []}}
-    return paths, {**request_schemas(model_id, template_variables, has_tools=has_tools), **answer_schemas()}
+    return paths, {
+        **request_schemas(model_id, template_variables, has_tools=has_tools),
+        **answer_schemas(),
+        **response_schemas(model_id, has_tools=has_tools),
+    }
+
+
+def _responded() -> Schema:
+    event = {
+        "type": "object",
+        "description": "One event; its name is the type of its data. Nothing follows completed, incomplete, error.",
+        "properties": {"event": TEXT, "data": event_data("ResponseEvent")},
+        "required": ["event", "data"],
+    }
+    return generated("Response", event)
 
 
 def _generated(whole: str, chunk: str) -> Schema:

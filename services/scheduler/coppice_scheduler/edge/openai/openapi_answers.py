@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice_scheduler.edge.http.openapi_schema import COUNT, TEXT, Schema, exactly, list_of, nullable, ref
+from coppice_scheduler.edge.http.openapi.schema import COUNT, TEXT, Schema, exactly, list_of, nullable, ref
 from coppice_scheduler.edge.openai.openapi_requests import TOKEN_ID
 from coppice_scheduler.edge.openai.parsing.messages import REASONING
 

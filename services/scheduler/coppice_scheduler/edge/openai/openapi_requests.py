@@ -14,7 +14,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOPS,
     ROLES,
 )
-from coppice_scheduler.edge.http.openapi_schema import Schema, body, one_of, ref
+from coppice_scheduler.edge.http.openapi.schema import Schema, body, one_of, ref
 from coppice_scheduler.edge.openai.openapi_tools import earlier_calls, tool_fields
 from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
 from coppice_scheduler.edge.openai.parsing.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING

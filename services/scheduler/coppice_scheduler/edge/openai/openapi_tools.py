@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice_scheduler.edge.http.openapi_schema import Schema, body, one_of
+from coppice_scheduler.edge.http.openapi.schema import Schema, body, one_of
 from coppice_scheduler.edge.openai.parsing.tools import CALL_NO_EFFECT, PARALLEL, TOOL_CHOICE, TOOLS
 from coppice_scheduler.edge.text.tools.tool import MAX_CALLS, MAX_TOOLS, NAME, ToolMode
 

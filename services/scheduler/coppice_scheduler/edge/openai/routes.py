@@ -22,6 +22,7 @@ def add_openai(
     tokens = TokensApi(frontdoor, body_timeout_s, reading)
     app.post("/v1/completions")(generate.completions)
     app.post("/v1/chat/completions")(generate.chat_completions)
+    app.post("/v1/responses")(generate.responses)
     for prefix in ("", "/v1"):
         app.post(f"{prefix}/tokenize")(tokens.tokenize)
         app.post(f"{prefix}/detokenize")(tokens.detokenize)

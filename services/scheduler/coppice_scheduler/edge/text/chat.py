@@ -98,7 +98,7 @@ class ChatTemplate:
         if tools:
             self.check_reads_tools()
         if has_calls and not self._reads_calls:
-            message = "The chat template of this model does not read tool_calls of earlier answers."
+            message = "The chat template of this model does not read calls of earlier answers."
             raise invalid(message, param="messages", code="unsupported_parameter")
         if template is None:
             raise invalid(self.missing, param="messages", code="no_chat_template")

@@ -50,10 +50,10 @@ class ToolSupport:
             return None
         return self._raw.token_to_id(tool_format.opens)
 
-    def without_effect(self, use: ToolUse) -> tuple[str, ...]:
-        """Fields that a client sent and that change nothing here."""
+    def ignores_strict(self, use: ToolUse) -> bool:
+        """Whether tools are strict, and that changes nothing here."""
         is_free = use.mode is ToolMode.AUTO and self._format is not None and self._format.is_python
-        return ("tools[].function.strict",) if is_free and any(tool.is_strict for tool in use.allowed) else ()
+        return is_free and any(tool.is_strict for tool in use.allowed)
 
     def parser(self, use: ToolUse) -> CallParser | None:
         """Reads one answer; None where nothing may be called. The tools of `use` themselves are not needed."""
@@ -99,7 +99,7 @@ def _schema_of(wanted: OutputFormat, written: ToolFormat) -> str:
         raise _unsupported(
             f"{TOOLS} cannot be combined with {wanted.field} here"
             + (": calls of this model look like an answer in JSON." if written.is_bare else ".")
-            + ' Send one, or tool_choice: "none".'
+            + " Send one, or a tool_choice of none."
         )
     return str(wanted.value) if wanted.kind is FormatKind.JSON else ANY_OBJECT
 

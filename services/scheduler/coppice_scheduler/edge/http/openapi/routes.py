@@ -6,7 +6,7 @@ from typing import Any
 
 from coppice_scheduler.edge.base.request_id import HEADER
 from coppice_scheduler.edge.http.field_table import IGNORED_HEADER
-from coppice_scheduler.edge.http.openapi_schema import Schema, ref
+from coppice_scheduler.edge.http.openapi.schema import Schema, ref
 
 JSON = "application/json"
 ERROR = "Error"

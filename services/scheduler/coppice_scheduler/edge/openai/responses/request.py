@@ -1,0 +1,182 @@
+"""The body of a response to a GenerationSpec. Raises ApiError only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coppice_scheduler.edge.base.errors import invalid
+from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, GenerationSpec
+from coppice_scheduler.edge.http.field_table import Reading
+from coppice_scheduler.edge.http.json_body import Fields, parse_object
+from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
+from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS
+from coppice_scheduler.edge.openai.responses.fields import RESPONSES
+from coppice_scheduler.edge.openai.responses.input_items import Notes, conversation_of
+from coppice_scheduler.edge.openai.responses.tools import PARALLEL, TOOL_CHOICE, tool_use_of, tools_of
+from coppice_scheduler.edge.text.chat import SWITCHES
+from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
+
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+INCLUDES = (LOGPROBS, ENCRYPTED)
+MAX_INCLUDES = 16
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+FORMATS = ("text", "json_object", "json_schema")
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedResponse:
+    spec: GenerationSpec
+    ignored: tuple[str, ...]  # fields that were taken without effect
+    told_again: Body  # what the answer repeats of the request
+
+
+def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
+    body = parse_object(raw)
+    notes = Notes(reading.unknown_fields)
+    notes.ignored.update(dict.fromkeys(RESPONSES.check(body, reading.unknown_fields)))
+    fields = Fields(body)
+    tools = tools_of(fields, notes)
+    messages = conversation_of(fields, notes)
+    values, effort = _reasoning(fields, reading, notes)
+    wanted, told_format = _text(fields, notes)
+    spec = GenerationSpec(
+        model=fields.required_text("model"),
+        prompts=(ChatPrompt(messages, values, tools),),
+        max_tokens=_max_output_tokens(fields),
+        fills_context=True,
+        temperature=fields.number("temperature"),
+        top_p=fields.number("top_p"),
+        top_k=fields.integer("top_k"),
+        seed=fields.integer("seed"),
+        num_logprobs=_num_logprobs(fields, notes),
+        priority=fields.integer("priority") or 0,
+        timeout_s=fields.number("timeout"),
+        comes_again=fields.text("prompt_cache_key") is not None,
+        retain_ms=retain_ms_of(fields),
+        output_format=wanted,
+        tool_use=tool_use_of(fields, tools, notes),
+        cache_salt=fields.text("cache_salt"),
+        streams=_streams(fields),
+    )
+    told_again: Body = {
+        "max_output_tokens": spec.max_tokens,
+        "metadata": _metadata(fields),
+        "parallel_tool_calls": fields.flag(PARALLEL, default=True),
+        "reasoning": {"effort": effort, "summary": None},
+        "temperature": spec.temperature,
+        "text": {"format": told_format},
+        "tool_choice": body[TOOL_CHOICE] if isinstance(body.get(TOOL_CHOICE), str) else "auto",
+        "top_p": spec.top_p,
+    }
+    fields.assert_read(RESPONSES.supported)
+    return ParsedResponse(spec, tuple(notes.ignored), told_again)
+
+
+def _max_output_tokens(fields: Fields) -> int | None:
+    value = fields.integer("max_output_tokens")
+    if value is not None and value < 1:
+        raise invalid(f"max_output_tokens is {value}; it must be at least 1.", param="max_output_tokens")
+    return value
+
+
+def _inner(fields: Fields, name: str, known: tuple[str, ...], notes: Notes, *no_effect: str) -> Fields | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise fields.wrong(name, "an object")
+    notes.only(value, known, frozenset(no_effect), name, name)
+    return Fields(value, f"{name}.")
+
+
+def _streams(fields: Fields) -> bool:
+    streams, options = fields.flag("stream"), fields.get("stream_options")
+    if options is not None and options != {} and options != {"include_obfuscation": False}:
+        raise invalid(
+            "stream_options of a response may only have include_obfuscation: false.",
+            param="stream_options",
+            code="unsupported_parameter",
+        )
+    return streams
+
+
+def _reasoning(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str, Any], str | None]:
+    """Values for the chat template, and the effort that was asked for.
+
+    Agents send it to any model; where the template has no place for it, it has no effect.
+    """
+    inner = _inner(fields, "reasoning", ("effort",), notes, "summary", "generate_summary", "context")
+    effort = inner.text("effort") if inner is not None else None
+    if effort is None:
+        return {}, None
+    if not 1 <= len(effort) <= MAX_EFFORT_CHARS:
+        message = f"reasoning.effort has {len(effort)} characters; it must have 1 to {MAX_EFFORT_CHARS}."
+        raise invalid(message, param="reasoning.effort")
+    if "reasoning_effort" in reading.template_variables:
+        return {"reasoning_effort": effort}, effort
+    switch = next((name for name in SWITCHES if name in reading.template_variables), None)
+    if switch is not None:
+        return {switch: effort != "none"}, effort
+    notes.ignored["reasoning.effort"] = None
+    return {}, effort
+
+
+def _text(fields: Fields, notes: Notes) -> tuple[OutputFormat | None, Body]:
+    """The form of the answer, and how it is told again."""
+    inner = _inner(fields, "text", ("format",), notes, "verbosity")
+    value = inner.get("format") if inner is not None else None
+    if inner is None or value is None:
+        return None, {"type": "text"}
+    if not isinstance(value, dict):
+        raise inner.wrong("format", "an object")
+    where = "text.format"
+    form = Fields(value, f"{where}.")
+    kind = form.required_text("type")
+    if kind not in FORMATS:
+        message = f"{where}.type is {kind[:50]!r}; supported are {', '.join(FORMATS)}."
+        raise invalid(message, param=f"{where}.type", code="unsupported_parameter")
+    known = ("type", "name", "description", "schema", "strict") if kind == "json_schema" else ("type",)
+    notes.only(value, known, frozenset(), where, where)
+    if kind != "json_schema":
+        wanted = OutputFormat(FormatKind.JSON_OBJECT, "", where) if kind == "json_object" else None
+        return wanted, {"type": kind}
+    name = form.text("name")
+    form.text("description"), form.flag("strict")
+    schema = form.json_object("schema")
+    if schema is None:
+        raise invalid(f"{where}.schema is required.", param=f"{where}.schema", code="missing")
+    told = {"type": kind, "name": name or "", "schema": value["schema"], "strict": True}
+    return OutputFormat(FormatKind.JSON, schema, f"{where}.schema"), told
+
+
+def _num_logprobs(fields: Fields, notes: Notes) -> int | None:
+    wanted = fields.texts("include", MAX_INCLUDES)
+    for name in wanted:
+        if name == ENCRYPTED:
+            notes.ignored["include"] = None
+        elif name != LOGPROBS:
+            message = f"include has {name[:100]!r}; supported is {LOGPROBS}."
+            raise invalid(message, param="include", code="unsupported_parameter")
+    num_top = fields.integer("top_logprobs")
+    if LOGPROBS not in wanted:
+        if num_top:
+            raise invalid(f"top_logprobs is only for include: [{LOGPROBS!r}].", param="top_logprobs")
+        return None
+    return num_top or 0
+
+
+def _metadata(fields: Fields) -> Mapping[str, str]:
+    """Labels of the caller's own, which the answer tells again."""
+    value = fields.at_most("metadata", MAX_METADATA, "entries")
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(
+        isinstance(text, str) and len(name) <= MAX_METADATA_KEY and len(text) <= MAX_METADATA_VALUE
+        for name, text in value.items()
+    ):
+        expected = f"an object of strings, of {MAX_METADATA_KEY} and {MAX_METADATA_VALUE} characters at most"
+        raise fields.wrong("metadata", expected)
+    return value
