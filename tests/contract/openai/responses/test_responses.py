@@ -12,7 +12,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.edge.openai.responses.fields import NO_EFFECT, REFUSED, RESPONSES
+from coppice_scheduler.edge.openai.responses.input_items import ITEM_NO_EFFECT, PART_NO_EFFECT
 from tests.contract.anthropic.test_messages import CALL, THINKER, THOUGHT, TWO, with_template
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, unpack
@@ -214,20 +216,38 @@ def test_effort_reaches_the_template(thinker: Served) -> None:
         assert ("<think>\n\n</think>" in prompt_of(thinker)) == is_off
 
 
-@pytest.mark.parametrize("tokens_per_output", [1, 1000])
-def test_log_probabilities_stand_beside_their_text(served: Served, tokens_per_output: int) -> None:
-    served.says("one two three", tokens_per_output=tokens_per_output)
-    fields: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    whole = ask(served, **fields)
-    entries = whole.output[0].content[0].logprobs
-    assert "".join(entry.token for entry in entries) == "one two three"
-    assert all(len(entry.top_logprobs) == 2 for entry in entries)
-    events, streamed = stream(served, **fields)
-    assert [entry.to_dict() for entry in streamed.output[0].content[0].logprobs] == [
-        entry.to_dict() for entry in entries
-    ]
-    told = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
-    assert "".join(entry.token for entry in told) == "one two three"
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_stream_that_breaks_raises_in_the_package(served: Served, is_told: bool) -> None:
+    error = OutputError(OutputErrorCode.INTERNAL, "It broke.")
+    served.says("one two", error=error, tokens_per_output=1)
+    body: dict[str, Any] = {"model": MODEL, "input": ASKED, "stream": True, "max_output_tokens": 50}
+    if is_told:
+        text = served.post(body, "/v1/responses").text
+        *_, failed, last = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
+        assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+        assert failed["response"]["error"] == {"code": "internal", "message": "It broke."}
+        assert failed["response"]["output"][-1]["status"] == "incomplete"
+        assert (last["type"], last["message"], last["error"]["message"]) == ("error", "It broke.", "It broke.")
+        assert last["sequence_number"] == failed["sequence_number"] + 1
+        return
+    with pytest.raises(openai.APIError, match="It broke"):
+        list(served.client().responses.create(**body))
+    with pytest.raises(openai.APIError, match="It broke"):
+        stream(served)
+
+
+def test_a_choice_is_told_as_it_was_made(served: Served) -> None:
+    served.says('{"name": "now", "arguments": {}}')
+    choice = {"type": "function", "name": "now"}
+    assert ask(served, tools=[NOW], tool_choice=choice).tool_choice.to_dict() == choice
+
+
+def test_effort_in_words_that_templates_know() -> None:
+    with with_template("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}") as served:
+        served.says("Fine.")
+        for effort in ("high", "xhigh"):
+            ask(served, reasoning={"effort": effort})
+            assert prompt_of(served) == f"high{ASKED}"
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -241,13 +261,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "'input_image'"),
     ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood", "input[0].mood is not supported"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "answers are not kept here"),
+    ({"input": [{"id": "msg_1"}]}, "input[0]", "answers are not kept here"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type", "input[0].type is 'computer_call'"),
     ({"input": [{"type": "function_call", "name": "now"}]}, "input[0].call_id", "input[0].call_id is required"),
     ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output", "output is required"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_id is not supported"),
     ({"conversation": "conv_1"}, "conversation", "conversation is not supported"),
     ({"background": True}, "background", "background is not supported"),
-    ({"truncation": "auto"}, "truncation", "Leave it out or send"),
+    ({"truncation": "left"}, "truncation", "truncation is not supported yet. Leave it out or send"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "it is 'web_search'"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "tools[0].name is required"),
     ({"tools": [NOW, NOW]}, "tools[1].name", "that of another tool"),
@@ -256,12 +277,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "text.format.type is 'grammar'"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "text.format.schema is required"),
-    ({"include": ["file_search_call.results"]}, "include", "include has 'file_search_call.results'"),
-    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is only for include"),
+    ({"include": ["message.output_text.logprobs"]}, "include", "include has 'message.output_text.logprobs'"),
+    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is not supported"),
+    ({"input": "word " * 4000}, "input", "Shorten it"),
+    ({"input": [{"type": "function_call", "call_id": "a", "name": "now"}] * 1025}, "input", "has 1025 calls"),
     ({"metadata": {"a": 1}}, "metadata", "metadata must be an object of strings"),
     ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
     ({"max_tokens": 5}, "max_tokens", "Unknown field 'max_tokens'"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "include_obfuscation"),
+    ({"stream_options": {"include_usage": True}}, "stream_options.include_usage", "include_usage is not supported"),
 ]
 
 
@@ -279,7 +302,11 @@ def test_what_has_no_effect_is_listed(served: Served) -> None:
     body = {
         "model": MODEL,
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}], "phase": "commentary"}],
-        "include": ["reasoning.encrypted_content"],
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "client_metadata": {"installation": "1"},
+        "truncation": "auto",
+        "previous_response_id": "",
+        "stream_options": {"include_obfuscation": True},
         "reasoning": {"effort": "low", "summary": "auto"},
         "store": True,
         "text": {"verbosity": "low"},
@@ -287,7 +314,10 @@ def test_what_has_no_effect_is_listed(served: Served) -> None:
     response = served.post(body, "/v1/responses")
     assert response.json()["store"] is False
     listed = response.headers["x-coppice-ignored-fields"]
-    assert listed == "store, input[].phase, reasoning.summary, reasoning.effort, text.verbosity, include"
+    assert listed == (
+        "client_metadata, store, input[].phase, reasoning.summary, reasoning.effort, text.verbosity, include, "
+        "stream_options.include_obfuscation"
+    )
 
 
 def test_other_errors(served: Served) -> None:
@@ -303,5 +333,5 @@ def test_every_field_has_one_place_and_is_in_the_documents() -> None:
     document = document[document.index("\n## Responses\n") : document.index("\n## Messages\n")]
     for name, why in NO_EFFECT.items():
         assert f"| `{name}` | {why} |" in document
-    for name in RESPONSES.supported | REFUSED.keys():
+    for name in RESPONSES.supported | REFUSED.keys() | (ITEM_NO_EFFECT - {"id", "status"}) | PART_NO_EFFECT:
         assert f"`{name}`" in document, name

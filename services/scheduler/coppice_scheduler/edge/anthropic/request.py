@@ -13,7 +13,7 @@ from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_STOP_BYTES, MAX_STOPS, ChatPrompt, GenerationSpec
 from coppice_scheduler.edge.http.field_table import FieldTable, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.text.chat import SWITCHES
+from coppice_scheduler.edge.text.chat import SWITCHES, effort_of_template
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 
@@ -21,8 +21,7 @@ THINKING, OUTPUT_CONFIG = "thinking", "output_config"
 OUTPUT_FORMAT = "output_format"  # the older name of a form
 KINDS_OF_THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 DISPLAYS = ("summarized", "updates", "omitted")
-BEYOND_HIGH = ("xhigh", "max")  # which no template knows
-EFFORTS = ("low", "medium", "high", *BEYOND_HIGH)
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,7 @@ def _output_config(fields: Fields, reading: Reading, values: dict[str, Any], not
     inner, block = found
     effort = _choice(inner, "effort", EFFORTS, OUTPUT_CONFIG)
     if effort is not None and "reasoning_effort" in reading.template_variables:
-        values["reasoning_effort"] = "high" if effort in BEYOND_HIGH else effort
+        values["reasoning_effort"] = effort_of_template(effort)
     elif effort is not None:
         notes.ignore(f"{OUTPUT_CONFIG}.effort")
     block.only(("effort", "format"), ("task_budget",), notes)

@@ -79,6 +79,7 @@ class Surface(Generic[A]):
     parse: Callable[[bytes, Reading], A]
     shape: Callable[[Call, A], AnswerShape]
     strict_field: str = "tools[].strict"  # where a tool says so
+    prompt_field: str = "messages"  # where the conversation stands
 
 
 class Generation:
@@ -104,9 +105,14 @@ class Generation:
     async def _answer(
         self, tenant: Tenant, body: Body, surface: Surface[A], parent: Context, request_id: RequestId
     ) -> Response:
-        asked = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: surface.parse(raw, self._reading))
-        self._warn_of(asked.ignored, surface.fields)
-        call = await self._frontdoor.open(tenant, asked.spec, parent, request_id)
+        try:
+            asked = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: surface.parse(raw, self._reading))
+            self._warn_of(asked.ignored, surface.fields)
+            call = await self._frontdoor.open(tenant, asked.spec, parent, request_id)
+        except ApiError as error:
+            if error.param == "messages":
+                error.param = surface.prompt_field
+            raise
         shape, headers, streams = (
             surface.shape(call, asked),
             self._headers(tenant, asked, surface.strict_field),

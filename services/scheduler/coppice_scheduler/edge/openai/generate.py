@@ -24,7 +24,7 @@ class GenerateApi:
         self._generation = generation
         self._chat = Surface(CHAT, parse_chat, self._shape, "tools[].function.strict")
         self._completion = Surface(COMPLETION, parse_completion, self._shape)
-        self._response = Surface(RESPONSES, parse_response, self._response_shape)
+        self._response = Surface(RESPONSES, parse_response, self._response_shape, prompt_field="input")
 
     async def completions(self, request: Request) -> Response:
         return await self._generation.answer(request, self._completion)
@@ -36,8 +36,7 @@ class GenerateApi:
         return await self._generation.answer(request, self._response)
 
     def _response_shape(self, call: Call, parsed: ParsedResponse) -> ResponseShape:
-        texts, model = self._frontdoor.token_texts, self._frontdoor.model.id
-        return ResponseShape(call, model, int(time.time()), parsed.told_again, texts)
+        return ResponseShape(call, self._frontdoor.model.id, int(time.time()), parsed.told_again)
 
     def _shape(self, call: Call, parsed: ParsedRequest) -> Shape:
         return Shape(

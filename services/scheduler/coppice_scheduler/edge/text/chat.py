@@ -29,6 +29,7 @@ MAX_RENDERED_CHARS = 4 * 1024 * 1024
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Variables of templates that know no degrees of reasoning.
 SWITCHES = ("enable_thinking", "thinking")
+_BEYOND_HIGH = frozenset({"xhigh", "max"})
 MAX_NUMBER = 1_000_000  # in values of a client's
 _SHOWN_CHARS = 100
 _SPECIAL = frozenset(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
@@ -138,6 +139,11 @@ class ChatTemplate:
                 param="messages",
             ) from error
         return whole_characters("".join(parts))
+
+
+def effort_of_template(effort: str) -> str:
+    """A degree of reasoning in words that templates know."""
+    return "high" if effort in _BEYOND_HIGH else effort
 
 
 def _check_numbers(name: str, value: Any) -> None:

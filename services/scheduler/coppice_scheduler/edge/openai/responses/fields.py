@@ -18,7 +18,6 @@ SUPPORTED = frozenset(
         "top_p",
         "top_k",
         "seed",
-        "top_logprobs",
         "text",
         "reasoning",
         "tools",
@@ -41,14 +40,18 @@ NO_EFFECT: Mapping[str, str] = {
     "user": "names the caller's user",
     "safety_identifier": "names the caller's user",
     "service_tier": "there is one",
+    "client_metadata": "labels of the client's own",
 }
 _OFF: tuple[Any, ...] = (False,)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "previous_response_id": (),
+    "previous_response_id": ("",),
     "conversation": (),
     "background": _OFF,
-    "truncation": ("disabled",),
+    "background_options": _EMPTY,
+    "image": _EMPTY,
+    "top_logprobs": (0,),
+    "truncation": ("disabled", "auto"),  # nothing is cut off: what is too long is refused
     "prompt": (),
     "max_tool_calls": (),
     "context_management": _EMPTY,

@@ -20,11 +20,12 @@ from coppice_scheduler.edge.text.tools.tool import ToolCall, check_name
 ROLES = ("user", ASSISTANT, "system", "developer")
 MESSAGE, CALL, RESULT, REASONING = "message", "function_call", "function_call_output", "reasoning"
 ITEMS = (MESSAGE, CALL, RESULT, REASONING)
+REFERENCE = "item_reference"  # whose type may be left out
 PARTS = ("input_text", "output_text", "text")
 REASONING_PARTS = ("reasoning_text", "summary_text", "text")
 # Of items that an answer gave, and of their parts, some of them by the openai package: no template reads them.
 ITEM_NO_EFFECT = frozenset(
-    {"id", "status", "phase", "caller", "namespace", "async", "encrypted_content", "parsed_arguments"}
+    {"id", "status", "phase", "caller", "namespace", "async", "encrypted_content", "parsed_arguments", "created_by"}
 )
 PART_NO_EFFECT = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
 
@@ -69,7 +70,9 @@ def _items(value: list[Any], notes: Notes) -> Iterator[ChatMessage]:
         if not isinstance(entry, dict):
             raise invalid(f"{at} must be an object.", param=at)
         fields = Fields(entry, f"{at}.")
-        kind = fields.text("type") or (MESSAGE if "role" in entry else fields.required_text("type"))
+        kind = fields.text("type") or (MESSAGE if "role" in entry else REFERENCE if "id" in entry else None)
+        if kind is None:
+            kind = fields.required_text("type")
         match kind:
             case "message":
                 yield _message(fields, entry, at, notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.messages.sampling import LOGPROBS_MAX, RANGES
+from coppice.messages.sampling import RANGES
 from coppice_scheduler.edge.frontend.generation_spec import ASSISTANT, MAX_CACHE_SALT, MAX_MESSAGES
 from coppice_scheduler.edge.http.openapi.schema import (
     COUNT,
@@ -35,7 +35,7 @@ from coppice_scheduler.edge.openai.responses.request import (
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
 )
-from coppice_scheduler.edge.openai.responses.response import CUT, DONE, OPEN
+from coppice_scheduler.edge.openai.responses.response import CUT, DONE, FAILED, OPEN
 from coppice_scheduler.edge.openai.responses.tools import PARALLEL, TOOL_CHOICE, TOOLS
 from coppice_scheduler.edge.text.tools.tool import MAX_TOOLS, NAME, ToolMode
 
@@ -66,7 +66,7 @@ def _request(model_id: str, has_tools: bool) -> dict[str, Schema]:
     items = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": item}
     reasoning: dict[str, Schema] = {
         "effort": one_of("string", minLength=1, maxLength=MAX_EFFORT_CHARS),
-        **dict.fromkeys(("summary", "generate_summary", "context"), _NO_EFFECT),
+        **dict.fromkeys(("summary", "generate_summary", "context", "mode"), _NO_EFFECT),
     }
     include: Schema = {"enum": list(INCLUDES)}
     return {
@@ -96,10 +96,11 @@ def _options() -> dict[str, Schema]:
         "top_p": _ranged("top_p"),
         "top_k": one_of("integer", "0 or -1: off.", minimum=top_k.low, maximum=int(top_k.high)),
         "seed": one_of("integer", minimum=-(2**63), maximum=2**64 - 1),
-        "top_logprobs": one_of("integer", f"Only with {INCLUDES[0]} included.", minimum=0, maximum=LOGPROBS_MAX),
         "metadata": nullable(_METADATA),
         "stream": one_of("boolean", default=False),
-        "stream_options": {"enum": [{}, {"include_obfuscation": False}, None]},
+        "stream_options": one_of(
+            "object", "", properties={"include_obfuscation": one_of("boolean")}, additionalProperties=False
+        ),
         "prompt_cache_key": one_of("string", "Prompts with a key belong together: they are expected again."),
         "prompt_cache_options": one_of(
             "object",
@@ -142,6 +143,7 @@ def _tool_fields(has_tools: bool) -> dict[str, Schema]:
         "allowed_callers": {"enum": [[], ["direct"], None]},
         "defer_loading": {"enum": [False, None]},
         "output_schema": _NO_EFFECT,
+        "async": _NO_EFFECT,
     }
     tools = one_of("array", maxItems=MAX_TOOLS, items=body(function, ("type", "name"), "A tool."))
     named = body({"type": {"const": "function"}, "name": _NAME}, ("type", "name"), "One of the tools.")
@@ -215,6 +217,7 @@ def _items() -> list[Schema]:
 
 def _answers() -> dict[str, Schema]:
     status: Schema = {"enum": [DONE, CUT, OPEN]}
+    of_all: Schema = {"enum": [DONE, CUT, OPEN, FAILED]}
     output_text: Schema = exactly(
         {"type": {"const": "output_text"}, "text": TEXT, "annotations": list_of(TEXT), "logprobs": _LOGPROBS}
     )
@@ -254,7 +257,7 @@ def _answers() -> dict[str, Schema]:
     return {
         "OutputItem": {"anyOf": items},
         "ResponseUsage": usage,
-        "Response": _response(status),
+        "Response": _response(of_all),
         "ResponseEvent": {"anyOf": _events({"anyOf": [output_text, thought]})},
     }
 
@@ -269,7 +272,7 @@ def _response(status: Schema) -> Schema:
             "created_at": COUNT,
             "model": TEXT,
             "status": status,
-            "error": {"type": "null"},
+            "error": nullable(exactly({"code": TEXT, "message": TEXT})),
             "incomplete_details": nullable(reason),
             "output": list_of({"$ref": ref("OutputItem")}),
             "usage": nullable({"$ref": ref("ResponseUsage")}),
@@ -284,7 +287,7 @@ def _response(status: Schema) -> Schema:
             "reasoning": exactly({"effort": nullable(TEXT), "summary": {"type": "null"}}),
             "temperature": number,
             "text": exactly({"format": {"type": "object"}}),
-            TOOL_CHOICE: {"enum": list(ToolMode)},
+            TOOL_CHOICE: {"anyOf": [{"enum": list(ToolMode)}, {"type": "object"}]},
             "top_p": number,
         }
     )
@@ -296,7 +299,7 @@ def _events(part: Schema) -> list[Schema]:
     call: dict[str, Schema] = {"item_id": TEXT, "output_index": COUNT}
     place = {**call, "content_index": COUNT}
     fields: dict[str, dict[str, Schema]] = {
-        **dict.fromkeys(("created", "in_progress", "completed", "incomplete"), response),
+        **dict.fromkeys(("created", "in_progress", "completed", "incomplete", "failed"), response),
         **dict.fromkeys(("output_item.added", "output_item.done"), item),
         **{key: {**place, "part": part} for key in ("content_part.added", "content_part.done")},
         "output_text.delta": {**place, "delta": TEXT, "logprobs": _LOGPROBS},
@@ -307,5 +310,6 @@ def _events(part: Schema) -> list[Schema]:
         "function_call_arguments.done": {**call, "arguments": TEXT},
     }
     events = {f"response.{name}": inner for name, inner in fields.items()}
-    events["error"] = {"code": nullable(TEXT), "message": TEXT, "param": nullable(TEXT)}
+    error: dict[str, Schema] = {"code": TEXT, "message": TEXT, "param": nullable(TEXT)}
+    events["error"] = {**error, "error": exactly({**error, "type": TEXT})}
     return [exactly({"type": {"const": kind}, "sequence_number": COUNT, **inner}) for kind, inner in events.items()]

@@ -15,11 +15,19 @@ from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHA
 from coppice_scheduler.edge.openai.responses.fields import RESPONSES
 from coppice_scheduler.edge.openai.responses.input_items import Notes, conversation_of
 from coppice_scheduler.edge.openai.responses.tools import PARALLEL, TOOL_CHOICE, tool_use_of, tools_of
-from coppice_scheduler.edge.text.chat import SWITCHES
+from coppice_scheduler.edge.text.chat import SWITCHES, effort_of_template
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 
-LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
-INCLUDES = (LOGPROBS, ENCRYPTED)
+# Of items that are never in an answer of ours.
+INCLUDES = (
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)
 MAX_INCLUDES = 16
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 FORMATS = ("text", "json_object", "json_schema")
@@ -42,6 +50,7 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
     messages = conversation_of(fields, notes)
     values, effort = _reasoning(fields, reading, notes)
     wanted, told_format = _text(fields, notes)
+    _check_include(fields, notes)
     spec = GenerationSpec(
         model=fields.required_text("model"),
         prompts=(ChatPrompt(messages, values, tools),),
@@ -51,7 +60,6 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
         top_p=fields.number("top_p"),
         top_k=fields.integer("top_k"),
         seed=fields.integer("seed"),
-        num_logprobs=_num_logprobs(fields, notes),
         priority=fields.integer("priority") or 0,
         timeout_s=fields.number("timeout"),
         comes_again=fields.text("prompt_cache_key") is not None,
@@ -59,7 +67,7 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
         output_format=wanted,
         tool_use=tool_use_of(fields, tools, notes),
         cache_salt=fields.text("cache_salt"),
-        streams=_streams(fields),
+        streams=_streams(fields, notes),
     )
     told_again: Body = {
         "max_output_tokens": spec.max_tokens,
@@ -68,7 +76,7 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
         "reasoning": {"effort": effort, "summary": None},
         "temperature": spec.temperature,
         "text": {"format": told_format},
-        "tool_choice": body[TOOL_CHOICE] if isinstance(body.get(TOOL_CHOICE), str) else "auto",
+        "tool_choice": body.get(TOOL_CHOICE) or "auto",
         "top_p": spec.top_p,
     }
     fields.assert_read(RESPONSES.supported)
@@ -92,14 +100,12 @@ def _inner(fields: Fields, name: str, known: tuple[str, ...], notes: Notes, *no_
     return Fields(value, f"{name}.")
 
 
-def _streams(fields: Fields) -> bool:
+def _streams(fields: Fields, notes: Notes) -> bool:
     streams, options = fields.flag("stream"), fields.get("stream_options")
-    if options is not None and options != {} and options != {"include_obfuscation": False}:
-        raise invalid(
-            "stream_options of a response may only have include_obfuscation: false.",
-            param="stream_options",
-            code="unsupported_parameter",
-        )
+    if options is not None:
+        inner = _inner(fields, "stream_options", (), notes, "include_obfuscation")
+        assert inner is not None
+        inner.flag("include_obfuscation")
     return streams
 
 
@@ -108,7 +114,7 @@ def _reasoning(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str
 
     Agents send it to any model; where the template has no place for it, it has no effect.
     """
-    inner = _inner(fields, "reasoning", ("effort",), notes, "summary", "generate_summary", "context")
+    inner = _inner(fields, "reasoning", ("effort",), notes, "summary", "generate_summary", "context", "mode")
     effort = inner.text("effort") if inner is not None else None
     if effort is None:
         return {}, None
@@ -116,7 +122,7 @@ def _reasoning(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str
         message = f"reasoning.effort has {len(effort)} characters; it must have 1 to {MAX_EFFORT_CHARS}."
         raise invalid(message, param="reasoning.effort")
     if "reasoning_effort" in reading.template_variables:
-        return {"reasoning_effort": effort}, effort
+        return {"reasoning_effort": effort_of_template(effort)}, effort
     switch = next((name for name in SWITCHES if name in reading.template_variables), None)
     if switch is not None:
         return {switch: effort != "none"}, effort
@@ -148,24 +154,17 @@ def _text(fields: Fields, notes: Notes) -> tuple[OutputFormat | None, Body]:
     schema = form.json_object("schema")
     if schema is None:
         raise invalid(f"{where}.schema is required.", param=f"{where}.schema", code="missing")
-    told = {"type": kind, "name": name or "", "schema": value["schema"], "strict": True}
-    return OutputFormat(FormatKind.JSON, schema, f"{where}.schema"), told
+    # The schema itself is not told again: nothing that is large is kept while the answer is computed.
+    return OutputFormat(FormatKind.JSON, schema, f"{where}.schema"), {"type": kind, "name": name or "", "strict": True}
 
 
-def _num_logprobs(fields: Fields, notes: Notes) -> int | None:
-    wanted = fields.texts("include", MAX_INCLUDES)
-    for name in wanted:
-        if name == ENCRYPTED:
-            notes.ignored["include"] = None
-        elif name != LOGPROBS:
-            message = f"include has {name[:100]!r}; supported is {LOGPROBS}."
+def _check_include(fields: Fields, notes: Notes) -> None:
+    """What more the answer should have: nothing of it is ever there, but for log-probabilities, which are refused."""
+    for name in fields.texts("include", MAX_INCLUDES):
+        if name not in INCLUDES:
+            message = f"include has {name[:100]!r}, which is not supported."
             raise invalid(message, param="include", code="unsupported_parameter")
-    num_top = fields.integer("top_logprobs")
-    if LOGPROBS not in wanted:
-        if num_top:
-            raise invalid(f"top_logprobs is only for include: [{LOGPROBS!r}].", param="top_logprobs")
-        return None
-    return num_top or 0
+        notes.ignored["include"] = None
 
 
 def _metadata(fields: Fields) -> Mapping[str, str]:
@@ -177,6 +176,9 @@ def _metadata(fields: Fields) -> Mapping[str, str]:
         isinstance(text, str) and len(name) <= MAX_METADATA_KEY and len(text) <= MAX_METADATA_VALUE
         for name, text in value.items()
     ):
-        expected = f"an object of strings, of {MAX_METADATA_KEY} and {MAX_METADATA_VALUE} characters at most"
-        raise fields.wrong("metadata", expected)
+        message = (
+            f"metadata must be an object of strings; names have {MAX_METADATA_KEY} characters at most, "
+            f"values {MAX_METADATA_VALUE}."
+        )
+        raise invalid(message, param="metadata")
     return value

@@ -1,7 +1,7 @@
 """Answers as responses: items of reasoning, text and calls in the order in which they came.
 
     response.created, response.in_progress, (output_item.added, its parts and deltas, output_item.done)...,
-    response.completed or response.incomplete
+    response.completed, response.incomplete, or response.failed and an error
 
 Every event has the next number. A whole answer is put together of the same items.
 """
@@ -15,16 +15,13 @@ from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.http.answer_blocks import AnswerBlocks, BlockKind, Piece
 from coppice_scheduler.edge.http.sse import named_event
-from coppice_scheduler.edge.openai.bodies import chat_logprobs
-from coppice_scheduler.edge.text.detokenizer import TokenTexts
-from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.text_stream import Delta, Ending, Usage
 
 Body = dict[str, Any]
 # Of each kind: what the id of an item begins with, and the type of its part and of the events about that.
 _ID = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
 PARTS = {BlockKind.REASONING: "reasoning_text", BlockKind.TEXT: "output_text"}
-DONE, CUT, OPEN = "completed", "incomplete", "in_progress"
+DONE, CUT, OPEN, FAILED = "completed", "incomplete", "in_progress", "failed"
 
 
 def usage_body(usage: Usage) -> Body:
@@ -46,7 +43,6 @@ class _Item:
         self.item_id = f"{_ID[first.kind]}_{unique_id}-{first.index}"
         self._call = first.call
         self._texts: list[str] = []
-        self.logprobs: list[Body] = []
 
     def add(self, text: str) -> None:
         self._texts.append(text)
@@ -58,7 +54,7 @@ class _Item:
     def part(self, text: str) -> Body:
         if self.kind is BlockKind.REASONING:
             return {"type": PARTS[self.kind], "text": text}
-        return {"type": PARTS[self.kind], "text": text, "annotations": [], "logprobs": self.logprobs if text else []}
+        return {"type": PARTS[self.kind], "text": text, "annotations": [], "logprobs": []}
 
     def body(self, status: str) -> Body:
         """With what has come, or, while it is open, with nothing."""
@@ -91,7 +87,7 @@ class _Item:
 class ResponseShape:
     """How one call is told."""
 
-    def __init__(self, call: Call, model: str, created: int, told_again: Body, texts: TokenTexts) -> None:
+    def __init__(self, call: Call, model: str, created: int, told_again: Body) -> None:
         self._unique_id = call.unique_id
         self._frame = {
             "id": f"resp_{call.unique_id}",
@@ -106,10 +102,8 @@ class ResponseShape:
             "truncation": "disabled",
             **told_again,
         }
-        self._texts = texts
         self._blocks = AnswerBlocks()
         self._items: list[_Item] = []
-        self._held: tuple[TokenLogprob, ...] = ()  # log-probabilities that wait for a text
         self._ending: Ending | None = None
         self._number = 0
 
@@ -124,7 +118,6 @@ class ResponseShape:
 
     def _taken(self, delta: Delta) -> Iterator[Piece]:
         """Pieces of a delta; the item of each is there."""
-        self._held += delta.logprobs
         for piece in self._blocks.take(delta):
             if piece.is_first:
                 self._items.append(_Item(self._unique_id, piece))
@@ -132,18 +125,10 @@ class ResponseShape:
         if delta.ending is not None:
             self._ending = delta.ending
 
-    def _release(self) -> list[Body]:
-        """What the log-probabilities that wait look like."""
-        held, self._held = self._held, ()
-        return list(chat_logprobs(held, self._texts, as_ids=False)["content"]) if held else []
-
     def _response(self) -> Body:
         ending = self._ending
         is_cut = ending is not None and ending.reason == "length"
         status = OPEN if ending is None else CUT if is_cut else DONE
-        for item in self._items:
-            if item.kind is BlockKind.TEXT:
-                item.logprobs += self._release()
         last = len(self._items) - 1
         return {
             **self._frame,
@@ -177,7 +162,14 @@ class ResponseShape:
         yield self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> bytes:
-        return self._event("error", code=error.code, message=error.message, param=error.param)
+        """Two events: programs read one or the other. The `openai` package raises at the second, for its `error`."""
+        told = {"code": error.code or error.kind.type_name, "message": error.message}
+        response = {**self._response(), "status": FAILED, "error": told}
+        if response["output"]:
+            response["output"][-1]["status"] = CUT
+        error_told = {**told, "type": error.kind.type_name, "param": error.param}
+        failed = self._event("response.failed", response=response)
+        return failed + self._event("error", **told, param=error.param, error=error_told)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         body = {"type": kind, "sequence_number": self._number, **fields}
@@ -196,16 +188,14 @@ class ResponseShape:
         kind = f"response.{PARTS[item.kind]}.delta"
         if item.kind is BlockKind.REASONING:
             return self._event(kind, **_place(item), delta=text)
-        logprobs = self._release()
-        item.logprobs += logprobs
-        return self._event(kind, **_place(item), delta=text, logprobs=logprobs)
+        return self._event(kind, **_place(item), delta=text, logprobs=[])
 
     def _closed(self, item: _Item, status: str) -> Iterator[bytes]:
         if item.kind is BlockKind.CALL:
             where = {"item_id": item.item_id, "output_index": item.index}
             yield self._event("response.function_call_arguments.done", **where, arguments=item.text)
         else:
-            more = {"logprobs": item.logprobs} if item.kind is BlockKind.TEXT else {}
+            more: Body = {"logprobs": []} if item.kind is BlockKind.TEXT else {}
             yield self._event(f"response.{PARTS[item.kind]}.done", **_place(item), text=item.text, **more)
             yield self._event("response.content_part.done", **_place(item), part=item.part(item.text))
         yield self._event("response.output_item.done", output_index=item.index, item=item.body(status))

@@ -60,7 +60,7 @@ def _tool(where: str, entry: Any, notes: Notes) -> Tool:
     if schema and schema.get("type", "object") != "object":
         raise invalid(f"{where}.parameters must be of type object.", param=f"{where}.parameters")
     known = ("type", "name", "description", "parameters", "strict", "allowed_callers", "defer_loading")
-    notes.only(entry, known, frozenset({"output_schema"}), where, f"{TOOLS}[]")
+    notes.only(entry, known, frozenset({"output_schema", "async"}), where, f"{TOOLS}[]")
     text = parameters if schema and parameters else NO_PARAMETERS
     return Tool(name, text, fields.text("description"), fields.flag("strict"))
 
