@@ -37,3 +37,8 @@ def test_copies_come_to_rest(seed: int, faults: FaultProfile | None) -> None:
     report = report_of(seed, faults)
     assert not report.broken
     assert report.sometimes["demoted"]
+
+
+def test_a_scheduler_that_comes_back_when_its_worker_was_given_up() -> None:
+    """I9: the worker came after all; its fence spared the session, and did not name what the session had claimed."""
+    assert not run(732971031, steps=4_000, scope=Scope(tiers=False)).broken

@@ -154,6 +154,22 @@ def test_claims_are_given_up_when_their_worker_never_comes() -> None:
     assert world.told(S1)[-1] == Reattached(CacheEpoch(2), (), (lease_id(2),))
 
 
+def test_claims_that_come_too_late_for_a_worker_are_named_when_it_comes_after_all() -> None:
+    """Its fence spares the session, whose sequences run on there: only the leases' ids end them (seed 732971031)."""
+    world = World(epoch=2)
+    world.attach(S1)
+    world.tick(20_100, alive=(S1,))
+    late, elsewhere = claim(1, owned=handle(0, 5)), claim(2, owned=handle(0, 5), worker_id=WorkerId("x"))
+    world.core.receive_client(S1, Reattach((late,)), world.now_ns)
+    world.collect()
+    assert Reattached(CacheEpoch(2), (), (lease_id(1),)) in world.told(S1)
+    world.core.receive_client(S1, Reattach((late, elsewhere)), world.now_ns)
+    world.collect()
+    assert not world.core.state.refused_ids.get(WorkerId("x")), "only a session's first word is remembered"
+    world.register(Pool().report(S1))
+    assert world.fences()[-1].lease_ids == (lease_id(1),)
+
+
 def test_a_repeated_reattach_gets_the_same_verdict() -> None:
     world = Restarted(Pool(), S1, S2, attach=(S1,))
     claims = (claim(1, owned=handle(0, 5)), claim(2, owned=handle(1, 4)))

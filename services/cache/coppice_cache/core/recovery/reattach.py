@@ -39,7 +39,7 @@ def reattach(state: State, session: Session, message: Reattach, now_ns: int) -> 
         end_session(state, session.epoch)  # refused it would only say so again; under another epoch it starts anew
         return
     _bury(state, session, message.dead_workers)
-    session.reattached = True
+    is_first, session.reattached = not session.reattached, True
     by_worker: dict[WorkerId, list[LeaseClaim]] = {}
     for claim in message.claims:
         by_worker.setdefault(claim.worker_id, []).append(claim)
@@ -50,6 +50,9 @@ def reattach(state: State, session: Session, message: Reattach, now_ns: int) -> 
             for claim in claims:
                 _hold(state, session, claim)
         else:
+            if worker is None and awaited and is_first:
+                # It may come yet, and what ran there runs on: its fence spares the session, and must name the leases.
+                state.refused_ids.setdefault(worker_id, set()).update(claim.lease_id for claim in claims)
             _judge_all(state, session, worker, claims, now_ns)
     close_windows(state, now_ns)
 
