@@ -17,6 +17,7 @@
      X_ABOVE    who was attached to another incarnation of our number, or a later one, makes us start over above it
      X_WINDOW   the ledger opens after the fence was acknowledged, not at once
      X_UNUSED   also that of a worker where nobody plans and no block was ever written
+     X_LATE     claims on a worker that was given up before it came are refused and noted: its fence names them
    -DX_<RULE> takes one away. */
 
 #ifndef CRASHES
@@ -27,6 +28,9 @@
 #endif
 #ifndef EXPIRIES
 #define EXPIRIES 0        /* the cache declares a worker dead that is only slow */
+#endif
+#ifndef GIVEUPS
+#define GIVEUPS 0         /* the cache stops to wait for a worker that has not come yet */
 #endif
 #ifndef RESTARTS
 #define RESTARTS 0        /* of the worker: a new pool */
@@ -70,6 +74,12 @@ byte cache = UP, number = 1, incarnation = 1;
 byte first;                            /* where counters begin: 0, 2 or 4 */
 byte taken[5] = { 0, 1, 0, 0, 0 };     /* by number: beginnings that its incarnations drew, bit per half */
 byte crashes = CRASHES, losses = LOSSES, expiries = EXPIRIES;
+#if GIVEUPS
+byte giveups = GIVEUPS;
+bool given_up;                         /* claims are not held for the worker any more */
+#else
+#define given_up false
+#endif
 byte sessions_minted, workers_minted;
 int known, back;                       /* bit per scheduler epoch: it has a session; its Reattach has come */
 int buried[2];                         /* worker epochs that a session named as over */
@@ -121,7 +131,10 @@ inline forget() {
   state = DRAINING; generation = 0; holder = NOBODY; refused_leases = 0; sessions_minted = 0; workers_minted = 0;
   attached[P] = 0; attached[Q] = 0; fresh[P] = false; fresh[Q] = false; told[P] = 0; told[Q] = 0;
   buried[P] = 0; buried[Q] = 0; w_attached = 0; registered = 0; r_number = 0; fence = false;
-  ack = false; spared = 0; seen = 0
+  ack = false; spared = 0; seen = 0;
+#if GIVEUPS
+  given_up = false
+#endif
 }
 inline start(n) {
   cache = UP; number = n; incarnation++;
@@ -160,6 +173,14 @@ inline refuse(s) {   /* a worker's end was said before the verdict, and is heard
 #endif
   if :: holder == s -> holder = NOBODY :: else fi
 }
+inline refuse_late(s) {   /* its worker was given up, and may come after all */
+#ifdef X_LATE
+  hear(s);
+  if :: over[s] & BIT(at[s]) -> give_up(s) :: else -> refused[s] = true fi
+#else
+  refuse(s)
+#endif
+}
 #define IS_OLD(e) ((e) && MINTED_BY(e) < number)
 #define HAS_SESSION(s) (attached[s] == incarnation && (known & BIT(s_epoch[s])))
 #define IS_BURIED ((HAS_SESSION(P) && (buried[P] & BIT(w_epoch))) || (HAS_SESSION(Q) && (buried[Q] & BIT(w_epoch))))
@@ -170,6 +191,12 @@ end: do
   :: atomic { cache == DOWN && number < 3 -> start(number+1) }
   :: atomic { cache == DOWN && losses -> losses--; start(1) }
   :: atomic { worker != ABSENT && expiries -> expiries--; end_worker() }
+#if GIVEUPS
+  :: atomic { cache == UP && worker == ABSENT && !was_here && giveups -> giveups--; given_up = true;
+       if :: held_claims & BIT(P) -> refuse(P) :: else fi;
+       if :: held_claims & BIT(Q) -> refuse(Q) :: else fi;
+       held_claims = 0 }
+#endif
   :: atomic { worker == WINDOW -> worker = CLOSING; late = true; known = known & back;
        fence = true; spared = known & UP_TO_OLD }
   :: atomic { worker == CLOSING && ack -> ack = false; refused_leases = 0;
@@ -254,7 +281,8 @@ end: do
 #ifndef X_BURY
        if :: worker != ABSENT && (over[s] & BIT(epoch)) && MINTED_BY(epoch) < number -> end_worker() :: else fi;
 #endif
-       if :: has[s] && worker == ABSENT && !was_here -> held_claims = held_claims | BIT(s)
+       if :: has[s] && worker == ABSENT && !was_here && !given_up -> held_claims = held_claims | BIT(s)
+          :: has[s] && worker == ABSENT && !was_here && given_up -> refuse_late(s)
           :: has[s] && (worker != ABSENT || was_here) -> judge(s)
           :: else
        fi }
