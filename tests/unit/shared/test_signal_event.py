@@ -32,6 +32,7 @@ def signal_at(number: int, method: str) -> bool:
                 signal.raise_signal(signal.SIGUSR1)
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # before 3.12.4 settrace looks whether anybody wants opcodes at all
     sys.settrace(trace)
     try:
         event.wait(0.001) if method == "wait" else getattr(event, method)()
