@@ -80,6 +80,42 @@ def test_a_scored_prompt_has_the_log_probabilities_of_transformers(client: opena
     assert scored.usage.completion_tokens == 0
 
 
+def test_prompt_logprobs_are_those_of_transformers(stack: Stack, model: Any) -> None:
+    ids = tokens(70, seed=14)
+    with torch.inference_mode():
+        rows = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+    fields: Any = {"prompt_logprobs": 3, "n": 2, "temperature": 1.0}
+    for choice in stack.complete(ids, 2, **fields)["choices"]:
+        start, *told = choice["prompt_logprobs"]
+        assert start is None
+        assert len(told) == len(ids) - 1
+        for row, token_id, entry in zip(rows[:-1], ids[1:], told, strict=True):
+            own = entry[str(token_id)]
+            assert own["logprob"] == pytest.approx(float(row[token_id]), abs=CLOSE)
+            # Nearly equal ones may stand in another order.
+            assert int((row > row[token_id] + CLOSE).sum()) < own["rank"] <= int((row > row[token_id] - CLOSE).sum())
+            best = sorted((each["logprob"] for each in entry.values() if each["rank"] <= 3), reverse=True)
+            assert best == pytest.approx(row.topk(3).values.tolist(), abs=CLOSE)
+    stack.wait_at_rest()
+
+
+def test_the_best_of_many_is_the_likeliest_of_them(stack: Stack, model: Any) -> None:
+    prompt = tokens(30, seed=15)
+    fields: Any = {"temperature": 1.5, "seed": 3, "ignore_eos": True}
+
+    def likelihood(choice: Any) -> float:
+        told = logprobs_of(model, prompt + choice["token_ids"])[len(prompt) - 1 :]
+        return sum(told) / len(told)
+
+    every = stack.complete(prompt, 6, n=128, **fields)
+    assert len({tuple(choice["token_ids"]) for choice in every["choices"]}) > 100
+    best = stack.complete(prompt, 6, n=3, best_of=128, **fields)
+    expected = sorted(every["choices"], key=likelihood, reverse=True)[:3]
+    assert [choice["token_ids"] for choice in best["choices"]] == [choice["token_ids"] for choice in expected]
+    assert best["usage"]["completion_tokens"] == 6 * 128
+    stack.wait_at_rest()
+
+
 def test_an_answer_has_the_log_probabilities_of_transformers(stack: Stack, model: Any) -> None:
     prompt = tokens(20, seed=5)
     choice = stack.complete(prompt, 10, logprobs=2)["choices"][0]

@@ -123,7 +123,7 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
             min_tokens=options.min_tokens,
             stop_token_ids=stops,
             num_logprobs=options.logprobs,
-            prompt_logprobs=options.prompt_logprobs,
+            num_prompt_logprobs=(options.logprobs or 0) if options.prompt_logprobs else None,
             grammar=options.grammar,
         )
         for index in range(options.n)

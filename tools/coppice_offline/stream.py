@@ -78,10 +78,10 @@ class RequestStream:
         return self._of_positions(1, unpack_tokens(self.request.tokens)[1:])
 
     def _of_positions(self, first: int, ids: list[int]) -> list[TokenLogprob]:
-        found = {position: (chosen, top) for position, chosen, top in unpack_logprobs(self._logprobs)}
+        found = {reported.position: reported for reported in unpack_logprobs(self._logprobs)}
         places = range(first, first + len(ids))
         return [
-            TokenLogprob(ids[place - first], found[place][0], dict(found[place][1]))
+            TokenLogprob(ids[place - first], found[place].logprob, dict(found[place].top))
             for place in places
             if place in found
         ]

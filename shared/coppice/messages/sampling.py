@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 LOGPROBS_MAX = 20  # likeliest tokens that can be reported beside a chosen one
-CHOICES_MAX = 8  # `n`
+CHOICES_MAX = 128  # `n` and `best_of`
 COMPLETION_TOKENS = 16  # of a completion that names no `max_tokens`: OpenAI's default
 
 

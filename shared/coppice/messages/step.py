@@ -34,7 +34,7 @@ class SamplingParams(Record, frozen=True):
     min_tokens: U32 = 0  # output tokens before which none of `stop_token_ids` is chosen
     stop_token_ids: PackedU32 = b""  # packed u32; the scheduler stops at them, here they only serve `min_tokens`
     num_logprobs: U32 | None = None  # likeliest tokens to report beside the chosen one; None = report nothing
-    prompt_logprobs: bool = False  # report the prompt's tokens, too
+    num_prompt_logprobs: U32 | None = None  # as `num_logprobs`, of the prompt's tokens from the second on
     grammar: str = ""  # that the output follows, as `coppice.grammar` takes it; empty = none
 
 
@@ -107,6 +107,7 @@ class TokenLogprobs(Record, frozen=True):
     chosen: PackedF32  # f32 [T], of the tokens that are there
     top_ids: PackedU32 = b""  # u32 [T, num_top], likeliest first
     top: PackedF32 = b""  # f32 [T, num_top]
+    ranks: PackedU32 = b""  # u32 [T] of prompt tokens, else empty: how many tokens are at least as likely, from 1
 
 
 class StepResult(Message, frozen=True):

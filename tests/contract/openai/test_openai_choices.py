@@ -7,9 +7,10 @@ import time
 import pytest
 
 from coppice.messages.index import Reuse
+from coppice.messages.sampling import CHOICES_MAX
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from tests.contract.rest_fixture import served, shared_server
-from tests.fakes.api.engine import Script, unpack
+from tests.fakes.api.engine import Script, logprob_of, unpack
 from tests.fakes.api.rest import MODEL, Served, error_of, events_of
 
 __all__ = ["served", "shared_server"]
@@ -59,8 +60,54 @@ def test_a_chat_stream_of_choices(served: Served) -> None:
     assert sorted(reasons) == [0, 1, 2]
 
 
-def test_best_of_is_taken_where_it_is_n(served: Served) -> None:
-    assert len(served.complete(n=2, best_of=2).json()["choices"]) == 2
+def test_as_many_choices_as_vllm_gives(served: Served) -> None:
+    numbered(served)
+    answer = served.complete(prompt="one two", n=CHOICES_MAX, max_tokens=20)
+    assert [choice["text"] for choice in answer.json()["choices"]] == [f"answer {i}" for i in range(CHOICES_MAX)]
+    assert answer.json()["usage"]["prompt_tokens"] == len(served.ids("one two"))
+    assert error_of(served.complete(n=CHOICES_MAX + 1), 400)["param"] == "n"
+    assert error_of(served.complete(prompt=["a", "b"], best_of=CHOICES_MAX), 400)["param"] == "best_of"
+
+
+TEXTS = ("one two", "three", "the forest and a tree", "go go stop", "five")
+
+
+def likelihood(served: Served, text: str) -> float:
+    """Of one token of it, on average."""
+    values = [logprob_of(token_id) for token_id in served.ids(text)]
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}])
+def test_the_best_of_all_candidates_are_told(served: Served, n: int, fields: dict[str, object]) -> None:
+    """Of two prompts; the second one's candidates come in another order."""
+
+    def script(request: Request) -> Script:
+        prompt, candidate = divmod(int(request.request_id.rsplit("-", 1)[1]), len(TEXTS))
+        return Script(served.ids((TEXTS, TEXTS[::-1])[prompt][candidate]))
+
+    served.engine.script = script
+    answer = served.complete(prompt=["one", "x y z"], n=n, best_of=len(TEXTS), max_tokens=30, **fields).json()
+    best = sorted(TEXTS, key=lambda text: -likelihood(served, text))[:n]
+    assert len({likelihood(served, text) for text in TEXTS}) == len(TEXTS)
+    assert [choice["text"] for choice in answer["choices"]] == best * 2
+    assert [choice["index"] for choice in answer["choices"]] == list(range(2 * n))
+    assert [choice["logprobs"] is not None for choice in answer["choices"]] == [bool(fields)] * 2 * n
+    # All that was computed counts, and each prompt once.
+    assert answer["usage"]["completion_tokens"] == 2 * sum(len(served.ids(text)) + 1 for text in TEXTS)
+    assert answer["usage"]["prompt_tokens"] == len(served.ids("one")) + len(served.ids("x y z"))
+    assert [request.fork_of is None for request in served.engine.requests] == ([True] + [False] * 4) * 2
+
+
+def test_best_of_is_told_whole_and_at_least_n(served: Served) -> None:
+    assert len(served.complete(n=2, best_of=2, stream=True).text) > 0
+    refused = error_of(served.complete(n=3, best_of=2), 400)
+    assert (refused["param"], refused["message"]) == ("best_of", "best_of is 2; it must be from n to 128")
+    streamed = error_of(served.complete(n=1, best_of=2, stream=True), 400)
+    assert streamed["param"] == "best_of"
+    assert len(served.chat(n=1, best_of=2).json()["choices"]) == 1
+    assert all(request.sampling.num_logprobs == 0 for request in served.engine.requests[-2:])
 
 
 @pytest.mark.parametrize(

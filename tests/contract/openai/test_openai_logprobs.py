@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.contract.rest_fixture import served, shared_server
-from tests.fakes.api.engine import likely_ids, logprob_of
-from tests.fakes.api.rest import MODEL, Served, events_of
+from tests.fakes.api.engine import Script, likely_ids, logprob_of, rank_of, unpack
+from tests.fakes.api.rest import MODEL, Served, error_of, events_of
 
 __all__ = ["served", "shared_server"]
 TEXT = "Grüße aus 東京!"
@@ -104,7 +104,7 @@ def test_echo_begins_with_the_prompt_and_tells_its_logprobs(served: Served, stre
     assert offsets == [len("".join(tokens[:place])) for place in range(len(tokens))]
     # A fork has no log-probabilities of the prompt, so both answers compute it.
     assert [request.fork_of for request in served.engine.requests] == [None, None]
-    assert all(request.sampling.prompt_logprobs for request in served.engine.requests)
+    assert all(request.sampling.num_prompt_logprobs == 1 for request in served.engine.requests)
 
 
 def test_echo_without_a_token_scores_a_prompt(served: Served) -> None:
@@ -120,6 +120,78 @@ def test_echo_without_a_token_scores_a_prompt(served: Served) -> None:
     plain = served.complete(prompt="one", echo=True, n=2, max_tokens=2).json()["choices"]
     assert [choice["text"] for choice in plain] == ["oneoneone"] * 2
     assert served.engine.requests[-1].fork_of is not None
+
+
+def expected_of(served: Served, ids: list[int], num_top: int) -> list[Any]:
+    """Of a prompt, by token id: the token that is there, then the likeliest."""
+    told: list[Any] = [None]
+    for token_id in ids[1:]:
+        entry = {str(token_id): (logprob_of(token_id), rank_of(token_id))}
+        for rank, likely in enumerate(likely_ids(token_id, num_top)):
+            entry.setdefault(str(likely), (logprob_of(token_id, rank), rank + 1))
+        told.append(entry)
+    return told
+
+
+def shown(prompt: list[Any]) -> list[Any]:
+    return [entry and {key: (each["logprob"], each["rank"]) for key, each in entry.items()} for entry in prompt]
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_log_probabilities_of_prompts_stand_where_vllm_has_them(served: Served, num_top: int) -> None:
+    prompts = ["one two forest", "Grüße"]
+    answer = served.complete(prompt=prompts, prompt_logprobs=num_top, n=3, max_tokens=4)
+    choices = answer.json()["choices"]
+    for place, choice in enumerate(choices):
+        ids = served.ids(prompts[place // 3])
+        assert shown(choice["prompt_logprobs"]) == expected_of(served, ids, num_top)
+        assert choice["logprobs"] is None
+    asked = [(request.fork_of is None, request.sampling.num_prompt_logprobs) for request in served.engine.requests]
+    assert asked == [(True, num_top), (False, None), (False, None)] * 2
+    chat = served.chat(prompt_logprobs=num_top).json()
+    ids = unpack(served.engine.requests[-1].tokens)
+    assert shown(chat["prompt_logprobs"]) == expected_of(served, ids, num_top)
+    assert "prompt_logprobs" not in served.chat().json()
+    assert "prompt_logprobs" not in served.complete().json()["choices"][0]
+
+
+def test_tokens_of_a_prompt_are_decoded(served: Served) -> None:
+    ids = served.ids("one two forest")
+    told = served.complete(prompt="one two forest", prompt_logprobs=0).json()["choices"][0]["prompt_logprobs"]
+    texts = [entry[str(token_id)]["decoded_token"] for entry, token_id in zip(told[1:], ids[1:], strict=True)]
+    assert "one two forest".endswith("".join(texts))
+    assert "".join(texts)
+
+
+def test_a_prompt_may_be_echoed_and_told_with_other_numbers(served: Served) -> None:
+    fields: dict[str, Any] = {"echo": True, "logprobs": 1, "prompt_logprobs": 3, "max_tokens": 2}
+    (choice,) = served.complete(prompt="the forest", **fields).json()["choices"]
+    ids = served.ids("the forest")
+    assert shown(choice["prompt_logprobs"]) == expected_of(served, ids, 3)
+    assert choice["logprobs"]["token_logprobs"][: len(ids)] == [None, *(logprob_of(token_id) for token_id in ids[1:])]
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"][1 : len(ids)]] == [1] * (len(ids) - 1)
+    assert served.engine.requests[0].sampling.num_prompt_logprobs == 3
+
+
+def test_the_best_candidate_brings_the_log_probabilities_of_the_prompt(served: Served) -> None:
+    texts = ["three", "one two", "five", "go"]
+    served.engine.script = lambda request: Script(served.ids(texts[int(request.request_id.rsplit("-", 1)[1])]))
+    choices = served.complete(prompt="the forest", prompt_logprobs=1, n=2, best_of=4, max_tokens=9).json()["choices"]
+    expected = expected_of(served, served.ids("the forest"), 1)
+    assert [shown(choice["prompt_logprobs"]) for choice in choices] == [expected] * 2
+
+
+def test_what_is_told_of_prompts_is_bounded_and_whole(served: Served) -> None:
+    assert error_of(served.complete(prompt_logprobs=1, stream=True), 400)["param"] == "prompt_logprobs"
+    assert error_of(served.complete(prompt_logprobs=21), 400)["param"] == "prompt_logprobs"
+    assert error_of(served.complete(prompt_logprobs=-1), 400)["param"] == "prompt_logprobs"
+    long = served.ids("a") * 100
+    refused = error_of(served.complete(prompt=long, prompt_logprobs=20, n=128), 400)
+    assert refused["param"] == "prompt_logprobs"
+    assert "268800" in refused["message"]
+    assert served.complete(prompt=long, prompt_logprobs=20, n=120, max_tokens=1).status_code == 200
+    refused = error_of(served.complete(prompt=long, echo=True, logprobs=20, n=8, stream=True), 400)
+    assert (refused["param"], "one stream" in refused["message"]) == ("logprobs", True)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,7 +13,7 @@ from coppice.messages.index import Reuse
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
-from tests.fakes.api.engine import Script, likely_ids, logprob_of, pack, unpack
+from tests.fakes.api.engine import Script, likely_ids, logprob_of, pack, rank_of, unpack
 from tests.fakes.api.grpc_served import DEMO, MODEL, WAIT_S, Served, details_of, serve
 
 
@@ -62,6 +62,45 @@ def test_choices_are_told_apart_and_the_prompt_is_counted_once() -> None:
         assert [usage.prompt_tokens for _, usage in usages] == [len(served.ids("one two")), 0, 0]
         assert [usage.cached_tokens for _, usage in usages] == [1, 0, 0]
         assert [usage.cache_write_tokens for _, usage in usages] == [2, 0, 0]
+
+    serve(test)
+
+
+def test_the_best_of_all_candidates_come_and_the_first_counts_the_prompt() -> None:
+    async def test(served: Served) -> None:
+        texts = ["three", "one two", "five", "go"]
+        served.engine.script = lambda request: Script(served.ids(texts[int(request.request_id[-1])]))
+
+        def likelihood(text: str) -> float:
+            values = [logprob_of(token_id) for token_id in served.ids(text)]
+            return sum(values) / len(values)
+
+        answers = await served.ask(n=2, best_of=4, text="one two", max_tokens=20)
+        told = ["", ""]
+        for answer in answers:
+            told[answer.index] += answer.text
+        assert told == sorted(texts, key=likelihood)[:1:-1]
+        usages = [answer.usage for answer in sorted(answers, key=lambda answer: answer.index) if answer.finish_reason]
+        assert [usage.prompt_tokens for usage in usages] == [len(served.ids("one two")), 0]
+        assert sum(usage.completion_tokens for usage in usages) == sum(len(served.ids(text)) + 1 for text in texts)
+        assert not any(answer.logprobs for answer in answers)
+
+    serve(test)
+
+
+def test_log_probabilities_of_a_prompt_come_with_its_first_response() -> None:
+    async def test(served: Served) -> None:
+        first, *rest = await served.ask(num_prompt_logprobs=2, text="one two forest", max_tokens=9)
+        assert not any(answer.prompt_logprobs for answer in rest)
+        start, *told = first.prompt_logprobs
+        ids = served.ids("one two forest")
+        assert (start.token_id, start.HasField("logprob"), start.HasField("rank")) == (ids[0], False, False)
+        assert [(entry.token_id, entry.logprob, entry.rank) for entry in told] == [
+            (token_id, logprob_of(token_id), rank_of(token_id)) for token_id in ids[1:]
+        ]
+        assert [[likely.token_id for likely in entry.top] for entry in told] == [likely_ids(i, 2) for i in ids[1:]]
+        assert b"".join(entry.token for entry in first.prompt_logprobs) == b"one two forest"
+        assert not first.logprobs
 
     serve(test)
 
@@ -167,7 +206,11 @@ def test_the_id_of_a_request_comes_back() -> None:
 
 def test_wrong_fields_are_named_in_the_details() -> None:
     async def test(served: Served) -> None:
-        for fields, field in (({"n": 9}, "n"), ({"min_p": 2.0}, "min_p"), ({"logit_bias": {10**6: 1.0}}, "logit_bias")):
+        for fields, field in (
+            ({"n": 129}, "n"),
+            ({"min_p": 2.0}, "min_p"),
+            ({"logit_bias": {10**6: 1.0}}, "logit_bias"),
+        ):
             error = await served.refusal(**fields)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
             (violation,) = details_of(error)["BadRequest"].field_violations

@@ -42,7 +42,11 @@ def likely_ids(token_id: int, num_top: int) -> list[int]:
     return [token_id ^ rank for rank in range(num_top)]
 
 
-def report(ids: list[int], first_position: int, num_top: int) -> TokenLogprobs:
+def rank_of(token_id: int) -> int:
+    return token_id % 64 + 1
+
+
+def report(ids: list[int], first_position: int, num_top: int, *, ranks: bool = False) -> TokenLogprobs:
     """Log-probabilities as a worker reports them, a function of the tokens."""
     top = [likely_ids(token_id, num_top) for token_id in ids]
     return TokenLogprobs(
@@ -52,6 +56,7 @@ def report(ids: list[int], first_position: int, num_top: int) -> TokenLogprobs:
         np.array([logprob_of(i) for i in ids], dtype="<f4").tobytes(),
         np.array(top, dtype="<u4").tobytes(),
         np.array([[logprob_of(i, rank) for rank in range(num_top)] for i in ids], dtype="<f4").tobytes(),
+        np.array([rank_of(i) for i in ids], dtype="<u4").tobytes() if ranks else b"",
     )
 
 
@@ -176,13 +181,11 @@ class FakeEngine:
 
 def _reports(request: Request, new: list[int], num_before: int) -> tuple[TokenLogprobs, ...]:
     """Of new output tokens, and before the first of them of the prompt, in two parts as chunks would make them."""
-    num_top = request.sampling.num_logprobs
-    if num_top is None:
-        return ()
+    num_top, num_prompt_top = request.sampling.num_logprobs, request.sampling.num_prompt_logprobs
     prompt = unpack(request.tokens)
-    told = report(new, len(prompt) + num_before, num_top)
-    if num_before or not request.sampling.prompt_logprobs:
-        return (told,)
+    told = () if num_top is None else (report(new, len(prompt) + num_before, num_top),)
+    if num_before or num_prompt_top is None:
+        return told
     half = 1 + len(prompt[1:]) // 2
     parts = [(prompt[1:half], 1), (prompt[half:], half)]
-    return (*(report(ids, first, num_top) for ids, first in parts if ids), told)
+    return (*(report(ids, first, num_prompt_top, ranks=True) for ids, first in parts if ids), *told)

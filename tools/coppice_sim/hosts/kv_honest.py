@@ -88,11 +88,12 @@ def reference(prompt: bytes, count: int, *, seed: int, salt: int, vocabulary: in
 def logprobs_of(tokens: Int64, num_top: int) -> Logprobs:
     """Made up, but each token has its own: the chosen one between 0 and -1, the others below it."""
     chosen: Float32 = (-(tokens % VOCABULARY) / VOCABULARY).astype(np.float32)
-    ranks = np.arange(num_top)
+    places = np.arange(num_top)
     return Logprobs(
         chosen=chosen,
-        top_ids=((tokens[:, None] + ranks) % VOCABULARY).astype(np.int32),
-        top=(chosen[:, None] - ranks).astype(np.float32),
+        top_ids=((tokens[:, None] + places) % VOCABULARY).astype(np.int32),
+        top=(chosen[:, None] - places).astype(np.float32),
+        ranks=(1 + tokens % VOCABULARY).astype(np.int32),
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from coppice.ids import DomainId
 from coppice.messages.index import Reuse
+from coppice.messages.step import SamplingParams
 from coppice.namespaces import digest_salt
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
 from coppice_scheduler.core.state.request import Request
@@ -36,6 +37,7 @@ class Demands:
         self._retention = rng.choice((0.0, 0.0, 0.3))
         self._hints = rng.choice((0.0, 0.3))
         self.operator_rate = rng.choice((0.0, 0.0, 1.0, 5.0))  # acts per second of virtual time
+        self._reporting = Random(f"log-probabilities of {seed}")
         self._salting = Random(f"salts of {seed}")
         self._has_salts = self._salting.random() < 0.25
         self._salt_of: dict[str, bytes] = {}  # by request
@@ -97,7 +99,7 @@ class Demands:
         if rng.random() < self._logprobs:
             sampling = msgspec.structs.replace(sampling, num_logprobs=rng.choice((0, 1, 3)))
             if request.fork_of is None and rng.random() < self._prompt_logprobs:
-                sampling = msgspec.structs.replace(sampling, prompt_logprobs=True)
+                sampling = self._of_the_prompt(sampling)
         return msgspec.structs.replace(
             request,
             salt=self._salt(request),
@@ -106,6 +108,13 @@ class Demands:
             reuse=rng.choice(tuple(Reuse)) if rng.random() < self._hints else request.reuse,
             retain_ms=rng.choice((50, 2_000)) if rng.random() < self._retention else 0,
         )
+
+    def _of_the_prompt(self, sampling: SamplingParams) -> SamplingParams:
+        """Sometimes as many as of the output, sometimes others, sometimes none of the output."""
+        num_output, num_prompt = self._reporting.choice(
+            ((sampling.num_logprobs, sampling.num_logprobs), (sampling.num_logprobs, 2), (None, 1))
+        )
+        return msgspec.structs.replace(sampling, num_logprobs=num_output, num_prompt_logprobs=num_prompt)
 
     def _salt(self, request: Request) -> bytes:
         """A fork that has another one than its leader, by mistake or not, is none."""

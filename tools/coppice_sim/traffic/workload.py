@@ -37,6 +37,12 @@ class Ask:
     tokens: list[int] = field(default_factory=list)
     outcome: str = ""
 
+    @property
+    def logprobs_end(self) -> int:
+        """Of `told`, those before this one are reported when all has come."""
+        wants_output = self.request.sampling.num_logprobs is not None
+        return len(self.told) if wants_output else len(self.request.tokens) // 4
+
 
 class Workload:
     """`observer`: hears what its tenant is told. What others send may end at no stop token then: in which token it is
@@ -116,7 +122,9 @@ class Workload:
         if stops:
             end = next(i for i, token in enumerate(expected) if token in stops)
             expected, told = expected[:end], told[: len(tokens) + end + 1]
-        self.enter(Ask(request, host, expected, told, 1 if request.sampling.prompt_logprobs else len(tokens)))
+        self.enter(
+            Ask(request, host, expected, told, len(tokens) if request.sampling.num_prompt_logprobs is None else 1)
+        )
         return request.request_id
 
     def enter(self, ask: Ask) -> None:
@@ -188,6 +196,12 @@ class Workload:
         wanted = logprobs_of(np.array(ask.told[first : first + count], np.int64), reported.num_top)
         if (reported.chosen, reported.top) != (wanted.chosen.tobytes(), wanted.top.tobytes()):
             self._record.fail("I12", f"{name}: log-probabilities at {first} are those of other tokens")
+        of_prompt = first < len(ask.request.tokens) // 4
+        if reported.ranks != (wanted.ranks.tobytes() if of_prompt and wanted.ranks is not None else b""):
+            self._record.fail("I12", f"{name}: ranks at {first} are those of other tokens")
+        num_top = ask.request.sampling.num_prompt_logprobs if of_prompt else ask.request.sampling.num_logprobs
+        if reported.num_top != num_top:
+            self._record.fail("O3", f"{name}: {reported.num_top} likeliest tokens at {first} for {num_top}")
         ask.num_logprobs += count
         self._record.sometimes["log-probabilities"] += 1
 
@@ -205,8 +219,7 @@ class Workload:
         complete = ask.tokens == ask.expected
         if finish in (Finish.STOP, Finish.LENGTH) and not complete:
             self._record.fail("O3", f"{ask.request.request_id} ended with {finish} after {ask.tokens}: {ask.expected}")
-        wants = ask.request.sampling.num_logprobs is not None
-        if finish in (Finish.STOP, Finish.LENGTH) and wants and ask.num_logprobs != len(ask.told):
+        if finish in (Finish.STOP, Finish.LENGTH) and ask.num_logprobs != ask.logprobs_end:
             self._record.fail("O3", f"{ask.request.request_id}: log-probabilities end at {ask.num_logprobs}")
         self._record.sometimes["cancel wins"] += finish is Finish.CANCELLED
         if output.error is not None:

@@ -41,6 +41,7 @@ def logprobs(sequence_id: int, first: int, *values: float, top: int = 0) -> Toke
         np.array(values, "<f4").tobytes(),
         np.arange(count * top, dtype="<u4").tobytes(),
         np.arange(count * top, dtype="<f4").tobytes(),
+        ranks=(-np.array(values)).astype("<u4").tobytes(),
     )
 
 
@@ -195,7 +196,8 @@ def test_what_is_computed_again_is_not_reported_again() -> None:
         bench.result({1: 6} if u32(bench.plans[0].rows) else {})
         bench.settle()
     (output,) = step(bench, {2: 6}, logprobs(2, 1, -1.0, -2.0, -3.0, -4.0))
-    assert [(found.first_position, floats(found.chosen)) for found in output.logprobs] == [(4, [-4.0])]
+    (found,) = output.logprobs
+    assert (found.first_position, floats(found.chosen), u32(found.ranks)) == (4, [-4.0], [4])
 
 
 # --- what else the last output says

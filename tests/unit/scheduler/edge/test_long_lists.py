@@ -7,10 +7,12 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from coppice_scheduler.edge.http import long_lists
-from coppice_scheduler.edge.http.long_lists import SLICE_BYTES, parse_json
+from coppice_scheduler.edge.http.long_lists import SLICE_BYTES, SLICE_ENTRIES, parse_json, write_json
 
 IDS = [number * 7919 % 150_000 for number in range(60_000)]
 LIST = json.dumps(IDS)
@@ -85,3 +87,17 @@ def test_no_long_list_is_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(long_lists, "from_json", seen)
     assert parse_json(f'{{"prompt": [{LIST}, {LIST}]}}'.encode()) == {"prompt": [IDS, IDS]}
     assert max(sizes) < SLICE_BYTES + 100 < len(LIST)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=20,
+    ),
+    st.integers(1, 3 * SLICE_ENTRIES),
+)
+def test_what_is_written_in_slices_is_what_json_writes(value: Any, times: int) -> None:
+    for each in (value, [value] * times, {"a": [{"b": [value, 1] * times}]}):
+        whole = json.dumps(each, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        assert write_json(each) == whole

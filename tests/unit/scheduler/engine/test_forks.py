@@ -236,7 +236,7 @@ def test_no_relation_across_domains_prompts_or_with_who_wants_log_probabilities_
     bench.submit("r0", 10)
     bench.submit("domain", 10, fork_of="r0", domain="other")
     bench.submit("prompt", 11, fork_of="r0")
-    bench.submit("logprobs", 10, fork_of="r0", sampling=SamplingParams(num_logprobs=0, prompt_logprobs=True))
+    bench.submit("logprobs", 10, fork_of="r0", sampling=SamplingParams(num_logprobs=0, num_prompt_logprobs=0))
     bench.submit("nobody", 10, fork_of="never was")
     assert len(bench.ops(Acquire)) == 5
 

@@ -112,7 +112,7 @@ def test_answers_to_a_retention() -> None:
 def test_log_probabilities_of_the_prompt_are_computed_not_found() -> None:
     """And only as long as they are not there: after a preemption with a token, a match is welcome."""
     bench = Bench()
-    bench.submit("r", 10, sampling=SamplingParams(num_logprobs=0, prompt_logprobs=True))
+    bench.submit("r", 10, sampling=SamplingParams(num_logprobs=0, num_prompt_logprobs=0))
     assert only(bench, Acquire).skip_match
     bench.settle()
     bench.result({1: 7})

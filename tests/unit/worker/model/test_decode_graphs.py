@@ -237,7 +237,7 @@ OTHERS = {
     "greedy": GREEDY,
     "drawn": SamplingParams(temperature=0.9, seed=5, top_p=0.8, top_k=40),
     "penalised": SamplingParams(temperature=0.0, frequency_penalty=1.5, repetition_penalty=1.3),
-    "reported": SamplingParams(temperature=0.0, num_logprobs=2, prompt_logprobs=True),
+    "reported": SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=2),
 }
 
 

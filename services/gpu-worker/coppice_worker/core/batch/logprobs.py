@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from coppice.ids import SequenceId
@@ -31,9 +32,9 @@ class LogprobCollector:
             for index, row in enumerate(prompt.rows.tolist()):
                 part = slice(int(prompt.row_starts[index]), int(prompt.row_starts[index + 1]))
                 position, num_top = int(prompt.first_positions[index]), int(prompt.num_top[index])
-                self._found.append(
-                    _pack(ids[row], position, num_top, found.chosen[part], found.top_ids[part], found.top[part])
-                )
+                packed = _pack(ids[row], position, num_top, found.chosen[part], found.top_ids[part], found.top[part])
+                assert found.ranks is not None, "prompt tokens have ranks"
+                self._found.append(msgspec.structs.replace(packed, ranks=found.ranks[part].astype("<u4").tobytes()))
         if batch.sample.num_logprobs is not None:
             assert output.logprobs is not None, "sampled tokens were to be reported"
             if not self._steps:

@@ -52,7 +52,7 @@ class SamplingTable:
         self._min_tokens: Int64 = np.zeros(max_sequences, np.int64)  # 0 without stop tokens
         self._stops = [_NO_BIAS] * max_sequences  # stop tokens, each with the bias that forbids it
         self._num_logprobs: Int32 = np.full(max_sequences, -1, np.int32)  # -1 = report nothing
-        self._prompt_logprobs: Bool = np.zeros(max_sequences, np.bool_)
+        self._num_prompt_logprobs: Int32 = np.full(max_sequences, -1, np.int32)
         self._guides: list[Guide | None] = [None] * max_sequences
         self._is_guided: Bool = np.zeros(max_sequences, np.bool_)
 
@@ -75,7 +75,7 @@ class SamplingTable:
         self._stops[slot] = _forbid(wanted.stop_token_ids)
         self._has_bias[slot] = bool(wanted.logit_bias) or self._min_tokens[slot] > 0
         self._num_logprobs[slot] = -1 if wanted.num_logprobs is None else wanted.num_logprobs
-        self._prompt_logprobs[slot] = wanted.prompt_logprobs
+        self._num_prompt_logprobs[slot] = -1 if wanted.num_prompt_logprobs is None else wanted.num_prompt_logprobs
         self._guides[slot] = guide
         self._is_guided[slot] = guide is not None
 
@@ -159,7 +159,8 @@ class SamplingTable:
         self, slots: Int32, start: Int64, end: Int64, query_starts: Int32, tokens: UInt32
     ) -> PromptTokens | None:
         """What the rows `slots` [S], which compute positions [start, end), have to report of their prompts."""
-        wanted = self._prompt_logprobs[slots]
+        num_top = self._num_prompt_logprobs[slots]
+        wanted = num_top >= 0
         if not wanted.any():
             return None
         last = np.where(wanted, np.minimum(end, self._num_prompt[slots] - 1), start)
@@ -173,7 +174,7 @@ class SamplingTable:
             rows=rows.astype(np.int32),
             row_starts=row_starts,
             first_positions=start[rows] + 1,
-            num_top=np.maximum(self._num_logprobs[slots[rows]], 0),
+            num_top=num_top[rows],
             packed=query_starts[rows[row]] + before - start[rows[row]],
             token_ids=tokens[slots[rows[row]], before + 1].astype(np.int64),
         )

@@ -108,6 +108,7 @@ class Logprobs:
     chosen: Float32  # [N]
     top_ids: Int32  # [N, K]
     top: Float32  # [N, K]
+    ranks: Int32 | None = None  # [N] of prompt tokens: how many tokens are at least as likely, itself among them
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,22 +56,26 @@ def mask_logits(logits: torch.Tensor, masks: Masks) -> None:
     logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
 
 
-def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Logprobs:
+def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int, *, ranks: bool = False) -> Logprobs:
     """Of tokens [N], under the softmax of logits [N, vocab] in float32."""
     logits = logits.float()
     total = logits.logsumexp(dim=-1, keepdim=True)
-    chosen = logits.gather(1, tokens.unsqueeze(1)) - total
+    own = logits.gather(1, tokens.unsqueeze(1))
+    chosen = own - total
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
     return Logprobs(
         chosen=chosen.squeeze(1).cpu().numpy(),
         top_ids=top.indices.cpu().numpy().astype(np.int32),
         top=(top.values - total).cpu().numpy(),
+        ranks=(logits >= own).sum(dim=-1, dtype=torch.int32).cpu().numpy() if ranks else None,
     )
 
 
 def join_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
+    """Of prompt tokens, in slices; all have ranks."""
     return Logprobs(
         chosen=np.concatenate([part.chosen for part in parts]),
         top_ids=np.concatenate([part.top_ids for part in parts]),
         top=np.concatenate([part.top for part in parts]),
+        ranks=np.concatenate([part.ranks for part in parts if part.ranks is not None]),
     )

@@ -64,7 +64,10 @@ class Outputs:
         num_top, size = int(prompt.num_top.max()), max(1, _PROMPT_LOGITS_MAX // self._decoder.config.vocab_size)
         slices = [slice(start, start + size) for start in range(0, len(packed), size)]
         return join_logprobs(
-            [token_logprobs(self._decoder.logits(hidden[packed[part]]), tokens[part], num_top) for part in slices]
+            [
+                token_logprobs(self._decoder.logits(hidden[packed[part]]), tokens[part], num_top, ranks=True)
+                for part in slices
+            ]
         )
 
     def _to_device(self, array: Int64) -> torch.Tensor:

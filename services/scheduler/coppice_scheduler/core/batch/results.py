@@ -316,4 +316,5 @@ def part_of(reported: TokenLogprobs, start: int, end: int) -> TokenLogprobs | No
         chosen=reported.chosen[low * FLOAT_BYTES : high * FLOAT_BYTES],
         top_ids=reported.top_ids[low * row : high * row],
         top=reported.top[low * row : high * row],
+        ranks=reported.ranks[low * TOKEN_BYTES : high * TOKEN_BYTES],
     )

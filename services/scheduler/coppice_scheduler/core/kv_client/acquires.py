@@ -239,7 +239,7 @@ def _acquire(
         traceparent=request.request.traceparent,
         reuse=request.request.reuse,
         may_wait=_may_wait(life, request, now_ns),
-        skip_match=request.request.sampling.prompt_logprobs and not request.num_output_tokens,
+        skip_match=request.request.sampling.num_prompt_logprobs is not None and not request.num_output_tokens,
     )
 
 

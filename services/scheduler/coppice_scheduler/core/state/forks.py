@@ -30,7 +30,7 @@ def join(request: RequestState, relative: RequestState | None) -> bool:
 
     Another domain, salt or prompt is no relation. Who wants log-probabilities of the prompt has to compute it.
     """
-    if relative is None or request.request.sampling.prompt_logprobs:
+    if relative is None or request.request.sampling.num_prompt_logprobs is not None:
         return False
     if _shared_by(request) != _shared_by(relative):
         return False

@@ -142,7 +142,7 @@ class RequestState:
     @property
     def wants_logprobs(self) -> bool:
         sampling = self.request.sampling
-        return sampling.num_logprobs is not None or sampling.prompt_logprobs
+        return sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None
 
     def start_wanting(self, shares: FairShares) -> None:
         if not self.wants:

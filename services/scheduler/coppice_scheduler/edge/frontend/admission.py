@@ -14,8 +14,10 @@ from coppice_scheduler.edge.base.json_size import check_json_size
 from coppice_scheduler.edge.frontend.generation_spec import (
     ASSISTANT,
     MAX_MESSAGES,
+    MAX_PROMPT_LOGPROBS,
     MAX_PROMPTS,
     MAX_RUNS,
+    MAX_STREAMED_PROMPT_LOGPROBS,
     ROLES,
     ChatPrompt,
     GenerationSpec,
@@ -108,13 +110,18 @@ class PromptReader:
             raise invalid("prompt is empty", param="prompt", code="empty")
         if len(spec.prompts) > MAX_PROMPTS:
             raise invalid(f"prompt has {len(spec.prompts)} entries; at most {MAX_PROMPTS} are taken", param="prompt")
-        if len(spec.prompts) * spec.n > MAX_RUNS:
-            raise invalid(f"{len(spec.prompts)} prompts with n={spec.n} are more than {MAX_RUNS} answers", param="n")
+        if len(spec.prompts) * spec.num_candidates > MAX_RUNS:
+            name = "n" if spec.best_of is None else "best_of"
+            raise invalid(
+                f"{len(spec.prompts)} prompts with {name}={spec.num_candidates} are more than {MAX_RUNS} answers",
+                param=name,
+            )
         admitted = []
         for prompt in spec.prompts:
             read = await self._read(tenant, prompt, spec.prompt_field, at_most=self._max_context - 1)
             text = prompt.text if isinstance(prompt, TextPrompt) else None
             admitted.append(Admitted(read.tokens, self._room(read.tokens, spec), text, read.opens_reasoning))
+        _check_prompt_logprobs(sum(prompt.num_prompt_tokens for prompt in admitted), spec)
         return tuple(admitted)
 
     async def tokens_of(
@@ -196,6 +203,20 @@ class PromptReader:
             )
         # The engine samples at least one; TextStream shows none of it where none was asked for.
         return min(max(spec.max_tokens, 1), room)
+
+
+def _check_prompt_logprobs(num_tokens: int, spec: GenerationSpec) -> None:
+    """What is told of prompts is bounded: it is large, and made by the process that all tenants share."""
+    asked = [(spec.num_prompt_logprobs, "prompt_logprobs"), (spec.num_logprobs if spec.echo else None, "logprobs")]
+    most = MAX_STREAMED_PROMPT_LOGPROBS if spec.streams else MAX_PROMPT_LOGPROBS
+    for number, name in asked:
+        told = 0 if number is None else num_tokens * (number + 1) * spec.n
+        if told > most:
+            raise invalid(
+                f"{name} would tell {told} tokens of the prompt; at most {most} are told in one "
+                f"{'stream' if spec.streams else 'answer'}. Ask for fewer of them, or shorten the prompt.",
+                param=name,
+            )
 
 
 def too_long(num_tokens: str, max_context: int, field: str) -> ApiError:

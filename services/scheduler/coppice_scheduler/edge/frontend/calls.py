@@ -1,6 +1,7 @@
 """Calls at work: every answer of a call is one run, all runs at once, their deltas joined as they come.
 
-A refusal or failure of one run ends the call; closing `Call.deltas()` cancels what runs.
+Where the best of several candidates are asked for, they are told when all have ended. A refusal or failure of one run
+ends the call; closing `Call.deltas()` cancels what runs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opentelemetry import trace
 
@@ -22,7 +23,7 @@ from coppice_scheduler.edge.frontend.admission import Admitted
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.tracing import CallSpan
-from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, TextStream, Usage
+from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, TextStream, Usage
 
 _MERGED_DELTAS_MAX = 64  # waiting for a slow reader of several answers; then the answers wait
 
@@ -34,8 +35,14 @@ class Call:
     call_id: str
     prompts: tuple[Admitted, ...]
     num_choices: int  # of each prompt; answer i belongs to prompt i // num_choices
+    num_candidates: int  # of each prompt, of which the best are its choices; as many run
     _runs: tuple[Run, ...]
     _span: CallSpan
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(prompt.num_prompt_tokens for prompt in self.prompts)
 
     @property
     def unique_id(self) -> str:
@@ -52,8 +59,8 @@ class Call:
         usage, reasons = NO_USAGE, []
         error: str | None = "cancelled"  # until we know better: closed by the caller
         try:
-            async with aclosing(_merge(self._runs)) as merged:
-                async for delta in merged:
+            async with aclosing(self._answers()) as answers:
+                async for delta in answers:
                     if delta.ending is not None:
                         usage += delta.ending.usage
                         reasons.append(delta.ending.reason)
@@ -64,6 +71,12 @@ class Call:
             raise
         finally:
             self._span.end(usage, reasons, error)
+
+    def _answers(self) -> AsyncGenerator[Delta, None]:
+        merged = _merge(self._runs)
+        if self.num_candidates == self.num_choices:
+            return merged
+        return _best_of(merged, self.num_candidates, self.num_choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +215,55 @@ async def _pump(run: Run, into: asyncio.Queue[Delta | Exception]) -> None:
                 await into.put(delta)
     except Exception as error:
         await into.put(error)
+
+
+async def _best_of(
+    deltas: AsyncGenerator[Delta, None], num_candidates: int, num_choices: int
+) -> AsyncGenerator[Delta, None]:
+    """The deltas of each prompt's `num_choices` best candidates, best first, once its `num_candidates` have ended.
+
+    The best are those whose tokens the model finds likeliest, each token counting the same.
+
+    Candidate i belongs to prompt i // num_candidates. Everything that was computed is charged: the usage of the others
+    goes to the best. Of candidates that are alike the earlier one is better.
+    """
+    held: dict[int, list[Delta]] = {}  # by candidate
+    endings: dict[int, dict[int, Ending]] = {}  # by prompt, then by candidate
+    async with aclosing(deltas):
+        async for delta in deltas:
+            held.setdefault(delta.index, []).append(delta)
+            if delta.ending is None:
+                continue
+            prompt = delta.index // num_candidates
+            ended = endings.setdefault(prompt, {})
+            ended[delta.index] = delta.ending
+            if len(ended) == num_candidates:
+                for choice in _chosen(prompt, held, ended, num_choices):
+                    yield choice
+
+
+def _chosen(prompt: int, held: dict[int, list[Delta]], ended: dict[int, Ending], num_choices: int) -> list[Delta]:
+    """Takes the prompt's candidates out of `held`."""
+    order = sorted(ended, key=lambda index: (-_score(ended[index]), index))
+    candidates = [held.pop(index) for index in order]
+    first = min(order)  # the prompt is told and counted with it
+    told_of_prompt, usage_of_first = candidates[order.index(first)][0].prompt, ended[first].usage
+    lost = sum((_of_output(ended[index].usage) for index in order[num_choices:]), NO_USAGE)
+    found = []
+    for place, deltas in enumerate(candidates[:num_choices]):
+        usage = _of_output(ended[order[place]].usage)
+        if not place:
+            usage = replace(usage_of_first, completion_tokens=0, reasoning_tokens=0) + usage + lost
+        deltas[0] = replace(deltas[0], prompt=None if place else told_of_prompt)
+        deltas[-1] = replace(deltas[-1], ending=replace(ended[order[place]], usage=usage))
+        found += [replace(delta, index=prompt * num_choices + place) for delta in deltas]
+    return found
+
+
+def _of_output(usage: Usage) -> Usage:
+    return replace(usage, prompt_tokens=0, cached_tokens=0, written_tokens=0)
+
+
+def _score(ending: Ending) -> float:
+    assert ending.mean_logprob is not None, "candidates have scores"
+    return ending.mean_logprob

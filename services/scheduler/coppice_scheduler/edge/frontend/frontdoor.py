@@ -55,7 +55,7 @@ from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
 from coppice_scheduler.edge.text.chat import ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory, TokenTexts
-from coppice_scheduler.edge.text.logprobs import LogprobTrack
+from coppice_scheduler.edge.text.logprobs import LogprobTrack, MeanLogprob, PromptLogprobs
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Echo, TextOptions, TextStream
 from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
@@ -231,7 +231,9 @@ class FrontDoor:
             arrived_ns=arrived_ns,
             traceparent=span.traceparent,
             # What ends it must be seen when it comes; an answer that nobody reads before its end may come whole.
-            streams=spec.streams or bool(spec.stop) or self.syntax.counts_tokens(spec.tool_use, is_chat=spec.is_chat),
+            streams=(spec.streams and spec.num_candidates == spec.n)
+            or bool(spec.stop)
+            or self.syntax.counts_tokens(spec.tool_use, is_chat=spec.is_chat),
             retries_late=not spec.streams,
             deadline_ns=deadline_ns,
             reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
@@ -245,6 +247,7 @@ class FrontDoor:
             call_id=call_id,
             prompts=admitted,
             num_choices=spec.n,
+            num_candidates=spec.num_candidates,
             _runs=tuple(self._runs(whole, admitted, echoes, options, span, tenant)),
             _span=span,
         )
@@ -277,21 +280,24 @@ class FrontDoor:
         tenant: Tenant,
     ) -> Iterator[Run]:
         """Requests in the order of the answers, so that the first choice of a prompt is submitted before its forks."""
+        count, echoes_logprobs = spec.num_candidates, spec.echo and spec.num_logprobs is not None
         for place, prompt in enumerate(prompts):
-            first = f"{whole.request_id}-{place * spec.n}"
-            for choice in range(spec.n):
-                index = place * spec.n + choice
+            first = f"{whole.request_id}-{place * count}"
+            for choice in range(count):
+                index = place * count + choice
                 request = replace(
                     whole,
                     request_id=f"{whole.request_id}-{index}",
                     tokens=prompt.tokens,
                     max_new_tokens=prompt.max_new_tokens,
-                    sampling=_sampling_of_choice(whole.sampling, spec, index, choice),
-                    # Log-probabilities of a prompt come from computing it: a fork has none.
-                    fork_of=first if choice and not whole.sampling.prompt_logprobs else None,
+                    sampling=_sampling_of_choice(
+                        whole.sampling, spec, index, choice, reports_prompt=not choice or echoes_logprobs
+                    ),
+                    # Log-probabilities of a prompt come from computing it: an answer that echoes them is no fork.
+                    fork_of=first if choice and not echoes_logprobs else None,
                 )
                 # The last of a prompt's answers pays for all: they begin in one turn, and the forks find the first.
-                units = spec.n if choice == spec.n - 1 else 0
+                units = count if choice == count - 1 else 0
                 make_stream = self._stream_maker(index, prompt, echoes[place], spec, is_extra_choice=choice > 0)
                 yield Run(
                     self._engine, self._metrics, request, span, make_stream, self._calls, tenant, self.loop_share, units
@@ -303,16 +309,21 @@ class FrontDoor:
         def make(stop_now: Callable[[], None]) -> TextStream:
             tail = unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:])
             num_echoed = len(echo.text) if echo is not None else 0
+            num_prompt_tokens = prompt.num_prompt_tokens
+            tells_prompt = spec.num_prompt_logprobs is not None and not is_extra_choice
+            wants_prompt = tells_prompt or (echo is not None and spec.num_logprobs is not None)
             parts = self.syntax.parts(spec.tool_use, prompt.opens_reasoning)
             return TextStream(
                 index,
-                prompt.num_prompt_tokens,
+                num_prompt_tokens,
                 self._detokenizers.start(
                     tail, skip_special_tokens=spec.skip_special_tokens, keeps_markers=parts is not None
                 ),
                 StopScanner(spec.stop, keeps_stop=spec.include_stop) if spec.stop else None,
                 stop_now,
-                track=LogprobTrack(prompt.num_prompt_tokens, num_echoed) if spec.num_logprobs is not None else None,
+                track=LogprobTrack(num_prompt_tokens, num_echoed) if spec.num_logprobs is not None else None,
+                prompt=PromptLogprobs(prompt.tokens) if wants_prompt else None,
+                score=MeanLogprob(num_prompt_tokens) if spec.num_candidates > spec.n else None,
                 parts=parts,
                 options=TextOptions(
                     min_tokens=spec.min_tokens,
@@ -320,6 +331,7 @@ class FrontDoor:
                     shows_stop_token=spec.include_stop,
                     is_extra_choice=is_extra_choice,
                     echo=echo,
+                    tells_prompt=tells_prompt,
                 ),
             )
 
@@ -331,7 +343,7 @@ class FrontDoor:
     def _echo(self, prompt: Admitted, spec: GenerationSpec) -> Echo:
         """The text as it was sent, where it was text; places of tokens in it where they will be shown."""
         if prompt.text is not None and spec.num_logprobs is None:
-            return Echo(prompt.text, (), ())
+            return Echo(prompt.text, ())
         ids = unpack_tokens(prompt.tokens)
         stream = self._detokenizers.start([], skip_special_tokens=spec.skip_special_tokens)
         offsets, num_chars, pieces = [], 0, []
@@ -339,13 +351,14 @@ class FrontDoor:
             offsets.append(num_chars)
             pieces.append(stream.feed([token_id]))
             num_chars += len(pieces[-1])
-        return Echo(prompt.text if prompt.text is not None else "".join(pieces) + stream.flush(), ids, offsets)
+        text = prompt.text if prompt.text is not None else "".join(pieces) + stream.flush()
+        return Echo(text, offsets, spec.num_logprobs or 0)
 
 
 def _units_to_open(spec: GenerationSpec) -> int:
     """What opening a call takes of the loop. Nothing is checked yet: what is out of range will be refused."""
     num_prompts = min(len(spec.prompts), MAX_PROMPTS)
-    num_answers = min(max(spec.n, 0) * num_prompts, MAX_RUNS)
+    num_answers = min(max(spec.num_candidates, 0) * num_prompts, MAX_RUNS)
     return 2 * num_prompts + num_answers // 4
 
 
@@ -367,6 +380,12 @@ def _deadline_ns(spec: GenerationSpec, arrived_ns: int) -> int | None:
     return arrived_ns + int(spec.timeout_s * 1e9)
 
 
-def _sampling_of_choice(sampling: SamplingParams, spec: GenerationSpec, index: int, choice: int) -> SamplingParams:
+def _sampling_of_choice(
+    sampling: SamplingParams, spec: GenerationSpec, index: int, choice: int, *, reports_prompt: bool
+) -> SamplingParams:
     """With a seed of the client's, every prompt gets the same ones; without, no two answers share one."""
-    return replace(sampling, seed=seed_of_choice(sampling.seed, choice if spec.seed is not None else index))
+    return replace(
+        sampling,
+        seed=seed_of_choice(sampling.seed, choice if spec.seed is not None else index),
+        num_prompt_logprobs=sampling.num_prompt_logprobs if reports_prompt else None,
+    )

@@ -19,7 +19,9 @@ MAX_MESSAGES = 4096
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 MAX_TEMPLATE_BYTES = 16 * 1024  # of all values for a chat template
-MAX_RUNS = 128  # prompts x choices of one call
+MAX_RUNS = 128  # prompts x candidates of one call
+MAX_PROMPT_LOGPROBS = 1 << 18  # tokens told of prompts in one answer, the likeliest in their places counted
+MAX_STREAMED_PROMPT_LOGPROBS = 1 << 14  # likewise; a stream is written where all others wait
 MAX_LOGIT_BIASES = 1024
 MAX_CACHE_SALT = 256  # characters
 MAX_TIMEOUT_S = 7 * 24 * 3600.0  # a longer one is none
@@ -55,6 +57,7 @@ class GenerationSpec:
     model: str
     prompts: tuple[Prompt, ...]
     n: int = 1  # choices of each prompt
+    best_of: int | None = None  # answers that are computed for each, of which the `n` best are choices; None = `n`
     max_tokens: int | None = None  # 0 only with `echo`
     fills_context: bool = False  # where fewer than `max_tokens` fit, these are taken
     min_tokens: int = 0
@@ -73,6 +76,7 @@ class GenerationSpec:
     include_stop: bool = False  # the stop string stays in the text
     skip_special_tokens: bool = True
     num_logprobs: int | None = None  # likeliest tokens to show beside the chosen one; None = none at all
+    num_prompt_logprobs: int | None = None  # likeliest tokens to tell beside each of the prompt's; None = none at all
     echo: bool = False  # the text begins with the prompt
     priority: int = 0  # lower goes first
     timeout_s: float | None = None  # after it the answer is worth nothing
@@ -82,6 +86,18 @@ class GenerationSpec:
     tool_use: ToolUse | None = None  # of the tools of a chat; None without any
     cache_salt: str | None = None  # cached prefixes are shared with requests of the same salt alone
     streams: bool = True  # the client reads the answer as it comes
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers that are computed for each prompt."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_logprobs_of_prompt(self) -> int | None:
+        """Likeliest tokens that the worker has to report for each of the prompt's."""
+        echoed = self.num_logprobs if self.echo else None
+        asked = [number for number in (echoed, self.num_prompt_logprobs) if number is not None]
+        return max(asked, default=None)
 
     @property
     def is_chat(self) -> bool:

@@ -58,8 +58,8 @@ def sampling_of(
         logit_bias=_checked_bias(spec, vocab_size),
         min_tokens=spec.min_tokens,
         stop_token_ids=pack_tokens(sorted(ends)) if spec.min_tokens else b"",
-        num_logprobs=spec.num_logprobs,
-        prompt_logprobs=spec.echo and spec.num_logprobs is not None,
+        num_logprobs=0 if spec.num_logprobs is None and spec.num_candidates > spec.n else spec.num_logprobs,
+        num_prompt_logprobs=spec.num_logprobs_of_prompt,
     )
 
 
@@ -91,9 +91,14 @@ def _shaped(spec: GenerationSpec, defaults: SamplingDefaults) -> SamplingParams:
 def _check_counts(spec: GenerationSpec) -> None:
     if not 1 <= spec.n <= CHOICES_MAX:
         raise invalid(f"n is {spec.n}; it must be from 1 to {CHOICES_MAX}", param="n")
-    if spec.num_logprobs is not None and not 0 <= spec.num_logprobs <= LOGPROBS_MAX:
-        name = "top_logprobs" if spec.is_chat else "logprobs"
-        raise invalid(f"{name} is {spec.num_logprobs}; it must be from 0 to {LOGPROBS_MAX}", param=name)
+    if not spec.n <= spec.num_candidates <= CHOICES_MAX:
+        raise invalid(f"best_of is {spec.best_of}; it must be from n to {CHOICES_MAX}", param="best_of")
+    for name, number in (
+        ("top_logprobs" if spec.is_chat else "logprobs", spec.num_logprobs),
+        ("prompt_logprobs", spec.num_prompt_logprobs),
+    ):
+        if number is not None and not 0 <= number <= LOGPROBS_MAX:
+            raise invalid(f"{name} is {number}; it must be from 0 to {LOGPROBS_MAX}", param=name)
     if spec.max_tokens is not None and spec.max_tokens < (0 if spec.echo else 1):
         raise invalid(
             f"max_tokens is {spec.max_tokens}; it must be at least 1, or 0 with echo: true", param="max_tokens"

@@ -123,10 +123,12 @@ class Generation:
         spec = spec_of(request, max(caller.context.time_remaining() or 0.0, 1e-9))
         client = context_from_metadata(_metadata(caller.context))
         call = await self._frontdoor.open(caller.tenant, spec, client, caller.request_id)
+        num_prompt_logprobs = spec.num_prompt_logprobs
+        del spec
         caller.body.release()
         async with aclosing(call.deltas()) as deltas:
             async for delta in deltas:
-                yield response_of(delta, self._frontdoor.token_texts)
+                yield response_of(delta, self._frontdoor.token_texts, num_prompt_logprobs)
 
     async def _list_models(self, request: pb.ListModelsRequest, caller: _Caller) -> Answers:
         model = self._frontdoor.model

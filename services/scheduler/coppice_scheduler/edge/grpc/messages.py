@@ -60,7 +60,9 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
         ignore_eos=request.ignore_eos,
         include_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if given("skip_special_tokens") else True,
+        best_of=request.best_of if given("best_of") else None,
         num_logprobs=request.num_logprobs if given("num_logprobs") else None,
+        num_prompt_logprobs=request.num_prompt_logprobs if given("num_prompt_logprobs") else None,
         echo=_echo(request),
         priority=request.priority,
         timeout_s=timeout_s,
@@ -157,7 +159,9 @@ def _message(message: pb.ChatMessage) -> ChatMessage:
     return ChatMessage(message.role, message.content, name, reasoning, calls_of(message), call_id)
 
 
-def response_of(delta: Delta, texts: TokenTexts) -> pb.GenerateResponse:
+def response_of(delta: Delta, texts: TokenTexts, num_prompt_logprobs: int | None) -> pb.GenerateResponse:
+    """Raises ApiError."""
+    prompt = delta.prompt.entries(num_prompt_logprobs or 0) if delta.prompt is not None else ()
     response = pb.GenerateResponse(
         text=delta.text,
         tokens=delta.tokens,
@@ -165,6 +169,7 @@ def response_of(delta: Delta, texts: TokenTexts) -> pb.GenerateResponse:
         logprobs=[_logprob(entry, texts) for entry in delta.logprobs],
         reasoning_content=delta.reasoning,
         tool_calls=[call_delta(piece) for piece in delta.calls],
+        prompt_logprobs=[_logprob(entry, texts) for entry in prompt],
     )
     if delta.ending is not None:
         response.finish_reason = delta.ending.reason
@@ -182,6 +187,7 @@ def _logprob(entry: TokenLogprob, texts: TokenTexts) -> pb.TokenLogprob:
     return pb.TokenLogprob(
         token_id=entry.token_id,
         logprob=entry.logprob,
+        rank=entry.rank,
         token=texts.bytes_of(entry.token_id),
         text_offset=entry.text_offset,
         top=[pb.LikelyToken(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],

@@ -23,6 +23,7 @@ from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
 from coppice_scheduler.edge.http.field_table import NAMED_MAX, FieldTable, Reading, UnknownFields, ignored_header
+from coppice_scheduler.edge.http.long_lists import write_json
 from coppice_scheduler.edge.http.rate_headers import rate_headers
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
@@ -118,11 +119,16 @@ class Generation:
             self._headers(tenant, asked, surface.strict_field),
             asked.spec.streams,
         )
+        size = call.num_prompt_tokens * (asked.spec.num_logprobs_of_prompt or 0)
         body.release()  # nothing of it is kept from now on
         del asked
         if streams:
             return await _streamed(call, shape, headers, self._first_byte_s)
-        return await _whole(call, shape, headers)
+        await _gather(call, shape)
+        if not size:
+            return _json(_dumped(shape), headers)
+        # What is told of prompts may be large: it is written beside the loop.
+        return _json(await self._frontdoor.text_work.run(tenant.id, size, lambda: write_json(shape.whole())), headers)
 
     def _headers(self, tenant: Tenant, asked: Asked, strict_field: str) -> dict[str, str]:
         ignored, use = asked.ignored, asked.spec.tool_use
@@ -140,11 +146,17 @@ class Generation:
                     log.warning("the field %r, which clients send, has no effect here", name)
 
 
-async def _whole(call: Call, shape: AnswerShape, headers: dict[str, str]) -> Response:
+async def _gather(call: Call, shape: AnswerShape) -> None:
     async with aclosing(call.deltas()) as deltas:
         async for delta in deltas:
             shape.gather(delta)
-    body = json.dumps(shape.whole(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _dumped(shape: AnswerShape) -> bytes:
+    return json.dumps(shape.whole(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _json(body: bytes, headers: dict[str, str]) -> Response:
     return Response(body, media_type="application/json", headers=headers)
 
 

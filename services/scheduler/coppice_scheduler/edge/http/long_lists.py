@@ -1,4 +1,4 @@
-"""JSON whose long lists of whole numbers are parsed in slices: other threads get their turn between two of them.
+"""JSON with long lists, parsed and written in slices: other threads get their turn between two of them.
 
     {"prompt": [5,7,...,9], "n": 1}   -->   [5,7,...] + [...] + [...,9]      slices, each parsed by itself
                                       -->   {"prompt": "MARK", "n": 1}       the rest, at once
@@ -9,13 +9,17 @@ Whatever is not this plain is parsed at once, so what comes out is what the pars
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import from_json
 
 SLICE_BYTES = 64 * 1024
+SLICE_ENTRIES = 256
+_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LIST = re.compile(rb"\[([0-9,\s]{%d,}+)\]" % SLICE_BYTES)
 
 
@@ -60,3 +64,26 @@ def _put(value: Any, mark: str, numbers: list[Any]) -> bool:
             inner[inner.index(mark)] = numbers
             return True
     return False
+
+
+def write_json(value: Any) -> bytes:
+    """As `json.dumps` writes it. Lone surrogates become `?`."""
+    return b"".join(piece.encode("utf-8", "replace") for piece in _pieces(value))
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        comma = "{"
+        for name, inner in value.items():
+            yield f"{comma}{_written(name)}:"
+            yield from _pieces(inner)
+            comma = ","
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and value:
+        comma = "["
+        for at in range(0, len(value), SLICE_ENTRIES):
+            yield comma + _written(value[at : at + SLICE_ENTRIES])[1:-1]
+            comma = ","
+        yield "]"
+    else:
+        yield _written(value)

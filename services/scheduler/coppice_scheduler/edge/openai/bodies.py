@@ -5,12 +5,13 @@
     chat                prompt_token_ids beside choices, choices[i].token_ids
     chat stream         the first role chunk has prompt_token_ids beside choices, every later chunk token_ids
 
-Log-probabilities have OpenAI's two shapes: a list of entries for chats, parallel lists for completions.
+Log-probabilities of prompts stand there, too (`prompt_logprobs`), in whole answers: beside the choices of a chat, in
+each choice of completions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +19,11 @@ from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.http.sse import DONE, event
+from coppice_scheduler.edge.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from coppice_scheduler.edge.openai.parsing.messages import REASONING
 from coppice_scheduler.edge.openai.parsing.schema import Presentation
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
-from coppice_scheduler.edge.text.logprobs import TokenLogprob
+from coppice_scheduler.edge.text.logprobs import PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 from coppice_scheduler.edge.text.tools.call_parser import CallDelta
@@ -65,6 +67,7 @@ class Shape:
     presentation: Presentation
     texts: TokenTexts
     has_logprobs: bool = False
+    num_prompt_logprobs: int | None = None
     _answers: list[Answer] = field(default_factory=list)  # of what is told whole
     _begun: set[int] = field(default_factory=set)  # answers of which a chunk was sent
     _usage: Usage = NO_USAGE  # of all that have ended
@@ -168,7 +171,16 @@ class Shape:
         body["usage"] = usage_body(usage)
         if self.is_chat and self.presentation.return_token_ids:
             body["prompt_token_ids"] = self._prompt_ids(0)
+        if self.is_chat:
+            body.update(self._prompt_logprobs(0))
         return body
+
+    def _prompt_logprobs(self, index: int) -> Body:
+        """Where they are asked for: those of the prompt of this answer, whose first answer has them."""
+        prompt = self._answers[index - index % self.call.num_choices].prompt
+        if prompt is None or self.num_prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(prompt, self.num_prompt_logprobs, self.texts)}
 
     def _choice(self, index: int, answer: Answer) -> Body:
         text = "".join(answer.texts)
@@ -184,6 +196,8 @@ class Shape:
         choice["logprobs"] = self._logprobs(answer.logprobs)
         choice["finish_reason"] = answer.ending.reason if answer.ending else None
         choice["stop_reason"] = answer.ending.stop if answer.ending else None
+        if not self.is_chat:
+            choice.update(self._prompt_logprobs(index))
         if self.presentation.return_token_ids:
             choice["token_ids"] = unpack_tokens(b"".join(answer.tokens))
             if not self.is_chat:
@@ -201,8 +215,10 @@ class Answer:
     reasoning: list[str] = field(default_factory=list)
     calls: list[list[CallDelta]] = field(default_factory=list)  # the pieces of each
     ending: Ending | None = None
+    prompt: PromptLogprobs | None = None
 
     def add(self, delta: Delta) -> None:
+        self.prompt = self.prompt or delta.prompt
         self.texts.append(delta.text)
         self.tokens.append(delta.tokens)
         self.logprobs += delta.logprobs
@@ -230,41 +246,3 @@ def _call(pieces: Sequence[CallDelta]) -> Body:
     arguments = "".join(piece.arguments for piece in pieces)
     first = pieces[0]
     return {"id": first.call_id, "type": "function", "function": {"name": first.name, "arguments": arguments}}
-
-
-def chat_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> Body:
-    name = _namer(texts, as_ids)
-
-    def shown(token_id: int, logprob: float | None) -> Body:
-        return {"token": name(token_id), "logprob": logprob, "bytes": list(texts.bytes_of(token_id))}
-
-    content = [
-        {**shown(entry.token_id, entry.logprob), "top_logprobs": [shown(*likely) for likely in entry.top]}
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> Body:
-    name = _namer(texts, as_ids)
-    entries = tuple(entries)
-    return {
-        "text_offset": [entry.text_offset for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
-        "tokens": [name(entry.token_id) for entry in entries],
-        "top_logprobs": [_top(entry, name) for entry in entries],
-    }
-
-
-def _top(entry: TokenLogprob, name: Callable[[int], str]) -> dict[str, float] | None:
-    """The likeliest tokens and the one that was chosen. Of those that look alike the likeliest is told."""
-    if entry.logprob is None:
-        return None
-    top: dict[str, float] = {}
-    for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-        top.setdefault(name(token_id), logprob)
-    return top
-
-
-def _namer(texts: TokenTexts, as_ids: bool) -> Callable[[int], str]:
-    return (lambda token_id: f"token_id:{token_id}") if as_ids else texts.text_of

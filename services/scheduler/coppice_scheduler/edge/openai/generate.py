@@ -47,4 +47,5 @@ class GenerateApi:
             presentation=parsed.presentation,
             texts=self._frontdoor.token_texts,
             has_logprobs=parsed.spec.num_logprobs is not None,
+            num_prompt_logprobs=parsed.spec.num_prompt_logprobs,
         )

@@ -36,7 +36,12 @@ def answer_schemas() -> dict[str, Schema]:
         "Usage": _usage(),
         "ChatLogprobs": _chat_logprobs(),
         "CompletionLogprobs": _completion_logprobs(),
-        "ChatCompletion": _frame("chat.completion", _chat_choice(), {"prompt_token_ids": _IDS}, usage="Usage"),
+        "ChatCompletion": _frame(
+            "chat.completion",
+            _chat_choice(),
+            {"prompt_token_ids": _IDS, "prompt_logprobs": _prompt_logprobs()},
+            usage="Usage",
+        ),
         "ChatChunk": _frame("chat.completion.chunk", _chat_part(), {"prompt_token_ids": _IDS, "usage": _MAY_USE}),
         "Completion": _frame("text_completion", _completion_choice(), {"usage": _MAY_USE}),
     }
@@ -105,7 +110,13 @@ def _chat_part() -> Schema:
 
 
 def _completion_choice() -> Schema:
-    return _choice({"text": TEXT}, "CompletionLogprobs", {"prompt_token_ids": _IDS})
+    prompt = {"prompt_token_ids": _IDS, "prompt_logprobs": _prompt_logprobs()}
+    return _choice({"text": TEXT}, "CompletionLogprobs", prompt)
+
+
+def _prompt_logprobs() -> Schema:
+    token = exactly({"logprob": _LOGPROB, "rank": {"type": "integer", "minimum": 1}, "decoded_token": TEXT})
+    return list_of(nullable({"type": "object", "additionalProperties": token}))
 
 
 def _chat_logprobs() -> Schema:

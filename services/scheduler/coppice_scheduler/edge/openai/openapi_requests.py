@@ -90,7 +90,9 @@ def _ranged(name: str) -> Schema:
 def _generation() -> dict[str, Schema]:
     return {
         "n": one_of("integer", "Answers to each prompt.", minimum=1, maximum=CHOICES_MAX, default=1),
-        "best_of": one_of("integer", "Only as many as n.", minimum=1, maximum=CHOICES_MAX),
+        "best_of": one_of(
+            "integer", "Answers that are computed to choose the n best of.", minimum=1, maximum=CHOICES_MAX
+        ),
         "max_tokens": one_of("integer", maximum=_U31),
         "max_completion_tokens": one_of("integer", "The same under its newer name.", maximum=_U31),
         "min_tokens": one_of("integer", minimum=0, maximum=_U31),
@@ -111,6 +113,9 @@ def _generation() -> dict[str, Schema]:
         "stream": one_of("boolean", default=False),
         "stream_options": one_of("object", "Only with stream: true.", additionalProperties=False, properties=_STREAM),
         "return_token_ids": one_of("boolean", default=False),
+        "prompt_logprobs": one_of(
+            "integer", "Likeliest tokens to tell beside each of the prompt's.", minimum=0, maximum=LOGPROBS_MAX
+        ),
         "return_tokens_as_token_ids": one_of("boolean", "Log-probabilities name tokens `token_id:5`.", default=False),
         "prompt_cache_key": one_of("string", "Prompts with a key belong together: they are expected again."),
         "prompt_cache_options": one_of(

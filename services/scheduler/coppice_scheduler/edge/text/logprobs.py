@@ -4,6 +4,8 @@
     tokens   in order, with their text    -> saw
     text     what may be sent by now      -> release: the tokens whose whole text was sent
 
+What is reported of a prompt is kept as it came (PromptLogprobs), and told with the answer's beginning.
+
 So a token is never shown before its text is: what a stop string holds back, its log-probabilities hold back too, and
 tokens of which a stop string takes a part are not shown at all. A token that is a part of a character goes with it.
 """
@@ -19,6 +21,7 @@ import numpy as np
 
 from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
+from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, unpack_tokens
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have; as OpenAI does it
 
@@ -31,34 +34,33 @@ class TokenLogprob:
     logprob: float | None  # None for the first token of a prompt
     top: tuple[tuple[int, float], ...]
     text_offset: int  # characters of the text before it
+    rank: int | None = None  # of a prompt's token: how many tokens are at least as likely, itself among them
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Reported:
+    """What a worker said of the token at one position. `top`: (token id, log-probability), likeliest first."""
+
+    position: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None  # as in TokenLogprob
 
 
 class LogprobTrack:
-    """Follows one answer. `num_prompt_tokens` is the position of its first output token, `echo_chars` its offset."""
+    """Follows one answer. `first_position` is that of its first token, `first_offset` the characters before it."""
 
-    def __init__(self, num_prompt_tokens: int, echo_chars: int = 0) -> None:
-        self._rows: dict[int, _Row] = {}
-        self._num_prompt_tokens = num_prompt_tokens
-        self._position = num_prompt_tokens
-        self._offset = echo_chars
+    def __init__(self, first_position: int, first_offset: int = 0) -> None:
+        self._rows: dict[int, Reported] = {}
+        self._first_position = self._position = first_position
+        self._offset = first_offset
         self._open: list[tuple[int, int]] = []  # (token id, start): seen, but their character is not complete
         self._closed: deque[tuple[int, TokenLogprob]] = deque()  # (end, token)
 
     def add(self, report: TokenLogprobs) -> None:
-        for position, logprob, top in unpack_logprobs((report,), least=LEAST_LOGPROB):
-            self._rows[position] = _Row(logprob, top)
-
-    def prompt(self, ids: Sequence[int], offsets: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """The prompt's tokens, for an answer that begins with them."""
-        shown = [TokenLogprob(ids[0], None, (), offsets[0])]
-        shown += [self._entry(place, ids[place], offsets[place]) for place in range(1, self._num_prompt_tokens)]
-        return tuple(shown)
+        for reported in unpack_logprobs((report,), least=LEAST_LOGPROB):
+            if reported.position >= self._first_position:
+                self._rows[reported.position] = reported
 
     def saw(self, token_id: int, num_chars: int, *, is_open: bool) -> None:
         """The next output token, how much text it completed, and whether it ends within a character."""
@@ -87,19 +89,66 @@ class LogprobTrack:
     def _entry(self, position: int, token_id: int, offset: int) -> TokenLogprob:
         row = self._rows.pop(position, None)
         if row is None:
-            raise ApiError(
-                ErrorKind.INTERNAL, f"The engine reported no log-probability at {position}.", code="no_logprobs"
-            )
+            raise _missing(position)
         return TokenLogprob(token_id, row.logprob, row.top, offset)
 
 
-def unpack_logprobs(
-    reports: Iterable[TokenLogprobs], least: float = -math.inf
-) -> Iterator[tuple[int, float, tuple[tuple[int, float], ...]]]:
-    """Position, log-probability of the token there, (token id, log-probability) of the likeliest; at least `least`."""
+class PromptLogprobs:
+    """What is reported of a prompt's tokens. It stays packed until somebody tells it: prompts may be long."""
+
+    def __init__(self, tokens: bytes) -> None:
+        """`tokens`: packed u32."""
+        self._tokens = tokens
+        self._reports: list[TokenLogprobs] = []
+
+    def add(self, report: TokenLogprobs) -> None:
+        """Of a part of the prompt; what is said of later tokens does not count."""
+        if report.first_position * TOKEN_DTYPE.itemsize < len(self._tokens):
+            self._reports.append(report)
+
+    def entries(self, num_top: int, offsets: Sequence[int] | None = None) -> Iterator[TokenLogprob]:
+        """All tokens in order, with the `num_top` likeliest in their places. Raises ApiError where one is missing."""
+        ids = unpack_tokens(self._tokens)
+        offsets = offsets if offsets is not None else [0] * len(ids)
+        yield TokenLogprob(ids[0], None, (), offsets[0])
+        place = 1
+        for reported in unpack_logprobs(self._reports, least=LEAST_LOGPROB):
+            if reported.position != place:
+                break
+            yield TokenLogprob(ids[place], reported.logprob, reported.top[:num_top], offsets[place], reported.rank)
+            place += 1
+        if place < len(ids):
+            raise _missing(place)
+
+
+class MeanLogprob:
+    """Of the tokens that an answer sampled: how likely the model thought it, whatever its length."""
+
+    def __init__(self, first_position: int) -> None:
+        self._first_position = first_position
+        self._chosen = bytearray()  # f32
+
+    def add(self, report: TokenLogprobs) -> None:
+        if report.first_position >= self._first_position:
+            self._chosen += report.chosen
+
+    def of(self, num_tokens: int) -> float:
+        """Of the first so many tokens, a stop token included; 0 of none."""
+        chosen = np.frombuffer(self._chosen, "<f4")[:num_tokens]
+        return float(np.maximum(chosen, LEAST_LOGPROB).mean(dtype=np.float64)) if len(chosen) else 0.0
+
+
+def _missing(position: int) -> ApiError:
+    return ApiError(ErrorKind.INTERNAL, f"The engine reported no log-probability at {position}.", code="no_logprobs")
+
+
+def unpack_logprobs(reports: Iterable[TokenLogprobs], least: float = -math.inf) -> Iterator[Reported]:
+    """What was reported of each position. No log-probability is below `least`."""
     for report in reports:
         chosen = np.maximum(np.frombuffer(report.chosen, "<f4"), least).tolist()
         ids = np.frombuffer(report.top_ids, "<u4").reshape(len(chosen), report.num_top).tolist()
         top = np.maximum(np.frombuffer(report.top, "<f4"), least).reshape(len(chosen), report.num_top).tolist()
+        ranks = np.frombuffer(report.ranks, "<u4").tolist() or [None] * len(chosen)
         for place, logprob in enumerate(chosen):
-            yield report.first_position + place, logprob, tuple(zip(ids[place], top[place], strict=True))
+            position = report.first_position + place
+            yield Reported(position, logprob, tuple(zip(ids[place], top[place], strict=True)), ranks[place])

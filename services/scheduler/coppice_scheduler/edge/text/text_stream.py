@@ -10,7 +10,7 @@ from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
 from coppice_scheduler.edge.text.answer_parts import AnswerParts
 from coppice_scheduler.edge.text.detokenizer import Detokenizer
-from coppice_scheduler.edge.text.logprobs import LogprobTrack, TokenLogprob
+from coppice_scheduler.edge.text.logprobs import LogprobTrack, MeanLogprob, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, unpack_tokens
 from coppice_scheduler.edge.text.tools.call_parser import CallDelta
@@ -44,6 +44,7 @@ class Ending:
     reason: FinishReason
     usage: Usage
     stop: str | None = None  # the stop string that was found
+    mean_logprob: float | None = None  # of all that was sampled, where the best answer is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()  # of tokens whose text was sent; a stop token has none
     calls: tuple[CallDelta, ...] = ()  # of tools; their text is not in `text`
     reasoning: str = ""  # nor is this
+    prompt: PromptLogprobs | None = None  # with the answer's first, where they are to be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class Echo:
     """The prompt, where an answer begins with it."""
 
     text: str
-    ids: Sequence[int]
-    offsets: Sequence[int]  # characters of `text` before each of its tokens
+    offsets: Sequence[int]  # characters of `text` before each of its tokens, where log-probabilities are shown
+    num_logprobs: int = 0  # likeliest tokens to show beside each
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class TextOptions:
     shows_stop_token: bool = False  # its text stays in the answer
     is_extra_choice: bool = False  # its prompt was counted with the first choice
     echo: Echo | None = None
+    tells_prompt: bool = False  # log-probabilities of the prompt, apart from the answer's
 
 
 class TextStream:
@@ -89,6 +92,8 @@ class TextStream:
         stop_now: Callable[[], None],
         *,
         track: LogprobTrack | None = None,
+        prompt: PromptLogprobs | None = None,
+        score: MeanLogprob | None = None,
         parts: AnswerParts | None = None,
         options: TextOptions = TextOptions(),
     ) -> None:
@@ -98,6 +103,8 @@ class TextStream:
         self._scanner = scanner
         self._stop_now = stop_now
         self._track = track
+        self._prompt = prompt
+        self._score = score
         self._parts = parts
         self._num_reasoning_tokens = 0
         self._options = options
@@ -111,9 +118,10 @@ class TextStream:
         """The delta of an Output, if it brings any. Raises ApiError where it says that the request failed."""
         if self._is_cut:
             return None if output.finish is None else self._end("", b"", output)
-        if self._track is not None:
-            for report in output.logprobs:
-                self._track.add(report)
+        for report in output.logprobs:
+            for follower in (self._track, self._prompt, self._score):
+                if follower is not None:
+                    follower.add(report)
         text, tokens = self._read(output.tokens) if self._options.shows_output else ("", b"")
         if output.finish is None:
             if self._is_cut:
@@ -180,10 +188,12 @@ class TextStream:
     def _delta(self, text: str, tokens: bytes, ending: Ending | None) -> Delta:
         logprobs: tuple[TokenLogprob, ...] = ()
         echo, self._echo = self._echo, None
+        prompt, self._prompt = self._prompt, None
         if echo is not None:
             text = echo.text + text
-            if self._track is not None:
-                logprobs = self._track.prompt(echo.ids, echo.offsets)
+            if self._track is not None and prompt is not None:
+                logprobs = tuple(prompt.entries(echo.num_logprobs, echo.offsets))
+        told = prompt if self._options.tells_prompt else None
         self._num_sent_chars += len(text)
         if self._track is not None:
             if ending is not None and ending.stop is None:
@@ -191,9 +201,9 @@ class TextStream:
             else:
                 logprobs += self._track.release(self._num_sent_chars)
         if self._parts is None:
-            return Delta(self._index, text, tokens, ending, logprobs)
+            return Delta(self._index, text, tokens, ending, logprobs, prompt=told)
         parts = self._parts.take()
-        return Delta(self._index, parts.text, tokens, ending, logprobs, parts.calls, parts.reasoning)
+        return Delta(self._index, parts.text, tokens, ending, logprobs, parts.calls, parts.reasoning, told)
 
     def _end(self, text: str, tokens: bytes, output: Output) -> Delta:
         if self._parts is not None:
@@ -207,7 +217,8 @@ class TextStream:
             num_tokens, reason = 0, "length"
         elif not stopped:
             tokens += output.stop_token
-        return self._delta(text, tokens, Ending(reason, self._usage(output, num_tokens), self._stop))
+        score = self._score.of(num_tokens) if self._score is not None else None
+        return self._delta(text, tokens, Ending(reason, self._usage(output, num_tokens), self._stop, score))
 
     def _usage(self, output: Output, num_tokens: int) -> Usage:
         if self._options.is_extra_choice:

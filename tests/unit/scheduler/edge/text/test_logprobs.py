@@ -107,8 +107,8 @@ def test_prompts_however_they_are_cut(
 ) -> None:
     monkeypatch.setattr(outputs, "_PROMPT_LOGITS_MAX", 320 * slice_tokens)
     wanted = {
-        1: SamplingParams(temperature=0.0, num_logprobs=2, prompt_logprobs=True),
-        2: SamplingParams(temperature=0.0, prompt_logprobs=True),
+        1: SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=2),
+        2: SamplingParams(temperature=0.0, num_prompt_logprobs=0),
     }
     served = Served(checkpoint, wanted)
     start = 0
@@ -133,7 +133,7 @@ def test_prompts_however_they_are_cut(
 
 def test_only_the_prompt_is_reported_after_a_preemption(checkpoint: Path) -> None:
     """Of 11 known tokens the first 8 are the prompt; what was generated was reported when it was."""
-    served = Served(checkpoint, {1: SamplingParams(temperature=0.0, num_logprobs=1, prompt_logprobs=True)})
+    served = Served(checkpoint, {1: SamplingParams(temperature=0.0, num_logprobs=1, num_prompt_logprobs=1)})
     resumed = replace(served.start(1), num_prompt_tokens=8)
     served.plan(attach=(resumed,), rows=u32(1), row_tokens=u32(11))
     assert places(served.found(1)) == [(1, 7, 1), (11, 1, 1)]
@@ -142,3 +142,11 @@ def test_only_the_prompt_is_reported_after_a_preemption(checkpoint: Path) -> Non
 def test_more_than_the_vocabulary_has(checkpoint: Path) -> None:
     found = token_logprobs(torch.zeros(2, 5), torch.tensor([1, 4]), 20)
     assert found.top_ids.shape == (2, 5)
+
+
+def test_ranks_count_the_tokens_that_are_at_least_as_likely() -> None:
+    logits = torch.tensor([[3.0, 1.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+    found = token_logprobs(logits, torch.tensor([2, 1]), 1, ranks=True)
+    assert found.ranks is not None
+    assert found.ranks.tolist() == [3, 4]  # of those that are alike all count
+    assert token_logprobs(logits, torch.tensor([0, 1]), 1).ranks is None

@@ -14,10 +14,10 @@ from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory, TokenTexts
-from coppice_scheduler.edge.text.logprobs import LEAST_LOGPROB, LogprobTrack, TokenLogprob
+from coppice_scheduler.edge.text.logprobs import LEAST_LOGPROB, LogprobTrack, MeanLogprob, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import Delta, Echo, TextOptions, TextStream
-from tests.fakes.api.engine import pack, report
+from tests.fakes.api.engine import logprob_of, pack, rank_of, report
 from tests.unit.scheduler.edge.frontend.test_frontdoor_text import TOKENIZERS
 
 NUM_PROMPT = 5
@@ -39,7 +39,7 @@ class Case:
 
     def stream(self) -> TextStream:
         factory = FACTORIES[self.tokenizer]
-        echo = Echo(PROMPT, [9] * NUM_PROMPT, [0, 1, 2, 3, 4]) if self.echoes else None
+        echo = Echo(PROMPT, [0, 1, 2, 3, 4], 2) if self.echoes else None
         return TextStream(
             0,
             NUM_PROMPT,
@@ -47,6 +47,7 @@ class Case:
             StopScanner(self.stops, keeps_stop=self.keeps_stop) if self.stops else None,
             lambda: None,
             track=LogprobTrack(NUM_PROMPT, len(PROMPT) if self.echoes else 0) if self.wants_logprobs else None,
+            prompt=PromptLogprobs(pack([9] * NUM_PROMPT)) if self.echoes and self.wants_logprobs else None,
             options=TextOptions(min_tokens=self.min_tokens, shows_stop_token=self.keeps_stop, echo=echo),
         )
 
@@ -165,3 +166,28 @@ def test_a_log_probability_that_never_came_is_an_error_not_a_guess() -> None:
     track.saw(7, 0, is_open=True)
     with pytest.raises(ApiError, match="no log-probability at 1"):
         track.release_all()
+
+
+def test_the_mean_log_probability_is_that_of_the_tokens_which_count() -> None:
+    score = MeanLogprob(4)
+    for first, values in ((1, [-9.0, -9.0, -9.0]), (4, [-1.0, -2.0]), (6, [-np.inf, -50.0])):
+        score.add(TokenLogprobs(SequenceId(1), first, 0, np.array(values, dtype="<f4").tobytes()))
+    assert score.of(0) == 0
+    assert score.of(2) == -1.5
+    assert score.of(3) == pytest.approx((-3 + LEAST_LOGPROB) / 3)
+
+
+def test_a_prompt_is_told_from_parts_with_ranks_and_no_more_than_asked() -> None:
+    prompt = PromptLogprobs(pack([5, 6, 7, 8]))
+    for part in (report([6], 1, 3, ranks=True), report([7, 8], 2, 3, ranks=True), report([9], 4, 3)):
+        prompt.add(part)
+    first, *rest = prompt.entries(2)
+    assert (first.token_id, first.logprob, first.rank, first.top) == (5, None, None, ())
+    assert [(entry.token_id, entry.logprob, entry.rank) for entry in rest] == [
+        (token_id, logprob_of(token_id), rank_of(token_id)) for token_id in (6, 7, 8)
+    ]
+    assert all(len(entry.top) == 2 for entry in rest)
+    missing = PromptLogprobs(pack([5, 6, 7, 8]))
+    missing.add(report([6], 1, 0, ranks=True))
+    with pytest.raises(ApiError, match="no log-probability at 2"):
+        list(missing.entries(0))

@@ -23,7 +23,7 @@ SUPPORTED = frozenset(
         "ignore_eos",
         "return_token_ids",
         "n",
-        "best_of",  # only as many as n
+        "best_of",
         "min_p",
         "presence_penalty",
         "frequency_penalty",
@@ -33,6 +33,7 @@ SUPPORTED = frozenset(
         "include_stop_str_in_output",
         "skip_special_tokens",
         "logprobs",
+        "prompt_logprobs",
         "return_tokens_as_token_ids",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -83,7 +84,6 @@ _EMPTY: tuple[Any, ...] = ([], {}, "")
 # Field -> values that change nothing. `null` is one for all of them.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": _OFF,
-    "prompt_logprobs": (),
     "echo": _OFF,
     "top_logprobs": (0,),
     "length_penalty": (1,),

@@ -83,11 +83,13 @@ def _parse(
     tool_use: ToolUse | None = None,
 ) -> ParsedRequest:
     streams = fields.flag("stream")
+    n, best_of = _choices(fields, streams)
     return ParsedRequest(
         spec=GenerationSpec(
             model=fields.required_text("model"),
             prompts=prompts,
-            n=_choices(fields),
+            n=n,
+            best_of=best_of,
             max_tokens=_max_tokens(fields),
             min_tokens=fields.integer("min_tokens") or 0,
             temperature=fields.number("temperature"),
@@ -105,6 +107,7 @@ def _parse(
             include_stop=fields.flag("include_stop_str_in_output"),
             skip_special_tokens=fields.flag("skip_special_tokens", default=True),
             num_logprobs=num_logprobs,
+            num_prompt_logprobs=_prompt_logprobs(fields, streams),
             echo=fields.flag("echo"),
             priority=fields.integer("priority") or 0,
             timeout_s=fields.number("timeout"),
@@ -124,16 +127,24 @@ def _or_default(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _choices(fields: Fields) -> int:
+def _choices(fields: Fields, streams: bool) -> tuple[int, int | None]:
+    """`n` and `best_of`."""
     n, best_of = fields.integer("n"), fields.integer("best_of")
     n = 1 if n is None else n
-    if best_of is not None and best_of != n:
+    if streams and best_of is not None and best_of != n:
         raise invalid(
-            f"best_of is {best_of} and n is {n}; choosing the best of more is not supported. Leave best_of out.",
+            f"best_of is {best_of} and n is {n}: which answers are the best is known at their end. Leave out stream, "
+            "or best_of.",
             param="best_of",
-            code="unsupported_parameter",
         )
-    return n
+    return n, best_of
+
+
+def _prompt_logprobs(fields: Fields, streams: bool) -> int | None:
+    number = fields.integer("prompt_logprobs")
+    if streams and number is not None:
+        raise invalid("prompt_logprobs are told in whole answers; leave out stream.", param="prompt_logprobs")
+    return number
 
 
 def _chat_logprobs(fields: Fields) -> int | None:
