@@ -28,6 +28,8 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
 
 def turn(*blocks: Any, role: str = "user") -> dict[str, Any]:
     turns = [{"role": role, "content": list(blocks)}]
+    if role == "last":
+        return {"messages": [USER, {"role": "assistant", "content": list(blocks)}]}
     return {"messages": [USER, *turns, USER] if role == "assistant" else turns}
 
 
@@ -43,7 +45,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role is 'tool'"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is required"),
     ({"messages": [{**USER, "name": "x"}]}, "messages[0].name is not supported"),
-    ({"messages": [USER, {"role": "assistant", "content": "It is"}]}, "a prefill"),
+    (
+        {
+            "messages": [USER, {"role": "assistant", "content": "It is"}],
+            "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+        },
+        "goes on from a message",
+    ),
+    (turn({"type": "tool_use", "id": "a", "name": "now", "input": {}}, role="last"), "calls tools"),
     (turn(IMAGE), "messages[0].content[0] has the type 'image'; supported are text, tool_result"),
     (turn({"type": "document"}), "messages[0].content[0] has the type 'document'"),
     (turn(5), "messages[0].content[0] must be an object"),

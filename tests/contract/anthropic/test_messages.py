@@ -337,3 +337,21 @@ def test_nothing_of_openai_is_in_a_stream(served: Served) -> None:
     body = {"model": MODEL, "messages": [USER], "max_tokens": 20, "stream": True}
     assert "[DONE]" not in served.post(body, "/v1/messages").text
     assert events_of(served.chat(stream=True).text)[-1] == "[DONE]"
+
+
+def test_an_answer_goes_on_from_the_words_of_the_assistant(thinker: Served) -> None:
+    thinker.says(" sunny.")
+    thinker.engine.requests.clear()
+    messages = [
+        USER,
+        {"role": "assistant", "content": [{"type": "text", "text": "It "}, {"type": "text", "text": "is"}]},
+    ]
+    answer = ask(thinker, messages=messages)
+    assert [(block.type, block.text) for block in answer.content] == [("text", " sunny.")]
+    tokens = unpack(thinker.engine.requests[0].tokens)
+    text = thinker.post({"tokens": tokens}, "/detokenize").json()["prompt"]
+    assert text.endswith("[user]How is Ulm?[assistant]It is")
+    counted = client_of(thinker).messages.count_tokens(model=MODEL, messages=messages)  # type: ignore[arg-type]
+    assert counted.input_tokens == len(tokens)
+    with pytest.raises(anthropic.BadRequestError, match="has no thinking"):
+        ask(thinker, messages=messages, **THINK)

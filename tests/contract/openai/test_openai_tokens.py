@@ -34,6 +34,46 @@ def test_a_chat_is_tokenised_as_it_would_run(served: Served) -> None:
     assert answer["token_strs"] is None
 
 
+def test_a_chat_may_end_behind_or_within_its_last_message(served: Served) -> None:
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "It is"}]
+
+    def told(**fields: Any) -> str:
+        served.engine.requests.clear()
+        answer = served.chat(messages=messages, **fields)
+        assert answer.status_code == 200
+        assert "x-coppice-ignored-fields" not in answer.headers
+        tokens = unpack(served.engine.requests[0].tokens)
+        assert served.post({"messages": messages, **fields}, "/tokenize").json()["tokens"] == tokens
+        text: str = served.post({"tokens": tokens}, "/detokenize").json()["prompt"]
+        return text
+
+    whole, behind = told(), told(add_generation_prompt=False)
+    within = told(add_generation_prompt=False, continue_final_message=True)
+    assert within.endswith("It is")
+    assert behind.startswith(within)
+    assert whole.startswith(behind)
+    assert len(within) < len(behind) < len(whole)
+    assert told(continue_final_message=True) == within
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a+"}},
+        {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "required",
+        },
+    ],
+)
+def test_a_form_is_that_of_a_whole_answer(served: Served, fields: dict[str, Any]) -> None:
+    messages = [{"role": "assistant", "content": "It is"}]
+    refused = served.chat(messages=messages, continue_final_message=True, **fields)
+    assert "goes on from a message" in error_of(refused, 400)["message"]
+    assert served.chat(messages=messages, **fields).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
@@ -42,9 +82,15 @@ def test_a_chat_is_tokenised_as_it_would_run(served: Served) -> None:
         ("/tokenize", {"messages": []}, "messages is empty"),
         (
             "/tokenize",
-            {"messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False},
-            "add_generation",
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+            },
+            "add_generation_prompt cannot be true",
         ),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt is only for messages"),
+        ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message is only for messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "special tokens"),
         ("/tokenize", {"prompt": "x", "add_generation_prompt": "yes"}, "add_generation_prompt must be true or false"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens must be true or false"),

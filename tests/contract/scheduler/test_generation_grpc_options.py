@@ -237,3 +237,28 @@ def test_deadlines_and_rates_have_their_codes() -> None:
         assert details_of(error)["ErrorInfo"].reason == "deadline_exceeded"
 
     serve(test)
+
+
+def test_a_chat_ends_where_it_says() -> None:
+    async def test(served: Served) -> None:
+        async def told(**fields: bool) -> list[int]:
+            served.engine.requests.clear()
+            messages = [pb.ChatMessage(role="user", content="one"), pb.ChatMessage(role="assistant", content="It is")]
+            await served.ask(chat=pb.ChatMessages(messages=messages, **fields))
+            return unpack(served.engine.requests[0].tokens)
+
+        whole, behind = await told(), await told(add_generation_prompt=False)
+        within = await told(continue_final_message=True)
+        assert within == behind[: len(within)] == whole[: len(within)]
+        assert len(within) < len(behind) < len(whole)
+        assert within[-len(served.ids(" is")) :] == served.ids(" is")
+        error = await served.refusal(
+            chat=pb.ChatMessages(
+                messages=[pb.ChatMessage(role="user", content="x")],
+                add_generation_prompt=True,
+                continue_final_message=True,
+            )
+        )
+        assert "continue_final_message" in (error.details() or "")
+
+    serve(test)

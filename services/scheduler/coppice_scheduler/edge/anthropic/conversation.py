@@ -42,13 +42,6 @@ def conversation_of(fields: Fields, notes: Notes) -> tuple[ChatMessage, ...]:
     if not value:
         raise invalid("messages is an empty list.", param="messages", code="empty")
     turns = [message for place, entry in enumerate(value) for message in _message(f"messages[{place}]", entry, notes)]
-    if turns[-1].role == ASSISTANT:
-        raise invalid(
-            "The last of messages is the assistant's; an answer that goes on from it (a prefill) is not supported. "
-            "End with a message of the user.",
-            param="messages",
-            code="unsupported_parameter",
-        )
     if len(turns) > MAX_MESSAGES:
         message = f"messages has {len(turns)} turns and results of tools; at most {MAX_MESSAGES} are taken."
         raise invalid(message, param="messages")

@@ -10,10 +10,16 @@ from coppice_scheduler.edge.anthropic.conversation import conversation_of
 from coppice_scheduler.edge.anthropic.fields import COUNT, MESSAGES
 from coppice_scheduler.edge.anthropic.tools import tool_use_of, tools_of
 from coppice_scheduler.edge.base.errors import invalid
-from coppice_scheduler.edge.frontend.generation_spec import MAX_STOP_BYTES, MAX_STOPS, ChatPrompt, GenerationSpec
+from coppice_scheduler.edge.frontend.generation_spec import (
+    ASSISTANT,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    ChatPrompt,
+    GenerationSpec,
+)
 from coppice_scheduler.edge.http.field_table import FieldTable, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.text.chat import SWITCHES, effort_of_template
+from coppice_scheduler.edge.text.chat import SWITCHES, PromptEnd, effort_of_template
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 
@@ -93,10 +99,14 @@ def _read(fields: Fields, reading: Reading, notes: Notes) -> _Read:
     notes.saw_cache_control(fields, "")
     tools = tools_of(fields, notes)
     messages = conversation_of(fields, notes)
+    end = PromptEnd.WITHIN_LAST_MESSAGE if messages[-1].role == ASSISTANT else PromptEnd.ANSWER
     values, shows_thinking = _thinking(fields, reading, notes)
+    if end is PromptEnd.WITHIN_LAST_MESSAGE and any(values.get(switch) for switch in SWITCHES):
+        message = "The last of messages is the assistant's; an answer that goes on from it has no thinking. Disable it."
+        raise invalid(message, param=THINKING)
     output_format = _output_config(fields, reading, values, notes)
     use = tool_use_of(fields, tools, notes)
-    return _Read(model, ChatPrompt(messages, values, tools), use, output_format, shows_thinking)
+    return _Read(model, ChatPrompt(messages, values, tools, end), use, output_format, shows_thinking)
 
 
 def _max_tokens(fields: Fields) -> int:

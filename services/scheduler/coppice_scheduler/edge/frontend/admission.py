@@ -25,7 +25,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     TextPrompt,
 )
 from coppice_scheduler.edge.frontend.text_work import TextWork
-from coppice_scheduler.edge.text.chat import ChatTemplate
+from coppice_scheduler.edge.text.chat import ChatTemplate, PromptEnd
 from coppice_scheduler.edge.text.reasoning.formats import ReasoningFormat
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, Tokenizer, TooManyTokens
 
@@ -72,6 +72,13 @@ def check_messages(prompt: ChatPrompt) -> None:
         if message.calls and message.role != ASSISTANT:
             where = f"messages[{place}].tool_calls"
             raise invalid(f"{where} are for messages of the assistant.", param=where)
+
+
+def check_it_may_go_on(spec: GenerationSpec) -> None:
+    """A form is that of a whole answer. Raises ApiError."""
+    if spec.goes_on and spec.output_format is not None:
+        field = spec.output_format.field
+        raise invalid(f"{field} cannot be had of an answer that goes on from a message.", param=field)
 
 
 def size_of(chat: ChatPrompt) -> int:
@@ -143,9 +150,8 @@ class PromptReader:
             size = size_of(chat)
 
             def rendered() -> _Read:
-                text = self._template.render_now(chat.messages, chat.template_values, chat.tools)
-                is_open = self._reasoning is not None and self._reasoning.is_open_after(text)
-                return _Read(self._encoded(text, field, False, at_most), is_open)
+                text = self._template.render_now(chat.messages, chat.template_values, chat.tools, chat.end)
+                return _Read(self._encoded(text, field, False, at_most), self._opens_reasoning(chat, text))
 
             return await self._text_work.run(tenant, size, rendered)
         if isinstance(prompt, TextPrompt):
@@ -158,6 +164,13 @@ class PromptReader:
             )
         self.check_ids(prompt.tokens, field)
         return _Read(prompt.tokens)
+
+    def _opens_reasoning(self, chat: ChatPrompt, text: str) -> bool:
+        if self._reasoning is None:
+            return False
+        if chat.end is PromptEnd.WITHIN_LAST_MESSAGE:
+            return self._reasoning.is_open_within(chat.messages[-1].content)
+        return self._reasoning.is_open_after(text)
 
     def _encoded(self, text: str, field: str, add_special_tokens: bool, at_most: int | None) -> bytes:
         self._refuse_hopeless(text, field)

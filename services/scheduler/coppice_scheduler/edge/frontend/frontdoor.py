@@ -32,7 +32,7 @@ from coppice_scheduler.edge.base.engine import Engine, ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid, model_not_found, not_ready
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.request_id import RequestId, request_id_of
-from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader
+from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader, check_it_may_go_on
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.calls import Call, Run, code_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
@@ -201,6 +201,7 @@ class FrontDoor:
         try:
             await self.loop_share.take(tenant.id, _units_to_open(spec))
             spec = await self._with_tools(tenant.id, spec)
+            check_it_may_go_on(spec)
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = _deadline_ns(spec, arrived_ns)
             salt = _salt(spec, tenant.domain)

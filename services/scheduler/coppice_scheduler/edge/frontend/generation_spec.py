@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coppice_scheduler.edge.text.chat import ChatMessage
+from coppice_scheduler.edge.text.chat import ChatMessage, PromptEnd
 from coppice_scheduler.edge.text.output_format import OutputFormat
 from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse
 
@@ -42,6 +42,7 @@ class ChatPrompt:
     messages: tuple[ChatMessage, ...]
     template_values: Mapping[str, Any] = field(default_factory=dict)  # of the template's variables
     tools: tuple[Tool, ...] = ()
+    end: PromptEnd = PromptEnd.ANSWER
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -102,6 +103,11 @@ class GenerationSpec:
     @property
     def is_chat(self) -> bool:
         return isinstance(self.prompts[0], ChatPrompt) if self.prompts else False
+
+    @property
+    def goes_on(self) -> bool:
+        """The answer goes on from the last message of a chat."""
+        return any(isinstance(each, ChatPrompt) and each.end is PromptEnd.WITHIN_LAST_MESSAGE for each in self.prompts)
 
     @property
     def prompt_field(self) -> str:

@@ -21,7 +21,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     TokenPrompt,
 )
 from coppice_scheduler.edge.grpc.tools import call_delta, calls_of, tool_use_of, tools_of
-from coppice_scheduler.edge.text.chat import ChatMessage
+from coppice_scheduler.edge.text.chat import ChatMessage, PromptEnd
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES, FormatKind, OutputFormat
@@ -128,7 +128,16 @@ def _at_most(name: str, length: int, most: int, entries: str) -> None:
 def _chat(chat: pb.ChatMessages) -> ChatPrompt:
     _at_most("messages", len(chat.messages), MAX_MESSAGES, "entries")
     messages = tuple(_message(message) for message in chat.messages)
-    return ChatPrompt(messages, _template_values(chat), tools_of(chat))
+    return ChatPrompt(messages, _template_values(chat), tools_of(chat), _prompt_end(chat))
+
+
+def _prompt_end(chat: pb.ChatMessages) -> PromptEnd:
+    opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message
+    if not chat.continue_final_message:
+        return PromptEnd.ANSWER if opens else PromptEnd.LAST_MESSAGE
+    if opens:
+        raise invalid("continue_final_message excludes add_generation_prompt.", param="continue_final_message")
+    return PromptEnd.WITHIN_LAST_MESSAGE
 
 
 def _template_values(chat: pb.ChatMessages) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def request_schemas(model_id: str, template_variables: frozenset[str], *, has_to
                 "messages": {"type": "null"},
                 "chat_template_kwargs": {"enum": [{}, None]},
                 "tools": {"enum": [[], None]},
-                "add_generation_prompt": one_of("boolean"),
+                "add_generation_prompt": {"enum": [True, None]},
+                "continue_final_message": {"enum": [False, None]},
             },
             ("prompt",),
             "A text to tokenise.",
@@ -63,7 +64,7 @@ def request_schemas(model_id: str, template_variables: frozenset[str], *, has_to
                 "messages": messages,
                 "chat_template_kwargs": _template_fields(template_variables)["chat_template_kwargs"],
                 "tools": tool_fields(has_tools=has_tools)["tools"],
-                "add_generation_prompt": {"enum": [True, None]},
+                **_prompt_end(),
                 "add_special_tokens": {"enum": [False, None]},
                 "return_token_strs": one_of("boolean", default=False),
                 "prompt": {"type": "null"},
@@ -85,6 +86,15 @@ def _ranged(name: str) -> Schema:
     if name == "top_k":
         return one_of("integer", "0 or -1: off.", **low, maximum=int(allowed.high))
     return one_of("number", "", **low, maximum=allowed.high)
+
+
+def _prompt_end() -> dict[str, Schema]:
+    return {
+        "add_generation_prompt": one_of("boolean", "False: the prompt ends behind the last message."),
+        "continue_final_message": one_of(
+            "boolean", "The answer goes on from the last message; not with add_generation_prompt: true.", default=False
+        ),
+    }
 
 
 def _generation() -> dict[str, Schema]:
@@ -203,6 +213,7 @@ def _chat_fields() -> dict[str, Schema]:
         "logprobs": one_of("boolean", default=False),
         "top_logprobs": one_of("integer", "Only with logprobs: true.", minimum=0, maximum=LOGPROBS_MAX),
         "add_special_tokens": {"enum": [False, None], "description": "The template writes them."},
+        **_prompt_end(),
         "include_reasoning": one_of("boolean", "False: what the model thought is not shown.", default=True),
     }
 

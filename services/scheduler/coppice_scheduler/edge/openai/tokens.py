@@ -19,13 +19,14 @@ from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.http.requests import answer_to_body
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.schema import packed_ids
-from coppice_scheduler.edge.openai.parsing.template_values import kwargs_of
+from coppice_scheduler.edge.openai.parsing.template_values import PROMPT_END, kwargs_of, prompt_end_of
 from coppice_scheduler.edge.openai.parsing.tools import tools_of
+from coppice_scheduler.edge.text.chat import PromptEnd
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE, unpack_tokens
 
 _TOKENIZE = (
     *("model", "prompt", "messages", "chat_template_kwargs", "tools"),
-    *("add_special_tokens", "return_token_strs", "add_generation_prompt"),
+    *("add_special_tokens", "return_token_strs", "add_generation_prompt", "continue_final_message"),
 )
 _DETOKENIZE = ("model", "tokens")
 
@@ -115,7 +116,7 @@ def _json_list(slices: Iterable[list[Any]]) -> str:
 def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
     """What to tokenise, and the field that it came in."""
     text, has_messages = fields.text("prompt"), fields.get("messages") is not None
-    is_open, adds_tokens = fields.flag("add_generation_prompt", default=True), fields.flag("add_special_tokens")
+    end, adds_tokens = prompt_end_of(fields), fields.flag("add_special_tokens")
     values, (tools, _) = kwargs_of(fields, reading), tools_of(fields, reading.unknown_fields)
     if (text is not None) == has_messages:
         raise invalid("Send either prompt or messages.", param="prompt", code="missing" if text is None else None)
@@ -124,13 +125,9 @@ def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
             raise invalid("chat_template_kwargs is only for messages.", param="chat_template_kwargs")
         if tools:
             raise invalid("tools are only for messages.", param="tools")
+        if end is not PromptEnd.ANSWER:
+            raise invalid(f"{PROMPT_END[end]} is only for messages.", param=PROMPT_END[end])
         return TextPrompt(text), "prompt"
-    if not is_open:
-        raise invalid(
-            "add_generation_prompt: false is not supported; leave it out.",
-            param="add_generation_prompt",
-            code="unsupported_parameter",
-        )
     if adds_tokens:
         raise invalid(
             "A chat has the special tokens of its template; leave add_special_tokens out.",
@@ -138,4 +135,4 @@ def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
             code="unsupported_parameter",
         )
     messages, _ = messages_of(fields, reading.unknown_fields)
-    return ChatPrompt(messages, values, tools), "messages"
+    return ChatPrompt(messages, values, tools, end), "messages"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import Enum
 from typing import Any, NoReturn
 
 import jinja2
@@ -32,7 +33,16 @@ SWITCHES = ("enable_thinking", "thinking")
 _BEYOND_HIGH = frozenset({"xhigh", "max"})
 MAX_NUMBER = 1_000_000  # in values of a client's
 _SHOWN_CHARS = 100
+_GOES_ON = "THE_ANSWER_GOES_ON_HERE "  # letters that no template changes; its space shows whether the end is trimmed
 _SPECIAL = frozenset(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
+
+
+class PromptEnd(Enum):
+    """Where the prompt of a chat ends, and so what the answer is."""
+
+    ANSWER = "answer"  # the assistant's turn has begun
+    LAST_MESSAGE = "last message"  # what the template writes after it, and no turn
+    WITHIN_LAST_MESSAGE = "within"  # the answer goes on from its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +102,11 @@ class ChatTemplate:
         messages: Sequence[ChatMessage],
         values: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
+        end: PromptEnd = PromptEnd.ANSWER,
     ) -> str:
-        """The prompt of `messages`, open for the assistant's answer. `values` are of `variables`. Raises ApiError."""
+        """The prompt of `messages`, not empty. `values` are of `variables`. Raises ApiError."""
+        if end is PromptEnd.WITHIN_LAST_MESSAGE:
+            return self._open_message(messages, values, tools)
         has_calls = any(message.calls for message in messages)
         template = self._tool_template if tools or has_calls else self._template
         if tools:
@@ -117,7 +130,7 @@ class ChatTemplate:
                 messages=[_plain(message) for message in messages],
                 tools=[_plain_tool(tool) for tool in tools] or None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=end is PromptEnd.ANSWER,
             ):
                 size += len(part)
                 if size > self._max_chars:
@@ -139,6 +152,21 @@ class ChatTemplate:
                 param="messages",
             ) from error
         return whole_characters("".join(parts))
+
+    def _open_message(
+        self, messages: Sequence[ChatMessage], values: Mapping[str, Any] | None, tools: Sequence[Tool]
+    ) -> str:
+        """As transformers does it: up to a mark that is put behind the last message's content. Raises ApiError."""
+        *before, last = messages
+        if last.calls:
+            raise invalid("The last of messages calls tools; no answer goes on from that.", param="messages")
+        marked = replace(last, content=last.content + _GOES_ON)
+        text = self.render_now([*before, marked], values, tools, PromptEnd.LAST_MESSAGE)
+        head, mark, tail = text.rpartition(_GOES_ON.strip())
+        if not mark or last.content.strip() not in text:
+            message = "The chat template of this model changes the last message, so no answer can go on from it."
+            raise invalid(message, param="messages", code="unsupported_parameter")
+        return head if tail.startswith(" ") else head.rstrip()
 
 
 def effort_of_template(effort: str) -> str:

@@ -132,3 +132,17 @@ def test_a_form_is_that_of_the_answer_behind_it(form: OutputFormat, has_markers:
         assert not takes(wrong, is_open=True)
     for wrong in ("<think>x</think>no", "<think>x", "x</think>true", "no"):
         assert not takes(wrong, is_open=False)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_open"),
+    [
+        ("", False),
+        ("<think>let me", True),
+        ("<think>so</think> It", False),
+        ("</think><think>", True),
+        ("It is", False),
+    ],
+)
+def test_an_answer_that_goes_on_within_a_thought_is_still_thinking(message: str, is_open: bool) -> None:
+    assert THINK.is_open_within(message) == is_open

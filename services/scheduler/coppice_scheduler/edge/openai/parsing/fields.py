@@ -60,6 +60,8 @@ CHAT_ONLY = frozenset(
         "tool_choice",
         "parallel_tool_calls",
         "include_reasoning",
+        "add_generation_prompt",
+        "continue_final_message",
     }
 )
 COMPLETION_ONLY = frozenset({"prompt", "echo"})

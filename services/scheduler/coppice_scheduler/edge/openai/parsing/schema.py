@@ -26,7 +26,7 @@ from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
 from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
-from coppice_scheduler.edge.openai.parsing.template_values import template_values_of
+from coppice_scheduler.edge.openai.parsing.template_values import prompt_end_of, template_values_of
 from coppice_scheduler.edge.openai.parsing.tools import tool_use_of, tools_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
 from coppice_scheduler.edge.text.tools.tool import ToolUse
@@ -58,7 +58,7 @@ def parse_chat(raw: bytes, reading: Reading) -> ParsedRequest:
     messages, ignored_in_messages = messages_of(fields, reading.unknown_fields)
     values, not_read = template_values_of(fields, reading)
     tools, ignored_in_tools = tools_of(fields, reading.unknown_fields)
-    chat = ChatPrompt(messages, values, tools)
+    chat = ChatPrompt(messages, values, tools, prompt_end_of(fields))
     use, ignored_in_choice = tool_use_of(fields, tools, reading.unknown_fields)
     ignored += ignored_in_messages + not_read + ignored_in_tools + ignored_in_choice
     parsed = _parse(fields, (chat,), _chat_logprobs(fields), ignored, use)

@@ -10,11 +10,17 @@ from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_TEMPLATE_BYTES
 from coppice_scheduler.edge.http.field_table import NAME_CHARS, Reading, UnknownFields
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.text.chat import GIVEN, SWITCHES, not_read
+from coppice_scheduler.edge.text.chat import GIVEN, SWITCHES, PromptEnd, not_read
 
 KWARGS = "chat_template_kwargs"
 MAX_VALUES = 32
 MAX_EFFORT_CHARS = 64
+
+# The field that says so.
+PROMPT_END = {
+    PromptEnd.LAST_MESSAGE: "add_generation_prompt",
+    PromptEnd.WITHIN_LAST_MESSAGE: "continue_final_message",
+}
 
 Wanted = tuple[str, str, Any]  # field of the body, variable of the template, value
 
@@ -27,6 +33,20 @@ def template_values_of(fields: Fields, reading: Reading) -> tuple[dict[str, Any]
 def kwargs_of(fields: Fields, reading: Reading) -> dict[str, Any]:
     """`chat_template_kwargs` alone. Raises ApiError."""
     return _chosen([*_kwargs(fields)], reading)[0]
+
+
+def prompt_end_of(fields: Fields) -> PromptEnd:
+    """`add_generation_prompt` and `continue_final_message`, as in vLLM. Raises ApiError."""
+    goes_on = fields.flag("continue_final_message")
+    opens = fields.flag("add_generation_prompt", default=not goes_on)
+    if not goes_on:
+        return PromptEnd.ANSWER if opens else PromptEnd.LAST_MESSAGE
+    if opens:
+        raise invalid(
+            "continue_final_message goes on from the last message, so add_generation_prompt cannot be true.",
+            param="continue_final_message",
+        )
+    return PromptEnd.WITHIN_LAST_MESSAGE
 
 
 def _chosen(wanted: list[Wanted], reading: Reading) -> tuple[dict[str, Any], tuple[str, ...]]:

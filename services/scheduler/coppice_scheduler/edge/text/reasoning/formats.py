@@ -26,6 +26,10 @@ class ReasoningFormat:
         """Whether a rendered prompt ends in an opening."""
         return prompt.rstrip().endswith(self.opens)
 
+    def is_open_within(self, message: str) -> bool:
+        """Whether an answer that goes on from this one is still reasoning."""
+        return self.opens in message.rpartition(self.closes)[2]
+
 
 THINK = ReasoningFormat("think", "<think>", "</think>")
 MISTRAL_THINK = ReasoningFormat("mistral", "[THINK]", "[/THINK]")
