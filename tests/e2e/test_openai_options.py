@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
+from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.e2e.stack import Stack
 from tests.fakes.api.client_calls import COMBINATIONS, ask, check
 
@@ -113,6 +114,34 @@ def test_the_best_of_many_is_the_likeliest_of_them(stack: Stack, model: Any) -> 
     expected = sorted(every["choices"], key=likelihood, reverse=True)[:3]
     assert [choice["token_ids"] for choice in best["choices"]] == [choice["token_ids"] for choice in expected]
     assert best["usage"]["completion_tokens"] == 6 * 128
+    stack.wait_at_rest()
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.5])
+def test_a_beam_search_finds_what_transformers_finds(
+    stack: Stack, model: Any, checkpoint: Path, length_penalty: float
+) -> None:
+    ends = sorted(load_checkpoint_text(checkpoint).eos_token_ids)
+    for seed, stops in ((16, []), (17, [7, 99, 130, 201])):
+        prompt = tokens(37, seed=seed)
+        fields: Any = {"use_beam_search": True, "n": 3, "best_of": 5, "length_penalty": length_penalty}
+        answer = stack.complete(prompt, 9, **fields, stop_token_ids=stops)
+        found = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_beams=5,
+            num_return_sequences=3,
+            length_penalty=length_penalty,
+            max_new_tokens=9,
+            eos_token_id=ends + stops,
+            pad_token_id=319,
+            do_sample=False,
+            early_stopping=False,
+        )
+        expected = [[token for token in row[len(prompt) :].tolist() if token != 319] for row in found]
+        assert [choice["token_ids"] for choice in answer["choices"]] == expected
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        assert answer["usage"]["completion_tokens"] > 9 * 3, "what the other beams sampled counts, too"
     stack.wait_at_rest()
 
 

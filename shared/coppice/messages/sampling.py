@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-LOGPROBS_MAX = 20  # likeliest tokens that can be reported beside a chosen one
+LOGPROBS_MAX = 20  # likeliest tokens that a client can have reported beside a chosen one
+LIKELY_MAX = 256  # that a worker reports: a beam search looks at more
 CHOICES_MAX = 128  # `n` and `best_of`
+BEAMS_MAX = 16  # of a beam search
 COMPLETION_TOKENS = 16  # of a completion that names no `max_tokens`: OpenAI's default
 
 
@@ -27,6 +29,7 @@ class Range(NamedTuple):
 
 
 BIAS = Range(-100, 100)
+LENGTH_PENALTY = Range(-10, 10)  # exponent of an answer's length, which its score is divided by
 RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "temperature": Range(0, 2),  # 0: the likeliest token, always

@@ -274,6 +274,8 @@ class GenerateRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     BEST_OF_FIELD_NUMBER: _builtins.int
+    USE_BEAM_SEARCH_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
@@ -317,6 +319,10 @@ class GenerateRequest(_message.Message):
     """false: one call at most"""
     best_of: _builtins.int
     """answers that are computed, n to 128; the n likeliest come, at the end"""
+    use_beam_search: _builtins.bool
+    """the n best of a search with best_of beams, or n; told at its end"""
+    length_penalty: _builtins.float
+    """of a beam search, -10 to 10; 1 by default"""
     num_prompt_logprobs: _builtins.int
     """likeliest tokens to tell beside each of the prompt's; absent = none"""
     @_builtins.property
@@ -373,16 +379,20 @@ class GenerateRequest(_message.Message):
         tool_choice: Global___ToolChoice | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
         best_of: _builtins.int | None = ...,
+        use_beam_search: _builtins.bool = ...,
+        length_penalty: _builtins.float | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_cache_salt", b"_cache_salt", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_parallel_tool_calls", b"_parallel_tool_calls", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "max_tokens", b"max_tokens", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_cache_salt", b"_cache_salt", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_parallel_tool_calls", b"_parallel_tool_calls", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "length_penalty", b"length_penalty", "max_tokens", b"max_tokens", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_cache_salt", b"_cache_salt", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_parallel_tool_calls", b"_parallel_tool_calls", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "echo", b"echo", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "json_object", b"json_object", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "prompt_cache_ttl_ms", b"prompt_cache_ttl_ms", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_cache_salt", b"_cache_salt", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_parallel_tool_calls", b"_parallel_tool_calls", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "echo", b"echo", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "json_object", b"json_object", "json_schema", b"json_schema", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "prompt_cache_ttl_ms", b"prompt_cache_ttl_ms", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_p", b"top_p", "use_beam_search", b"use_beam_search"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
@@ -413,6 +423,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload

@@ -46,7 +46,7 @@ def test_openai_understands_our_refusals(served: Served) -> None:
     assert (limited.response.headers["retry-after-ms"], limited.code) == ("1500", "tenant_rate")
     served.says("x", error=OutputError(OutputErrorCode.DEADLINE, "too late"))
     assert fails(openai.InternalServerError).code == "deadline_exceeded"
-    wrong = fails(openai.BadRequestError, n=9)
+    wrong = fails(openai.BadRequestError, n=129)
     assert (wrong.param, wrong.type) == ("n", "invalid_request_error")
     assert fails(openai.BadRequestError, extra_body={"min_p": 2}).param == "min_p"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from coppice.messages.sampling import LIKELY_MAX
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.core import engine
 from coppice_scheduler.core.engine import SubmitFailed
@@ -94,3 +95,7 @@ def test_a_request_as_a_front_door_makes_it_is_within_bounds() -> None:
     request = bench.core._life.requests["r"].request
     assert out_of_bounds(request) == ""
     assert out_of_bounds(replace(request, tokens=b"x")) == "tokens"
+    for name in ("num_logprobs", "num_prompt_logprobs"):  # a worker would refuse the plan, and end the session of all
+        for number, field in ((LIKELY_MAX, ""), (LIKELY_MAX + 1, f"sampling.{name}"), (-1, f"sampling.{name}")):
+            sampling = replace(request.sampling, **{name: number})
+            assert out_of_bounds(replace(request, sampling=sampling)) == field

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from coppice.messages.step import SequenceStart, StepPlan
+from coppice.messages.sampling import LIKELY_MAX
+from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
 from coppice_worker.core.batch.steps import MalformedPlanError, Replayed, StepGap
 from tests.fakes.worker.worker_plans import (
     EPOCH,
@@ -167,6 +169,10 @@ def test_refused_attach_is_skipped_by_the_plan_that_is_on_its_way():
     assert result.num_tokens == 0
 
 
+def reporting(**numbers: int) -> SequenceStart:
+    return replace(start(8, 4, handles(h(9))), sampling=SamplingParams(**numbers))
+
+
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
@@ -184,6 +190,8 @@ def test_refused_attach_is_skipped_by_the_plan_that_is_on_its_way():
         (StepPlan(2, attach=(start(8, 6, handles(h(9)), computed=5, copy_from=1),)), "has no block"),
         (StepPlan(2, attach=(start(8, 4, b"", handles(h(9)), b""),)), "seals are cut"),
         (StepPlan(2, attach=(start(8, 4, b"", b"", b"", computed=-1),)), "out of range"),
+        (StepPlan(2, attach=(reporting(num_logprobs=LIKELY_MAX + 1),)), "num_logprobs is not in"),
+        (StepPlan(2, attach=(reporting(num_prompt_logprobs=LIKELY_MAX + 1),)), "num_prompt_logprobs is not in"),
     ],
 )
 def test_malformed_plan_changes_nothing(plan: StepPlan, problem: str):

@@ -9,7 +9,7 @@ import numpy as np
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, SequenceId
-from coppice.messages.sampling import LOGPROBS_MAX
+from coppice.messages.sampling import LIKELY_MAX
 from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.steps import MalformedPlanError
@@ -86,8 +86,9 @@ def _check_sampling(plan: StepPlan, sampling: SamplingParams, name: str) -> None
     bias = np.frombuffer(sampling.logit_bias, "<f4")[1::2]
     _require(bool(np.isfinite(bias).all()), plan, f"{name}: a logit_bias is not finite")
     _require(len(sampling.stop_token_ids) % TOKEN_BYTES == 0, plan, f"{name}: stop_token_ids is cut")
-    num_logprobs = 0 if sampling.num_logprobs is None else sampling.num_logprobs
-    _require(0 <= num_logprobs <= LOGPROBS_MAX, plan, f"{name}: num_logprobs is not in 0 .. {LOGPROBS_MAX}")
+    for what in ("num_logprobs", "num_prompt_logprobs"):
+        number = getattr(sampling, what) or 0
+        _require(0 <= number <= LIKELY_MAX, plan, f"{name}: {what} is not in 0 .. {LIKELY_MAX}")
 
 
 def _require(holds: bool, plan: StepPlan, problem: str) -> None:

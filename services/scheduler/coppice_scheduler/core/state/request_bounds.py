@@ -8,6 +8,7 @@ good for nothing: the service would end, with the requests of everybody.
 from __future__ import annotations
 
 from coppice.ids import TOKEN_BYTES
+from coppice.messages.sampling import LIKELY_MAX
 from coppice.namespaces import SALT_BYTES
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.core.state.slot_table import NO_TOKEN
@@ -28,7 +29,8 @@ def out_of_bounds(request: Request) -> str:
         "sampling.seed": 0 <= sampling.seed < _U64,
         "sampling.top_k": 0 <= sampling.top_k < _U32,
         "sampling.min_tokens": 0 <= sampling.min_tokens < _U32,
-        "sampling.num_logprobs": sampling.num_logprobs is None or 0 <= sampling.num_logprobs < _U32,
+        "sampling.num_logprobs": 0 <= (sampling.num_logprobs or 0) <= LIKELY_MAX,
+        "sampling.num_prompt_logprobs": 0 <= (sampling.num_prompt_logprobs or 0) <= LIKELY_MAX,
         "sampling.logit_bias": len(sampling.logit_bias) % (2 * TOKEN_BYTES) == 0,
         "sampling.stop_token_ids": len(sampling.stop_token_ids) % TOKEN_BYTES == 0,
     }

@@ -7,6 +7,7 @@ ApiError(kind, message, param, code, retry_after_ms)
 
 from __future__ import annotations
 
+import asyncio
 from enum import Enum
 
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
@@ -139,3 +140,12 @@ def _retry(kind: ErrorKind, retry_after_ms: int) -> int:
     if kind in (ErrorKind.BUSY, ErrorKind.UNAVAILABLE):
         return retry_after_ms or _RETRY_ANYWAY_MS
     return 0
+
+
+def code_of(error: BaseException) -> str:
+    """What metrics and spans call it."""
+    if isinstance(error, ApiError):
+        return error.code or error.kind.name.lower()
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+        return "cancelled"
+    return "internal"

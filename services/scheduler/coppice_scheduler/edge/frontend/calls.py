@@ -11,14 +11,16 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from opentelemetry import trace
 
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Output, Request
 from coppice_scheduler.edge.base.engine import Engine, RequestRefused
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_refused
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, from_refused
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.beams.run import BeamRun
 from coppice_scheduler.edge.frontend.admission import Admitted
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
@@ -36,7 +38,7 @@ class Call:
     prompts: tuple[Admitted, ...]
     num_choices: int  # of each prompt; answer i belongs to prompt i // num_choices
     num_candidates: int  # of each prompt, of which the best are its choices; as many run
-    _runs: tuple[Run, ...]
+    _runs: tuple[Run | BeamRun, ...]
     _span: CallSpan
 
     @property
@@ -93,6 +95,7 @@ class Run:
     loop_share: LoopShare
     units: int  # of the loop's time, that it takes to begin
     taken: asyncio.Event = field(default_factory=asyncio.Event)  # the core has it
+    num_answers: ClassVar[int] = 1
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         num_tokens = 0
@@ -101,7 +104,8 @@ class Run:
             await self.loop_share.take(self.tenant.id, self.units)
             stream = self.make_stream(lambda: self.engine.finish(self.request.request_id))
             clock = _Clock(self.metrics, self.request)
-            async with aclosing(self._outputs()) as outputs:
+            ours = outputs_of(self.request, self.engine, self.calls, self.tenant, self.span)
+            async with aclosing(ours) as outputs:
                 async for output in outputs:
                     self.taken.set()
                     clock.saw(output)
@@ -124,17 +128,18 @@ class Run:
             if code is not None:
                 self.metrics.failed(self.request.tenant, code, num_tokens)
 
-    async def _outputs(self) -> AsyncGenerator[Output, None]:
-        """The engine's outputs. The first step runs under the call's span, so that the engine can carry it on."""
-        with self.calls.at_work(self.request.request_id, self.tenant):
-            async with aclosing(self._run()) as outputs:
-                async for output in outputs:
-                    yield output
 
-    async def _run(self) -> AsyncGenerator[Output, None]:
-        async with aclosing(self.engine.generate(self.request)) as outputs:
+async def outputs_of(
+    request: Request, engine: Engine, calls: CallsByKey, tenant: Tenant, span: CallSpan
+) -> AsyncGenerator[Output, None]:
+    """The engine's outputs. The first step runs under the call's span, so that the engine can carry it on.
+
+    Raises ApiError where the engine refuses.
+    """
+    with calls.at_work(request.request_id, tenant):
+        async with aclosing(engine.generate(request)) as outputs:
             try:
-                with trace.use_span(self.span.span, record_exception=False, set_status_on_exception=False):
+                with trace.use_span(span.span, record_exception=False, set_status_on_exception=False):
                     first = await anext(outputs)
             except RequestRefused as error:
                 raise from_refused(error.refused) from error
@@ -177,15 +182,7 @@ class _Clock:
         self._metrics.finished(self._request.tenant, whole_s, reason, usage.completion_tokens)
 
 
-def code_of(error: BaseException) -> str:
-    if isinstance(error, ApiError):
-        return error.code or error.kind.name.lower()
-    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
-        return "cancelled"
-    return "internal"
-
-
-async def _merge(runs: tuple[Run, ...]) -> AsyncGenerator[Delta, None]:
+async def _merge(runs: tuple[Run | BeamRun, ...]) -> AsyncGenerator[Delta, None]:
     """Deltas of all runs as they come. The first error ends all."""
     if len(runs) == 1:
         async with aclosing(runs[0].deltas()) as deltas:
@@ -195,7 +192,7 @@ async def _merge(runs: tuple[Run, ...]) -> AsyncGenerator[Delta, None]:
     arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue(_MERGED_DELTAS_MAX)
     tasks = [asyncio.create_task(_pump(run, arrived)) for run in runs]
     try:
-        num_running = len(runs)
+        num_running = sum(run.num_answers for run in runs)
         while num_running:
             item = await arrived.get()
             if isinstance(item, Exception):
@@ -208,7 +205,7 @@ async def _merge(runs: tuple[Run, ...]) -> AsyncGenerator[Delta, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(run: Run, into: asyncio.Queue[Delta | Exception]) -> None:
+async def _pump(run: Run | BeamRun, into: asyncio.Queue[Delta | Exception]) -> None:
     try:
         async with aclosing(run.deltas()) as deltas:
             async for delta in deltas:

@@ -23,18 +23,19 @@ from coppice.grammar import Grammars
 from coppice.ids import DomainId
 from coppice.messages.index import Reuse
 from coppice.messages.sampling import BIAS
-from coppice.messages.step import SamplingParams
 from coppice.namespaces import digest_salt
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Request, TenantLimitsLeft
 from coppice_scheduler.edge.base.engine import Engine, ModelInfo
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid, model_not_found, not_ready
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, invalid, model_not_found, not_ready
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.request_id import RequestId, request_id_of
+from coppice_scheduler.edge.beams.run import BeamRun
+from coppice_scheduler.edge.beams.search import BeamOptions
 from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader, check_it_may_go_on
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
-from coppice_scheduler.edge.frontend.calls import Call, Run, code_of
+from coppice_scheduler.edge.frontend.calls import Call, Run, outputs_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
 from coppice_scheduler.edge.frontend.generation_spec import (
@@ -48,7 +49,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.frontend.grammar_check import GrammarCheck
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
-from coppice_scheduler.edge.frontend.sampling_options import sampling_of, seed_of_choice, stop_tokens_of
+from coppice_scheduler.edge.frontend.sampling_options import sampling_of, sampling_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.frontend.tracing import CallSpan
 from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
@@ -57,7 +58,7 @@ from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory, TokenTexts
 from coppice_scheduler.edge.text.logprobs import LogprobTrack, MeanLogprob, PromptLogprobs
 from coppice_scheduler.edge.text.stops import StopScanner
-from coppice_scheduler.edge.text.text_stream import NO_USAGE, Echo, TextOptions, TextStream
+from coppice_scheduler.edge.text.text_stream import NO_USAGE, Echo, TextOptions, TextStream, echo_of
 from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
 from coppice_scheduler.edge.text.tools.tool_support import AUTO
 
@@ -232,7 +233,7 @@ class FrontDoor:
             arrived_ns=arrived_ns,
             traceparent=span.traceparent,
             # What ends it must be seen when it comes; an answer that nobody reads before its end may come whole.
-            streams=(spec.streams and spec.num_candidates == spec.n)
+            streams=(spec.streams and not spec.tells_the_best)
             or bool(spec.stop)
             or self.syntax.counts_tokens(spec.tool_use, is_chat=spec.is_chat),
             retries_late=not spec.streams,
@@ -248,7 +249,7 @@ class FrontDoor:
             call_id=call_id,
             prompts=admitted,
             num_choices=spec.n,
-            num_candidates=spec.num_candidates,
+            num_candidates=spec.n if spec.uses_beams else spec.num_candidates,
             _runs=tuple(self._runs(whole, admitted, echoes, options, span, tenant)),
             _span=span,
         )
@@ -279,8 +280,12 @@ class FrontDoor:
         spec: GenerationSpec,
         span: CallSpan,
         tenant: Tenant,
-    ) -> Iterator[Run]:
+    ) -> Iterator[Run | BeamRun]:
         """Requests in the order of the answers, so that the first choice of a prompt is submitted before its forks."""
+        if spec.uses_beams:
+            for place, prompt in enumerate(prompts):
+                yield self._beam_run(whole, place, prompt, spec, span, tenant)
+            return
         count, echoes_logprobs = spec.num_candidates, spec.echo and spec.num_logprobs is not None
         for place, prompt in enumerate(prompts):
             first = f"{whole.request_id}-{place * count}"
@@ -291,7 +296,7 @@ class FrontDoor:
                     request_id=f"{whole.request_id}-{index}",
                     tokens=prompt.tokens,
                     max_new_tokens=prompt.max_new_tokens,
-                    sampling=_sampling_of_choice(
+                    sampling=sampling_of_choice(
                         whole.sampling, spec, index, choice, reports_prompt=not choice or echoes_logprobs
                     ),
                     # Log-probabilities of a prompt come from computing it: an answer that echoes them is no fork.
@@ -303,6 +308,23 @@ class FrontDoor:
                 yield Run(
                     self._engine, self._metrics, request, span, make_stream, self._calls, tenant, self.loop_share, units
                 )
+
+    def _beam_run(
+        self, whole: Request, place: int, prompt: Admitted, spec: GenerationSpec, span: CallSpan, tenant: Tenant
+    ) -> BeamRun:
+        makers = [
+            self._stream_maker(place * spec.n + choice, prompt, None, spec, is_extra_choice=choice > 0)
+            for choice in range(spec.n)
+        ]
+        return BeamRun(
+            replace(whole, request_id=f"{whole.request_id}-{place * spec.n}", tokens=prompt.tokens),
+            BeamOptions(spec.num_candidates, spec.length_penalty, prompt.max_new_tokens, whole.stop_token_ids),
+            makers,
+            lambda request: outputs_of(request, self._engine, self._calls, tenant, span),
+            self._metrics,
+            lambda: self.loop_share.take(tenant.id, spec.n),
+            lambda first: span.timeline(first.timeline),
+        )
 
     def _stream_maker(
         self, index: int, prompt: Admitted, echo: Echo | None, spec: GenerationSpec, *, is_extra_choice: bool
@@ -324,7 +346,7 @@ class FrontDoor:
                 stop_now,
                 track=LogprobTrack(num_prompt_tokens, num_echoed) if spec.num_logprobs is not None else None,
                 prompt=PromptLogprobs(prompt.tokens) if wants_prompt else None,
-                score=MeanLogprob(num_prompt_tokens) if spec.num_candidates > spec.n else None,
+                score=MeanLogprob(num_prompt_tokens) if spec.tells_the_best else None,
                 parts=parts,
                 options=TextOptions(
                     min_tokens=spec.min_tokens,
@@ -339,21 +361,10 @@ class FrontDoor:
         return make
 
     def _echoes(self, prompts: tuple[Admitted, ...], spec: GenerationSpec) -> list[Echo]:
-        return [self._echo(prompt, spec) for prompt in prompts]
-
-    def _echo(self, prompt: Admitted, spec: GenerationSpec) -> Echo:
-        """The text as it was sent, where it was text; places of tokens in it where they will be shown."""
-        if prompt.text is not None and spec.num_logprobs is None:
-            return Echo(prompt.text, ())
-        ids = unpack_tokens(prompt.tokens)
-        stream = self._detokenizers.start([], skip_special_tokens=spec.skip_special_tokens)
-        offsets, num_chars, pieces = [], 0, []
-        for token_id in ids:
-            offsets.append(num_chars)
-            pieces.append(stream.feed([token_id]))
-            num_chars += len(pieces[-1])
-        text = prompt.text if prompt.text is not None else "".join(pieces) + stream.flush()
-        return Echo(text, offsets, spec.num_logprobs or 0)
+        return [
+            echo_of(prompt.tokens, prompt.text, self._detokenizers, spec.num_logprobs, spec.skip_special_tokens)
+            for prompt in prompts
+        ]
 
 
 def _units_to_open(spec: GenerationSpec) -> int:
@@ -379,14 +390,3 @@ def _deadline_ns(spec: GenerationSpec, arrived_ns: int) -> int | None:
     if not spec.timeout_s > 0:
         raise ApiError(ErrorKind.INVALID, f"timeout is {spec.timeout_s:g}; it must be above 0", param="timeout")
     return arrived_ns + int(spec.timeout_s * 1e9)
-
-
-def _sampling_of_choice(
-    sampling: SamplingParams, spec: GenerationSpec, index: int, choice: int, *, reports_prompt: bool
-) -> SamplingParams:
-    """With a seed of the client's, every prompt gets the same ones; without, no two answers share one."""
-    return replace(
-        sampling,
-        seed=seed_of_choice(sampling.seed, choice if spec.seed is not None else index),
-        num_prompt_logprobs=sampling.num_prompt_logprobs if reports_prompt else None,
-    )

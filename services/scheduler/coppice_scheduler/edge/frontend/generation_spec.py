@@ -59,6 +59,8 @@ class GenerationSpec:
     prompts: tuple[Prompt, ...]
     n: int = 1  # choices of each prompt
     best_of: int | None = None  # answers that are computed for each, of which the `n` best are choices; None = `n`
+    uses_beams: bool = False  # the `n` best of a beam search with `num_candidates` beams
+    length_penalty: float = 1.0  # of the beam search
     max_tokens: int | None = None  # 0 only with `echo`
     fills_context: bool = False  # where fewer than `max_tokens` fit, these are taken
     min_tokens: int = 0
@@ -92,6 +94,11 @@ class GenerationSpec:
     def num_candidates(self) -> int:
         """Answers that are computed for each prompt."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def tells_the_best(self) -> bool:
+        """Of several answers that were sampled."""
+        return self.num_candidates > self.n and not self.uses_beams
 
     @property
     def num_logprobs_of_prompt(self) -> int | None:

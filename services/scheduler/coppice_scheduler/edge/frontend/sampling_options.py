@@ -9,9 +9,19 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES, Range
+from coppice.messages.sampling import (
+    BEAMS_MAX,
+    BIAS,
+    CHOICES_MAX,
+    LENGTH_PENALTY,
+    LIKELY_MAX,
+    LOGPROBS_MAX,
+    RANGES,
+    Range,
+)
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.edge.base.errors import invalid
+from coppice_scheduler.edge.beams.search import BeamOptions
 from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_LOGIT_BIASES,
     MAX_STOP_BYTES,
@@ -49,6 +59,7 @@ def sampling_of(
     _check_stops(spec, vocab_size)
     _check_counts(spec)
     ends = stop_tokens_of(spec, eos_token_ids)
+    _check_beams(spec, ends)
     params = _shaped(spec, defaults)
     if spec.seed is not None and not -(2**63) <= spec.seed <= _U64:
         raise invalid("seed must be an integer of at most 64 bits", param="seed")
@@ -58,8 +69,19 @@ def sampling_of(
         logit_bias=_checked_bias(spec, vocab_size),
         min_tokens=spec.min_tokens,
         stop_token_ids=pack_tokens(sorted(ends)) if spec.min_tokens else b"",
-        num_logprobs=0 if spec.num_logprobs is None and spec.num_candidates > spec.n else spec.num_logprobs,
+        num_logprobs=0 if spec.num_logprobs is None and spec.tells_the_best else spec.num_logprobs,
         num_prompt_logprobs=spec.num_logprobs_of_prompt,
+    )
+
+
+def sampling_of_choice(
+    sampling: SamplingParams, spec: GenerationSpec, index: int, choice: int, *, reports_prompt: bool
+) -> SamplingParams:
+    """With a seed of the client's, every prompt gets the same ones; without, no two answers share one."""
+    return replace(
+        sampling,
+        seed=seed_of_choice(sampling.seed, choice if spec.seed is not None else index),
+        num_prompt_logprobs=sampling.num_prompt_logprobs if reports_prompt else None,
     )
 
 
@@ -108,6 +130,43 @@ def _check_counts(spec: GenerationSpec) -> None:
         raise invalid(f"min_tokens is {spec.min_tokens}; it must be from 0 to max_tokens", param="min_tokens")
     if not -(2**31) <= spec.priority < 2**31:
         raise invalid("priority must be an integer of at most 32 bits", param="priority")
+
+
+def _check_beams(spec: GenerationSpec, ends: frozenset[int]) -> None:
+    """A beam search takes what is likeliest; nothing is sampled, and what an answer says is known at its end."""
+    if not spec.uses_beams:
+        if spec.length_penalty != 1:
+            raise invalid("length_penalty is only for use_beam_search: true.", param="length_penalty")
+        return
+    name, width = ("n", spec.n) if spec.best_of is None else ("best_of", spec.best_of)
+    if width > BEAMS_MAX:
+        raise invalid(f"{name} is {width}; a beam search has at most {BEAMS_MAX} beams.", param=name)
+    if BeamOptions(width, 1, 1, ends).num_likely > LIKELY_MAX:
+        message = (
+            f"A search with {width} beams can have at most {LIKELY_MAX // width - 1} stop tokens; it has {len(ends)}."
+        )
+        raise invalid(message, param="stop_token_ids")
+    _in_range("length_penalty", spec.length_penalty, LENGTH_PENALTY)
+    has_no_place = {
+        "temperature": spec.temperature,
+        "top_p": spec.top_p not in (None, 1),
+        "top_k": spec.top_k not in (None, 0, -1),
+        "min_p": spec.min_p,
+        "frequency_penalty": spec.frequency_penalty,
+        "presence_penalty": spec.presence_penalty,
+        "repetition_penalty": spec.repetition_penalty != 1,
+        "logit_bias": spec.logit_bias,
+        "min_tokens": spec.min_tokens,
+        "stop": spec.stop,
+        "logprobs": spec.num_logprobs is not None,
+        "prompt_logprobs": spec.num_prompt_logprobs is not None,
+        "echo": spec.echo,
+        "tools": spec.tool_use,
+        "response_format" if spec.output_format is None else spec.output_format.field: spec.output_format,
+    }
+    for name, is_given in has_no_place.items():
+        if is_given:
+            raise invalid(f"{name} has no place in a beam search; leave it out.", param=name)
 
 
 def _check_stops(spec: GenerationSpec, vocab_size: int) -> None:

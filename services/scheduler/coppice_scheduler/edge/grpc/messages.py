@@ -61,6 +61,8 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
         include_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if given("skip_special_tokens") else True,
         best_of=request.best_of if given("best_of") else None,
+        uses_beams=request.use_beam_search,
+        length_penalty=request.length_penalty if given("length_penalty") else 1.0,
         num_logprobs=request.num_logprobs if given("num_logprobs") else None,
         num_prompt_logprobs=request.num_prompt_logprobs if given("num_prompt_logprobs") else None,
         echo=_echo(request),

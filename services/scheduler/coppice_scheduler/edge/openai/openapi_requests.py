@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES
+from coppice.messages.sampling import BIAS, CHOICES_MAX, LENGTH_PENALTY, LOGPROBS_MAX, RANGES
 from coppice_scheduler.edge.frontend.generation_spec import (
     ASSISTANT,
     MAX_CACHE_SALT,
@@ -123,6 +123,10 @@ def _generation() -> dict[str, Schema]:
         "stream": one_of("boolean", default=False),
         "stream_options": one_of("object", "Only with stream: true.", additionalProperties=False, properties=_STREAM),
         "return_token_ids": one_of("boolean", default=False),
+        "use_beam_search": one_of("boolean", "The n best of a search with best_of beams, or n.", default=False),
+        "length_penalty": one_of(
+            "number", "Of a beam search.", minimum=LENGTH_PENALTY.low, maximum=LENGTH_PENALTY.high, default=1
+        ),
         "prompt_logprobs": one_of(
             "integer", "Likeliest tokens to tell beside each of the prompt's.", minimum=0, maximum=LOGPROBS_MAX
         ),

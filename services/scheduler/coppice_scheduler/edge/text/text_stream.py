@@ -9,7 +9,7 @@ from typing import Literal
 from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
 from coppice_scheduler.edge.text.answer_parts import AnswerParts
-from coppice_scheduler.edge.text.detokenizer import Detokenizer
+from coppice_scheduler.edge.text.detokenizer import Detokenizer, DetokenizerFactory
 from coppice_scheduler.edge.text.logprobs import LogprobTrack, MeanLogprob, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, unpack_tokens
@@ -68,6 +68,25 @@ class Echo:
     text: str
     offsets: Sequence[int]  # characters of `text` before each of its tokens, where log-probabilities are shown
     num_logprobs: int = 0  # likeliest tokens to show beside each
+
+
+def echo_of(
+    tokens: bytes,
+    text: str | None,
+    detokenizers: DetokenizerFactory,
+    num_logprobs: int | None,
+    skip_special_tokens: bool,
+) -> Echo:
+    """The text as it was sent, where it was text; places of tokens in it where they will be shown."""
+    if text is not None and num_logprobs is None:
+        return Echo(text, ())
+    stream = detokenizers.start([], skip_special_tokens=skip_special_tokens)
+    offsets, num_chars, pieces = [], 0, []
+    for token_id in unpack_tokens(tokens):
+        offsets.append(num_chars)
+        pieces.append(stream.feed([token_id]))
+        num_chars += len(pieces[-1])
+    return Echo(text if text is not None else "".join(pieces) + stream.flush(), offsets, num_logprobs or 0)
 
 
 @dataclass(frozen=True, slots=True)

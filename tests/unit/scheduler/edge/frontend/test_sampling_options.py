@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from coppice.ids import SequenceId
+from coppice.messages.sampling import LIKELY_MAX
 from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
 from coppice_worker.core.batch.sampling import SamplingTable
 from coppice_worker.core.batch.step_batch import SampleRows
@@ -250,7 +251,7 @@ def test_a_preempted_sequence_goes_on_with_its_own_penalties(checkpoint: Path) -
         (SamplingParams(logit_bias=b"1234"), "logit_bias is cut"),
         (SamplingParams(logit_bias=bias(t1=float("nan"))), "logit_bias is not finite"),
         (SamplingParams(stop_token_ids=b"123"), "stop_token_ids"),
-        (SamplingParams(num_logprobs=21), "num_logprobs"),
+        (SamplingParams(num_logprobs=LIKELY_MAX + 1), "num_logprobs"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(wrong: SamplingParams, problem: str) -> None:

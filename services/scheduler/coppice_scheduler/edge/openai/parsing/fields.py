@@ -24,6 +24,8 @@ SUPPORTED = frozenset(
         "return_token_ids",
         "n",
         "best_of",
+        "use_beam_search",
+        "length_penalty",
         "min_p",
         "presence_penalty",
         "frequency_penalty",
@@ -85,10 +87,8 @@ _EMPTY: tuple[Any, ...] = ([], {}, "")
 
 # Field -> values that change nothing. `null` is one for all of them.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "use_beam_search": _OFF,
     "echo": _OFF,
     "top_logprobs": (0,),
-    "length_penalty": (1,),
     "allowed_token_ids": _EMPTY,
     "bad_words": _EMPTY,
     "logits_processors": _EMPTY,

@@ -90,6 +90,8 @@ def _parse(
             prompts=prompts,
             n=n,
             best_of=best_of,
+            uses_beams=_beams(fields, streams),
+            length_penalty=_or_default(fields.number("length_penalty"), 1.0),
             max_tokens=_max_tokens(fields),
             min_tokens=fields.integer("min_tokens") or 0,
             temperature=fields.number("temperature"),
@@ -138,6 +140,13 @@ def _choices(fields: Fields, streams: bool) -> tuple[int, int | None]:
             param="best_of",
         )
     return n, best_of
+
+
+def _beams(fields: Fields, streams: bool) -> bool:
+    wanted = fields.flag("use_beam_search")
+    if streams and wanted:
+        raise invalid("The answers of a beam search are known at its end; leave out stream.", param="stream")
+    return wanted
 
 
 def _prompt_logprobs(fields: Fields, streams: bool) -> int | None:

@@ -1,0 +1,92 @@
+"""A beam search as a call runs it: the answers of one prompt, told whole when the search is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from coppice_scheduler.core.state.request import Finish, Output, Request
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of
+from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.beams.search import BeamOptions, Finished
+from coppice_scheduler.edge.beams.steps import OutputsOf, Searched, search
+from coppice_scheduler.edge.text.text_stream import Delta, TextStream
+from coppice_scheduler.edge.text.tokenizer import pack_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRun:
+    request: Request  # of the prompt
+    options: BeamOptions
+    streams: Sequence[Callable[[Callable[[], None]], TextStream]]  # one for each answer
+    outputs_of: OutputsOf
+    metrics: FrontDoorMetrics
+    begin: Callable[[], Awaitable[None]]  # returns when it is the tenant's turn on the loop
+    saw: Callable[[Output], None]  # called with what the engine says of the prompt
+    taken: asyncio.Event = field(default_factory=asyncio.Event)  # the core has it
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.streams)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """One of each answer. Raises ApiError."""
+        code: str | None = "cancelled"
+        try:
+            await self.begin()
+            searched = await search(self.request, self.options, self.num_answers, self.outputs_of, self._began)
+            deltas = self._told(searched)
+            code = None
+        except BaseException as error:
+            code = code_of(error)
+            raise
+        finally:
+            if code is not None:
+                self.metrics.failed(self.request.tenant, code, 0)
+        for delta in deltas:
+            yield delta
+
+    def _began(self, first: Output) -> None:
+        self.taken.set()
+        waited_s = (time.monotonic_ns() - self.request.arrived_ns) / 1e9
+        self.metrics.first_token(self.request.tenant, waited_s, first.num_prompt_tokens)
+        self.saw(first)
+
+    def _told(self, searched: Searched) -> list[Delta]:
+        """All that was sampled counts: what is in no answer is charged with the first."""
+        deltas = [self._delta(place, answer, searched.first) for place, answer in enumerate(searched.answers)]
+        if len(deltas) < self.num_answers:
+            message = f"The search found {len(deltas)} answers; {self.num_answers} were asked for."
+            raise ApiError(ErrorKind.INVALID, message, param="n")
+        ending = deltas[0].ending
+        assert ending is not None, "answers are whole"
+        told = sum(delta.ending.usage.completion_tokens for delta in deltas if delta.ending is not None)
+        more = max(0, searched.num_tokens - told)
+        usage = replace(ending.usage, completion_tokens=ending.usage.completion_tokens + more)
+        deltas[0] = replace(deltas[0], ending=replace(ending, usage=usage))
+        whole_s = (time.monotonic_ns() - self.request.arrived_ns) / 1e9
+        for delta in deltas:
+            assert delta.ending is not None, "answers are whole"
+            self.metrics.finished(
+                self.request.tenant, whole_s, delta.ending.reason, delta.ending.usage.completion_tokens
+            )
+        return deltas
+
+    def _delta(self, place: int, answer: Finished, first: Output) -> Delta:
+        num_tokens = len(answer.tokens) // 4 + (answer.stop_token is not None)
+        delta = self.streams[place](lambda: None).take(
+            Output(
+                self.request.request_id,
+                answer.tokens,
+                finish=Finish.LENGTH if answer.stop_token is None else Finish.STOP,
+                num_prompt_tokens=first.num_prompt_tokens,
+                num_cached_tokens=first.num_cached_tokens,
+                num_output_tokens=num_tokens,
+                stop_token=b"" if answer.stop_token is None else pack_tokens([answer.stop_token]),
+                num_written_tokens=first.num_written_tokens,
+            )
+        )
+        assert delta is not None, "the last output has a delta"
+        return delta

@@ -1,0 +1,116 @@
+"""Beam search: the likeliest continuations of a prompt, without any sampling. A pure core: it is told what is likely.
+
+    beams        --> the likeliest next tokens of each      (a step of the engine)
+    candidates       all beams with all their tokens, the likeliest `2 * width` of them
+                     | ends here: a finished answer, if among the first `width`
+    beams        <-- the likeliest `width` of the others
+
+An answer's score is the sum of its tokens' log-probabilities, the stop token's included, divided by
+`length ** length_penalty`. The search ends when the best beam, at its present length, scores no more than the worst of
+`width` finished answers. This is what `transformers` does with `early_stopping=False`, whose results it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from coppice_scheduler.edge.text.tokenizer import pack_tokens
+
+Likely = Sequence[tuple[int, float]]  # (token id, log-probability), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A beginning of an answer."""
+
+    tokens: bytes  # packed u32
+    logprob: float  # sum of its tokens'
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An answer. `stop_token`: what ended it, none where it is as long as it may be; it is not among `tokens`."""
+
+    tokens: bytes  # packed u32
+    score: float
+    stop_token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamOptions:
+    width: int
+    length_penalty: float
+    max_tokens: int  # of an answer, a stop token included
+    stop_token_ids: Set[int]
+
+    @property
+    def num_likely(self) -> int:
+        """Of each beam's next tokens: so many that `width` of all candidates go on, whatever ends."""
+        return max(2, 1 + len(self.stop_token_ids)) * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    logprob: float
+    beam: int
+    token: int
+
+
+class BeamSearch:
+    """One prompt's. While not `is_done`: ask for the `num_likely` likeliest next tokens of each of `beams`, `take`."""
+
+    def __init__(self, options: BeamOptions) -> None:
+        self._options = options
+        self._finished: list[Finished] = []  # best first
+        self._length = 0  # of each beam
+        self.beams = [Beam(b"", 0.0)]
+        self.is_done = False
+
+    @property
+    def num_likely(self) -> int:
+        return self._options.num_likely
+
+    def best(self, count: int) -> list[Finished]:
+        """Of the finished answers, best first; when it is done there are `width`, unless the vocabulary has fewer."""
+        return self._finished[:count]
+
+    def take(self, likely: Sequence[Likely]) -> None:
+        """The likeliest next tokens of each beam, in their order."""
+        options = self._options
+        candidates = [
+            _Candidate(beam.logprob + logprob, place, token)
+            for place, (beam, tokens) in enumerate(zip(self.beams, likely, strict=True))
+            for token, logprob in tokens
+        ]
+        candidates.sort(key=lambda candidate: (-candidate.logprob, candidate.beam, candidate.token))
+        candidates = candidates[: self.num_likely]
+        self._length += 1
+        is_full = self._length == options.max_tokens
+        going_on = [] if is_full else [each for each in candidates if each.token not in options.stop_token_ids]
+        for candidate in candidates[: options.width]:
+            if is_full or candidate.token in options.stop_token_ids:
+                self._finished.append(self._end(candidate))
+        self._finished.sort(key=lambda finished: -finished.score)
+        del self._finished[options.width :]
+        self.beams = [self._longer(candidate) for candidate in going_on[: options.width]]
+        self.is_done = not self.beams or not self._may_improve()
+
+    def _may_improve(self) -> bool:
+        if len(self._finished) < self._options.width:
+            return True
+        return self._score(self.beams[0].logprob) > self._finished[-1].score
+
+    def _score(self, logprob: float) -> float:
+        """Of an answer that is as long as the beams are now."""
+        score: float = logprob / self._length**self._options.length_penalty
+        return score
+
+    def _longer(self, candidate: _Candidate) -> Beam:
+        return Beam(self.beams[candidate.beam].tokens + pack_tokens([candidate.token]), candidate.logprob)
+
+    def _end(self, candidate: _Candidate) -> Finished:
+        tokens, score = self.beams[candidate.beam].tokens, self._score(candidate.logprob)
+        if candidate.token in self._options.stop_token_ids:
+            return Finished(tokens, score, candidate.token)
+        return Finished(tokens + pack_tokens([candidate.token]), score, None)
