@@ -58,6 +58,9 @@ class OneToken:
     def finish(self, request_id: str) -> None:
         """Nothing runs on."""
 
+    async def abort(self, tenant: str, names: tuple[str, ...]) -> int:
+        return 0
+
     def end(self, request_id: str, error: OutputError) -> None:
         """Likewise."""
 

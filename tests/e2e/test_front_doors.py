@@ -121,6 +121,54 @@ def test_a_front_door_dies(stack: Stack) -> None:
             assert list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60))
 
 
+def door_of(stack: Stack, connection: http.client.HTTPConnection) -> int:
+    """Process id of the front door that has the other end of it."""
+    ours = connection.sock.getsockname()[1]
+    (inode,) = [
+        words[9]
+        for words in map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
+        if (words[1].rpartition(":")[2], words[2].rpartition(":")[2]) == (f"{stack.port:04X}", f"{ours:04X}")
+    ]
+    (door,) = [pid for pid in front_doors(stack) if f"socket:[{inode}]" in links_of(pid)]
+    return door
+
+
+def links_of(pid: int) -> list[str]:
+    return [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+
+
+def connections_to_each(stack: Stack) -> dict[int, http.client.HTTPConnection]:
+    """One that is open to each of the two front doors; which of them takes a connection is chance."""
+    found: dict[int, http.client.HTTPConnection] = {}
+    while len(found) < 2:
+        connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b"ok\n"
+        found.setdefault(door_of(stack, connection), connection)
+    return found
+
+
+def test_an_abort_by_the_other_front_door_ends_a_stream(stack: Stack) -> None:
+    held, other = connections_to_each(stack).values()
+    headers = {"content-type": "application/json", "x-request-id": "job-7"}
+    for asked in ("job-7", "the answer's"):
+        held.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 1500, "n": 2}), headers)
+        response = held.getresponse()
+        while not (line := response.readline()).startswith(b"data: "):
+            pass
+        asked = json.loads(line.removeprefix(b"data: "))["id"] if asked != "job-7" else asked
+        other.request("POST", f"/v1/requests/{asked}/abort")
+        answer = other.getresponse()
+        assert (answer.status, json.loads(answer.read())["num_answers"]) == (200, 2)
+        assert json.loads(rest_of(response)[-1])["error"]["code"] == "request_aborted"
+        stack.wait_at_rest()  # all blocks are back
+        other.request("POST", f"/v1/requests/{asked}/abort")
+        gone = other.getresponse()
+        assert (gone.status, json.loads(gone.read())["error"]["code"]) == (404, "request_not_found")
+    for connection in (held, other):
+        connection.close()
+
+
 @pytest.mark.long
 def test_a_front_door_that_hangs_is_replaced(stack: Stack) -> None:
     hanging = front_doors(stack)[0]

@@ -54,6 +54,11 @@ class GenerationStub:
                 request_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/coppice_rpc.v1.Generation/Abort',
+                request_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
+                response_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -83,6 +88,14 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Abort(self, request, context):
+        """Ends calls of the tenant, whichever API they came by. NOT_FOUND where it has none of this id at work; a call that is
+        ended so has the status CANCELLED and the reason request_aborted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +118,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeRequest.FromString,
                     response_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=coppice__rpc_dot_v1_dot_scheduler__pb2.AbortRequest.FromString,
+                    response_serializer=coppice__rpc_dot_v1_dot_scheduler__pb2.AbortResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +233,33 @@ class Generation:
             '/coppice_rpc.v1.Generation/Detokenize',
             coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeRequest.SerializeToString,
             coppice__rpc_dot_v1_dot_scheduler__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice_rpc.v1.Generation/Abort',
+            coppice__rpc_dot_v1_dot_scheduler__pb2.AbortRequest.SerializeToString,
+            coppice__rpc_dot_v1_dot_scheduler__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

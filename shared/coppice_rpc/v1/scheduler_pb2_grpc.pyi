@@ -37,6 +37,10 @@ class GenerationStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListModelsRequest, _scheduler_pb2.ListModelsResponse]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]
+    Abort: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequest, _scheduler_pb2.AbortResponse]
+    """Ends calls of the tenant, whichever API they came by. NOT_FOUND where it has none of this id at work; a call that is
+    ended so has the status CANCELLED and the reason request_aborted.
+    """
 
 @_typing.type_check_only
 class GenerationAsyncStub(GenerationStub):
@@ -45,6 +49,10 @@ class GenerationAsyncStub(GenerationStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListModelsRequest, _scheduler_pb2.ListModelsResponse]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TokenizeRequest, _scheduler_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DetokenizeRequest, _scheduler_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    Abort: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequest, _scheduler_pb2.AbortResponse]  # type: ignore[assignment]
+    """Ends calls of the tenant, whichever API they came by. NOT_FOUND where it has none of this id at work; a call that is
+    ended so has the status CANCELLED and the reason request_aborted.
+    """
 
 class GenerationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -74,5 +82,15 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.DetokenizeResponse, _abc.Awaitable[_scheduler_pb2.DetokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Abort(
+        self,
+        request: _scheduler_pb2.AbortRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.AbortResponse, _abc.Awaitable[_scheduler_pb2.AbortResponse]]:
+        """Ends calls of the tenant, whichever API they came by. NOT_FOUND where it has none of this id at work; a call that is
+        ended so has the status CANCELLED and the reason request_aborted.
+        """
 
 def add_GenerationServicer_to_server(servicer: GenerationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -176,6 +176,7 @@ _STATUS_OF_OWN: dict[RefusedReason | OutputErrorCode, tuple[int, ...]] = {
     OutputErrorCode.INTERNAL: (500,),
     OutputErrorCode.TENANT_REMOVED: (401,),
     OutputErrorCode.KEY_REVOKED: (401,),
+    OutputErrorCode.ABORTED: (499,),
 }
 
 

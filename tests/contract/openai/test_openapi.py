@@ -31,7 +31,9 @@ OPERATIONS = (
     ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
+    ("POST", "/v1/requests/{request_id}/abort"),
 )
+NOTHING_FOUND = ("/v1/models/{model_id}", "/v1/requests/{request_id}/abort")  # by ids that are made up
 CHECKS = [
     checks.not_a_server_error,
     conformance.status_code_conformance,
@@ -83,7 +85,7 @@ def try_out(described: Any, server: Served, method: str, path: str, num_examples
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_answers_are_as_described(described: Any, server: Served, method: str, path: str) -> None:
     seen = try_out(described, server, method, path, 25)
-    assert seen.get(200 if path != "/v1/models/{model_id}" else 404), "no request got through: the test tested nothing"
+    assert seen.get(404 if path in NOTHING_FOUND else 200), "no request got through: the test tested nothing"
 
 
 @pytest.mark.long
@@ -102,7 +104,8 @@ def test_every_field_and_route_is_described(server: Served) -> None:
     for path, operations in document["paths"].items():
         for method in operations:
             url = f"{server.url}{path.replace('{model_id}', MODEL)}"
-            assert httpx.request(method, url, content=b"").status_code not in (404, 405), path
+            answer = httpx.request(method, url, content=b"")
+            assert answer.status_code not in (404, 405) or "request_not_found" in answer.text, path
 
 
 @pytest.mark.parametrize(("kind", "chunk"), [("chat", "ChatChunk"), ("complete", "Completion")])

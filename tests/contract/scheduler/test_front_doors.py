@@ -13,14 +13,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coppice.edge.wire import packed
+from coppice.edge.wire import Splitter, packed
 from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, Request, TokenBatch
-from coppice_scheduler.edge.base.engine import ModelInfo, RequestRefused
+from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo, RequestRefused
 from coppice_scheduler.edge.ipc.door_channel import DoorChannel
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
-from coppice_scheduler.edge.ipc.door_messages import FROM_DOOR, TO_DOOR, Asks, Cancel, FromDoor, Turn
+from coppice_scheduler.edge.ipc.door_messages import (
+    FROM_DOOR,
+    MESSAGE_BYTES_MAX,
+    TO_DOOR,
+    Abort,
+    Aborted,
+    Asks,
+    Cancel,
+    FromDoor,
+    Turn,
+)
 from coppice_scheduler.edge.planner.doors import Door, Doors, by_door
 from tests.fakes.api.engine import pack, unpack
 from tests.fakes.cache.scripted_core import HANGS, ScriptedCore
@@ -86,13 +96,13 @@ def run(test: Callable[[House], Awaitable[None]]) -> None:
     asyncio.run(in_house())
 
 
-def request(name: str, tokens: list[int]) -> Request:
-    return Request(name, "t", DomainId("d"), pack(tokens), SamplingParams(), 4)
+def request(name: str, tokens: list[int], tenant: str = "t", names: tuple[str, ...] = ()) -> Request:
+    return Request(name, tenant, DomainId("d"), pack(tokens), SamplingParams(), 4, names=names)
 
 
-async def read(engine: DoorEngine, name: str, tokens: list[int]) -> list[Output]:
+async def read(engine: DoorEngine, name: str, tokens: list[int], *whose: Any) -> list[Output]:
     """All but the one that only says that the request was taken."""
-    outputs = [output async for output in engine.generate(request(name, tokens))]
+    outputs = [output async for output in engine.generate(request(name, tokens, *whose))]
     return [output for output in outputs if output.tokens or output.finish]
 
 
@@ -275,3 +285,86 @@ def test_a_batch_is_split_by_the_high_bits() -> None:
         0: [TokenBatch(pack([5, 5]), pack([2, 4])), own],
         1: [TokenBatch(pack([1 << 24, 1 << 24 | 3]), pack([1, 3]))],
     }
+
+
+# --- aborts
+
+
+def hanging(engine: DoorEngine, name: str, tenant: str, *names: str) -> asyncio.Task[list[Output]]:
+    return asyncio.create_task(read(engine, name, [HANGS], tenant, names))
+
+
+def ended_with(outputs: list[Output]) -> OutputErrorCode | None:
+    (output,) = outputs
+    assert output.finish is Finish.ERROR
+    return output.error and output.error.code
+
+
+def test_an_abort_reaches_requests_of_other_front_doors_and_of_no_other_tenant() -> None:
+    async def test(house: House) -> None:
+        asking, holding = await house.open(0), await house.open(1)
+        ours = [hanging(door, f"ours-{place}", "a", "x", "*-1") for place, door in enumerate((asking, holding))]
+        kept = [hanging(holding, "theirs", "b", "x", "*-1"), hanging(holding, "another", "a", "y")]
+        await until(lambda: len(house.core.running) == 4)
+        assert await asking.abort("c", ("x", "*-1")) == await asking.abort("a", ("theirs",)) == 0
+        assert await asking.abort("a", ("x", "*-1")) == 2
+        assert [ended_with(outputs) for outputs in await asyncio.gather(*ours)] == [OutputErrorCode.ABORTED] * 2
+        assert set(house.core.running) == {"theirs", "another"}
+        assert not any(task.done() for task in kept)
+        assert await asking.abort("a", ("x",)) == 0, "they are over"
+        assert await holding.abort("b", ("*-1",)) == 1
+        assert ended_with(await kept[0]) is OutputErrorCode.ABORTED
+        asking_for_both = asking.abort("a", ("y",)), asking.abort("a", ("y",))
+        assert await asyncio.gather(*asking_for_both) == [1, 0], "each request ends once"
+        assert ended_with(await kept[1]) is OutputErrorCode.ABORTED
+        assert house.doors.num_requests == 0
+        assert not house.core.cancelled, "a request that was aborted is not cancelled, too"
+
+    run(test)
+
+
+def test_requests_of_a_front_door_that_went_cannot_be_aborted() -> None:
+    async def test(house: House) -> None:
+        dying, living = await house.open(0), await house.open(1)
+        lost = hanging(dying, "lost", "a", "x")
+        await until(lambda: bool(house.core.running))
+        house.channels[0].close()
+        await lost
+        await until(lambda: house.doors.num_requests == 0)
+        assert await living.abort("a", ("x",)) == 0
+        again = await read(living, "lost", [1], "a", ("x",))
+        assert again[-1].finish is Finish.LENGTH, "nothing of it is left"
+        with pytest.raises(EngineLost):
+            await dying.abort("a", ("x",))
+
+    run(test)
+
+
+def test_each_abort_is_answered_once() -> None:
+    async def test(house: House) -> None:
+        far = house.connect(0)
+        incoming, answers = Splitter(MESSAGE_BYTES_MAX), list[Aborted]()
+        for number in (1, 2):
+            far.sendall(packed(FROM_DOOR.encode(Asks((), (), (Abort(number, "a", ("x",)),)))))
+            while len(answers) < number:
+                incoming.feed(await asyncio.to_thread(far.recv, 65536))
+                for message in map(TO_DOOR.decode, incoming.split()):
+                    answers += message.aborted if isinstance(message, Turn) else ()
+        assert answers == [Aborted(1, 0), Aborted(2, 0)]
+        far.close()
+
+    run(test)
+
+
+def test_an_abort_that_waits_hears_that_the_planner_is_gone() -> None:
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        waiting = asyncio.create_task(engine.abort("a", ("x",)))
+        gone = asyncio.create_task(engine.abort("a", ("x",)))
+        await asyncio.sleep(0)  # they have asked
+        gone.cancel()
+        engine.end_streams("it is over")
+        with pytest.raises(EngineLost, match="it is over"):
+            await waiting
+
+    run(test)

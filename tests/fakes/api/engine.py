@@ -16,12 +16,13 @@ from coppice_scheduler.core.state.request import (
     Mark,
     Output,
     OutputError,
+    OutputErrorCode,
     Refused,
     Request,
     SchedulerStats,
     TenantLimitsLeft,
 )
-from coppice_scheduler.edge.base.engine import ModelInfo, RequestRefused
+from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo, RequestRefused
 
 
 def pack(ids: list[int]) -> bytes:
@@ -97,6 +98,9 @@ class FakeEngine:
     tenants_refused: bool = False
     ended_with: dict[str, OutputError] = field(default_factory=dict)
     loop: asyncio.AbstractEventLoop | None = None  # of the front door, from its first request on
+    running: dict[str, Request] = field(default_factory=dict)
+    aborts: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # (tenant, names), as asked for
+    lost: OutputError | None = None  # what aborts fail with
     _hanging: dict[str, asyncio.Event] = field(default_factory=dict)
     max_running: int = 0
     some_cancelled: threading.Event = field(default_factory=threading.Event)
@@ -110,6 +114,7 @@ class FakeEngine:
             await asyncio.sleep(script.undecided_s)
             raise RequestRefused(script.refused)
         self.num_running += 1
+        self.running[request.request_id] = request
         self.max_running = max(self.max_running, self.num_running)
         ended = False
         try:
@@ -120,6 +125,7 @@ class FakeEngine:
                 yield output
         finally:
             self.num_running -= 1
+            del self.running[request.request_id]
             if not ended:
                 self.cancelled.append(request.request_id)
                 self.some_cancelled.set()
@@ -136,7 +142,7 @@ class FakeEngine:
             if request.streams:
                 told = _reports(request, new, sent - len(new))
                 yield Output(request.request_id, pack(new), num_output_tokens=sent, logprobs=told)
-        if script.hangs and request.request_id not in self.finished_early:
+        if script.hangs and request.request_id not in {*self.finished_early, *self.ended_with}:
             self._hanging[request.request_id] = asyncio.Event()
             self.some_hanging.set()
             await self._hanging[request.request_id].wait()
@@ -170,6 +176,15 @@ class FakeEngine:
         self.ended_with[request_id] = error
         if request_id in self._hanging:
             self._hanging[request_id].set()
+
+    async def abort(self, tenant: str, names: tuple[str, ...]) -> int:
+        self.aborts.append((tenant, names))
+        if self.lost is not None:
+            raise EngineLost(self.lost)
+        meant = [one for one in self.running.values() if one.tenant == tenant and set(names) & set(one.names)]
+        for request in meant:
+            self.end(request.request_id, OutputError(OutputErrorCode.ABORTED, "The request was aborted."))
+        return len(meant)
 
     @property
     def accepts(self) -> bool:

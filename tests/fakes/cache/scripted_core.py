@@ -10,6 +10,7 @@ from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
     Output,
+    OutputError,
     Refused,
     RefusedReason,
     Request,
@@ -46,6 +47,12 @@ class ScriptedCore:
         self.cancelled.append((request_id, finish))
         if self.running.pop(request_id, None) is not None:
             self.ended.append(Output(request_id, b"", finish))
+
+    def end(self, request_id: str, error: OutputError, now_ns: int) -> bool:
+        if self.running.pop(request_id, None) is None:
+            return False
+        self.ended.append(Output(request_id, b"", Finish.ERROR, error))
+        return True
 
     def advance(self, now_ns: int) -> Effects:
         if self.fails:

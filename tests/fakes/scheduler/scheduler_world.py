@@ -20,7 +20,7 @@ from coppice.ids import DomainId, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import FromClient, Publish, ToClient
 from coppice.messages.step import SamplingParams, StepPlan
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Effects, Finish, Output, Refused, Request
+from coppice_scheduler.core.state.request import Effects, Finish, Output, OutputError, Refused, Request
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler.scheduler_index import FakeIndex
 from tests.fakes.scheduler.scheduler_worker import FakeWorker, reference, u32
@@ -151,6 +151,11 @@ class World:
             self.outcomes[request_id] = self._outcome_of[request.number] = Outcome(request)
         self.poke()
         return refused
+
+    def end(self, request_id: str, error: OutputError) -> None:
+        """Without a look at what follows: the next event may end another one."""
+        outcome = self.outcomes[request_id]
+        assert self.core.end(request_id, error, self.now_ns) == (outcome.last is None or outcome.last.finish is None)
 
     def cancel(self, request_id: str) -> None:
         self.core.cancel(request_id, self.now_ns)

@@ -33,6 +33,7 @@ from coppice_scheduler.core.policy.queue_room import QueueRoom
 from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
+    OutputError,
     Refused,
     RefusedReason,
     Request,
@@ -102,6 +103,15 @@ class SchedulerCore:
         request = self._life.requests.get(request_id)
         if request is not None:
             self._life.finish(request, finish, now_ns)
+
+    def end(self, request_id: str, error: OutputError, now_ns: int) -> bool:
+        """End a request now with this error; whether it was at work."""
+        self._now_ns = now_ns
+        request = self._life.requests.get(request_id)
+        if request is None:
+            return False
+        self._life.finish(request, Finish.ERROR, now_ns, error=error)
+        return True
 
     def set_tenants(self, tenants: TenantSettings, now_ns: int) -> None:
         """The tenants file changed. Requests of tenants that are gone, or elsewhere now, end with an error."""

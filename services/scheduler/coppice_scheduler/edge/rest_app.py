@@ -1,4 +1,4 @@
-"""The ASGI application of a front door: every API over REST, with health and metrics beside them.
+"""The ASGI application of a front door: every API over REST; aborts, health and metrics beside them.
 
 Thin: everything real is in FrontDoor.
 """
@@ -23,9 +23,10 @@ from coppice_scheduler.edge.frontend.body_budget import NO_ROOM_CODES
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.field_table import Reading, UnknownFields
 from coppice_scheduler.edge.http.generation import FIRST_BYTE_S, Generation
+from coppice_scheduler.edge.http.openapi.requests import request_routes
 from coppice_scheduler.edge.http.openapi.routes import document
 from coppice_scheduler.edge.http.request_ids import id_of
-from coppice_scheduler.edge.http.requests import READ
+from coppice_scheduler.edge.http.requests import READ, caller_of
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.openapi import openai_routes
 from coppice_scheduler.edge.openai.routes import add_openai
@@ -46,6 +47,7 @@ def create_app(
     app = FastAPI(title="Coppice", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
+    _add_abort(app, frontdoor)
     reading = Reading(frontdoor.model.max_context, unknown_fields, frontdoor.template_variables)
     generation = Generation(frontdoor, body_timeout_s, first_byte_s, reading)
     add_anthropic(app, frontdoor, generation, reading, body_timeout_s)
@@ -60,9 +62,19 @@ def _add_document(app: FastAPI, frontdoor: FrontDoor, *, has_metrics: bool) -> N
         has_tools = bool(frontdoor.syntax.tools.format_name)
         paths, schemas = openai_routes(model_id, variables, has_metrics=has_metrics, has_tools=has_tools)
         more_paths, more_schemas = anthropic_routes(model_id, has_tools=has_tools)
-        return JSONResponse(document(__version__, {**paths, **more_paths}, {**schemas, **more_schemas}))
+        abort_paths, abort_schemas = request_routes()
+        paths |= {**more_paths, **abort_paths}
+        return JSONResponse(document(__version__, paths, {**schemas, **more_schemas, **abort_schemas}))
 
     app.api_route("/openapi.json", methods=READ)(openapi)
+
+
+def _add_abort(app: FastAPI, frontdoor: FrontDoor) -> None:
+    async def abort(request: Request, request_id: str) -> Response:
+        num_answers = await frontdoor.abort(caller_of(frontdoor, request), request_id)
+        return JSONResponse({"id": request_id, "object": "request.aborted", "num_answers": num_answers})
+
+    app.post("/v1/requests/{request_id}/abort")(abort)
 
 
 # --- errors, health -----------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from coppice.messages.step import RefusalCode
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state.leases import Lease, LeaseTable
-from coppice_scheduler.core.state.request import Finish
+from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import Sequence
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler.scheduler_index import FakeIndex
 from tests.fakes.scheduler.scheduler_world import MS, World
 
 STOPS = frozenset({7})
+ABORTED = OutputError(OutputErrorCode.ABORTED, "aborted")
 
 
 def build(seed: int) -> World:
@@ -81,6 +82,13 @@ class Chaos:
     def cancel(self) -> None:
         if self.count:
             self.world.cancel(f"r{self.random.randrange(1, self.count + 1)}")
+
+    def abort(self) -> None:
+        """Several in one turn, as the answers of one call end."""
+        for number in range(self.count, max(self.count - 4, 0), -1):
+            if f"r{number}" in self.world.outcomes:
+                self.world.end(f"r{number}", ABORTED)
+        self.world.poke()
 
     def worker_restart(self) -> None:
         name = self.random.choice(sorted(self.world.workers))
@@ -195,6 +203,14 @@ def test_index_faults(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(15))
 def test_all_faults(seed: int) -> None:
     assert_settled(play(seed, ALL_FAULTS, 80), SEALS_LOST | SOURCE_LOST)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_aborted_calls(seed: int) -> None:
+    world = play(seed, [*ALL_FAULTS, "abort", "abort", "submit_forks"], 80)
+    assert_settled(world, SEALS_LOST | SOURCE_LOST)
+    ends = [outcome.last for outcome in world.outcomes.values()]
+    assert [end for end in ends if end is not None and end.error == ABORTED]
 
 
 @pytest.mark.wide

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coppice.messages.index import Acquire, AnswerBatch, Extend, Publish, Release
-from coppice_scheduler.core.state.request import Finish
+from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler.scheduler_bench import BLOCK, MS, Bench, rows_of, tokens_of
 from tests.fakes.scheduler.scheduler_worker import u32
@@ -211,6 +211,30 @@ def test_cancel_while_running_emits_nothing_after() -> None:
     bench.cancel("r")
     bench.cancel("nobody")
     assert len(bench.outputs) == 1
+
+
+ABORTED = OutputError(OutputErrorCode.ABORTED, "aborted")
+
+
+@pytest.mark.parametrize("reached", ["asking", "granted", "decoding"])
+def test_an_end_with_an_error_is_the_one_end_and_gives_all_back(reached: str) -> None:
+    bench = Bench()
+    bench.submit("r", 3)
+    if reached != "asking":
+        bench.answer()
+    if reached == "decoding":
+        bench.result({1: 1})
+    assert bench.core.end("r", ABORTED, bench.now_ns)
+    assert not bench.core.end("r", ABORTED, bench.now_ns), "it has ended in this turn"
+    bench.advance()
+    assert (bench.last("r").finish, bench.last("r").error) == (Finish.ERROR, ABORTED)
+    bench.settle()
+    while bench.plans:
+        bench.result(dict.fromkeys(rows_of(bench.plans[0]), 9))
+    bench.settle()
+    assert len(bench.outputs) == 1 + (reached == "decoding")
+    assert bench.core.is_idle()
+    assert not bench.core.end("r", ABORTED, bench.now_ns)
 
 
 def test_the_timeline_tells_where_the_time_went() -> None:

@@ -35,6 +35,7 @@ class Request(Record, frozen=True):
     reuse: Reuse = Reuse.UNKNOWN  # what the client knows of the future of its prompt
     retain_ms: int = 0  # keep the prompt's blocks for so long after it was computed
     salt: bytes = b""  # SALT_BYTES of `digest_salt`: its prefixes are shared with this salt alone; empty = none
+    names: tuple[str, ...] = ()  # that its tenant knows it by; others of that tenant may have the same
 
 
 NOT_SERVED = "the tenant was removed or moved to another domain by the operator of this service"
@@ -80,6 +81,7 @@ class OutputErrorCode(Enum):
     DEADLINE = "deadline"  # the request's own
     TENANT_REMOVED = "tenant_removed"  # or moved to another domain
     KEY_REVOKED = "key_revoked"  # the key that the request came with
+    ABORTED = "request_aborted"  # by its tenant, who named it
     GRAMMAR = "grammar_limit"  # its grammar takes more work than is done for one answer
     SCHEDULER_LOST = "scheduler_lost"  # the planner went away while it ran
     INTERNAL = "internal"

@@ -15,6 +15,7 @@ TYPES = {
     ErrorKind.TIMEOUT: "invalid_request_error",
     ErrorKind.TOO_LARGE: "request_too_large",
     ErrorKind.BUSY: "rate_limit_error",
+    ErrorKind.ABORTED: "invalid_request_error",  # they have none for it; others are sent again
     ErrorKind.INTERNAL: "api_error",
     ErrorKind.UNAVAILABLE: "overloaded_error",
     ErrorKind.DEADLINE: "timeout_error",

@@ -3,6 +3,7 @@
     front door --generate(request)--> Output, Output, ... Output(finish)
                --finish(id)---------> (a stop string was found)         ends with Finish.STOP
                --aclose()-----------> (the client went away)            nothing more comes
+               --abort(names)-------> (its tenant wants no more of it)  ends with Finish.ERROR
 
 The front door knows text, the engine knows tokens. `tests/fakes/api/engine.py` is the stand-in for tests.
 """
@@ -31,6 +32,14 @@ class RequestRefused(Exception):
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.message)
         self.refused = refused
+
+
+class EngineLost(Exception):
+    """The planner is gone, or about to be: nobody knows what is at work."""
+
+    def __init__(self, error: OutputError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class Engine(Protocol):
@@ -64,6 +73,13 @@ class Engine(Protocol):
 
     def end(self, request_id: str, error: OutputError) -> None:
         """End with this error. Unknown and finished ids are ignored."""
+        ...
+
+    async def abort(self, tenant: str, names: tuple[str, ...]) -> int:
+        """End all requests of this tenant that have one of these names with an error that says so; their number.
+
+        Whichever front door they came by. Raises EngineLost.
+        """
         ...
 
     @property

@@ -25,6 +25,7 @@ class ErrorKind(Enum):
     TIMEOUT = (408, "invalid_request_error")
     TOO_LARGE = (413, "invalid_request_error")
     BUSY = (429, "rate_limit_error")
+    ABORTED = (499, "aborted_error")  # as google.rpc.Code maps CANCELLED; clients send 409 and 5xx again by themselves
     INTERNAL = (500, "server_error")
     UNAVAILABLE = (503, "service_unavailable_error")
     DEADLINE = (504, "timeout_error")
@@ -86,6 +87,16 @@ def model_not_found(asked: str, served: str) -> ApiError:
     )
 
 
+def request_not_found(asked: str) -> ApiError:
+    """The same for what never was, what is over, and what another tenant has."""
+    return ApiError(
+        ErrorKind.NOT_FOUND,
+        f"No request {asked[:_SHOWN_CHARS]!r} of yours is running or waiting.",
+        param="request_id",
+        code="request_not_found",
+    )
+
+
 def not_ready() -> ApiError:
     return ApiError(
         ErrorKind.UNAVAILABLE,
@@ -115,6 +126,7 @@ _OUTPUT_KIND = {
     OutputErrorCode.INTERNAL: ErrorKind.INTERNAL,
     OutputErrorCode.TENANT_REMOVED: ErrorKind.UNAUTHENTICATED,
     OutputErrorCode.KEY_REVOKED: ErrorKind.UNAUTHENTICATED,
+    OutputErrorCode.ABORTED: ErrorKind.ABORTED,
 }
 
 _RETRY_ANYWAY_MS = 1000  # for kinds that pass by themselves when the core names no time

@@ -74,7 +74,7 @@ def check_messages(prompt: ChatPrompt) -> None:
             raise invalid(f"{where} are for messages of the assistant.", param=where)
 
 
-def check_it_may_go_on(spec: GenerationSpec) -> None:
+def _check_it_may_go_on(spec: GenerationSpec) -> None:
     """A form is that of a whole answer. Raises ApiError."""
     if spec.goes_on and spec.output_format is not None:
         field = spec.output_format.field
@@ -113,6 +113,7 @@ class PromptReader:
 
     async def admit(self, tenant: str, spec: GenerationSpec) -> tuple[Admitted, ...]:
         """All prompts of a call, or ApiError for the first that cannot run."""
+        _check_it_may_go_on(spec)
         if not spec.prompts:
             raise invalid("prompt is empty", param="prompt", code="empty")
         if len(spec.prompts) > MAX_PROMPTS:

@@ -1,7 +1,8 @@
 """Calls at work: every answer of a call is one run, all runs at once, their deltas joined as they come.
 
 Where the best of several candidates are asked for, they are told when all have ended. A refusal or failure of one run
-ends the call; closing `Call.deltas()` cancels what runs.
+ends the call; closing `Call.deltas()` cancels what runs. So may another call of the tenant, which may have come by
+another front door: the planner ends it as it ends a failure (`abort_calls`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from opentelemetry import trace
 
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Output, Request
-from coppice_scheduler.edge.base.engine import Engine, RequestRefused
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, from_refused
+from coppice_scheduler.edge.base.engine import Engine, EngineLost, RequestRefused
+from coppice_scheduler.edge.base.errors import (
+    ApiError,
+    ErrorKind,
+    code_of,
+    from_output,
+    from_refused,
+    request_not_found,
+)
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.base.request_id import names_meant
 from coppice_scheduler.edge.beams.run import BeamRun
 from coppice_scheduler.edge.frontend.admission import Admitted
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
@@ -180,6 +189,20 @@ class _Clock:
     def finished(self, reason: str, usage: Usage) -> None:
         whole_s = (time.monotonic_ns() - self._request.arrived_ns) / 1e9
         self._metrics.finished(self._request.tenant, whole_s, reason, usage.completion_tokens)
+
+
+async def abort_calls(engine: Engine, tenant: Tenant, asked: str) -> int:
+    """End all calls of the tenant whose `X-Request-Id`, or the id of whose answer, is `asked`.
+
+    Returns how many answers ended. Raises ApiError: NOT_FOUND where the tenant has none at work.
+    """
+    try:
+        num_answers = await engine.abort(tenant.id, names_meant(asked))
+    except EngineLost as lost:
+        raise from_output(lost.error) from lost
+    if not num_answers:
+        raise request_not_found(asked)
+    return num_answers
 
 
 async def _merge(runs: tuple[Run | BeamRun, ...]) -> AsyncGenerator[Delta, None]:

@@ -33,9 +33,9 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.request_id import RequestId, request_id_of
 from coppice_scheduler.edge.beams.run import BeamRun
 from coppice_scheduler.edge.beams.search import BeamOptions
-from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader, check_it_may_go_on
+from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
-from coppice_scheduler.edge.frontend.calls import Call, Run, outputs_of
+from coppice_scheduler.edge.frontend.calls import Call, Run, abort_calls, outputs_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
 from coppice_scheduler.edge.frontend.generation_spec import (
@@ -160,6 +160,10 @@ class FrontDoor:
         counted = [left for left in (self._limits.left(tenant), told.requests) if left is not None]
         return TenantLimitsLeft(min(counted, key=lambda left: left.left, default=None), told.tokens)
 
+    async def abort(self, tenant: Tenant, asked: str) -> int:
+        """End the tenant's calls of this id; how many answers ended. Raises ApiError (NOT_FOUND)."""
+        return await abort_calls(self._engine, tenant, asked)
+
     async def read(self, tenant: Tenant, raw: bytes, parse: Callable[[bytes], T]) -> T:
         """What `parse` makes of a body, beside the loop where the body is large. Raises what `parse` raises."""
         if len(raw) <= SHORT_SIZE:
@@ -197,12 +201,12 @@ class FrontDoor:
         """
         arrived_ns = time.monotonic_ns()
         self.check_model(spec.model)
-        call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{(request_id or request_id_of(None)).unique}"
+        request_id = request_id or request_id_of(None)
+        call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{request_id.unique}"
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
             await self.loop_share.take(tenant.id, _units_to_open(spec))
             spec = await self._with_tools(tenant.id, spec)
-            check_it_may_go_on(spec)
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = _deadline_ns(spec, arrived_ns)
             salt = _salt(spec, tenant.domain)
@@ -240,6 +244,7 @@ class FrontDoor:
             deadline_ns=deadline_ns,
             reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
             retain_ms=min(spec.retain_ms, self._max_retain_ms),
+            names=request_id.names,
             salt=salt,
         )
         # What the client sent is not kept while the call runs.

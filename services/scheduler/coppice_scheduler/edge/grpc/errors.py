@@ -28,6 +28,7 @@ _CODES = {
     ErrorKind.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorKind.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.ABORTED: grpc.StatusCode.CANCELLED,
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
     ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,

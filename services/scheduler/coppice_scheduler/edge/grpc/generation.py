@@ -66,6 +66,7 @@ class Generation:
             "ListModels": (pb.ListModelsRequest, self._list_models),
             "Tokenize": (pb.TokenizeRequest, self._tokenize),
             "Detokenize": (pb.DetokenizeRequest, self._detokenize),
+            "Abort": (pb.AbortRequest, self._abort),
         }
         return grpc.method_handlers_generic_handler(
             SERVICE, {name: self._guarded(*method) for name, method in methods.items()}
@@ -144,6 +145,9 @@ class Generation:
     async def _detokenize(self, request: pb.DetokenizeRequest, caller: _Caller) -> Answers:
         self._frontdoor.check_model(request.model)
         yield pb.DetokenizeResponse(text=await self._frontdoor.detokenize(caller.tenant, request.tokens, "tokens"))
+
+    async def _abort(self, request: pb.AbortRequest, caller: _Caller) -> Answers:
+        yield pb.AbortResponse(num_answers=await self._frontdoor.abort(caller.tenant, request.request_id))
 
     def _tenant(self, context: Context) -> Tenant:
         return self._frontdoor.tenant_of(bearer_key(_sent(context, "authorization") or ""))

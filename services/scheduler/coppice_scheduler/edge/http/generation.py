@@ -32,6 +32,7 @@ from coppice_scheduler.edge.text.text_stream import Delta
 
 log = logging.getLogger("coppice.scheduler.http")
 WARNINGS_MAX = 256  # of unknown fields, in the life of a front door
+IDEMPOTENCY_KEY = "idempotency-key"  # a header that promises what is not kept here: a retry is computed again
 FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with a comment
 
 
@@ -96,15 +97,22 @@ class Generation:
     async def answer(self, request: Request, surface: Surface[A]) -> Response:
         tenant = caller_of(self._frontdoor, request)
         parent = context_from_headers(request.headers)
+        unkept = (IDEMPOTENCY_KEY,) if IDEMPOTENCY_KEY in request.headers else ()
         with self._frontdoor.bodies.body(tenant.id) as body:
             await read_body(request, self._body_timeout_s, body, self._frontdoor.loop_share)
             answer = await unless_disconnected(
-                request.receive, lambda: self._answer(tenant, body, surface, parent, id_of(request))
+                request.receive, lambda: self._answer(tenant, body, surface, parent, id_of(request), unkept)
             )
         return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
 
     async def _answer(
-        self, tenant: Tenant, body: Body, surface: Surface[A], parent: Context, request_id: RequestId
+        self,
+        tenant: Tenant,
+        body: Body,
+        surface: Surface[A],
+        parent: Context,
+        request_id: RequestId,
+        unkept: tuple[str, ...],
     ) -> Response:
         try:
             asked = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: surface.parse(raw, self._reading))
@@ -116,7 +124,7 @@ class Generation:
             raise
         shape, headers, streams = (
             surface.shape(call, asked),
-            self._headers(tenant, asked, surface.strict_field),
+            self._headers(tenant, asked, surface.strict_field, unkept),
             asked.spec.streams,
         )
         size = call.num_prompt_tokens * (asked.spec.num_logprobs_of_prompt or 0)
@@ -130,8 +138,9 @@ class Generation:
         # What is told of prompts may be large: it is written beside the loop.
         return _json(await self._frontdoor.text_work.run(tenant.id, size, lambda: write_json(shape.whole())), headers)
 
-    def _headers(self, tenant: Tenant, asked: Asked, strict_field: str) -> dict[str, str]:
-        ignored, use = asked.ignored, asked.spec.tool_use
+    def _headers(self, tenant: Tenant, asked: Asked, strict_field: str, unkept: tuple[str, ...]) -> dict[str, str]:
+        """`unkept`: headers of the request that were taken without effect."""
+        ignored, use = unkept + asked.ignored, asked.spec.tool_use
         if use is not None and self._frontdoor.syntax.tools.ignores_strict(use):
             ignored += (strict_field,)
         return {**ignored_header(ignored), **rate_headers(self._frontdoor.limits_left(tenant))}

@@ -1,7 +1,7 @@
 """The planner as a front door sees it: an `Engine` over the socket to the planner's process.
 
-    generate, finish --collected for a turn of the loop, or a moment of a long one--> Asks --> planner
-    Turn --> Streams --> generate's reader
+    generate, finish, abort --collected for a turn of the loop, or a moment of a long one--> Asks --> planner
+    Turn --> Streams --> generate's reader, abort's answer
 
 When the socket ends, the planner is gone: every stream ends with an error, and the front door with it.
 """
@@ -15,12 +15,13 @@ from collections.abc import AsyncGenerator, Callable
 from coppice.edge.codec import MalformedFrame
 from coppice.edge.wire import Splitter, WireGarbled, framed
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
-from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     FROM_DOOR,
     MESSAGE_BYTES_MAX,
     TO_DOOR,
+    Abort,
     Asks,
     Beat,
     Cancel,
@@ -47,8 +48,11 @@ class DoorEngine(asyncio.Protocol):
         self._incoming = Splitter(MESSAGE_BYTES_MAX)
         self._transport: asyncio.WriteTransport | None = None
         self._standing = PlannerState(False, False, _NO_STATS)
-        self._requests: list[Request] = []  # not sent yet, nor the cancels
+        self._requests: list[Request] = []  # not sent yet, nor the cancels and aborts
         self._cancels: list[Cancel] = []
+        self._aborts: list[Abort] = []
+        self._num_aborts = 0  # so far
+        self._abort_answers: dict[int, asyncio.Future[int]] = {}  # by number of the question
         self._collecting_since_s = 0.0
         self._lost: OutputError | None = None
         self.changed = asyncio.Event()  # readiness, or one of the two below
@@ -97,6 +101,20 @@ class DoorEngine(asyncio.Protocol):
         if self._streams.end(request_id, error):
             self._cancel(request_id, Finish.CANCELLED)
 
+    async def abort(self, tenant: str, names: tuple[str, ...]) -> int:
+        if self._lost is not None:
+            raise EngineLost(self._lost)
+        self._num_aborts += 1
+        number = self._num_aborts
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._abort_answers[number] = answer
+        self._aborts.append(Abort(number, tenant, names))
+        self._ask_soon()
+        try:
+            return await answer
+        finally:
+            del self._abort_answers[number]
+
     @property
     def tenants_refused(self) -> bool:
         return self._standing.tenants_refused
@@ -132,6 +150,9 @@ class DoorEngine(asyncio.Protocol):
         """End all streams with an error, now and from now on."""
         self._lost = OutputError(OutputErrorCode.SCHEDULER_LOST, why, retry_after_ms=1000)
         self._streams.end_all(self._lost)
+        for answer in self._abort_answers.values():
+            if not answer.done():
+                answer.set_exception(EngineLost(self._lost))
         self.changed.set()
 
     def _take(self, message: ToDoor) -> None:
@@ -139,6 +160,10 @@ class DoorEngine(asyncio.Protocol):
             for refusal in message.refusals:
                 self._streams.refuse(refusal.request_id, refusal.refused)
             self._streams.take(message.tokens, message.outputs)
+            for aborted in message.aborted:
+                answer = self._abort_answers.get(aborted.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(aborted.num_requests)
         elif isinstance(message, PlannerState):
             if message.ready != self._standing.ready:
                 self.changed.set()
@@ -162,17 +187,18 @@ class DoorEngine(asyncio.Protocol):
 
     def _ask_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        if len(self._requests) + len(self._cancels) == 1:
+        if len(self._requests) + len(self._cancels) + len(self._aborts) == 1:
             self._collecting_since_s = loop.time()
             loop.call_soon(self._ask)
         elif loop.time() - self._collecting_since_s > COLLECT_S:
             self._ask()
 
     def _ask(self) -> None:
-        if self._requests or self._cancels:
-            self.send(Asks(tuple(self._requests), tuple(self._cancels)))
+        if self._requests or self._cancels or self._aborts:
+            self.send(Asks(tuple(self._requests), tuple(self._cancels), tuple(self._aborts)))
             self._requests.clear()
             self._cancels.clear()
+            self._aborts.clear()
 
 
 _NO_STATS = SchedulerStats(0, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)

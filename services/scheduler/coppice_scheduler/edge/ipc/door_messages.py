@@ -2,6 +2,8 @@
 
 planner -> door   Start, then PlannerState (at changes, and a few times a second), Turn (one per turn), Tenants, Stop
 door -> planner   Serving or CannotServe, then Asks (one per turn of its loop), Beat (each second)
+
+An Abort may concern requests of other front doors. The answer to it follows, in a Turn, when they have ended.
 """
 
 from __future__ import annotations
@@ -44,11 +46,25 @@ class Cancel(Record, frozen=True):
     finish: Finish  # CANCELLED, or STOP where a stop string was found
 
 
+class Abort(Record, frozen=True):
+    """End what this tenant knows by one of these names, whichever front door has it."""
+
+    number: int  # of the question; unique for its front door
+    tenant: str
+    names: tuple[str, ...]
+
+
+class Aborted(Record, frozen=True):
+    number: int  # of the question
+    num_requests: int  # that have ended with it; 0: the tenant has none of these names
+
+
 class Asks(Message, frozen=True):
-    """New requests, then cancels."""
+    """New requests, then cancels, then aborts."""
 
     requests: tuple[Request, ...]
     cancels: tuple[Cancel, ...]
+    aborts: tuple[Abort, ...] = ()
 
 
 class Beat(Message, frozen=True):
@@ -66,6 +82,7 @@ class Turn(Message, frozen=True):
     refusals: tuple[RefusedRequest, ...]
     tokens: tuple[TokenBatch, ...]
     outputs: tuple[Output, ...]
+    aborted: tuple[Aborted, ...] = ()
 
 
 class PlannerState(Message, frozen=True):

@@ -1,6 +1,6 @@
 """The planner's side of the front doors: who asked for what, and one message for each of them per turn.
 
-    Asks  --planner's inbox-->  core.submit, core.cancel
+    Asks  --planner's inbox-->  core.submit, core.cancel, core.end
     Effects of a turn  --split by door-->  Turn  --DoorChannel-->  front door
 
 A front door that goes away takes its requests with it: they are cancelled in the next turn.
@@ -22,6 +22,8 @@ from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
     Output,
+    OutputError,
+    OutputErrorCode,
     Refused,
     RefusedReason,
     Request,
@@ -30,6 +32,8 @@ from coppice_scheduler.core.state.request import (
 from coppice_scheduler.core.state.settings import TenantSettings
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
+    Abort,
+    Aborted,
     Asks,
     PlannerState,
     RefusedRequest,
@@ -37,11 +41,13 @@ from coppice_scheduler.edge.ipc.door_messages import (
     ToDoor,
     Turn,
 )
+from coppice_scheduler.edge.planner.call_names import CallNames
 from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, Planner
 from coppice_scheduler.edge.planner.refusals import RefusalLog
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
 
 _log = logging.getLogger("coppice.scheduler")
+_ABORTED = OutputError(OutputErrorCode.ABORTED, "The request was aborted, as another call of its tenant asked.")
 OUTAGE_S = 15.0  # a part that is gone for so long is not merely restarting: clients are told to go elsewhere
 
 
@@ -59,6 +65,7 @@ class Door:
     channel: Channel
     refusals: list[RefusedRequest] = field(default_factory=list)  # since the last turn
     taken: list[Output] = field(default_factory=list)  # without tokens: that streams were taken, since the last turn
+    aborted: list[Aborted] = field(default_factory=list)  # since the last turn
     requests: set[str] = field(default_factory=set)  # at work
 
 
@@ -77,6 +84,7 @@ class Doors:
         self.planner = Planner(core, cache_address, name, self._deliver, failed, tls=tls)
         self._doors: dict[int, Door] = {}
         self._door_of: dict[str, Door] = {}  # by request id
+        self._names = CallNames()
         self._draining = False
         self._standing: tuple[bool, bool] | None = None  # (ready, accepts), as last told
         self._told_ns = 0
@@ -144,6 +152,13 @@ class Doors:
             self._submit(door, request, now_ns)
         for cancel in asks.cancels:
             self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
+        for abort in asks.aborts:
+            door.aborted.append(Aborted(abort.number, self._abort(abort, now_ns)))
+
+    def _abort(self, abort: Abort, now_ns: int) -> int:
+        """The number of requests that ended; what ended earlier in this turn is none of them."""
+        request_ids = self._names.find(abort.tenant, abort.names)
+        return sum(self.planner.core.end(request_id, _ABORTED, now_ns) for request_id in request_ids)
 
     def _submit(self, door: Door, request: Request, now_ns: int) -> None:
         refused = self._decided(request, now_ns)
@@ -155,6 +170,7 @@ class Doors:
             door.taken.append(Output(request.request_id, b""))
         door.requests.add(request.request_id)
         self._door_of[request.request_id] = door
+        self._names.add(request)
 
     def _decided(self, request: Request, now_ns: int) -> Refused | None:
         """The core's word on it. A fault that changed nothing is this request's alone; any other ends the planner."""
@@ -171,6 +187,7 @@ class Doors:
         now_ns = time.monotonic_ns()
         for request_id in door.requests:
             del self._door_of[request_id]
+            self._names.remove(request_id)
             self.planner.core.cancel(request_id, now_ns, Finish.CANCELLED)
         door.requests.clear()
 
@@ -183,13 +200,15 @@ class Doors:
                 outputs.setdefault(door.number, []).append(output)
                 if output.finish is not None:
                     del self._door_of[output.request_id]
+                    self._names.remove(output.request_id)
                     door.requests.remove(output.request_id)
         for number, door in self._doors.items():
-            if door.refusals or number in tokens or number in outputs:
+            if door.refusals or door.aborted or number in tokens or number in outputs:
                 made = tuple(tokens.get(number, ())), tuple(outputs.get(number, ()))
-                door.channel.send(Turn(tuple(door.refusals), *made))
+                door.channel.send(Turn(tuple(door.refusals), *made, tuple(door.aborted)))
                 door.refusals.clear()
                 door.taken.clear()
+                door.aborted.clear()
         self._tell()
 
     def _tell(self) -> None:

@@ -31,6 +31,7 @@ from coppice_scheduler.core.state.request import (
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.base.metrics import MAX_TENANT_LABELS, OTHER_TENANTS, FrontDoorMetrics, TenantLabels
+from coppice_scheduler.edge.base.request_id import RequestId
 from coppice_scheduler.edge.frontend import tracing
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import (
@@ -309,7 +310,7 @@ def test_marks_of_a_wall_clock_are_taken_as_they_are(spans: InMemorySpanExporter
     run(test)
 
 
-@pytest.mark.parametrize("kind", ["refused", "failed", "closed", "invalid"])
+@pytest.mark.parametrize("kind", ["refused", "failed", "aborted", "closed", "invalid"])
 def test_every_call_ends_its_span_and_says_how(spans: InMemorySpanExporter, kind: str) -> None:
     async def test() -> None:
         world = World()
@@ -323,6 +324,13 @@ def test_every_call_ends_its_span_and_says_how(spans: InMemorySpanExporter, kind
             call = await world.frontdoor.open(TENANT, spec())
             async with aclosing(call.deltas()) as deltas:
                 await anext(deltas)
+        elif kind == "aborted":
+            call = await world.frontdoor.open(TENANT, spec(), None, RequestId("x", "x-1"))
+            async with aclosing(call.deltas()) as deltas:
+                await anext(deltas)
+                assert await world.frontdoor.abort(TENANT, "x") == 1
+                with pytest.raises(ApiError):
+                    await anext(deltas)
         else:
             prompt = TokenPrompt(pack([99999])) if kind == "invalid" else TextPrompt("x")
             with pytest.raises(ApiError):
@@ -331,6 +339,7 @@ def test_every_call_ends_its_span_and_says_how(spans: InMemorySpanExporter, kind
         expected = {
             "refused": "queue_full",
             "failed": "worker_lost",
+            "aborted": "request_aborted",
             "closed": "cancelled",
             "invalid": "invalid_token_id",
         }

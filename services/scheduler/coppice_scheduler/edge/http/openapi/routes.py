@@ -28,7 +28,10 @@ _RETRY_HEADERS = {
 }
 _ANSWER_HEADERS = {
     HEADER: {"description": "The client's own, or one of ours.", "schema": {"type": "string"}},
-    IGNORED_HEADER: {"description": "Fields that were taken without effect.", "schema": {"type": "string"}},
+    IGNORED_HEADER: {
+        "description": "Fields that were taken without effect, and `idempotency-key`.",
+        "schema": {"type": "string"},
+    },
 }
 
 
