@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from coppice import LLM, Generation, Piece, SamplingOptions
 from coppice.errors import UsageError
@@ -38,6 +39,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 WRONG = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"pattern": "("}}}}}
 NAMED = {"type": "function", "function": {"name": "City"}}
+MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 USER = {"role": "user", "content": "How is it?"}
 OPTIONS = SamplingOptions(max_tokens=1500, temperature=1.2, seed=3)
 
@@ -46,6 +48,9 @@ OPTIONS = SamplingOptions(max_tokens=1500, temperature=1.2, seed=3)
 def llm_of(folder: Path, template: str) -> Iterator[LLM]:
     path = write_tiny_checkpoint(folder / "tiny", "qwen2", seed=6)
     (path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_special_tokens(MARKERS)
+    tokenizer.save(str(path / "tokenizer.json"))
     with LLM(path, num_blocks=512, threads=1) as llm:
         yield llm
 
@@ -126,6 +131,33 @@ def test_tools_that_must_not_be_called_are_not(llm: LLM) -> None:
     assert generation.prompt.startswith("City Now")
     assert generation.tool_calls == ()
     assert "<tool_call>" not in generation.text
+
+
+def token_of(llm: LLM, text: str) -> int:
+    (generation,) = llm.generate(text, SamplingOptions(max_tokens=1))
+    (token_id,) = generation.prompt_token_ids
+    return token_id
+
+
+def test_the_token_that_opens_calls_is_forbidden_whatever_was_asked(llm: LLM) -> None:
+    opens = token_of(llm, "<tool_call>")
+    wanted = SamplingOptions(max_tokens=20, seed=1, logit_bias={opens: 100})
+    (free,) = llm.chat([USER], wanted)
+    (bound,) = llm.chat([USER], wanted, tools=TOOLS, tool_choice="none")
+    assert opens in free.token_ids
+    assert opens not in bound.token_ids
+
+
+def test_reasoning_ends_at_a_token_that_is_no_text(thinking: LLM) -> None:
+    closes = token_of(thinking, "</think>")
+    wanted = SamplingOptions(
+        max_tokens=300, structured_outputs={"choice": ["left", "right"]}, logit_bias={closes: 9}, seed=2
+    )
+    (generation,) = thinking.chat([USER], wanted, chat_template_kwargs={"is_open": True})
+    assert closes in generation.token_ids
+    assert generation.text in ("left", "right")
+    assert "think>" not in generation.reasoning
+    same(generation, list(thinking.stream_chat([USER], wanted, chat_template_kwargs={"is_open": True})))
 
 
 def test_reasoning_is_no_part_of_the_text(thinking: LLM) -> None:
