@@ -98,5 +98,5 @@ def test_programs_of_the_anthropic_api_go_through_it_too(proxy: str) -> None:
 
 
 def test_refusals_come_through(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="n is 99; it must be from 1 to 8"):
-        client.chat.completions.create(**{**OPTIONS, "n": 99})
+    with pytest.raises(openai.BadRequestError, match="n is 999; it must be from 1 to"):
+        client.chat.completions.create(**{**OPTIONS, "n": 999})

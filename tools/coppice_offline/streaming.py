@@ -72,7 +72,7 @@ class GenerationStream(Iterator[Piece]):
 
 def generation_of(prompt: Read, group: Sequence[RequestStream]) -> Generation:
     """After the last output of each."""
-    wants_prompt = group[0].request.sampling.prompt_logprobs
+    wants_prompt = group[0].request.sampling.num_prompt_logprobs is not None
     return Generation(
         prompt=prompt.text,
         prompt_token_ids=unpack_tokens(prompt.tokens),

@@ -175,7 +175,7 @@ def test_no_prompts_are_no_generations(llm: LLM) -> None:
     [
         {"max_tokens": 0},
         {"n": 0},
-        {"n": 9},
+        {"n": 129},
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"top_p": 0},

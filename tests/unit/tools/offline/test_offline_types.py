@@ -14,6 +14,7 @@ import pytest
 import coppice
 from coppice import LLM, SamplingOptions
 from coppice.errors import CoppiceError, UsageError
+from coppice.messages.sampling import CHOICES_MAX
 
 CHAT = [{"role": "user", "content": "Hello?"}]
 WRONG: list[tuple[str, Any]] = [
@@ -48,7 +49,7 @@ def test_a_refusal_says_what_would_be_right() -> None:
     assert said[:4] == [
         "stop is 5; it must be a text, or several, none of them empty",
         "temperature is 'hot'; it must be a number from 0 to 2",
-        "n is 1.5; it must be an integer from 1 to 8",
+        f"n is 1.5; it must be an integer from 1 to {CHOICES_MAX}",
         "logit_bias is [3]; it must be a mapping of token ids to numbers from -100 to 100",
     ]
     assert len(said[4]) < 200
