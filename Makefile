@@ -5,6 +5,7 @@
 # make flaky N=10  the tests again and again, each time in another order, beside a busy neighbour
 # make seeds       300 seeds of the simulator, others each day   make seeds RUNS=1000 SEED=50000
 # make test-containers  build the images, run the stack in containers and break it (Docker, or podman)
+# make test-programs    install programs that people have (instructor, litellm) beside .venv, and run them against a stack
 # make check       format, lint, types, import contracts, unsafe calls, generated code, tidiness
 # make model       check the models in models/ (needs spin and gcc)
 # make proto       generate shared/coppice_rpc from shared/protos
@@ -33,7 +34,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-containers flaky seeds check model proto proto-drift demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-containers test-programs flaky seeds check model proto proto-drift demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -78,6 +79,14 @@ test-containers: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt podman-compose==1.6.0
 	$(BIN)/python -m pytest -p no:xdist -rs -m containers tests/containers $(ARGS)
 
+# These programs want other versions than .venv has: they get an environment of their own, and tests start them there.
+PROGRAMS := build/programs
+test-programs: venv
+	test -x $(PROGRAMS)/bin/python || $(BIN)/python -m venv $(PROGRAMS)
+	$(PROGRAMS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c tests/programs/constraints.txt -r tests/programs/requirements.txt
+	$(TEST_ENV) $(BIN)/python -m pytest -p no:xdist -rs -m programs tests/programs $(ARGS)
+
 check: venv proto-drift
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -109,3 +118,5 @@ lock: venv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
 		--custom-compile-command "make lock" --output-file constraints.txt $(ARGS) pyproject.toml
 	sed -i.old -E '/^(cuda|nvidia)-/d' constraints.txt && rm constraints.txt.old
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		--output-file tests/programs/constraints.txt $(ARGS) tests/programs/requirements.txt

@@ -63,7 +63,7 @@ class LocalEngine:
         open_guide: OpenGuide | None = None,
     ) -> None:
         """`open_guide`: see `WorkerCore`."""
-        self._executor = executor
+        self._executor: Executor | None = executor  # None: closed
         self._now_ns = now_ns
         self._scheduler = SchedulerCore(settings.scheduler)
         self._worker = WorkerCore(settings.worker, open_guide)
@@ -97,6 +97,10 @@ class LocalEngine:
     def cancel(self, request_id: str, finish: Finish = Finish.CANCELLED) -> None:
         """End a request; unknown and finished ones are left alone."""
         self._scheduler.cancel(request_id, self._now_ns(), finish)
+
+    def close(self) -> None:
+        """Lets the executor go, whoever still knows this engine. Nothing is computed any more."""
+        self._executor = None
 
     @property
     def is_idle(self) -> bool:
@@ -179,6 +183,7 @@ class LocalEngine:
                         raise AssertionError(f"nothing here can bring the index to {effect!r}")
 
     def _compute(self, plan: StepPlan) -> StepResult:
+        assert self._executor is not None, "a closed engine computes nothing"
         applied = self._worker.apply(self._epoch, plan)
         assert isinstance(applied, Applied), "plans come in order, each once"
         began_ns = self._now_ns()

@@ -21,12 +21,12 @@ class CompiledGrammars:
         self._load = cache(load)
         self._kept: dict[str, Compiled] = {}
 
-    def check(self, grammar: str) -> None:
-        """Raises UsageError for a grammar that cannot be used."""
+    def check(self, grammar: str, field: str) -> None:
+        """Raises UsageError, which names `field`, for a grammar that cannot be used."""
         try:
             self._compiled(grammar)
         except GrammarError as error:
-            raise UsageError(f"structured_outputs cannot be used: {error}") from None
+            raise UsageError(f"{field} cannot be used: {error}") from None
 
     def open(self, _: DomainId, grammar: str) -> GrammarGuide:
         """Of a grammar that was checked."""

@@ -1,8 +1,10 @@
 """`coppice.LLM`: a model in this process, for scripts and notebooks. No service, no port, no thread of ours.
 
-    llm = LLM("path/to/checkpoint")
-    for generation in llm.generate(["Once upon", "It was"], SamplingOptions(max_tokens=20)):
-        print(generation.text)
+    with LLM("path/to/checkpoint") as llm:
+        for generation in llm.generate(["Once upon", "It was"], SamplingOptions(max_tokens=20)):
+            print(generation.text)
+        for piece in llm.stream("Once upon", SamplingOptions(max_tokens=20)):
+            print(piece.text, end="")
 
 It is the same cache, scheduler and worker as in the services (`engine.py`), so prompts are batched, and what one call
 computed for the beginning of a prompt is found again by the next.
@@ -10,45 +12,36 @@ computed for the beginning of a prompt is found again by the next.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
 
 from coppice.errors import UsageError
-from coppice.grammar import Grammars
-from coppice.ids import DomainId, WorkerId
 from coppice.messages.sampling import COMPLETION_TOKENS
-from coppice.namespaces import encode_namespace
-from coppice_cache.core.base.settings import CoreSettings, DomainConfig
-from coppice_offline.device import DeviceName, DtypeChoice, load_executor
-from coppice_offline.engine import EngineSettings, LocalEngine
-from coppice_offline.grammars import CompiledGrammars
-from coppice_offline.options import Defaults, SamplingOptions, sampling_of, stop_token_ids_of
+from coppice_offline.device import DeviceName, DtypeChoice, give_memory_back, load_executor
+from coppice_offline.interface import checks
+from coppice_offline.interface.errors import EngineBroken
+from coppice_offline.interface.options import SamplingOptions
+from coppice_offline.interface.results import Generation
+from coppice_offline.loading import Loaded, load
 from coppice_offline.progress import progress_bar
-from coppice_offline.prompts import Message, PromptReader, Read
-from coppice_offline.results import Generation
-from coppice_offline.runner import Runner
-from coppice_offline.stream import RequestStream
-from coppice_scheduler.core.state.request import Request
-from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
-from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
-from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
-from coppice_scheduler.edge.text.tokenizer import unpack_tokens
+from coppice_offline.prompts import Message, Read, read_tools
+from coppice_offline.streaming import GenerationStream, generation_of
+from coppice_scheduler.edge.text.tools.tool import ToolUse
 from coppice_up.checkpoint import find_checkpoint
 from coppice_worker.core.batch.step_batch import StepLimits
-from coppice_worker.core.batch.steps import WorkerCoreSettings
+from coppice_worker.model.executor import TorchExecutor
 
-_DOMAIN = DomainId("offline")
-_WORKER = WorkerId("offline")
-_FOREVER_MS = 1 << 40
-_WINDOW_PER_PLACE = 4  # requests in the engine for each that can run, so that it can choose among them
-_PROMPT_TAIL_BYTES = 4 * 16
+Prompt = str | Sequence[int]
+Tools = Sequence[Mapping[str, Any]]
+ToolChoice = str | Mapping[str, Any]
 
 
 class LLM:
-    """One model. Serves one call at a time."""
+    """One model. Serves one call at a time. `close`, or the end of a `with` around it, frees its memory."""
 
     def __init__(
         self,
@@ -71,8 +64,8 @@ class LLM:
         `gpu_memory_utilization` beside weights and steps. `max_running` and `max_step_tokens` bound a step;
         `max_context` shortens the model's own; `threads` are torch's on a CPU. Raises UsageError, UnavailableError.
         """
+        self._streams: WeakSet[GenerationStream] = WeakSet()  # which may have to be ended
         checkpoint = find_checkpoint(str(model))
-        text = load_checkpoint_text(checkpoint.folder)
         executor = load_executor(
             checkpoint.folder,
             device=device,
@@ -84,27 +77,44 @@ class LLM:
             block_size=block_size,
             threads=threads,
         )
-        context = min(max_context or executor.info.max_context, executor.info.max_context)
-        worker = WorkerCoreSettings(
-            worker_id=_WORKER,
-            address="here",
-            pool=executor.pool,
-            namespace=encode_namespace(executor.namespace),
-            model=checkpoint.name,
-            max_sequences=max_running,
-            max_context=context,
+        self._loaded: Loaded | None = load(
+            checkpoint,
+            executor,
+            max_running=max_running,
             max_step_tokens=max_step_tokens,
+            max_context=max_context,
         )
-        vocab_size = executor.info.vocab_size
-        self._grammars = CompiledGrammars(lambda: Grammars(text.raw.to_str(), vocab_size, text.eos_token_ids))
-        settings = _settings(worker, max_running, max_step_tokens)
-        engine = LocalEngine(executor, settings, time.monotonic_ns, self._grammars.open)
-        self._runner = Runner(engine, _WINDOW_PER_PLACE * max_running)
-        self._engine = engine
-        self._defaults = _defaults_of(text, vocab_size)
-        self._detokenizers = DetokenizerFactory(text.raw)
-        self._prompts = PromptReader(text, context, executor.pool, vocab_size)
-        self._chat_max_tokens = text.defaults.max_new_tokens or context
+        self._executor: TorchExecutor | None = executor
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model and its blocks. Open streams end; later calls raise UsageError. A second time does nothing.
+
+        Raises UsageError while `generate` or `chat` is at work, in another thread or a signal's handler.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return
+        for stream in list(self._streams):
+            with suppress(EngineBroken):
+                stream.fail(_closed())
+        if loaded.runner.is_running:
+            raise UsageError("a call of this LLM is at work, so it cannot be closed")
+        # A traceback that somebody keeps refers to `loaded`; it must not keep the model.
+        self._loaded = None
+        loaded.engine.close()
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+        give_memory_back()
 
     def generate(
         self,
@@ -118,109 +128,123 @@ class LLM:
         `params`: for all prompts, or one for each. `progress`: show a bar; None: on a terminal. Raises UsageError,
         RequestFailed, EngineBroken; KeyboardInterrupt after Ctrl-C, once what was at work has ended.
         """
-        return self._serve(self._prompts.read(prompts), params, COMPLETION_TOKENS, progress)
+        loaded = self._open()
+        return self._serve(loaded, loaded.prompts.read(prompts), params, COMPLETION_TOKENS, progress)
+
+    def stream(self, prompt: Prompt, params: SamplingOptions | None = None) -> GenerationStream:
+        """Continue one prompt, piece by piece: `for piece in llm.stream(...): print(piece.text, end="")`.
+
+        The pieces of all continuations together are what `generate` gives: `.generation` of the stream, after the
+        last. Leaving the loop, or `close` of the stream, cancels the request. Raises UsageError at once, and what
+        `generate` raises from the loop.
+        """
+        loaded = self._open()
+        return self._stream(loaded, loaded.prompts.read_one(prompt), params, COMPLETION_TOKENS)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingOptions | Sequence[SamplingOptions] | None = None,
         *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> list[Generation]:
-        """Answer a conversation (mappings with `role` and `content`), or several. As `generate`.
+        """Answer a conversation (messages as in OpenAI's API), or several. As `generate`.
 
-        `chat_template_kwargs`: what the checkpoint's template reads besides the messages, such as `enable_thinking`.
+        `tools`, `tool_choice`, `parallel_tool_calls`: what the model may call, as in OpenAI's API.
+        `chat_template_kwargs`: what the checkpoint's template reads besides, such as `enable_thinking`.
         """
-        return self._serve(
-            self._prompts.read_chats(messages, chat_template_kwargs or {}), params, self._chat_max_tokens, progress
-        )
+        loaded = self._open()
+        use = read_tools(tools, tool_choice, parallel_tool_calls)
+        offered = () if use is None else use.tools
+        read = loaded.prompts.read_chats(messages, offered, _or_empty(chat_template_kwargs))
+        return self._serve(loaded, read, params, loaded.chat_max_tokens, progress, use)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingOptions | None = None,
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> GenerationStream:
+        """Answer one conversation, piece by piece: as `stream`, with the arguments of `chat`."""
+        loaded = self._open()
+        use = read_tools(tools, tool_choice, parallel_tool_calls)
+        offered = () if use is None else use.tools
+        read = loaded.prompts.read_chat(messages, offered, _or_empty(chat_template_kwargs))
+        return self._stream(loaded, read, params, loaded.chat_max_tokens, use)
 
     def check(self) -> None:
         """Raise if an invariant of the cache, the scheduler or the worker does not hold. For tests."""
-        self._engine.check()
+        self._open().engine.check()
+
+    def _open(self) -> Loaded:
+        if self._loaded is None:
+            raise _closed()
+        return self._loaded
 
     def _serve(
         self,
+        loaded: Loaded,
         prompts: list[Read],
         params: SamplingOptions | Sequence[SamplingOptions] | None,
         max_tokens: int,
         progress: bool | None,
+        use: ToolUse | None = None,
     ) -> list[Generation]:
-        options = _one_each(params, len(prompts))
+        if progress is not None:
+            checks.flag("progress", progress)
         groups = [
-            self._streams_of(tokens, each, each.max_tokens or max_tokens)
-            for (_, tokens), each in zip(prompts, options, strict=True)
+            loaded.requests.streams_of(prompt, each, max_tokens, use, as_it_comes=False)
+            for prompt, each in zip(prompts, _one_each(params, len(prompts)), strict=True)
         ]
         streams = [stream for group in groups for stream in group]
         with progress_bar(streams, progress) as reporter:
-            self._runner.run(streams, reporter)
-        return [
-            Generation(
-                prompt=text,
-                prompt_token_ids=unpack_tokens(tokens),
-                outputs=tuple(stream.completion() for stream in group),
-                prompt_logprobs=group[0].prompt_logprobs() if each.prompt_logprobs else None,
-            )
-            for (text, tokens), each, group in zip(prompts, options, groups, strict=True)
-        ]
+            loaded.runner.run(streams, reporter)
+        return [generation_of(prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
 
-    def _streams_of(self, tokens: bytes, options: SamplingOptions, max_tokens: int) -> list[RequestStream]:
-        """One for each of the n continuations; all after the first share its prefill."""
-        if options.grammar:
-            self._grammars.check(options.grammar)
-        ends = stop_token_ids_of(options, self._defaults)
-        streams: list[RequestStream] = []
-        for index, sampling in enumerate(sampling_of(options, self._defaults)):
-            number = self._runner.new_number()
-            request = Request(
-                request_id=str(number),
-                tenant=_DOMAIN,
-                domain=_DOMAIN,
-                tokens=tokens,
-                sampling=sampling,
-                max_new_tokens=max_tokens,
-                stop_token_ids=ends,
-                number=number,
-                streams=bool(options.stops),
-                retries_late=True,
-                fork_of=streams[0].request.request_id if streams else None,
-            )
-            tail = unpack_tokens(tokens[-_PROMPT_TAIL_BYTES:])
-            streams.append(RequestStream(index, request, self._detokenizers.start(tail), options.stops))
-        return streams
+    def _stream(
+        self,
+        loaded: Loaded,
+        prompt: Read,
+        params: SamplingOptions | None,
+        max_tokens: int,
+        use: ToolUse | None = None,
+    ) -> GenerationStream:
+        if params is not None and not isinstance(params, SamplingOptions):
+            raise UsageError(f"params is a {type(params).__name__}; it must be SamplingOptions")
+        options = params or SamplingOptions()
+        group = loaded.requests.streams_of(prompt, options, max_tokens, use, as_it_comes=True)
+        stream = GenerationStream(prompt, group, loaded.runner.follow(group))
+        self._streams.add(stream)
+        return stream
+
+
+def _closed() -> UsageError:
+    return UsageError("this LLM is closed", hint="make a new one")
+
+
+def _or_empty(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return {} if values is None else values
 
 
 def _one_each(params: SamplingOptions | Sequence[SamplingOptions] | None, count: int) -> Sequence[SamplingOptions]:
     if params is None or isinstance(params, SamplingOptions):
         return [params or SamplingOptions()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingOptions) for each in params):
+        raise UsageError(f"params is {_kind(params)}; it must be SamplingOptions, or a list with one for each prompt")
     if len(params) != count:
         raise UsageError(f"params has {len(params)} entries for {count} prompts", hint="give one, or one for each")
     return params
 
 
-def _settings(worker: WorkerCoreSettings, max_running: int, max_step_tokens: int) -> EngineSettings:
-    """Nobody else uses this engine: there is one tenant without limits, and nobody waits in vain."""
-    queued = _WINDOW_PER_PLACE * max_running
-    try:
-        scheduler = SchedulerSettings(
-            instance=os.urandom(INSTANCE_BYTES),
-            max_step_tokens=max_step_tokens,
-            max_chunk_tokens=max_step_tokens,
-            max_running=max_running,
-            max_queued=queued,
-            max_queued_tokens=queued * worker.max_context,
-            queue_timeout_ms=_FOREVER_MS,
-            max_steps_in_flight=1,  # a step is planned when the one before is done: nothing computes meanwhile
-            max_context=worker.max_context,
-            default_limits=TenantLimits(max_concurrency=queued, max_queued=queued),
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    index = CoreSettings(seal_key=os.urandom(32), default_domain=DomainConfig(_DOMAIN))
-    return EngineSettings(index, scheduler, worker)
-
-
-def _defaults_of(text: CheckpointText, vocab_size: int) -> Defaults:
-    said = text.defaults
-    return Defaults(said.temperature, said.top_p, said.top_k, text.eos_token_ids, vocab_size)
+def _kind(params: object) -> str:
+    if isinstance(params, Sequence) and not isinstance(params, str):
+        return "a list with other entries"
+    return f"a {type(params).__name__}"

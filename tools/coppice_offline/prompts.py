@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from coppice_offline.errors import PromptError
+from coppice.errors import UsageError
+from coppice_offline.interface.checks import is_integer
+from coppice_offline.interface.errors import PromptError
 from coppice_scheduler.edge.base.errors import ApiError
-from coppice_scheduler.edge.text.chat import ChatMessage, ChatTemplate
+from coppice_scheduler.edge.frontend.admission import check_messages
+from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt
+from coppice_scheduler.edge.http.field_table import UnknownFields
+from coppice_scheduler.edge.http.json_body import Fields
+from coppice_scheduler.edge.openai.parsing.messages import messages_of
+from coppice_scheduler.edge.openai.parsing.tools import tool_use_of, tools_of
+from coppice_scheduler.edge.text.chat import ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
+from coppice_scheduler.edge.text.reasoning.formats import ReasoningFormat
 from coppice_scheduler.edge.text.tokenizer import Tokenizer
+from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse
 from coppice_worker.core.batch.step_batch import PoolSpec
 
-Message = Mapping[str, str]
-Read = tuple[str | None, bytes]  # the text, where there was one, and packed u32
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A prompt that can run."""
+
+    text: str | None  # where there was one
+    tokens: bytes  # packed u32
+    opens_reasoning: bool | None = None  # the chat template ends within it; None of what is no chat
 
 
 class PromptReader:
-    def __init__(self, text: CheckpointText, max_context: int, pool: PoolSpec, vocab_size: int) -> None:
+    def __init__(
+        self,
+        text: CheckpointText,
+        template: ChatTemplate,
+        reasoning: ReasoningFormat | None,
+        max_context: int,
+        pool: PoolSpec,
+        vocab_size: int,
+    ) -> None:
+        """`reasoning`: as the model writes it, if it does."""
         self._tokenizer = Tokenizer(text)
-        self._template = ChatTemplate(text)
+        self._template = template
+        self._reasoning = reasoning
         self._max_tokens = min(max_context, pool.num_blocks * pool.block_size)
         self._vocab_size = vocab_size
 
@@ -29,46 +58,62 @@ class PromptReader:
         """A text, token ids, or several of them. Raises PromptError."""
         if isinstance(prompts, str):
             return [self._read_one("prompts", prompts)]
-        if not isinstance(prompts, Sequence | np.ndarray):
+        if not _is_list(prompts):
             raise PromptError(f"prompts is a {type(prompts).__name__}; give a text, token ids, or a list of them")
-        if len(prompts) and isinstance(prompts[0], int | np.integer):
+        if len(prompts) and is_integer(prompts[0]):
             return [self._read_one("prompts", prompts)]
         return [self._read_one(f"prompts[{place}]", prompt) for place, prompt in enumerate(prompts)]
 
-    def read_chats(self, messages: Any, template_values: Mapping[str, Any]) -> list[Read]:
+    def read_one(self, prompt: Any) -> Read:
+        """A text, or token ids. Raises PromptError."""
+        return self._read_one("prompt", prompt)
+
+    def read_chats(self, messages: Any, tools: tuple[Tool, ...], template_values: Any) -> list[Read]:
         """A conversation, or several. Raises PromptError."""
-        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-            raise PromptError("messages must be a list of mappings with role and content, or a list of such lists")
-        if isinstance(messages[0], Mapping):
-            return [self._read_chat("messages", messages, template_values)]
-        return [self._read_chat(f"messages[{place}]", chat, template_values) for place, chat in enumerate(messages)]
+        if _is_list(messages) and len(messages) and not isinstance(messages[0], Mapping):
+            return [
+                self._read_chat(f"messages[{place}]", chat, tools, template_values)
+                for place, chat in enumerate(messages)
+            ]
+        return [self.read_chat(messages, tools, template_values)]
+
+    def read_chat(self, messages: Any, tools: tuple[Tool, ...], template_values: Any) -> Read:
+        """A conversation. Raises PromptError."""
+        return self._read_chat("messages", messages, tools, template_values)
 
     def _read_one(self, name: str, prompt: Any) -> Read:
         if isinstance(prompt, str):
-            return prompt, self._fit(name, self._tokenizer.encode_now(prompt, add_special_tokens=True))
-        if not isinstance(prompt, Sequence | np.ndarray):
+            return Read(prompt, self._fit(name, self._tokenizer.encode_now(prompt, add_special_tokens=True)))
+        if not _is_list(prompt):
             raise PromptError(f"{name} is a {type(prompt).__name__}; a prompt is a text or a list of token ids")
         for token_id in prompt:
-            if not isinstance(token_id, int | np.integer) or not 0 <= token_id < self._vocab_size:
+            if not is_integer(token_id) or not 0 <= token_id < self._vocab_size:
                 raise PromptError(
                     f"{name} has {token_id!r}, which is no token id; this model's are 0 to {self._vocab_size - 1}"
                 )
-        return None, self._fit(name, np.array(prompt, "<u4").tobytes())
+        return Read(None, self._fit(name, np.array(prompt, "<u4").tobytes()))
 
-    def _read_chat(self, name: str, chat: Any, template_values: Mapping[str, Any]) -> Read:
+    def _read_chat(self, name: str, chat: Any, tools: tuple[Tool, ...], template_values: Any) -> Read:
+        if not _is_list(chat) or not len(chat):
+            raise PromptError(
+                f"{name} must be a list of mappings with role and content"
+                + (", or a list of such lists" if name == "messages" else "")
+            )
         for place, message in enumerate(chat):
-            parts = message if isinstance(message, Mapping) else {}
-            if not isinstance(parts.get("role"), str) or not isinstance(parts.get("content"), str):
-                raise PromptError(f"{name}[{place}] must be a mapping with role and content, both text")
+            if not isinstance(message, Mapping):
+                raise PromptError(f"{name}[{place}] must be a mapping with role and content")
+        if not isinstance(template_values, Mapping):
+            raise PromptError(f"chat_template_kwargs is a {type(template_values).__name__}; it must be a mapping")
         try:
-            told = [
-                ChatMessage(m["role"], m["content"], m.get("name"), m.get("reasoning_content") or m.get("reasoning"))
-                for m in chat
-            ]
-            text = self._template.render_now(told, template_values)
+            body = Fields({"messages": [dict(message) for message in chat]})
+            prompt = ChatPrompt(messages_of(body, UnknownFields.REFUSE)[0])
+            check_messages(prompt)
+            text = self._template.render_now(prompt.messages, template_values, tools)
         except ApiError as error:
-            raise PromptError(f"{name}: {error.message}") from error
-        return text, self._fit(name, self._tokenizer.encode_now(text, add_special_tokens=False))
+            where = "" if name == "messages" else f"{name}: "
+            raise PromptError(f"{where}{error.message}") from error
+        tokens = self._fit(name, self._tokenizer.encode_now(text, add_special_tokens=False))
+        return Read(text, tokens, self._reasoning is not None and self._reasoning.is_open_after(text))
 
     def _fit(self, name: str, tokens: bytes) -> bytes:
         count = len(tokens) // 4
@@ -80,3 +125,23 @@ class PromptReader:
                 hint="shorten it, or raise max_context and the KV memory if the model allows it",
             )
         return tokens
+
+
+def read_tools(tools: Any, choice: Any, is_parallel: Any) -> ToolUse | None:
+    """What a model may call, in OpenAI's form; None without tools. Raises UsageError."""
+    told = [_plain(tool) for tool in tools] if _is_list(tools) else tools
+    body = Fields({"tools": told or None, "tool_choice": _plain(choice), "parallel_tool_calls": is_parallel})
+    try:
+        found, _ = tools_of(body, UnknownFields.REFUSE)
+        use, _ = tool_use_of(body, found, UnknownFields.REFUSE)
+    except ApiError as error:
+        raise UsageError(error.message) from None
+    return use
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray | memoryview)

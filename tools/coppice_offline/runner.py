@@ -1,16 +1,17 @@
-"""Runs requests on a `LocalEngine` to their end: the loop behind `LLM.generate`."""
+"""Runs requests on a `LocalEngine` to their end: the loop behind `LLM.generate` and `LLM.stream`."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
 from coppice_offline.engine import LocalEngine, Told
-from coppice_offline.errors import EngineBroken, RequestFailed
-from coppice_offline.interrupts import Interrupted, interrupts_wait
+from coppice_offline.interface.errors import EngineBroken, RequestFailed
+from coppice_offline.interrupts import interrupts_wait
 from coppice_offline.progress import Reporter
 from coppice_offline.stream import RequestStream
 from coppice_scheduler.core.state.request import Finish, Output
@@ -37,33 +38,79 @@ class Runner:
         self._num_requests = (self._num_requests + 1) % (1 << 32)
         return self._num_requests
 
+    @property
+    def is_running(self) -> bool:
+        return self._is_running
+
     def run(self, streams: Sequence[RequestStream], reporter: Reporter) -> None:
         """Until each stream has its last output.
 
         Raises RequestFailed, and KeyboardInterrupt after Ctrl-C, when nothing is at work any more; EngineBroken.
         """
+        with self._alone(), interrupts_wait() as interrupted:
+            self._waiting.extend(streams)
+            while self._is_at_work:
+                if interrupted.is_set:
+                    self._give_up()
+                self._go_on()
+                reporter.report(streams)
+        if interrupted.is_set:
+            raise KeyboardInterrupt
+        self._raise_failure()
+
+    def follow(self, streams: Sequence[RequestStream]) -> Generator[None, None, None]:
+        """As `run`, one step with each value. Closing it before its end cancels what is at work.
+
+        Ctrl-C waits for the end of a step; between two steps it is the caller's.
+        """
+        with self._alone():
+            self._waiting.extend(streams)
+            try:
+                while self._is_at_work:
+                    with interrupts_wait() as interrupted:
+                        self._go_on()
+                    if interrupted.is_set:
+                        raise KeyboardInterrupt
+                    yield
+            finally:
+                self._drain()
+        self._raise_failure()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         if self._broken:
             raise EngineBroken(self._broken)
         if self._is_running:
-            raise RequestFailed("another call of this LLM is at work", hint="an LLM serves one call at a time")
-        self._is_running = True
+            raise RequestFailed(
+                "another call of this LLM is at work",
+                hint="an LLM serves one call at a time; read a stream to its end, or close it",
+            )
+        self._is_running, self._failure = True, ""
         try:
-            with interrupts_wait() as interrupted:
-                self._run(streams, reporter, interrupted)
+            yield
         finally:
             self._is_running = False
 
-    def _run(self, streams: Sequence[RequestStream], reporter: Reporter, interrupted: Interrupted) -> None:
-        self._failure = ""
-        self._waiting.extend(streams)
-        while self._waiting or self._open or not self._engine.is_idle:
-            if interrupted.is_set or self._failure:
+    @property
+    def _is_at_work(self) -> bool:
+        return bool(self._waiting or self._open) or not self._engine.is_idle
+
+    def _go_on(self) -> None:
+        if self._failure:
+            self._give_up()
+        self._fill()
+        self._turn()
+
+    def _drain(self) -> None:
+        """End what is at work, and give back what it holds."""
+        with interrupts_wait() as interrupted:
+            while self._is_at_work and not self._broken:
                 self._give_up()
-            self._fill()
-            self._turn()
-            reporter.report(streams)
+                self._turn()
         if interrupted.is_set:
             raise KeyboardInterrupt
+
+    def _raise_failure(self) -> None:
         if self._failure:
             raise RequestFailed(self._failure)
 
@@ -99,7 +146,7 @@ class Runner:
         self._take(told)
 
     def _take(self, told: Told) -> None:
-        # Only requests with stop texts stream; the others' tokens come with their last output.
+        # Requests that are read as they come stream; the others' tokens come with their last output.
         for batch in told.tokens:
             for number, tokens in pieces(batch):
                 self._take_output(Output(str(number), tokens))

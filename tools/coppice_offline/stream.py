@@ -1,4 +1,4 @@
-"""What came for one request so far. Text and stop texts are the work of the services' `TextStream`."""
+"""What came for one request so far. Text, stop texts, reasoning and calls: see the services' `TextStream`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import TokenLogprobs
-from coppice_offline.results import Completion, TokenLogprob, Usage
+from coppice_offline.interface.results import Completion, Piece, TokenLogprob, ToolCall, ToolCallPiece, Usage
 from coppice_scheduler.core.state.request import Finish, Output, Request
+from coppice_scheduler.edge.text.answer_parts import AnswerParts
 from coppice_scheduler.edge.text.detokenizer import Detokenizer
 from coppice_scheduler.edge.text.logprobs import unpack_logprobs
 from coppice_scheduler.edge.text.stops import StopScanner
-from coppice_scheduler.edge.text.text_stream import Ending, TextOptions, TextStream
+from coppice_scheduler.edge.text.text_stream import Delta, TextOptions, TextStream
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 
 _FAILURES = (Finish.ERROR, Finish.CANCELLED)
@@ -20,7 +21,15 @@ _FAILURES = (Finish.ERROR, Finish.CANCELLED)
 class RequestStream:
     """Collects one request. With stop texts it reads along, so that the output ends at the token that completes one."""
 
-    def __init__(self, index: int, request: Request, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        parts: AnswerParts | None = None,
+    ) -> None:
+        """`parts`: takes an answer apart that is more than text."""
         self.request = request
         self.last: Output | None = None
         self._index = index
@@ -30,12 +39,13 @@ class RequestStream:
             detokenizer,
             StopScanner(stops) if stops else None,
             self._found_stop,
+            parts=parts,
             options=TextOptions(min_tokens=request.sampling.min_tokens),
         )
         self._has_stopped = False
-        self._tokens = bytearray()
-        self._text: list[str] = []
-        self._ending: Ending | None = None
+        self._deltas: list[Delta] = []
+        self._num_shown = 0  # of them, as pieces
+        self._num_token_bytes = 0
         self._logprobs: list[TokenLogprobs] = []
 
     def _found_stop(self) -> None:
@@ -43,10 +53,15 @@ class RequestStream:
 
     @property
     def num_tokens(self) -> int:
-        return len(self._tokens) // TOKEN_BYTES
+        return self._num_token_bytes // TOKEN_BYTES
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a completion."""
+        return self.last is not None and bool(self._deltas) and self._deltas[-1].ending is not None
 
     def take(self, output: Output) -> bool:
-        """True: its tokens complete a stop text, nothing after it counts, and the request can be cancelled."""
+        """True: its tokens complete the output, nothing after it counts, and the request can be cancelled."""
         had_stopped = self._has_stopped
         self._logprobs += output.logprobs
         if output.finish is not None:
@@ -54,24 +69,37 @@ class RequestStream:
         if output.finish not in _FAILURES or had_stopped:
             delta = self._reader.take(output)
             if delta is not None:
-                self._tokens += delta.tokens
-                self._text.append(delta.text)
-                self._ending = delta.ending
+                self._deltas.append(delta)
+                self._num_token_bytes += len(delta.tokens)
         return self._has_stopped and not had_stopped
+
+    def new_pieces(self) -> list[Piece]:
+        """What came since the last call."""
+        new, self._num_shown = self._deltas[self._num_shown :], len(self._deltas)
+        return [_piece(delta) for delta in new]
 
     def completion(self) -> Completion:
         """After the last output."""
         assert self.last is not None
-        assert self._ending is not None
-        ids = unpack_tokens(bytes(self._tokens))
-        by: str | int | None = self._ending.stop
+        ending = self._deltas[-1].ending
+        assert ending is not None
+        ids = unpack_tokens(b"".join(delta.tokens for delta in self._deltas))
+        by: str | int | None = ending.stop
         if by is None and self.last.stop_token:
             by = int.from_bytes(self.last.stop_token, "little")
         num_prompt = len(self.request.tokens) // TOKEN_BYTES
-        usage = Usage(num_prompt, self.last.num_cached_tokens, len(ids))
         wanted = self.request.sampling.num_logprobs is not None
-        logprobs = self._of_positions(num_prompt, ids) if wanted else None
-        return Completion(self._index, "".join(self._text), ids, self._ending.reason, by, usage, logprobs)
+        return Completion(
+            index=self._index,
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=ids,
+            finish_reason=ending.reason,
+            stop_reason=by,
+            usage=Usage(num_prompt, self.last.num_cached_tokens, len(ids), ending.usage.reasoning_tokens),
+            logprobs=self._of_positions(num_prompt, ids) if wanted else None,
+            reasoning="".join(delta.reasoning for delta in self._deltas),
+            tool_calls=_calls(self._deltas),
+        )
 
     def prompt_logprobs(self) -> list[TokenLogprob]:
         """Of the prompt's tokens from the second on."""
@@ -85,3 +113,26 @@ class RequestStream:
             for place in places
             if place in found
         ]
+
+
+def _piece(delta: Delta) -> Piece:
+    return Piece(
+        index=delta.index,
+        text=delta.text,
+        token_ids=unpack_tokens(delta.tokens),
+        reasoning=delta.reasoning,
+        tool_calls=tuple(ToolCallPiece(call.index, call.arguments, call.call_id, call.name) for call in delta.calls),
+        finish_reason=None if delta.ending is None else delta.ending.reason,
+    )
+
+
+def _calls(deltas: Sequence[Delta]) -> tuple[ToolCall, ...]:
+    """Calls put together from their pieces."""
+    calls: list[ToolCall] = []
+    for piece in (call for delta in deltas for call in delta.calls):
+        if piece.name:
+            calls.append(ToolCall(piece.call_id, piece.name, piece.arguments))
+        else:
+            begun = calls[piece.index]
+            calls[piece.index] = ToolCall(begun.id, begun.name, begun.arguments + piece.arguments)
+    return tuple(calls)

@@ -1,4 +1,4 @@
-"""Clients that users have: `openai` in every combination, `langchain-openai`, `litellm`. Only the base URL is ours."""
+"""Clients that users have: `openai` in every combination, `langchain-openai`. Only the base URL is ours."""
 
 from __future__ import annotations
 
@@ -98,33 +98,3 @@ def test_langchain_gets_logprobs_choices_and_errors(served: Served) -> None:
     served.says("", refused=Refused(RefusedReason.QUEUE_FULL, "full up", 10))
     with pytest.raises(openai.RateLimitError, match="full up"):
         chat.invoke("hi")
-
-
-# --- litellm ------------------------------------------------------------------------------------------------------
-
-
-def litellm_of(served: Served) -> tuple[Any, dict[str, Any]]:
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed: it wants an older openai package")
-    options = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{served.url}/v1", "api_key": "none", "num_retries": 0}
-    return litellm, options
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_litellm_chats_and_streams(served: Served) -> None:
-    litellm, options = litellm_of(served)
-    served.says(SPOKEN)
-    messages = [{"role": "user", "content": "hi"}]
-    answer = litellm.completion(messages=messages, max_tokens=60, n=2, **options)
-    assert [choice.message.content for choice in answer.choices] == [SPOKEN] * 2
-    chunks = list(litellm.completion(messages=messages, max_tokens=60, stream=True, **options))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SPOKEN
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_litellm_understands_our_refusals(served: Served) -> None:
-    litellm, options = litellm_of(served)
-    served.says("", refused=Refused(RefusedReason.QUEUE_FULL, "full up", 10))
-    with pytest.raises(litellm.exceptions.RateLimitError, match="full up"):
-        litellm.completion(messages=[{"role": "user", "content": "hi"}], **options)
-    with pytest.raises(litellm.exceptions.BadRequestError):
-        litellm.completion(messages=[{"role": "user", "content": "hi"}], n=9, **options)

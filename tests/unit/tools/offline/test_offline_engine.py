@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coppice_offline.errors import EngineBroken, RequestFailed
+from coppice_offline.interface.errors import EngineBroken, RequestFailed
 from coppice_sim.hosts.kv_honest import KvHonest, reference
 from coppice_worker.core.batch.step_batch import PoolSpec, StepBatch, StepOutput
 from tests.fakes.tools.offline import BLOCK_SIZE, HonestEngine, Silent
@@ -191,3 +191,55 @@ def test_one_request_that_cannot_end_ends_the_call_and_not_the_engine() -> None:
     honest.engine.check()
     prompt = packed([5] * 9)
     assert honest.generate([(prompt, 1, 4)]) == [reference(prompt, 4, seed=1, salt=SALT)]
+
+
+def followed(honest: HonestEngine, prompt: bytes, count: int) -> list[int]:
+    stream = honest.stream(prompt, 1, count)
+    for _ in honest.runner.follow([stream]):
+        pass
+    return stream.completion().token_ids
+
+
+def test_ctrl_c_ends_what_is_followed_and_leaves_the_engine_usable() -> None:
+    executor = _Interrupting()
+    honest = HonestEngine(executor=executor)
+    prompt = packed([1, 2, 3])
+    before = signal.getsignal(signal.SIGINT)
+    turns = honest.runner.follow([honest.stream(packed([number] * 9), number, 20) for number in range(12)])
+    next(turns)
+    assert signal.getsignal(signal.SIGINT) is before, "between two steps Ctrl-C is the caller's"
+    with pytest.raises(KeyboardInterrupt):
+        list(turns)
+    assert executor.num_steps == 3
+    assert honest.engine.is_idle
+    honest.engine.check()
+    assert honest.engine.stats().leases == 0
+    assert followed(honest, prompt, 20) == reference(prompt, 20, seed=1, salt=SALT)
+
+
+def test_a_step_that_fails_ends_what_is_followed_with_a_word() -> None:
+    honest = HonestEngine(executor=_Failing())
+    with pytest.raises(EngineBroken, match="no memory for the step"):
+        followed(honest, packed([1, 2, 3]), 20)
+    with pytest.raises(EngineBroken, match="no memory for the step"):
+        followed(honest, packed([1, 2, 3]), 2)
+
+
+def test_what_is_followed_and_cannot_end_says_why() -> None:
+    honest = HonestEngine(num_blocks=8)
+    with pytest.raises(RequestFailed, match="block"):
+        followed(honest, packed(list(range(31))), 30)
+    assert honest.engine.is_idle
+    honest.engine.check()
+
+
+def test_closing_what_is_followed_gives_its_blocks_back() -> None:
+    honest = HonestEngine()
+    turns = honest.runner.follow([honest.stream(packed([number] * 9), number, 40) for number in range(6)])
+    for _ in range(4):
+        next(turns)
+    assert honest.engine.stats().leases > 0
+    turns.close()
+    assert honest.engine.is_idle
+    assert honest.engine.stats().leases == 0
+    honest.engine.check()

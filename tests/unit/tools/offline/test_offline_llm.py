@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 import coppice
 from coppice import LLM, SamplingOptions
 from coppice.errors import CoppiceError, UsageError
-from coppice_offline.errors import PromptError
-from coppice_offline.results import Completion
+from coppice_offline.interface.errors import PromptError
+from coppice_offline.interface.results import Completion
 from coppice_scheduler.edge.frontend.sampling_options import seed_of_choice
 from tests.fakes.checkpoints import MAX_CONTEXT
 from tests.fakes.oracle import Oracle
@@ -157,7 +157,7 @@ def test_output_is_cut_where_the_context_ends(checkpoint: Path) -> None:
         (lambda llm: llm.generate("a", SamplingOptions(stop_token_ids=[4_000])), "token id 4000 does not exist"),
         (lambda llm: llm.chat("hello"), "messages must be"),
         (lambda llm: llm.chat([]), "messages must be"),
-        (lambda llm: llm.chat([{"role": "user"}]), r"messages\[0\] must be"),
+        (lambda llm: llm.chat([{"role": "user"}]), r"messages\[0\].content is required"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(llm: LLM, ask: Callable[[LLM], Any], named: str) -> None:
@@ -175,7 +175,7 @@ def test_no_prompts_are_no_generations(llm: LLM) -> None:
     [
         {"max_tokens": 0},
         {"n": 0},
-        {"n": 9},
+        {"n": 129},
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"top_p": 0},

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coppice import LLM, SamplingOptions
-from coppice_offline.results import TokenLogprob
+from coppice_offline.interface.results import TokenLogprob
 
 PROMPT = "a prompt that is longer than a block or two of sixteen tokens"
 OPTIONS = SamplingOptions(max_tokens=10, seed=4, temperature=0.8, ignore_eos=True, logprobs=3)

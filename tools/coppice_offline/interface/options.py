@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -12,11 +12,12 @@ from coppice.errors import UsageError
 from coppice.grammar import GrammarError
 from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES, Range
 from coppice.messages.step import SamplingParams
+from coppice_offline.interface import checks
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.sampling_options import pack_bias, seed_of_choice
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
-from coppice_scheduler.edge.text.output_format import grammar_of
+from coppice_scheduler.edge.text.output_format import OutputFormat, grammar_of
 from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
 _U64 = (1 << 64) - 1
@@ -33,43 +34,63 @@ class SamplingOptions:
     top_k: int | None = None  # 0 or -1: off
     min_p: float = 0.0
     seed: int | None = None  # None: another one for every call
-    stop: str | Sequence[str] = ()  # text that ends the output and is no part of it
-    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] | None = ()  # text that ends the output and is no part of it
+    stop_token_ids: Collection[int] | None = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] | None = field(default_factory=lambda: MappingProxyType({}))
     logprobs: int | None = None  # likeliest tokens beside each chosen one; 0: the chosen one's alone
     prompt_logprobs: bool = False
     # The form of the output, as in the REST API: one of json (a schema), json_object, regex, choice, grammar.
     structured_outputs: Mapping[str, Any] | None = None
-    grammar: str = field(init=False, repr=False)  # of structured_outputs; empty for any output
+    output_format: OutputFormat | None = field(init=False, repr=False)  # of structured_outputs
+    grammar: str = field(init=False, repr=False)  # of output_format; empty for any output
 
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not allowed.holds(value):
-                raise UsageError(f"{name} is {value!r}; it must be {allowed}")
-        if any(not isinstance(stop, str) or not stop for stop in self.stops):
-            raise UsageError("stop must be a text, or several, none of them empty")
-        if any(not BIAS.holds(bias) for bias in self.logit_bias.values()):
-            raise UsageError(f"a logit_bias must be {BIAS}")
-        object.__setattr__(self, "grammar", self._grammar())
-        if self.grammar and (self.ignore_eos or self.min_tokens):
-            raise UsageError("structured_outputs say where the output ends; leave out ignore_eos and min_tokens")
+            if value is not None or name not in _MAY_BE_NONE:
+                check = checks.integer if name in _INTEGERS else checks.number
+                self._set(name, check(name, value, allowed))
+        for name in ("ignore_eos", "prompt_logprobs"):
+            checks.flag(name, getattr(self, name))
+        self._set("stop", checks.texts("stop", self.stop))
+        self._set("stop_token_ids", checks.token_ids("stop_token_ids", self.stop_token_ids))
+        self._set("logit_bias", MappingProxyType(checks.numbers_by_id("logit_bias", self.logit_bias, BIAS)))
+        self._read_format()
+        if self.grammar:
+            self.check_free_end()
 
-    def _grammar(self) -> str:
+    def check_free_end(self) -> None:
+        """Where a grammar says where the output ends, nothing else may. Raises UsageError."""
+        if self.ignore_eos or self.min_tokens:
+            raise UsageError(
+                "structured_outputs say where the output ends; leave out ignore_eos and min_tokens",
+                hint="so do tools that are strict or have to be called",
+            )
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _read_format(self) -> None:
+        said = self.structured_outputs
         try:
-            wanted = output_format_of(Fields({"structured_outputs": self.structured_outputs}))
-            return "" if wanted is None else grammar_of(wanted)
+            wanted = output_format_of(Fields({"structured_outputs": dict(said) if isinstance(said, Mapping) else said}))
+            self._set("output_format", wanted)
+            self._set("grammar", "" if wanted is None else grammar_of(wanted))
         except (ApiError, GrammarError) as error:
             raise UsageError(f"structured_outputs cannot be used: {error}") from None
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def biases(self) -> Mapping[int, float]:
+        return self.logit_bias or {}
 
 
 _RANGES: Mapping[str, Range] = {
@@ -80,6 +101,8 @@ _RANGES: Mapping[str, Range] = {
     "min_tokens": Range(0, 1 << 31),
     "logprobs": Range(0, LOGPROBS_MAX),
 }
+_INTEGERS = frozenset({"max_tokens", "n", "top_k", "seed", "min_tokens", "logprobs"})
+_MAY_BE_NONE = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +118,8 @@ class Defaults:
 
 def stop_token_ids_of(options: SamplingOptions, defaults: Defaults) -> frozenset[int]:
     """Tokens that end the output. Raises UsageError."""
-    named = frozenset(options.stop_token_ids)
-    for token_id in (*named, *options.logit_bias):
+    named = frozenset(options.stop_token_ids or ())
+    for token_id in (*named, *options.biases):
         if not 0 <= token_id < defaults.vocab_size:
             raise UsageError(f"token id {token_id} does not exist; this model's are 0 to {defaults.vocab_size - 1}")
     return named if options.ignore_eos else named | defaults.eos_token_ids
@@ -111,15 +134,15 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
     top_k = defaults.top_k if options.top_k is None else options.top_k
     return [
         SamplingParams(
-            temperature=float(temperature),
+            temperature=temperature,
             top_k=max(top_k, 0),
-            top_p=float(top_p),
+            top_p=top_p,
             seed=seed_of_choice(seed, index),
             min_p=options.min_p,
             frequency_penalty=options.frequency_penalty,
             presence_penalty=options.presence_penalty,
             repetition_penalty=options.repetition_penalty,
-            logit_bias=pack_bias(options.logit_bias),
+            logit_bias=pack_bias(options.biases),
             min_tokens=options.min_tokens,
             stop_token_ids=stops,
             num_logprobs=options.logprobs,

@@ -1,0 +1,1 @@
+"""Programs that people have, in an environment of their own, against the whole stack."""

@@ -1,0 +1,118 @@
+"""`instructor` in the modes that OpenAI's clients use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import instructor
+import openai
+from pydantic import BaseModel, ConfigDict, Field
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import case, print_all
+
+Name = Annotated[str, Field(max_length=6, pattern="^[A-Z][a-z]+$")]
+
+
+class City(BaseModel):
+    """Tells the weather of a city."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Name
+    day: Literal["today", "tomorrow"]
+
+
+class Anything(BaseModel):
+    """What any object is."""
+
+    name: str = "nobody"
+
+
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "How is it?"}],
+    "max_retries": 0,
+    "max_tokens": 900,
+    "temperature": 1.2,
+    "seed": 3,
+}
+CLOSES = {str(ord("}")): 100}  # in JSON mode the model chooses: it takes the shortest object
+
+
+def client(url: str, mode: instructor.Mode) -> Any:
+    return instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), mode=mode)
+
+
+def city(url: str, mode: instructor.Mode) -> Any:
+    return client(url, mode).chat.completions.create(response_model=City, **ASKED).model_dump()
+
+
+@case
+def tools(url: str) -> Any:
+    return city(url, instructor.Mode.TOOLS)
+
+
+@case
+def tools_strict(url: str) -> Any:
+    return city(url, instructor.Mode.TOOLS_STRICT)
+
+
+@case
+def json_schema(url: str) -> Any:
+    return city(url, instructor.Mode.JSON_SCHEMA)
+
+
+@case
+def json(url: str) -> Any:
+    asked = {**ASKED, "logit_bias": CLOSES}
+    return client(url, instructor.Mode.JSON).chat.completions.create(response_model=Anything, **asked).model_dump()
+
+
+@case
+def tools_in_parts(url: str) -> Any:
+    parts = client(url, instructor.Mode.TOOLS).chat.completions.create_partial(response_model=City, **ASKED)
+    return [part.model_dump() for part in parts]
+
+
+@case
+def json_schema_in_parts(url: str) -> Any:
+    parts = client(url, instructor.Mode.JSON_SCHEMA).chat.completions.create_partial(response_model=City, **ASKED)
+    return [part.model_dump() for part in parts]
+
+
+@case
+def with_usage(url: str) -> Any:
+    found, completion = client(url, instructor.Mode.TOOLS).chat.completions.create_with_completion(
+        response_model=City, **ASKED
+    )
+    return [found.model_dump(), completion.usage.completion_tokens]
+
+
+@case
+def by_name_of_the_provider(url: str) -> Any:
+    by_name = instructor.from_provider("openai/tiny", base_url=f"{url}/v1", api_key="none")
+    asked = {name: value for name, value in ASKED.items() if name != "model"}
+    return by_name.chat.completions.create(response_model=City, **asked).model_dump()
+
+
+@case
+def a_validator_asks_again(url: str) -> Any:
+    """What the first answer was and why it will not do is sent back, as a call and its result."""
+    asked: list[Any] = []
+
+    class Second(City):
+        def model_post_init(self, _: Any) -> None:
+            asked.append(self.name)
+            if len(asked) == 1:
+                raise ValueError("ask again")
+
+    found = client(url, instructor.Mode.TOOLS).chat.completions.create(
+        response_model=Second, **{**ASKED, "max_retries": 2}
+    )
+    return [found.model_dump(), len(asked)]
+
+
+if __name__ == "__main__":
+    print_all(sys.argv[1])

@@ -1,0 +1,1 @@
+"""What a user of `coppice.LLM` gives and gets: options, results, errors."""

@@ -1,0 +1,114 @@
+"""Prompts and options to requests of the engine, with what reads their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from coppice.errors import UsageError
+from coppice.grammar import GrammarError
+from coppice.ids import DomainId
+from coppice.messages.sampling import BIAS
+from coppice_offline.grammars import KEPT_MAX, CompiledGrammars
+from coppice_offline.interface.options import Defaults, SamplingOptions, sampling_of, stop_token_ids_of
+from coppice_offline.prompts import Read
+from coppice_offline.stream import RequestStream
+from coppice_scheduler.core.state.request import Request
+from coppice_scheduler.edge.base.errors import ApiError
+from coppice_scheduler.edge.frontend.sampling_options import pack_bias
+from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
+from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
+from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
+from coppice_scheduler.edge.text.tokenizer import unpack_tokens
+from coppice_scheduler.edge.text.tools.tool import ToolUse
+
+DOMAIN = DomainId("offline")
+_PROMPT_TAIL_BYTES = 4 * 16
+
+
+class RequestMaker:
+    """Does for one process what the front door does for clients."""
+
+    def __init__(
+        self,
+        syntax: AnswerSyntax,
+        grammars: CompiledGrammars,
+        detokenizers: DetokenizerFactory,
+        defaults: Defaults,
+        new_number: Callable[[], int],
+    ) -> None:
+        self._syntax = syntax
+        self._grammars = grammars
+        self._detokenizers = detokenizers
+        self._defaults = defaults
+        self._new_number = new_number
+        self._grammar_of = lru_cache(KEPT_MAX)(self._make_grammar)
+
+    def streams_of(
+        self,
+        prompt: Read,
+        options: SamplingOptions,
+        max_tokens: int,
+        use: ToolUse | None = None,
+        *,
+        as_it_comes: bool,
+    ) -> list[RequestStream]:
+        """One for each of the n continuations; all after the first share its prefill. Raises UsageError.
+
+        `as_it_comes`: somebody reads each token when it is there.
+        """
+        grammar, biases = self._grammar(prompt, options, use), self._biases(options, use)
+        ends = stop_token_ids_of(options, self._defaults)
+        is_chat = prompt.opens_reasoning is not None
+        streams: list[RequestStream] = []
+        for index, sampling in enumerate(sampling_of(options, self._defaults)):
+            number = self._new_number()
+            request = Request(
+                request_id=str(number),
+                tenant=DOMAIN,
+                domain=DOMAIN,
+                tokens=prompt.tokens,
+                sampling=replace(sampling, grammar=grammar, logit_bias=biases),
+                max_new_tokens=options.max_tokens or max_tokens,
+                stop_token_ids=ends,
+                number=number,
+                streams=as_it_comes or bool(options.stops) or self._syntax.counts_tokens(use, is_chat=is_chat),
+                retries_late=True,
+                fork_of=streams[0].request.request_id if streams else None,
+            )
+            parts = self._syntax.parts(use, prompt.opens_reasoning)
+            tail = unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:])
+            detokenizer = self._detokenizers.start(tail, keeps_markers=parts is not None)
+            streams.append(RequestStream(index, request, detokenizer, options.stops, parts))
+        return streams
+
+    def _biases(self, options: SamplingOptions, use: ToolUse | None) -> bytes:
+        """With that of a token which must not come: the one that opens calls, where the model may not call."""
+        forbidden = None if use is None else self._syntax.tools.forbidden_token(use)
+        return pack_bias(options.biases if forbidden is None else {**options.biases, forbidden: BIAS.low})
+
+    def _grammar(self, prompt: Read, options: SamplingOptions, use: ToolUse | None) -> str:
+        grammar, field = self._grammar_of(options.output_format, use, prompt.opens_reasoning)
+        if grammar:
+            options.check_free_end()
+            self._grammars.check(grammar, field)
+        return grammar
+
+    def _make_grammar(
+        self, wanted: OutputFormat | None, use: ToolUse | None, opens_reasoning: bool | None
+    ) -> tuple[str, str]:
+        """The grammar of an answer, and whose errors it has. Raises UsageError."""
+        field = "structured_outputs"
+        try:
+            if use is not None:
+                wanted = self._syntax.tools.output_format(use, wanted)
+            wanted = self._syntax.behind_reasoning(wanted, opens_reasoning)
+            if wanted is not None and wanted.kind is FormatKind.TOOL_CALLS:
+                field = "tools"
+            return ("" if wanted is None else grammar_of(wanted)), field
+        except ApiError as error:
+            raise UsageError(error.message) from None
+        except GrammarError as error:
+            raise UsageError(f"{field} cannot be used: {error}") from None
