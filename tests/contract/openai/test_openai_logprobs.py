@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from coppice_scheduler.edge.http import generation
+from coppice_scheduler.edge.http.long_lists import write_json
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, likely_ids, logprob_of, rank_of, unpack
 from tests.fakes.api.rest import MODEL, Served, error_of, events_of
@@ -192,6 +195,23 @@ def test_what_is_told_of_prompts_is_bounded_and_whole(served: Served) -> None:
     assert served.complete(prompt=long, prompt_logprobs=20, n=120, max_tokens=1).status_code == 200
     refused = error_of(served.complete(prompt=long, echo=True, logprobs=20, n=8, stream=True), 400)
     assert (refused["param"], "one stream" in refused["message"]) == ("logprobs", True)
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}, {"prompt_logprobs": 2}])
+def test_what_is_told_of_prompts_is_written_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    threads = []
+
+    def seen(value: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return write_json(value)
+
+    monkeypatch.setattr(generation, "write_json", seen)
+    assert served.complete(prompt="the forest", **fields).status_code == 200
+    assert served.complete(prompt="the forest").status_code == 200
+    (name,) = threads
+    assert "text" in name
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -107,6 +107,11 @@ class GenerationSpec:
         asked = [number for number in (echoed, self.num_prompt_logprobs) if number is not None]
         return max(asked, default=None)
 
+    def num_told_of_prompts(self, num_tokens: int) -> int:
+        """Of prompts with so many tokens together: how many an answer tells, the likeliest in their places counted."""
+        number = self.num_logprobs_of_prompt
+        return 0 if number is None else num_tokens * (number + 1) * self.n
+
     @property
     def is_chat(self) -> bool:
         return isinstance(self.prompts[0], ChatPrompt) if self.prompts else False

@@ -33,6 +33,7 @@ from coppice_scheduler.edge.text.text_stream import Delta
 log = logging.getLogger("coppice.scheduler.http")
 WARNINGS_MAX = 256  # of unknown fields, in the life of a front door
 IDEMPOTENCY_KEY = "idempotency-key"  # a header that promises what is not kept here: a retry is computed again
+_ENTRY_BYTES = 64  # of JSON, for a token of a prompt
 FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with a comment
 
 
@@ -127,7 +128,7 @@ class Generation:
             self._headers(tenant, asked, surface.strict_field, unkept),
             asked.spec.streams,
         )
-        size = call.num_prompt_tokens * (asked.spec.num_logprobs_of_prompt or 0)
+        size = _ENTRY_BYTES * asked.spec.num_told_of_prompts(call.num_prompt_tokens)
         body.release()  # nothing of it is kept from now on
         del asked
         if streams:
