@@ -1,7 +1,7 @@
 """Beam search: the likeliest continuations of a prompt, without any sampling. A pure core: it is told what is likely.
 
     beams        --> the likeliest next tokens of each      (a step of the engine)
-    candidates       all beams with all their tokens, the likeliest `2 * width` of them
+    candidates       all beams with all of these, likeliest first
                      | ends here: a finished answer, if among the first `width`
     beams        <-- the likeliest `width` of the others
 
@@ -84,7 +84,6 @@ class BeamSearch:
             for token, logprob in tokens
         ]
         candidates.sort(key=lambda candidate: (-candidate.logprob, candidate.beam, candidate.token))
-        candidates = candidates[: self.num_likely]
         self._length += 1
         is_full = self._length == options.max_tokens
         going_on = [] if is_full else [each for each in candidates if each.token not in options.stop_token_ids]
