@@ -70,7 +70,13 @@ class RequestMaker:
                 tenant=DOMAIN,
                 domain=DOMAIN,
                 tokens=prompt.tokens,
-                sampling=replace(sampling, grammar=grammar, logit_bias=biases),
+                sampling=replace(
+                    sampling,
+                    grammar=grammar,
+                    logit_bias=biases,
+                    # Told with the first; what computes the prompt again shares nothing.
+                    num_prompt_logprobs=None if streams else sampling.num_prompt_logprobs,
+                ),
                 max_new_tokens=options.max_tokens or max_tokens,
                 stop_token_ids=ends,
                 number=number,

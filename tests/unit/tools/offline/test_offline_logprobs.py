@@ -53,7 +53,7 @@ def test_of_outputs_that_a_stop_text_cut(llm: LLM, model: torch.nn.Module) -> No
 
 
 def test_of_prompts_even_where_they_are_cached(llm: LLM, model: torch.nn.Module) -> None:
-    options = SamplingOptions(max_tokens=2, temperature=0, logprobs=1, prompt_logprobs=True)
+    options = SamplingOptions(max_tokens=2, n=2, temperature=0, logprobs=1, prompt_logprobs=True)
     for _ in range(2):
         (generation,) = llm.generate(PROMPT, options)
         assert generation.prompt_logprobs is not None
