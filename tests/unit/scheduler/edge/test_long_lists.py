@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from coppice_scheduler.edge.http import long_lists
-from coppice_scheduler.edge.http.long_lists import SLICE_BYTES, SLICE_ENTRIES, parse_json, write_json
+from coppice_scheduler.edge.http.long_lists import SLICE_BYTES, SLICE_ENTRIES, parse_json, pieces_of, write_json
 
 IDS = [number * 7919 % 150_000 for number in range(60_000)]
 LIST = json.dumps(IDS)
@@ -101,3 +101,10 @@ def test_what_is_written_in_slices_is_what_json_writes(value: Any, times: int) -
     for each in (value, [value] * times, {"a": [{"b": [value, 1] * times}]}):
         whole = json.dumps(each, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         assert write_json(each) == whole
+
+
+def test_no_long_list_is_written_at_once() -> None:
+    entries = [{"1": {"logprob": -0.5, "rank": 1}}] * (20 * SLICE_ENTRIES)
+    chat, completion = {"prompt_logprobs": entries}, {"choices": [{"prompt_logprobs": entries}] * 3}
+    for body in (chat, completion):
+        assert max(map(len, pieces_of(body))) < len(json.dumps(entries)) / 15

@@ -11,7 +11,7 @@ from coppice_scheduler.core.state.request import Finish, Output, Request
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.beams.search import BeamOptions, Finished
-from coppice_scheduler.edge.beams.steps import OutputsOf, Searched, search
+from coppice_scheduler.edge.beams.steps import BeamSteps, OutputsOf, Searched
 from coppice_scheduler.edge.text.text_stream import Delta, TextStream
 from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
@@ -23,7 +23,7 @@ class BeamRun:
     streams: Sequence[Callable[[Callable[[], None]], TextStream]]  # one for each answer
     outputs_of: OutputsOf
     metrics: FrontDoorMetrics
-    begin: Callable[[], Awaitable[None]]  # returns when it is the tenant's turn on the loop
+    turn: Callable[[], Awaitable[None]]  # returns when it is the tenant's turn on the loop
     saw: Callable[[Output], None]  # called with what the engine says of the prompt
     taken: asyncio.Event = field(default_factory=asyncio.Event)  # the core has it
 
@@ -34,17 +34,16 @@ class BeamRun:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """One of each answer. Raises ApiError."""
         code: str | None = "cancelled"
+        steps = BeamSteps(self.request, self.options, self.outputs_of, self.turn)
         try:
-            await self.begin()
-            searched = await search(self.request, self.options, self.num_answers, self.outputs_of, self._began)
-            deltas = self._told(searched)
+            deltas = self._told(await steps.run(self.num_answers, self._began), steps.num_tokens)
             code = None
         except BaseException as error:
             code = code_of(error)
             raise
         finally:
             if code is not None:
-                self.metrics.failed(self.request.tenant, code, 0)
+                self.metrics.failed(self.request.tenant, code, steps.num_tokens)
         for delta in deltas:
             yield delta
 
@@ -54,7 +53,7 @@ class BeamRun:
         self.metrics.first_token(self.request.tenant, waited_s, first.num_prompt_tokens)
         self.saw(first)
 
-    def _told(self, searched: Searched) -> list[Delta]:
+    def _told(self, searched: Searched, num_tokens: int) -> list[Delta]:
         """All that was sampled counts: what is in no answer is charged with the first."""
         deltas = [self._delta(place, answer, searched.first) for place, answer in enumerate(searched.answers)]
         if len(deltas) < self.num_answers:
@@ -63,7 +62,7 @@ class BeamRun:
         ending = deltas[0].ending
         assert ending is not None, "answers are whole"
         told = sum(delta.ending.usage.completion_tokens for delta in deltas if delta.ending is not None)
-        more = max(0, searched.num_tokens - told)
+        more = max(0, num_tokens - told)
         usage = replace(ending.usage, completion_tokens=ending.usage.completion_tokens + more)
         deltas[0] = replace(deltas[0], ending=replace(ending, usage=usage))
         whole_s = (time.monotonic_ns() - self.request.arrived_ns) / 1e9

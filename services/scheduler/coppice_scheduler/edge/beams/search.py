@@ -15,9 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
-Likely = Sequence[tuple[int, float]]  # (token id, log-probability), likeliest first
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The likeliest next tokens of a beam."""
+
+    token_ids: npt.NDArray[np.uint32]  # [K]
+    logprobs: npt.NDArray[np.float32]  # [K]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +61,8 @@ class BeamOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    logprob: float
-    beam: int
+    logprob: float  # of all its tokens
+    beam: int  # place of the beam that it goes on from
     token: int
 
 
@@ -78,12 +87,7 @@ class BeamSearch:
     def take(self, likely: Sequence[Likely]) -> None:
         """The likeliest next tokens of each beam, in their order."""
         options = self._options
-        candidates = [
-            _Candidate(beam.logprob + logprob, place, token)
-            for place, (beam, tokens) in enumerate(zip(self.beams, likely, strict=True))
-            for token, logprob in tokens
-        ]
-        candidates.sort(key=lambda candidate: (-candidate.logprob, candidate.beam, candidate.token))
+        candidates = self._candidates(likely)
         self._length += 1
         is_full = self._length == options.max_tokens
         going_on = [] if is_full else [each for each in candidates if each.token not in options.stop_token_ids]
@@ -94,6 +98,17 @@ class BeamSearch:
         del self._finished[options.width :]
         self.beams = [self._longer(candidate) for candidate in going_on[: options.width]]
         self.is_done = not self.beams or not self._may_improve()
+
+    def _candidates(self, likely: Sequence[Likely]) -> list[_Candidate]:
+        """The likeliest `num_likely`, likeliest first: no more can matter."""
+        logprobs = np.concatenate(
+            [beam.logprob + each.logprobs.astype(np.float64) for beam, each in zip(self.beams, likely, strict=True)]
+        )
+        token_ids = np.concatenate([each.token_ids for each in likely])
+        places = np.repeat(np.arange(len(likely)), [len(each.token_ids) for each in likely])
+        order = np.lexsort((token_ids, places, -logprobs))[: self.num_likely]
+        told = zip(logprobs[order].tolist(), places[order].tolist(), token_ids[order].tolist(), strict=True)
+        return [_Candidate(*each) for each in told]
 
     def _may_improve(self) -> bool:
         if len(self._finished) < self._options.width:

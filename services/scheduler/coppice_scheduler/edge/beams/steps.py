@@ -6,81 +6,93 @@ What the beams have in common is found in the cache: they share its whole blocks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import numpy as np
 from msgspec.structs import replace
 
 from coppice_scheduler.core.state.request import Finish, Output, Request
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
-from coppice_scheduler.edge.beams.search import BeamOptions, BeamSearch, Finished, Likely
-from coppice_scheduler.edge.text.logprobs import LEAST_LOGPROB, unpack_logprobs
+from coppice_scheduler.edge.beams.search import Beam, BeamOptions, BeamSearch, Finished, Likely
 
 OutputsOf = Callable[[Request], AsyncGenerator[Output, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """`answers`: best first. `first`: what the engine said of the prompt. `num_tokens`: sampled for all of it."""
+    """`answers`: best first. `first`: what the engine said of the prompt."""
 
     answers: list[Finished]
     first: Output
-    num_tokens: int
 
 
-async def search(
-    request: Request, options: BeamOptions, num_answers: int, outputs_of: OutputsOf, began: Callable[[Output], None]
-) -> Searched:
-    """`request`: the prompt. `began`: called with the first step's output. Raises ApiError; cancels what runs."""
-    found, first, num_tokens = BeamSearch(options), None, 0
-    sampling = replace(request.sampling, temperature=0.0, num_logprobs=found.num_likely)
-    plain = replace(request, sampling=sampling, max_new_tokens=1, stop_token_ids=frozenset(), streams=False)
-    while not found.is_done:
-        steps = [
-            replace(
-                plain,
-                request_id=request.request_id if first is None else f"{request.request_id}.{num_tokens + place}",
-                tokens=request.tokens + beam.tokens,
-                # One with the first, as far as limits per minute are concerned: its prompt was counted.
-                fork_of=None if first is None else request.request_id,
-            )
-            for place, beam in enumerate(found.beams)
-        ]
-        outputs = await _all(steps, outputs_of)
-        if first is None:
-            first = outputs[0]
-            began(first)
-        num_tokens += len(steps)
-        found.take([_likely_of(output) for output in outputs])
-    assert first is not None, "a search has a step"
-    return Searched(found.best(num_answers), first, num_tokens)
+class BeamSteps:
+    """One search. `num_tokens`: sampled for it so far."""
 
+    def __init__(
+        self, request: Request, options: BeamOptions, outputs_of: OutputsOf, turn: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`request`: the prompt. `turn`: returns when the search may use the loop for a step."""
+        self._search = BeamSearch(options)
+        sampling = replace(request.sampling, temperature=0.0, num_logprobs=options.num_likely)
+        self._prompt = replace(request, sampling=sampling, max_new_tokens=1, stop_token_ids=frozenset(), streams=False)
+        self._outputs_of = outputs_of
+        self._turn = turn
+        self.num_tokens = 0
 
-async def _all(steps: list[Request], outputs_of: OutputsOf) -> list[Output]:
-    """The last output of each. The first failure ends all."""
-    tasks = [asyncio.create_task(_last(step, outputs_of)) for step in steps]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def run(self, num_answers: int, began: Callable[[Output], None]) -> Searched:
+        """`began`: called with the first step's output. Raises ApiError; cancels what runs."""
+        first = None
+        while not self._search.is_done:
+            await self._turn()
+            outputs = await self._all([self._step(place, beam) for place, beam in enumerate(self._search.beams)])
+            self.num_tokens += len(outputs)
+            if first is None:
+                first = outputs[0]
+                began(first)
+            self._search.take([_likely_of(output) for output in outputs])
+        assert first is not None, "a search has a step"
+        return Searched(self._search.best(num_answers), first)
 
+    def _step(self, place: int, beam: Beam) -> Request:
+        if not self.num_tokens:
+            return self._prompt
+        return replace(
+            self._prompt,
+            request_id=f"{self._prompt.request_id}.{self.num_tokens + place}",
+            tokens=self._prompt.tokens + beam.tokens,
+            # One with the first, as far as limits per minute are concerned: its prompt was counted.
+            fork_of=self._prompt.request_id,
+        )
 
-async def _last(step: Request, outputs_of: OutputsOf) -> Output:
-    async with aclosing(outputs_of(step)) as outputs:
-        async for output in outputs:
-            if output.finish is Finish.ERROR:
-                raise from_output(output.error)
-            if output.finish is Finish.CANCELLED:
-                raise ApiError(ErrorKind.UNAVAILABLE, "The server cancelled the request.", code="cancelled")
-            if output.finish is not None:
-                return output
-    raise ApiError(ErrorKind.INTERNAL, "The engine ended the request without a reason.", code="internal")
+    async def _all(self, steps: list[Request]) -> list[Output]:
+        """The last output of each. The first failure ends all."""
+        tasks = [asyncio.create_task(self._last(step)) for step in steps]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _last(self, step: Request) -> Output:
+        async with aclosing(self._outputs_of(step)) as outputs:
+            async for output in outputs:
+                if output.finish is Finish.ERROR:
+                    raise from_output(output.error)
+                if output.finish is Finish.CANCELLED:
+                    raise ApiError(ErrorKind.UNAVAILABLE, "The server cancelled the request.", code="cancelled")
+                if output.finish is not None:
+                    return output
+        raise ApiError(ErrorKind.INTERNAL, "The engine ended the request without a reason.", code="internal")
 
 
 def _likely_of(output: Output) -> Likely:
-    for reported in unpack_logprobs(output.logprobs, least=LEAST_LOGPROB):
-        return reported.top
-    raise ApiError(ErrorKind.INTERNAL, "The engine reported no log-probabilities of a beam.", code="no_logprobs")
+    if not output.logprobs:
+        raise ApiError(ErrorKind.INTERNAL, "The engine reported no log-probabilities of a beam.", code="no_logprobs")
+    report = output.logprobs[0]
+    return Likely(
+        np.frombuffer(report.top_ids, "<u4")[: report.num_top], np.frombuffer(report.top, "<f4")[: report.num_top]
+    )

@@ -327,7 +327,7 @@ class FrontDoor:
             makers,
             lambda request: outputs_of(request, self._engine, self._calls, tenant, span),
             self._metrics,
-            lambda: self.loop_share.take(tenant.id, spec.n),
+            lambda: self.loop_share.take(tenant.id, spec.num_candidates),
             lambda first: span.timeline(first.timeline),
         )
 

@@ -67,23 +67,33 @@ def _put(value: Any, mark: str, numbers: list[Any]) -> bool:
 
 
 def write_json(value: Any) -> bytes:
-    """As `json.dumps` writes it. Lone surrogates become `?`."""
-    return b"".join(piece.encode("utf-8", "replace") for piece in _pieces(value))
+    """As `json.dumps` writes it. Lone surrogates become `?`.
+
+    Objects are walked, and short lists in the outermost one; other lists are written in slices.
+    """
+    return b"".join(piece.encode("utf-8", "replace") for piece in pieces_of(value))
 
 
-def _pieces(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
+def pieces_of(value: Any, depth: int = 0) -> Iterator[str]:
+    if isinstance(value, dict) and value:
         comma = "{"
         for name, inner in value.items():
             yield f"{comma}{_written(name)}:"
-            yield from _pieces(inner)
+            yield from pieces_of(inner, depth + 1)
             comma = ","
-        yield "}" if value else "{}"
+        yield "}"
     elif isinstance(value, list) and value:
         comma = "["
         for at in range(0, len(value), SLICE_ENTRIES):
-            yield comma + _written(value[at : at + SLICE_ENTRIES])[1:-1]
-            comma = ","
+            part = value[at : at + SLICE_ENTRIES]
+            if depth > 1 or len(value) > SLICE_ENTRIES:
+                yield comma + _written(part)[1:-1]
+                comma = ","
+                continue
+            for entry in part:
+                yield comma
+                yield from pieces_of(entry, depth + 1)
+                comma = ","
         yield "]"
     else:
         yield _written(value)

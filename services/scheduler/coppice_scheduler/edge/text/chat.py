@@ -163,7 +163,7 @@ class ChatTemplate:
         marked = replace(last, content=last.content + _GOES_ON)
         text = self.render_now([*before, marked], values, tools, PromptEnd.LAST_MESSAGE)
         head, mark, tail = text.rpartition(_GOES_ON.strip())
-        if not mark or last.content.strip() not in text:
+        if not mark or not head.rstrip().endswith(last.content.strip()):
             message = "The chat template of this model changes the last message, so no answer can go on from it."
             raise invalid(message, param="messages", code="unsupported_parameter")
         return head if tail.startswith(" ") else head.rstrip()

@@ -6,13 +6,14 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from coppice_scheduler.edge.beams.search import BeamOptions, BeamSearch, Finished
+from coppice_scheduler.edge.beams.search import BeamOptions, BeamSearch, Finished, Likely
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 from tests.fakes.checkpoints import write_tiny_checkpoint
 
@@ -35,7 +36,7 @@ def ours(model: Any, prompt: list[int], options: BeamOptions) -> list[Finished]:
             with torch.inference_mode():
                 logits = model(torch.tensor([prompt + unpack_tokens(beam.tokens)])).logits[0, -1].float()
             top = torch.log_softmax(logits, -1).topk(search.num_likely)
-            told.append(list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+            told.append(Likely(top.indices.numpy().astype(np.uint32), top.values.numpy()))
         search.take(told)
     return search.best(options.width)
 
@@ -105,8 +106,9 @@ def test_it_ends_with_as_many_answers_as_beams(
         for _ in search.beams:
             weights = [rng.random() ** 4 + 1e-9 for _ in range(vocabulary)]
             total = sum(weights)
-            row = sorted(((i, math.log(weight / total)) for i, weight in enumerate(weights)), key=lambda each: -each[1])
-            told.append(row[: search.num_likely])
+            row = sorted(range(vocabulary), key=lambda token: -weights[token])[: search.num_likely]
+            logprobs = [math.log(weights[token] / total) for token in row]
+            told.append(Likely(np.array(row, np.uint32), np.array(logprobs, np.float32)))
         search.take(told)
         if search.is_done:
             break
@@ -118,3 +120,12 @@ def test_it_ends_with_as_many_answers_as_beams(
         tokens = unpack_tokens(answer.tokens)
         assert not ends & set(tokens[:-1])
         assert (answer.stop_token in ends) if answer.stop_token is not None else len(tokens) == max_tokens
+
+
+def test_those_that_are_as_likely_go_on_in_the_order_of_beams_and_tokens() -> None:
+    search = BeamSearch(BeamOptions(2, 1.0, 3, frozenset()))
+    search.take([Likely(np.array([9, 3, 5, 7], np.uint32), np.array([-1, -1, -1, -1], np.float32))])
+    assert [unpack_tokens(beam.tokens) for beam in search.beams] == [[3], [5]]
+    same = Likely(np.array([8, 2], np.uint32), np.array([-1, -1], np.float32))
+    search.take([same, same])
+    assert [unpack_tokens(beam.tokens) for beam in search.beams] == [[3, 2], [3, 8]]

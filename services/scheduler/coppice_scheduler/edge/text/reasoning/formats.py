@@ -28,7 +28,7 @@ class ReasoningFormat:
 
     def is_open_within(self, message: str) -> bool:
         """Whether an answer that goes on from this one is still reasoning."""
-        return self.opens in message.rpartition(self.closes)[2]
+        return message.lstrip().startswith(self.opens) and self.closes not in message
 
 
 THINK = ReasoningFormat("think", "<think>", "</think>")
