@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from coppice.messages.sampling import BEAMS_MAX, LIKELY_MAX
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
+from coppice_scheduler.edge.base.errors import ApiError
+from coppice_scheduler.edge.frontend.admission import check_width
+from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec, TextPrompt
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, unpack
 from tests.fakes.api.rest import MODEL, Served, error_of
@@ -106,3 +110,15 @@ def test_the_first_failure_ends_the_search_and_all_its_steps(served: Served, ref
     error_of(refused, 429 if refuses else 503)
     assert served.engine.num_running == 0
     assert len(served.engine.requests) == 7
+
+
+def spec_of(**fields: Any) -> GenerationSpec:
+    return GenerationSpec("m", (TextPrompt("x"),), uses_beams=True, **fields)
+
+
+def test_beams_are_bounded_by_what_the_tenant_may_have_at_work() -> None:
+    tenant = Tenant.model_construct(concurrency=2)
+    check_width(spec_of(n=2), tenant)
+    with pytest.raises(ApiError, match="2 requests at work") as caught:
+        check_width(spec_of(n=1, best_of=3), tenant)
+    assert caught.value.param == "best_of"

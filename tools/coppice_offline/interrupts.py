@@ -26,6 +26,9 @@ def interrupts_wait() -> Iterator[Interrupted]:
         signal.signal(signal.SIGINT, before)
 
     before = signal.getsignal(signal.SIGINT)
+    if before is None:  # not Python's, or the interpreter ends
+        yield noted
+        return
     try:
         signal.signal(signal.SIGINT, note)
     except ValueError:  # not the main thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from inspect import GEN_RUNNING, getgeneratorstate
 from types import TracebackType
 from typing import Self
 
@@ -39,12 +40,19 @@ class GenerationStream(Iterator[Piece]):
         return self._pieces.popleft()
 
     def close(self) -> None:
-        """End the request and give back what it holds. Nothing happens where it has ended."""
+        """End the request and give back what it holds. Nothing happens where it has ended.
+
+        Raises UsageError while a piece is computed, in another thread or around a signal's handler.
+        """
+        if getgeneratorstate(self._turns) == GEN_RUNNING:
+            raise UsageError("this stream is at work, so it cannot be closed")
         self._pieces.clear()
         self._turns.close()
 
     def fail(self, error: CoppiceError) -> None:
-        """Close it; who still reads it before its end gets `error`."""
+        """Close it; who still reads it before its end gets `error`. Raises UsageError while a piece is computed."""
+        if getgeneratorstate(self._turns) == GEN_RUNNING:
+            raise UsageError("a stream of this LLM is at work, so it cannot be closed")
         if not self.has_ended:
             self._error = error
         self.close()

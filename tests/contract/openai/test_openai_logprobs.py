@@ -194,12 +194,17 @@ def test_what_is_told_of_prompts_is_bounded_and_whole(served: Served) -> None:
     assert refused["param"] == "prompt_logprobs"
     assert "268800" in refused["message"]
     assert served.complete(prompt=long, prompt_logprobs=20, n=120, max_tokens=1).status_code == 200
+    refused = error_of(served.complete(prompt=long, echo=True, logprobs=20, best_of=128), 400)
+    assert (refused["param"], "268800" in refused["message"]) == ("logprobs", True)
     refused = error_of(served.complete(prompt=long, echo=True, logprobs=20, n=8, stream=True), 400)
     assert (refused["param"], "one stream" in refused["message"]) == ("logprobs", True)
 
 
-@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}, {"prompt_logprobs": 2}])
-def test_what_is_told_of_prompts_is_written_beside_the_loop(
+@pytest.mark.parametrize(
+    "fields",
+    [{"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}, {"prompt_logprobs": 2}, {"logprobs": 20, "max_tokens": 13}],
+)
+def test_many_log_probabilities_are_written_beside_the_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     threads = []
@@ -209,8 +214,10 @@ def test_what_is_told_of_prompts_is_written_beside_the_loop(
         return write_json(value)
 
     monkeypatch.setattr(generation, "write_json", seen)
-    assert served.complete(prompt="the forest", **fields).status_code == 200
-    assert served.complete(prompt="the forest").status_code == 200
+    long = served.ids("a") * 300
+    assert served.complete(prompt=long, **fields).status_code == 200
+    assert served.complete(prompt=long).status_code == 200
+    assert served.complete(prompt="the forest", logprobs=1, prompt_logprobs=1).status_code == 200
     (name,) = threads
     assert "text" in name
 

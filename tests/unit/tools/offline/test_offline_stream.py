@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import coppice
-from coppice import LLM, GenerationStream, Piece, SamplingOptions
+from coppice import LLM, GenerationStream, Piece, SamplingOptions, UsageError
+from coppice_offline.prompts import Read
 
 PROMPT = "a prompt of more than a block of sixteen tokens, of which all have to be read once"
 CHAT = [{"role": "user", "content": "Hello?"}]
@@ -144,3 +149,28 @@ def test_a_stream_is_an_iterator(llm: LLM) -> None:
     assert isinstance(stream, GenerationStream)
     assert iter(stream) is stream
     stream.close()
+
+
+def test_a_stream_cannot_be_closed_while_it_computes() -> None:
+    """From another thread, or around the handler of a signal."""
+    prompt, refused = Read("x", b"\0" * 4), []
+
+    def turns() -> Iterator[None]:
+        for act in (stream.close, lambda: stream.fail(UsageError("this LLM is closed"))):
+            with pytest.raises(UsageError, match="cannot be closed") as caught:
+                act()
+            refused.append(caught.value)
+        yield
+
+    stream = GenerationStream(prompt, [], turns())
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert len(refused) == 2
+    stream.close()
+
+
+def test_a_program_may_end_with_an_open_stream(checkpoint: Path) -> None:
+    """Signals have no handlers any more when it is cleaned up."""
+    code = f"import coppice; llm = coppice.LLM({str(checkpoint)!r}); stream = llm.stream('x'); next(stream)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coppice.messages.sampling import COMPLETION_TOKENS
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.base.json_size import check_json_size
@@ -18,6 +19,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_PROMPTS,
     MAX_RUNS,
     MAX_STREAMED_PROMPT_LOGPROBS,
+    MAX_TIMEOUT_S,
     ROLES,
     ChatPrompt,
     GenerationSpec,
@@ -79,6 +81,23 @@ def _check_it_may_go_on(spec: GenerationSpec) -> None:
     if spec.goes_on and spec.output_format is not None:
         field = spec.output_format.field
         raise invalid(f"{field} cannot be had of an answer that goes on from a message.", param=field)
+
+
+def check_width(spec: GenerationSpec, tenant: Tenant) -> None:
+    """The beams of a search run at once. Raises ApiError."""
+    if spec.uses_beams and spec.num_candidates > tenant.concurrency:
+        raise invalid(
+            f"{spec.num_candidates} beams run at once; this tenant may have {tenant.concurrency} requests at work.",
+            param="n" if spec.best_of is None else "best_of",
+        )
+
+
+def deadline_ns_of(spec: GenerationSpec, arrived_ns: int) -> int | None:
+    if spec.timeout_s is None or spec.timeout_s > MAX_TIMEOUT_S:
+        return None
+    if not spec.timeout_s > 0:
+        raise invalid(f"timeout is {spec.timeout_s:g}; it must be above 0", param="timeout")
+    return arrived_ns + int(spec.timeout_s * 1e9)
 
 
 def size_of(chat: ChatPrompt) -> int:
@@ -221,10 +240,13 @@ class PromptReader:
 
 def _check_prompt_logprobs(num_tokens: int, spec: GenerationSpec) -> None:
     """What is told of prompts is bounded: it is large, and made by the process that all tenants share."""
-    asked = [(spec.num_prompt_logprobs, "prompt_logprobs"), (spec.num_logprobs if spec.echo else None, "logprobs")]
+    asked = [
+        (spec.num_prompt_logprobs, "prompt_logprobs", spec.n),
+        (spec.num_logprobs if spec.echo else None, "logprobs", spec.num_candidates),  # each computes the prompt
+    ]
     most = MAX_STREAMED_PROMPT_LOGPROBS if spec.streams else MAX_PROMPT_LOGPROBS
-    for number, name in asked:
-        told = 0 if number is None else num_tokens * (number + 1) * spec.n
+    for number, name, times in asked:
+        told = 0 if number is None else num_tokens * (number + 1) * times
         if told > most:
             raise invalid(
                 f"{name} would tell {told} tokens of the prompt; at most {most} are told in one "

@@ -33,7 +33,7 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.request_id import RequestId, request_id_of
 from coppice_scheduler.edge.beams.run import BeamRun
 from coppice_scheduler.edge.beams.search import BeamOptions
-from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader
+from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader, check_width, deadline_ns_of
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.calls import Call, Run, abort_calls, outputs_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
@@ -43,7 +43,6 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_LOGIT_BIASES,
     MAX_PROMPTS,
     MAX_RUNS,
-    MAX_TIMEOUT_S,
     GenerationSpec,
     Prompt,
 )
@@ -208,18 +207,16 @@ class FrontDoor:
             await self.loop_share.take(tenant.id, _units_to_open(spec))
             spec = await self._with_tools(tenant.id, spec)
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
-            deadline_ns = _deadline_ns(spec, arrived_ns)
+            deadline_ns = deadline_ns_of(spec, arrived_ns)
             salt = _salt(spec, tenant.domain)
+            check_width(spec, tenant)
             if not self._engine.accepts:
                 raise not_ready()
             admitted = await self._prompts.admit(tenant.id, spec)
             wanted = self.syntax.behind_reasoning(spec.output_format, admitted[0].opens_reasoning)
             spec = dataclasses.replace(spec, output_format=wanted)
             sampling = replace(sampling, grammar=await self._grammars.grammar_of(tenant.id, spec))
-            echoes: Sequence[Echo | None] = [None] * len(admitted)
-            if spec.echo:
-                size = sum(len(prompt.tokens) for prompt in admitted)
-                echoes = await self.text_work.run(tenant.id, size, lambda: self._echoes(admitted, spec))
+            echoes = await self._echoes(tenant.id, admitted, spec)
         except BaseException as error:
             code = code_of(error)
             self._metrics.failed(tenant.id, code, 0)
@@ -365,11 +362,17 @@ class FrontDoor:
 
         return make
 
-    def _echoes(self, prompts: tuple[Admitted, ...], spec: GenerationSpec) -> list[Echo]:
-        return [
-            echo_of(prompt.tokens, prompt.text, self._detokenizers, spec.num_logprobs, spec.skip_special_tokens)
-            for prompt in prompts
-        ]
+    async def _echoes(self, tenant: str, prompts: tuple[Admitted, ...], spec: GenerationSpec) -> Sequence[Echo | None]:
+        if not spec.echo:
+            return [None] * len(prompts)
+
+        def read() -> list[Echo]:
+            return [
+                echo_of(prompt.tokens, prompt.text, self._detokenizers, spec.num_logprobs, spec.skip_special_tokens)
+                for prompt in prompts
+            ]
+
+        return await self.text_work.run(tenant, sum(len(prompt.tokens) for prompt in prompts), read)
 
 
 def _units_to_open(spec: GenerationSpec) -> int:
@@ -387,11 +390,3 @@ def _salt(spec: GenerationSpec, domain: DomainId) -> bytes:
         count = len(spec.cache_salt)
         raise invalid(f"cache_salt has {count} characters; it must have 1 to {MAX_CACHE_SALT}.", param="cache_salt")
     return digest_salt(domain, spec.cache_salt)
-
-
-def _deadline_ns(spec: GenerationSpec, arrived_ns: int) -> int | None:
-    if spec.timeout_s is None or spec.timeout_s > MAX_TIMEOUT_S:
-        return None
-    if not spec.timeout_s > 0:
-        raise ApiError(ErrorKind.INVALID, f"timeout is {spec.timeout_s:g}; it must be above 0", param="timeout")
-    return arrived_ns + int(spec.timeout_s * 1e9)

@@ -107,10 +107,15 @@ class GenerationSpec:
         asked = [number for number in (echoed, self.num_prompt_logprobs) if number is not None]
         return max(asked, default=None)
 
-    def num_told_of_prompts(self, num_tokens: int) -> int:
-        """Of prompts with so many tokens together: how many an answer tells, the likeliest in their places counted."""
-        number = self.num_logprobs_of_prompt
-        return 0 if number is None else num_tokens * (number + 1) * self.n
+    def num_told(self, num_prompt_tokens: int, num_output_tokens: int) -> int:
+        """Log-probabilities that all answers tell at most, the likeliest in their places counted.
+
+        `num_prompt_tokens`: of all prompts; `num_output_tokens`: of one answer to each of them.
+        """
+        of_prompt, of_output = self.num_logprobs_of_prompt, self.num_logprobs
+        told = 0 if of_prompt is None else num_prompt_tokens * (of_prompt + 1)
+        told += 0 if of_output is None else num_output_tokens * (of_output + 1)
+        return told * self.n
 
     @property
     def is_chat(self) -> bool:

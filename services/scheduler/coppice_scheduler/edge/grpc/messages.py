@@ -177,7 +177,7 @@ def response_of(delta: Delta, texts: TokenTexts, num_prompt_logprobs: int | None
         text=delta.text,
         tokens=delta.tokens,
         index=delta.index,
-        logprobs=[_logprob(entry, texts) for entry in delta.logprobs],
+        logprobs=[_logprob(entry, texts) for entry in delta.all_logprobs],
         reasoning_content=delta.reasoning,
         tool_calls=[call_delta(piece) for piece in delta.calls],
         prompt_logprobs=[_logprob(entry, texts) for entry in prompt],

@@ -33,7 +33,8 @@ from coppice_scheduler.edge.text.text_stream import Delta
 log = logging.getLogger("coppice.scheduler.http")
 WARNINGS_MAX = 256  # of unknown fields, in the life of a front door
 IDEMPOTENCY_KEY = "idempotency-key"  # a header that promises what is not kept here: a retry is computed again
-_ENTRY_BYTES = 64  # of JSON, for a token of a prompt
+_ENTRY_BYTES = 64  # of JSON, for a token with its log-probability
+_SHORT_BYTES = 16 * 1024  # some 2 ms
 FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with a comment
 
 
@@ -128,15 +129,16 @@ class Generation:
             self._headers(tenant, asked, surface.strict_field, unkept),
             asked.spec.streams,
         )
-        size = _ENTRY_BYTES * asked.spec.num_told_of_prompts(call.num_prompt_tokens)
+        num_output_tokens = sum(prompt.max_new_tokens for prompt in call.prompts)
+        size = _ENTRY_BYTES * asked.spec.num_told(call.num_prompt_tokens, num_output_tokens)
         body.release()  # nothing of it is kept from now on
         del asked
         if streams:
             return await _streamed(call, shape, headers, self._first_byte_s)
         await _gather(call, shape)
-        if not size:
+        if size <= _SHORT_BYTES:
             return _json(_dumped(shape), headers)
-        # What is told of prompts may be large: it is written beside the loop.
+        # Log-probabilities may be many: they are written beside the loop.
         return _json(await self._frontdoor.text_work.run(tenant.id, size, lambda: write_json(shape.whole())), headers)
 
     def _headers(self, tenant: Tenant, asked: Asked, strict_field: str, unkept: tuple[str, ...]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from coppice_scheduler.edge.openai.logprobs import chat_logprobs, completion_log
 from coppice_scheduler.edge.openai.parsing.messages import REASONING
 from coppice_scheduler.edge.openai.parsing.schema import Presentation
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
-from coppice_scheduler.edge.text.logprobs import PromptLogprobs, TokenLogprob
+from coppice_scheduler.edge.text.logprobs import EchoedLogprobs, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 from coppice_scheduler.edge.text.tools.call_parser import CallDelta
@@ -107,7 +107,7 @@ class Shape:
 
     def events_of(self, delta: Delta) -> Iterator[bytes]:
         self._usage += delta.ending.usage if delta.ending is not None else NO_USAGE
-        shows = delta.text or delta.reasoning or delta.calls or delta.logprobs or delta.ending is not None
+        shows = delta.text or delta.reasoning or delta.calls or delta.logprobs or delta.echoed or delta.ending
         if shows or self.presentation.return_token_ids:
             yield event(self._delta_chunk(delta, is_first=delta.index not in self._begun))
             self._begun.add(delta.index)
@@ -147,7 +147,8 @@ class Shape:
                 choice["delta"]["tool_calls"] = [_call_piece(call) for call in delta.calls]
         else:
             choice["text"] = delta.text
-        choice["logprobs"] = self._logprobs(delta.logprobs) if delta.logprobs else None
+        logprobs = delta.all_logprobs
+        choice["logprobs"] = self._logprobs(logprobs) if logprobs else None
         choice["finish_reason"] = delta.ending.reason if delta.ending else None
         if delta.ending is not None:
             choice["stop_reason"] = delta.ending.stop
@@ -193,7 +194,8 @@ class Shape:
                 choice["message"].update(content=text or None, tool_calls=[_call(call) for call in answer.calls])
         else:
             choice["text"] = text
-        choice["logprobs"] = self._logprobs(answer.logprobs)
+        echoed = answer.echoed.entries() if answer.echoed is not None else ()
+        choice["logprobs"] = self._logprobs((*echoed, *answer.logprobs))
         choice["finish_reason"] = answer.ending.reason if answer.ending else None
         choice["stop_reason"] = answer.ending.stop if answer.ending else None
         if not self.is_chat:
@@ -216,9 +218,11 @@ class Answer:
     calls: list[list[CallDelta]] = field(default_factory=list)  # the pieces of each
     ending: Ending | None = None
     prompt: PromptLogprobs | None = None
+    echoed: EchoedLogprobs | None = None
 
     def add(self, delta: Delta) -> None:
         self.prompt = self.prompt or delta.prompt
+        self.echoed = self.echoed or delta.echoed
         self.texts.append(delta.text)
         self.tokens.append(delta.tokens)
         self.logprobs += delta.logprobs

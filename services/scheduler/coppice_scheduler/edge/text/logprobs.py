@@ -121,6 +121,19 @@ class PromptLogprobs:
             raise _missing(place)
 
 
+@dataclass(frozen=True, slots=True)
+class EchoedLogprobs:
+    """Those of a prompt that an answer begins with, packed until they are told."""
+
+    prompt: PromptLogprobs
+    num_top: int
+    offsets: Sequence[int]  # characters before each token
+
+    def entries(self) -> Iterator[TokenLogprob]:
+        """Raises ApiError where one is missing."""
+        return self.prompt.entries(self.num_top, self.offsets)
+
+
 class MeanLogprob:
     """Of the tokens that an answer sampled: how likely the model thought it, whatever its length."""
 

@@ -10,7 +10,7 @@ from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
 from coppice_scheduler.edge.text.answer_parts import AnswerParts
 from coppice_scheduler.edge.text.detokenizer import Detokenizer, DetokenizerFactory
-from coppice_scheduler.edge.text.logprobs import LogprobTrack, MeanLogprob, PromptLogprobs, TokenLogprob
+from coppice_scheduler.edge.text.logprobs import EchoedLogprobs, LogprobTrack, MeanLogprob, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, unpack_tokens
 from coppice_scheduler.edge.text.tools.call_parser import CallDelta
@@ -59,6 +59,12 @@ class Delta:
     calls: tuple[CallDelta, ...] = ()  # of tools; their text is not in `text`
     reasoning: str = ""  # nor is this
     prompt: PromptLogprobs | None = None  # with the answer's first, where they are to be told
+    echoed: EchoedLogprobs | None = None  # with the answer's first, before `logprobs`, where the prompt is echoed
+
+    @property
+    def all_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Of the text of this delta, an echo included. Raises ApiError."""
+        return self.logprobs if self.echoed is None else (*self.echoed.entries(), *self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +212,13 @@ class TextStream:
 
     def _delta(self, text: str, tokens: bytes, ending: Ending | None) -> Delta:
         logprobs: tuple[TokenLogprob, ...] = ()
+        echoed: EchoedLogprobs | None = None
         echo, self._echo = self._echo, None
         prompt, self._prompt = self._prompt, None
         if echo is not None:
             text = echo.text + text
             if self._track is not None and prompt is not None:
-                logprobs = tuple(prompt.entries(echo.num_logprobs, echo.offsets))
+                echoed = EchoedLogprobs(prompt, echo.num_logprobs, echo.offsets)
         told = prompt if self._options.tells_prompt else None
         self._num_sent_chars += len(text)
         if self._track is not None:
@@ -220,9 +227,9 @@ class TextStream:
             else:
                 logprobs += self._track.release(self._num_sent_chars)
         if self._parts is None:
-            return Delta(self._index, text, tokens, ending, logprobs, prompt=told)
+            return Delta(self._index, text, tokens, ending, logprobs, prompt=told, echoed=echoed)
         parts = self._parts.take()
-        return Delta(self._index, parts.text, tokens, ending, logprobs, parts.calls, parts.reasoning, told)
+        return Delta(self._index, parts.text, tokens, ending, logprobs, parts.calls, parts.reasoning, told, echoed)
 
     def _end(self, text: str, tokens: bytes, output: Output) -> Delta:
         if self._parts is not None:

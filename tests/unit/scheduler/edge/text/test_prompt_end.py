@@ -35,6 +35,10 @@ def test_the_end_of_a_prompt_is_as_in_transformers(tmp_path: Path, name: str) ->
         assert template.render_now(messages, end=PromptEnd.LAST_MESSAGE) == closed
         if name == "loop controls and generation" and len(chat) > 3:
             continue  # this template leaves out what comes later
+        if name == "bos, eos, trim and tojson" and chat[-1][1].endswith("\n"):
+            with pytest.raises(ApiError, match="changes the last message"):
+                template.render_now(messages, end=PromptEnd.WITHIN_LAST_MESSAGE)
+            continue  # JSON writes the ends of lines, which transformers does not see
         goes_on = oracle.apply_chat_template(plain, tokenize=False, continue_final_message=True)
         assert template.render_now(messages, end=PromptEnd.WITHIN_LAST_MESSAGE) == goes_on
 

@@ -126,7 +126,7 @@ def test_log_probabilities_show_no_token_before_its_text(case: Case) -> None:
     sent, entries = "", list[TokenLogprob]()
     for delta in deltas:
         sent += delta.text
-        entries += delta.logprobs
+        entries += delta.all_logprobs
         if not case.wants_logprobs:
             assert not entries
             continue

@@ -27,7 +27,11 @@ def request_routes() -> tuple[dict[str, Any], dict[str, Schema]]:
             {
                 "id": TEXT,
                 "object": {"const": "request.aborted"},
-                "num_answers": {"type": "integer", "minimum": 1, "description": "That were not complete, and end."},
+                "num_answers": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "That were computed for it, those of best_of and beams among them, and end.",
+                },
             }
         )
     }
