@@ -163,7 +163,7 @@ def test_every_call_counts_whatever_becomes_of_it(path: str, body: Any, status: 
 def test_whatever_needs_a_key_is_described_with_a_limit(served: Served) -> None:
     paths = served.http.get("/openapi.json").json()["paths"]
     found = [operation["responses"] for path in paths.values() for operation in path.values()]
-    assert sum("401" in responses for responses in found) == 11
+    assert sum("401" in responses for responses in found) == 12
     assert all(("429" in responses) == ("401" in responses) for responses in found)
 
 
