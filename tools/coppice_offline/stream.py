@@ -14,6 +14,7 @@ from coppice_scheduler.edge.text.logprobs import unpack_logprobs
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import Delta, TextOptions, TextStream
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
+from coppice_scheduler.edge.text.tools.call_parser import joined_calls
 
 _FAILURES = (Finish.ERROR, Finish.CANCELLED)
 
@@ -127,12 +128,5 @@ def _piece(delta: Delta) -> Piece:
 
 
 def _calls(deltas: Sequence[Delta]) -> tuple[ToolCall, ...]:
-    """Calls put together from their pieces."""
-    calls: list[ToolCall] = []
-    for piece in (call for delta in deltas for call in delta.calls):
-        if piece.name:
-            calls.append(ToolCall(piece.call_id, piece.name, piece.arguments))
-        else:
-            begun = calls[piece.index]
-            calls[piece.index] = ToolCall(begun.id, begun.name, begun.arguments + piece.arguments)
-    return tuple(calls)
+    calls = joined_calls(piece for delta in deltas for piece in delta.calls)
+    return tuple(ToolCall(call.call_id, call.name, call.arguments) for call in calls)

@@ -51,11 +51,10 @@ class GenerationStream(Iterator[Piece]):
 
     def fail(self, error: CoppiceError) -> None:
         """Close it; who still reads it before its end gets `error`. Raises UsageError while a piece is computed."""
-        if getgeneratorstate(self._turns) == GEN_RUNNING:
-            raise UsageError("a stream of this LLM is at work, so it cannot be closed")
-        if not self.has_ended:
-            self._error = error
+        had_ended = self.has_ended
         self.close()
+        if not had_ended:
+            self._error = error
 
     def __enter__(self) -> Self:
         return self

@@ -99,18 +99,18 @@ class SchedulerCore:
 
     def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
         """End a request now; unknown and finished ones are left alone."""
-        self._now_ns = now_ns
-        request = self._life.requests.get(request_id)
-        if request is not None:
-            self._life.finish(request, finish, now_ns)
+        self._finish(request_id, finish, now_ns)
 
     def end(self, request_id: str, error: OutputError, now_ns: int) -> bool:
         """End a request now with this error; whether it was at work."""
+        return self._finish(request_id, Finish.ERROR, now_ns, error)
+
+    def _finish(self, request_id: str, finish: Finish, now_ns: int, error: OutputError | None = None) -> bool:
         self._now_ns = now_ns
         request = self._life.requests.get(request_id)
         if request is None:
             return False
-        self._life.finish(request, Finish.ERROR, now_ns, error=error)
+        self._life.finish(request, finish, now_ns, error=error)
         return True
 
     def set_tenants(self, tenants: TenantSettings, now_ns: int) -> None:

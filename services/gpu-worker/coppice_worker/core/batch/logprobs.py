@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 
 from coppice.ids import SequenceId
@@ -32,9 +31,11 @@ class LogprobCollector:
             for index, row in enumerate(prompt.rows.tolist()):
                 part = slice(int(prompt.row_starts[index]), int(prompt.row_starts[index + 1]))
                 position, num_top = int(prompt.first_positions[index]), int(prompt.num_top[index])
-                packed = _pack(ids[row], position, num_top, found.chosen[part], found.top_ids[part], found.top[part])
                 assert found.ranks is not None, "prompt tokens have ranks"
-                self._found.append(msgspec.structs.replace(packed, ranks=found.ranks[part].astype("<u4").tobytes()))
+                ranks = found.ranks[part].astype("<u4").tobytes()
+                self._found.append(
+                    _pack(ids[row], position, num_top, found.chosen[part], found.top_ids[part], found.top[part], ranks)
+                )
         if batch.sample.num_logprobs is not None:
             assert output.logprobs is not None, "sampled tokens were to be reported"
             if not self._steps:
@@ -67,6 +68,7 @@ def _pack(
     chosen: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
     top_ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
     top: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    ranks: bytes = b"",
 ) -> TokenLogprobs:
     """From arrays [T] and [T, at least num_top]; a vocabulary smaller than `num_top` has fewer columns."""
     num_top = min(num_top, top.shape[1])
@@ -77,4 +79,5 @@ def _pack(
         chosen=chosen.astype("<f4").tobytes(),
         top_ids=top_ids[:, :num_top].astype("<u4").tobytes(),
         top=top[:, :num_top].astype("<f4").tobytes(),
+        ranks=ranks,
     )

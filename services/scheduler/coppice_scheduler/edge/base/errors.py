@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
-from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
+from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Refused, RefusedReason
 
 _SHOWN_CHARS = 100  # of what a client sent; gRPC has 16 KiB for a whole error
 
@@ -152,6 +152,19 @@ def _retry(kind: ErrorKind, retry_after_ms: int) -> int:
     if kind in (ErrorKind.BUSY, ErrorKind.UNAVAILABLE):
         return retry_after_ms or _RETRY_ANYWAY_MS
     return 0
+
+
+def failure_of(output: Output) -> ApiError | None:
+    """What to say where the engine ended a request by itself; None where the request goes on or came to its end."""
+    if output.finish is Finish.ERROR:
+        return from_output(output.error)
+    if output.finish is Finish.CANCELLED:
+        return ApiError(ErrorKind.UNAVAILABLE, "The server cancelled the request.", code="cancelled")
+    return None
+
+
+def no_ending() -> ApiError:
+    return ApiError(ErrorKind.INTERNAL, "The engine ended the request without a reason.", code="internal")
 
 
 def code_of(error: BaseException) -> str:

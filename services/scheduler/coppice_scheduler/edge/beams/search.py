@@ -55,8 +55,12 @@ class BeamOptions:
 
     @property
     def num_likely(self) -> int:
-        """Of each beam's next tokens: so many that `width` of all candidates go on, whatever ends."""
-        return max(2, 1 + len(self.stop_token_ids)) * self.width
+        return num_likely_of(self.width, len(self.stop_token_ids))
+
+
+def num_likely_of(width: int, num_stop_tokens: int) -> int:
+    """How many of each beam's next tokens have to be known: `width` of all candidates go on, whatever ends."""
+    return max(2, 1 + num_stop_tokens) * width
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from coppice_scheduler.core.state.request import Finish, Output, Request
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
+from coppice_scheduler.core.state.request import Output, Request
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, failure_of, no_ending
 from coppice_scheduler.edge.beams.search import Beam, BeamOptions, BeamSearch, Finished, Likely
 
 OutputsOf = Callable[[Request], AsyncGenerator[Output, None]]
@@ -80,13 +80,12 @@ class BeamSteps:
     async def _last(self, step: Request) -> Output:
         async with aclosing(self._outputs_of(step)) as outputs:
             async for output in outputs:
-                if output.finish is Finish.ERROR:
-                    raise from_output(output.error)
-                if output.finish is Finish.CANCELLED:
-                    raise ApiError(ErrorKind.UNAVAILABLE, "The server cancelled the request.", code="cancelled")
+                failure = failure_of(output)
+                if failure is not None:
+                    raise failure
                 if output.finish is not None:
                     return output
-        raise ApiError(ErrorKind.INTERNAL, "The engine ended the request without a reason.", code="internal")
+        raise no_ending()
 
 
 def _likely_of(output: Output) -> Likely:

@@ -20,11 +20,10 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Output, Request
 from coppice_scheduler.edge.base.engine import Engine, EngineLost, RequestRefused
 from coppice_scheduler.edge.base.errors import (
-    ApiError,
-    ErrorKind,
     code_of,
     from_output,
     from_refused,
+    no_ending,
     request_not_found,
 )
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
@@ -129,7 +128,7 @@ class Run:
                         return
                     if delta is not None:
                         yield delta
-            raise ApiError(ErrorKind.INTERNAL, "The engine ended the request without a reason.", code="internal")
+            raise no_ending()
         except BaseException as error:
             code = code_of(error) if code is not None else None
             raise

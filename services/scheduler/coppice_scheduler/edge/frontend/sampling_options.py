@@ -21,7 +21,7 @@ from coppice.messages.sampling import (
 )
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.edge.base.errors import invalid
-from coppice_scheduler.edge.beams.search import BeamOptions
+from coppice_scheduler.edge.beams.search import num_likely_of
 from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_LOGIT_BIASES,
     MAX_STOP_BYTES,
@@ -141,7 +141,7 @@ def _check_beams(spec: GenerationSpec, ends: frozenset[int]) -> None:
     name, width = ("n", spec.n) if spec.best_of is None else ("best_of", spec.best_of)
     if width > BEAMS_MAX:
         raise invalid(f"{name} is {width}; a beam search has at most {BEAMS_MAX} beams.", param=name)
-    if BeamOptions(width, 1, 1, ends).num_likely > LIKELY_MAX:
+    if num_likely_of(width, len(ends)) > LIKELY_MAX:
         message = (
             f"A search with {width} beams can have at most {LIKELY_MAX // width - 1} stop tokens; it has {len(ends)}."
         )

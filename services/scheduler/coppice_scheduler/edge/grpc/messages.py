@@ -134,12 +134,8 @@ def _chat(chat: pb.ChatMessages) -> ChatPrompt:
 
 
 def _prompt_end(chat: pb.ChatMessages) -> PromptEnd:
-    opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not chat.continue_final_message
-    if not chat.continue_final_message:
-        return PromptEnd.ANSWER if opens else PromptEnd.LAST_MESSAGE
-    if opens:
-        raise invalid("continue_final_message excludes add_generation_prompt.", param="continue_final_message")
-    return PromptEnd.WITHIN_LAST_MESSAGE
+    opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
+    return PromptEnd.asked(opens, chat.continue_final_message)
 
 
 def _template_values(chat: pb.ChatMessages) -> dict[str, Any]:

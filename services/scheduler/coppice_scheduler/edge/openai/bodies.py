@@ -26,7 +26,8 @@ from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import EchoedLogprobs, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
-from coppice_scheduler.edge.text.tools.call_parser import CallDelta
+from coppice_scheduler.edge.text.tools.call_parser import CallDelta, joined_calls
+from coppice_scheduler.edge.text.tools.tool import ToolCall
 
 Body = dict[str, Any]
 
@@ -191,7 +192,9 @@ class Shape:
             if answer.reasoning:
                 choice["message"].update(self._reasoning("".join(answer.reasoning)))
             if answer.calls:
-                choice["message"].update(content=text or None, tool_calls=[_call(call) for call in answer.calls])
+                choice["message"].update(
+                    content=text or None, tool_calls=[_call(call) for call in joined_calls(answer.calls)]
+                )
         else:
             choice["text"] = text
         echoed = answer.echoed.entries() if answer.echoed is not None else ()
@@ -215,7 +218,7 @@ class Answer:
     tokens: list[bytes] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[list[CallDelta]] = field(default_factory=list)  # the pieces of each
+    calls: list[CallDelta] = field(default_factory=list)  # their pieces
     ending: Ending | None = None
     prompt: PromptLogprobs | None = None
     echoed: EchoedLogprobs | None = None
@@ -228,10 +231,7 @@ class Answer:
         self.logprobs += delta.logprobs
         if delta.reasoning:
             self.reasoning.append(delta.reasoning)
-        for piece in delta.calls:
-            if piece.name:
-                self.calls.append([])
-            self.calls[piece.index].append(piece)
+        self.calls += delta.calls
         self.ending = delta.ending
 
     @property
@@ -246,7 +246,5 @@ def _call_piece(piece: CallDelta) -> Body:
     return {"index": piece.index, "id": piece.call_id, "type": "function", "function": {"name": piece.name, **function}}
 
 
-def _call(pieces: Sequence[CallDelta]) -> Body:
-    arguments = "".join(piece.arguments for piece in pieces)
-    first = pieces[0]
-    return {"id": first.call_id, "type": "function", "function": {"name": first.name, "arguments": arguments}}
+def _call(call: ToolCall) -> Body:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

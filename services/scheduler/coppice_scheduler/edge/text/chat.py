@@ -44,6 +44,18 @@ class PromptEnd(Enum):
     LAST_MESSAGE = "last message"  # what the template writes after it, and no turn
     WITHIN_LAST_MESSAGE = "within"  # the answer goes on from its content
 
+    @classmethod
+    def asked(cls, opens: bool | None, goes_on: bool) -> PromptEnd:
+        """By `add_generation_prompt`, None where it was not sent, and `continue_final_message`. Raises ApiError."""
+        if not goes_on:
+            return cls.LAST_MESSAGE if opens is False else cls.ANSWER
+        if opens:
+            raise invalid(
+                "continue_final_message goes on from the last message, so add_generation_prompt cannot be true.",
+                param="continue_final_message",
+            )
+        return cls.WITHIN_LAST_MESSAGE
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coppice_scheduler.core.state.request import Finish, Output
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, from_output
+from coppice_scheduler.edge.base.errors import failure_of
 from coppice_scheduler.edge.text.answer_parts import AnswerParts
 from coppice_scheduler.edge.text.detokenizer import Detokenizer, DetokenizerFactory
 from coppice_scheduler.edge.text.logprobs import EchoedLogprobs, LogprobTrack, MeanLogprob, PromptLogprobs, TokenLogprob
@@ -152,11 +152,10 @@ class TextStream:
             if self._is_cut:
                 self._stop_now()
             return self._delta(text, tokens, None) if text or tokens else None
-        if output.finish is Finish.ERROR and not self._is_cut:
-            raise from_output(output.error)
-        if output.finish is Finish.CANCELLED and not self._is_cut:
-            raise ApiError(ErrorKind.UNAVAILABLE, "The server cancelled the request.", code="cancelled")
         if not self._is_cut:
+            failure = failure_of(output)
+            if failure is not None:
+                raise failure
             if output.stop_token and self._options.shows_stop_token:
                 text += self._scan(self._detokenizer.feed(unpack_tokens(output.stop_token)))
             text += self._flush()

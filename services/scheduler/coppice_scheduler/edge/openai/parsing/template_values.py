@@ -37,16 +37,9 @@ def kwargs_of(fields: Fields, reading: Reading) -> dict[str, Any]:
 
 def prompt_end_of(fields: Fields) -> PromptEnd:
     """`add_generation_prompt` and `continue_final_message`, as in vLLM. Raises ApiError."""
-    goes_on = fields.flag("continue_final_message")
-    opens = fields.flag("add_generation_prompt", default=not goes_on)
-    if not goes_on:
-        return PromptEnd.ANSWER if opens else PromptEnd.LAST_MESSAGE
-    if opens:
-        raise invalid(
-            "continue_final_message goes on from the last message, so add_generation_prompt cannot be true.",
-            param="continue_final_message",
-        )
-    return PromptEnd.WITHIN_LAST_MESSAGE
+    name = "add_generation_prompt"
+    opens = None if fields.get(name) is None else fields.flag(name)
+    return PromptEnd.asked(opens, fields.flag("continue_final_message"))
 
 
 def _chosen(wanted: list[Wanted], reading: Reading) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from coppice_scheduler.edge.text.markers import SPACE_MAX
+from coppice_scheduler.edge.text.tools.tool import ToolCall
 
 HELD_MAX = 1 << 18  # characters that wait until it is known what they are
 _SLICE = 64  # characters
@@ -32,6 +33,16 @@ class CallDelta:
     arguments: str  # what comes next of the JSON
     call_id: str = ""
     name: str = ""
+
+
+def joined_calls(pieces: Iterable[CallDelta]) -> list[ToolCall]:
+    """The calls of one answer, from their pieces in order."""
+    calls: list[tuple[CallDelta, list[str]]] = []
+    for piece in pieces:
+        if piece.name:
+            calls.append((piece, []))
+        calls[piece.index][1].append(piece.arguments)
+    return [ToolCall(first.call_id, first.name, "".join(arguments)) for first, arguments in calls]
 
 
 class CallParser:
