@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
 from queue import Empty, SimpleQueue
+
+LOOK_AGAIN_S = 0.25
 
 
 class SignalEvent:
@@ -31,9 +35,15 @@ class SignalEvent:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until it is set or time is up. Returns whether it is set; False comes early where `clear` met a `set`."""
-        if not self._is_set:
+        # A signal that the kernel gives to another thread, or that comes after the interpreter last looked and before
+        # this thread sleeps in the lock, does not wake it: the handler runs when the interpreter looks again.
+        ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._is_set:
+            left = ends - time.monotonic()
             try:
-                self._wakes.get(timeout=timeout_s)
+                self._wakes.get(timeout=max(0.0, min(left, LOOK_AGAIN_S)))
+                break
             except Empty:
-                pass
+                if left <= LOOK_AGAIN_S:
+                    break
         return self._is_set

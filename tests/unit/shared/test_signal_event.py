@@ -58,6 +58,21 @@ def test_a_signal_may_come_at_any_instruction(method: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S)
 
 
+def signal_to_another_thread() -> None:
+    """The kernel may hand a signal of the process to any of its threads; the main thread waits all the while."""
+    event = SignalEvent()
+    signal.signal(signal.SIGUSR1, lambda *_: event.set())
+    other = threading.Thread(target=threading.Event().wait, daemon=True)
+    other.start()
+    threading.Timer(0.1, signal.pthread_kill, (other.ident, signal.SIGUSR1)).start()
+    assert event.wait()
+
+
+def test_a_signal_that_another_thread_takes_wakes_the_one_that_waits() -> None:
+    code = f"from {__name__} import signal_to_another_thread; signal_to_another_thread()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S)
+
+
 def test_it_is_set_cleared_and_waited_for() -> None:
     event = SignalEvent()
     assert not event.is_set()
