@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coppice.errors import CoppiceError, UnavailableError, UsageError
+    from coppice_offline.answers.generation_stream import GenerationStream
     from coppice_offline.interface.errors import EngineBroken, PromptError, RequestFailed
     from coppice_offline.interface.options import SamplingOptions
     from coppice_offline.interface.results import (
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         Usage,
     )
     from coppice_offline.llm import LLM
-    from coppice_offline.streaming import GenerationStream
 
 __all__ = [
     "LLM",
@@ -47,7 +47,7 @@ __version__ = "0.1.0"
 _RESULTS = ("Completion", "Generation", "Piece", "TokenLogprob", "ToolCall", "ToolCallPiece", "Usage")
 _HOMES = {
     "LLM": "coppice_offline.llm",
-    "GenerationStream": "coppice_offline.streaming",
+    "GenerationStream": "coppice_offline.answers.generation_stream",
     "SamplingOptions": "coppice_offline.interface.options",
     **dict.fromkeys(_RESULTS, "coppice_offline.interface.results"),
     **dict.fromkeys(("EngineBroken", "PromptError", "RequestFailed"), "coppice_offline.interface.errors"),

@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 from coppice.errors import UsageError
 from coppice.messages.sampling import COMPLETION_TOKENS
+from coppice_offline.answers.generation_stream import GenerationStream, generation_of
 from coppice_offline.device import DeviceName, DtypeChoice, give_memory_back, load_executor
 from coppice_offline.interface import checks
 from coppice_offline.interface.errors import EngineBroken
@@ -29,7 +30,6 @@ from coppice_offline.interface.results import Generation
 from coppice_offline.loading import Loaded, load
 from coppice_offline.progress import progress_bar
 from coppice_offline.prompts import Message, Read, read_tools
-from coppice_offline.streaming import GenerationStream, generation_of
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 from coppice_up.checkpoint import find_checkpoint
 from coppice_worker.core.batch.step_batch import StepLimits

@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coppice_offline.stream import RequestStream
+from coppice_offline.answers.request_stream import RequestStream
 
 _EVERY_S = 0.1
 

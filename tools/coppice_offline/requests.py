@@ -11,10 +11,10 @@ from coppice.errors import UsageError
 from coppice.grammar import GrammarError
 from coppice.ids import DomainId
 from coppice.messages.sampling import BIAS
+from coppice_offline.answers.request_stream import RequestStream
 from coppice_offline.grammars import KEPT_MAX, CompiledGrammars
 from coppice_offline.interface.options import Defaults, SamplingOptions, sampling_of, stop_token_ids_of
 from coppice_offline.prompts import Read
-from coppice_offline.stream import RequestStream
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.sampling_options import pack_bias

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from coppice_offline.answers.request_stream import RequestStream
 from coppice_offline.engine import LocalEngine, Told
 from coppice_offline.interface.errors import EngineBroken, RequestFailed
 from coppice_offline.interrupts import interrupts_wait
 from coppice_offline.progress import Reporter
-from coppice_offline.stream import RequestStream
 from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.text.streams import pieces
 

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, models
 from coppice.ids import DomainId, Namespace, WorkerId
 from coppice.messages.step import SamplingParams
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
+from coppice_offline.answers.request_stream import RequestStream
 from coppice_offline.engine import EngineSettings, LocalEngine
 from coppice_offline.runner import Runner
-from coppice_offline.stream import RequestStream
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory

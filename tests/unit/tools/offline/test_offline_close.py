@@ -12,7 +12,7 @@ import pytest
 
 import coppice
 from coppice import LLM, SamplingOptions
-from coppice_offline.streaming import GenerationStream
+from coppice_offline.answers.generation_stream import GenerationStream
 
 CHAT = [{"role": "user", "content": "Hello?"}]
 LONG = SamplingOptions(temperature=0, max_tokens=200, ignore_eos=True)

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from coppice.errors import CoppiceError, UsageError
+from coppice_offline.answers.request_stream import RequestStream
 from coppice_offline.interface.results import Generation, Piece
 from coppice_offline.prompts import Read
-from coppice_offline.stream import RequestStream
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 
 

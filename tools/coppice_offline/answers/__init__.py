@@ -1,0 +1,1 @@
+"""What comes of requests: tokens of one, the pieces of a stream."""
