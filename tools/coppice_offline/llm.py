@@ -21,7 +21,8 @@ from weakref import WeakSet
 
 from coppice.errors import UsageError
 from coppice.messages.sampling import COMPLETION_TOKENS
-from coppice_offline.answers.generation_stream import GenerationStream, generation_of
+from coppice_offline.answers.generation import generation_of
+from coppice_offline.answers.generation_stream import GenerationStream
 from coppice_offline.device import DeviceName, DtypeChoice, give_memory_back, load_executor
 from coppice_offline.interface import checks
 from coppice_offline.interface.errors import EngineBroken
@@ -200,14 +201,17 @@ class LLM:
     ) -> list[Generation]:
         if progress is not None:
             checks.flag("progress", progress)
+        options = _one_each(params, len(prompts))
         groups = [
             loaded.requests.streams_of(prompt, each, max_tokens, use, as_it_comes=False)
-            for prompt, each in zip(prompts, _one_each(params, len(prompts)), strict=True)
+            for prompt, each in zip(prompts, options, strict=True)
         ]
         streams = [stream for group in groups for stream in group]
         with progress_bar(streams, progress) as reporter:
             loaded.runner.run(streams, reporter)
-        return [generation_of(prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
+        return [
+            generation_of(prompt, group, each.n) for prompt, group, each in zip(prompts, groups, options, strict=True)
+        ]
 
     def _stream(
         self,
@@ -220,6 +224,8 @@ class LLM:
         if params is not None and not isinstance(params, SamplingOptions):
             raise UsageError(f"params is a {type(params).__name__}; it must be SamplingOptions")
         options = params or SamplingOptions()
+        if options.tells_the_best:
+            raise UsageError("the best of best_of are known when all have ended, so there is no stream of them")
         group = loaded.requests.streams_of(prompt, options, max_tokens, use, as_it_comes=True)
         stream = GenerationStream(prompt, group, loaded.runner.follow(group))
         self._streams.add(stream)

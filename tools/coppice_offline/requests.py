@@ -55,7 +55,7 @@ class RequestMaker:
         *,
         as_it_comes: bool,
     ) -> list[RequestStream]:
-        """One for each of the n continuations; all after the first share its prefill. Raises UsageError.
+        """One for each candidate; all after the first share its prefill. Raises UsageError.
 
         `as_it_comes`: somebody reads each token when it is there.
         """
@@ -87,7 +87,17 @@ class RequestMaker:
             parts = self._syntax.parts(use, prompt.opens_reasoning)
             tail = unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:])
             detokenizer = self._detokenizers.start(tail, keeps_markers=parts is not None)
-            streams.append(RequestStream(index, request, detokenizer, options.stops, parts))
+            streams.append(
+                RequestStream(
+                    index,
+                    request,
+                    detokenizer,
+                    options.stops,
+                    parts,
+                    is_candidate=options.tells_the_best,
+                    tells_logprobs=options.logprobs is not None,
+                )
+            )
         return streams
 
     def _biases(self, options: SamplingOptions, use: ToolUse | None) -> bytes:

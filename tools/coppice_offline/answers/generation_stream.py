@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from coppice.errors import CoppiceError, UsageError
+from coppice_offline.answers.generation import generation_of
 from coppice_offline.answers.request_stream import RequestStream
 from coppice_offline.interface.results import Generation, Piece
 from coppice_offline.prompts import Read
-from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 
 
 class GenerationStream(Iterator[Piece]):
@@ -74,15 +74,4 @@ class GenerationStream(Iterator[Piece]):
         """The whole, as `generate` would have given it. Raises UsageError before the end."""
         if not self.has_ended:
             raise UsageError("the generation is not complete", hint="read its stream to the end")
-        return generation_of(self._prompt, self._group)
-
-
-def generation_of(prompt: Read, group: Sequence[RequestStream]) -> Generation:
-    """After the last output of each."""
-    wants_prompt = group[0].request.sampling.num_prompt_logprobs is not None
-    return Generation(
-        prompt=prompt.text,
-        prompt_token_ids=unpack_tokens(prompt.tokens),
-        outputs=tuple(stream.completion() for stream in group),
-        prompt_logprobs=group[0].prompt_logprobs() if wants_prompt else None,
-    )
+        return generation_of(self._prompt, self._group, len(self._group))

@@ -10,7 +10,7 @@ from coppice_offline.interface.results import Completion, Piece, TokenLogprob, T
 from coppice_scheduler.core.state.request import Finish, Output, Request
 from coppice_scheduler.edge.text.answer_parts import AnswerParts
 from coppice_scheduler.edge.text.detokenizer import Detokenizer
-from coppice_scheduler.edge.text.logprobs import unpack_logprobs
+from coppice_scheduler.edge.text.logprobs import MeanLogprob, unpack_logprobs
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import Delta, TextOptions, TextStream
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
@@ -29,17 +29,26 @@ class RequestStream:
         detokenizer: Detokenizer,
         stops: Sequence[str],
         parts: AnswerParts | None = None,
+        *,
+        is_candidate: bool = False,
+        tells_logprobs: bool = True,
     ) -> None:
-        """`parts`: takes an answer apart that is more than text."""
+        """`parts`: takes an answer apart that is more than text.
+
+        `is_candidate`: of several, of which the likeliest will be told. `tells_logprobs`: where the request has any.
+        """
         self.request = request
         self.last: Output | None = None
         self._index = index
+        self._tells_logprobs = tells_logprobs and request.sampling.num_logprobs is not None
+        num_prompt_tokens = len(request.tokens) // TOKEN_BYTES
         self._reader = TextStream(
             index,
-            len(request.tokens) // TOKEN_BYTES,
+            num_prompt_tokens,
             detokenizer,
             StopScanner(stops) if stops else None,
             self._found_stop,
+            score=MeanLogprob(num_prompt_tokens) if is_candidate else None,
             parts=parts,
             options=TextOptions(min_tokens=request.sampling.min_tokens),
         )
@@ -89,7 +98,6 @@ class RequestStream:
         if by is None and self.last.stop_token:
             by = int.from_bytes(self.last.stop_token, "little")
         num_prompt = len(self.request.tokens) // TOKEN_BYTES
-        wanted = self.request.sampling.num_logprobs is not None
         return Completion(
             index=self._index,
             text="".join(delta.text for delta in self._deltas),
@@ -97,9 +105,10 @@ class RequestStream:
             finish_reason=ending.reason,
             stop_reason=by,
             usage=Usage(num_prompt, self.last.num_cached_tokens, len(ids), ending.usage.reasoning_tokens),
-            logprobs=self._of_positions(num_prompt, ids) if wanted else None,
+            logprobs=self._of_positions(num_prompt, ids) if self._tells_logprobs else None,
             reasoning="".join(delta.reasoning for delta in self._deltas),
             tool_calls=_calls(self._deltas),
+            score=ending.mean_logprob,
         )
 
     def prompt_logprobs(self) -> list[TokenLogprob]:

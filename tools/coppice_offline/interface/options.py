@@ -29,6 +29,7 @@ class SamplingOptions:
 
     max_tokens: int | None = None  # None: 16 for a prompt; as many as the context holds for a chat
     n: int = 1  # continuations of each prompt
+    best_of: int | None = None  # as many are computed, and the n likeliest of them are told; None: n
     temperature: float | None = None  # 0: the likeliest token, always
     top_p: float | None = None
     top_k: int | None = None  # 0 or -1: off
@@ -55,6 +56,8 @@ class SamplingOptions:
             if value is not None or name not in _MAY_BE_NONE:
                 check = checks.integer if name in _INTEGERS else checks.number
                 self._set(name, check(name, value, allowed))
+        if self.num_candidates < self.n:
+            raise checks.wrong("best_of", self.best_of, f"an integer from n, which is {self.n}, to {CHOICES_MAX}")
         for name in ("ignore_eos", "prompt_logprobs"):
             checks.flag(name, getattr(self, name))
         self._set("stop", checks.texts("stop", self.stop))
@@ -85,6 +88,16 @@ class SamplingOptions:
             raise UsageError(f"structured_outputs cannot be used: {error}") from None
 
     @property
+    def num_candidates(self) -> int:
+        """Continuations that are computed."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def tells_the_best(self) -> bool:
+        """Of several that were sampled."""
+        return self.num_candidates > self.n
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -96,13 +109,13 @@ class SamplingOptions:
 _RANGES: Mapping[str, Range] = {
     **RANGES,
     "max_tokens": Range(1, 1 << 31),
-    "n": Range(1, CHOICES_MAX),
+    **dict.fromkeys(("n", "best_of"), Range(1, CHOICES_MAX)),
     "seed": Range(-(1 << 63), _U64),
     "min_tokens": Range(0, 1 << 31),
     "logprobs": Range(0, LOGPROBS_MAX),
 }
-_INTEGERS = frozenset({"max_tokens", "n", "top_k", "seed", "min_tokens", "logprobs"})
-_MAY_BE_NONE = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs"})
+_INTEGERS = frozenset({"max_tokens", "n", "best_of", "top_k", "seed", "min_tokens", "logprobs"})
+_MAY_BE_NONE = frozenset({"max_tokens", "best_of", "temperature", "top_p", "top_k", "seed", "logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +139,8 @@ def stop_token_ids_of(options: SamplingOptions, defaults: Defaults) -> frozenset
 
 
 def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingParams]:
-    """One for each of the n continuations: the first has the seed that was asked for. Raises UsageError."""
+    """One for each candidate: the first has the seed that was asked for. Raises UsageError."""
+    num_logprobs = 0 if options.logprobs is None and options.tells_the_best else options.logprobs
     seed = secrets.randbits(64) if options.seed is None else options.seed & _U64
     stops = pack_tokens(sorted(stop_token_ids_of(options, defaults)))
     temperature = defaults.temperature if options.temperature is None else options.temperature
@@ -145,9 +159,9 @@ def sampling_of(options: SamplingOptions, defaults: Defaults) -> list[SamplingPa
             logit_bias=pack_bias(options.biases),
             min_tokens=options.min_tokens,
             stop_token_ids=stops,
-            num_logprobs=options.logprobs,
+            num_logprobs=num_logprobs,
             num_prompt_logprobs=(options.logprobs or 0) if options.prompt_logprobs else None,
             grammar=options.grammar,
         )
-        for index in range(options.n)
+        for index in range(options.num_candidates)
     ]

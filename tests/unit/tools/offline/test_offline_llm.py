@@ -176,6 +176,8 @@ def test_no_prompts_are_no_generations(llm: LLM) -> None:
         {"max_tokens": 0},
         {"n": 0},
         {"n": 129},
+        {"best_of": 129},
+        {"best_of": 2, "n": 3},
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"top_p": 0},

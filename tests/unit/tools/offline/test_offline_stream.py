@@ -134,6 +134,7 @@ def test_a_stream_that_nobody_read_holds_nothing(llm: LLM) -> None:
         (lambda llm: llm.stream(""), "prompt is empty"),
         (lambda llm: llm.stream("a", {"n": 1}), "params is a dict"),
         (lambda llm: llm.stream("a", [SamplingOptions()]), "params is a list"),
+        (lambda llm: llm.stream("a", SamplingOptions(best_of=2)), "there is no stream of them"),
         (lambda llm: llm.stream_chat([CHAT]), r"messages\[0\] must be a mapping"),
         (lambda llm: llm.stream_chat([]), "messages must be"),
     ],

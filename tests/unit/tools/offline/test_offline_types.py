@@ -18,7 +18,7 @@ from coppice.messages.sampling import CHOICES_MAX
 
 CHAT = [{"role": "user", "content": "Hello?"}]
 WRONG: list[tuple[str, Any]] = [
-    *[(name, value) for name in ("n", "max_tokens", "min_tokens", "seed", "top_k", "logprobs")
+    *[(name, value) for name in ("n", "best_of", "max_tokens", "min_tokens", "seed", "top_k", "logprobs")
       for value in ("x", 1.5, True, [1], ...)],
     *[(name, value) for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty",
                                  "repetition_penalty")
