@@ -30,7 +30,7 @@ from coppice_offline.interface.options import SamplingOptions
 from coppice_offline.interface.results import Generation
 from coppice_offline.loading import Loaded, load
 from coppice_offline.progress import progress_bar
-from coppice_offline.prompts import Message, Read, read_tools
+from coppice_offline.prompts import Message, Read, read_end, read_tools
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 from coppice_up.checkpoint import find_checkpoint
 from coppice_worker.core.batch.step_batch import StepLimits
@@ -151,17 +151,22 @@ class LLM:
         tool_choice: ToolChoice | None = None,
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         progress: bool | None = None,
     ) -> list[Generation]:
         """Answer a conversation (messages as in OpenAI's API), or several. As `generate`.
 
         `tools`, `tool_choice`, `parallel_tool_calls`: what the model may call, as in OpenAI's API.
         `chat_template_kwargs`: what the checkpoint's template reads besides, such as `enable_thinking`.
+        `continue_final_message`: the answer goes on from the words of the last message, and does not repeat them.
+        `add_generation_prompt`: False: the prompt ends behind the last message, and begins no answer.
         """
         loaded = self._open()
         use = read_tools(tools, tool_choice, parallel_tool_calls)
+        end = read_end(add_generation_prompt, continue_final_message)
         offered = () if use is None else use.tools
-        read = loaded.prompts.read_chats(messages, offered, _or_empty(chat_template_kwargs))
+        read = loaded.prompts.read_chats(messages, offered, _or_empty(chat_template_kwargs), end)
         return self._serve(loaded, read, params, loaded.chat_max_tokens, progress, use)
 
     def stream_chat(
@@ -173,12 +178,15 @@ class LLM:
         tool_choice: ToolChoice | None = None,
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> GenerationStream:
         """Answer one conversation, piece by piece: as `stream`, with the arguments of `chat`."""
         loaded = self._open()
         use = read_tools(tools, tool_choice, parallel_tool_calls)
+        end = read_end(add_generation_prompt, continue_final_message)
         offered = () if use is None else use.tools
-        read = loaded.prompts.read_chat(messages, offered, _or_empty(chat_template_kwargs))
+        read = loaded.prompts.read_chat(messages, offered, _or_empty(chat_template_kwargs), end)
         return self._stream(loaded, read, params, loaded.chat_max_tokens, use)
 
     def check(self) -> None:

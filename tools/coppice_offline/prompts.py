@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from coppice.errors import UsageError
-from coppice_offline.interface.checks import is_integer
+from coppice_offline.interface import checks
 from coppice_offline.interface.errors import PromptError
 from coppice_scheduler.edge.base.errors import ApiError
-from coppice_scheduler.edge.frontend.admission import check_messages
+from coppice_scheduler.edge.frontend.admission import check_messages, opens_reasoning
 from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt
 from coppice_scheduler.edge.http.field_table import UnknownFields
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.tools import tool_use_of, tools_of
-from coppice_scheduler.edge.text.chat import ChatTemplate
+from coppice_scheduler.edge.text.chat import ChatTemplate, PromptEnd
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 from coppice_scheduler.edge.text.reasoning.formats import ReasoningFormat
 from coppice_scheduler.edge.text.tokenizer import Tokenizer
@@ -35,6 +35,7 @@ class Read:
     text: str | None  # where there was one
     tokens: bytes  # packed u32
     opens_reasoning: bool | None = None  # the chat template ends within it; None of what is no chat
+    goes_on: bool = False  # the answer goes on from the last message
 
 
 class PromptReader:
@@ -60,7 +61,7 @@ class PromptReader:
             return [self._read_one("prompts", prompts)]
         if not _is_list(prompts):
             raise PromptError(f"prompts is a {type(prompts).__name__}; give a text, token ids, or a list of them")
-        if len(prompts) and is_integer(prompts[0]):
+        if len(prompts) and checks.is_integer(prompts[0]):
             return [self._read_one("prompts", prompts)]
         return [self._read_one(f"prompts[{place}]", prompt) for place, prompt in enumerate(prompts)]
 
@@ -68,18 +69,18 @@ class PromptReader:
         """A text, or token ids. Raises PromptError."""
         return self._read_one("prompt", prompt)
 
-    def read_chats(self, messages: Any, tools: tuple[Tool, ...], template_values: Any) -> list[Read]:
+    def read_chats(self, messages: Any, tools: tuple[Tool, ...], template_values: Any, end: PromptEnd) -> list[Read]:
         """A conversation, or several. Raises PromptError."""
         if _is_list(messages) and len(messages) and not isinstance(messages[0], Mapping):
             return [
-                self._read_chat(f"messages[{place}]", chat, tools, template_values)
+                self._read_chat(f"messages[{place}]", chat, tools, template_values, end)
                 for place, chat in enumerate(messages)
             ]
-        return [self.read_chat(messages, tools, template_values)]
+        return [self.read_chat(messages, tools, template_values, end)]
 
-    def read_chat(self, messages: Any, tools: tuple[Tool, ...], template_values: Any) -> Read:
+    def read_chat(self, messages: Any, tools: tuple[Tool, ...], template_values: Any, end: PromptEnd) -> Read:
         """A conversation. Raises PromptError."""
-        return self._read_chat("messages", messages, tools, template_values)
+        return self._read_chat("messages", messages, tools, template_values, end)
 
     def _read_one(self, name: str, prompt: Any) -> Read:
         if isinstance(prompt, str):
@@ -87,13 +88,13 @@ class PromptReader:
         if not _is_list(prompt):
             raise PromptError(f"{name} is a {type(prompt).__name__}; a prompt is a text or a list of token ids")
         for token_id in prompt:
-            if not is_integer(token_id) or not 0 <= token_id < self._vocab_size:
+            if not checks.is_integer(token_id) or not 0 <= token_id < self._vocab_size:
                 raise PromptError(
                     f"{name} has {token_id!r}, which is no token id; this model's are 0 to {self._vocab_size - 1}"
                 )
         return Read(None, self._fit(name, np.array(prompt, "<u4").tobytes()))
 
-    def _read_chat(self, name: str, chat: Any, tools: tuple[Tool, ...], template_values: Any) -> Read:
+    def _read_chat(self, name: str, chat: Any, tools: tuple[Tool, ...], template_values: Any, end: PromptEnd) -> Read:
         if not _is_list(chat) or not len(chat):
             raise PromptError(
                 f"{name} must be a list of mappings with role and content"
@@ -106,14 +107,15 @@ class PromptReader:
             raise PromptError(f"chat_template_kwargs is a {type(template_values).__name__}; it must be a mapping")
         try:
             body = Fields({"messages": [dict(message) for message in chat]})
-            prompt = ChatPrompt(messages_of(body, UnknownFields.REFUSE)[0])
+            prompt = ChatPrompt(messages_of(body, UnknownFields.REFUSE)[0], end=end)
             check_messages(prompt)
-            text = self._template.render_now(prompt.messages, template_values, tools)
+            text = self._template.render_now(prompt.messages, template_values, tools, end)
         except ApiError as error:
             where = "" if name == "messages" else f"{name}: "
             raise PromptError(f"{where}{error.message}") from error
         tokens = self._fit(name, self._tokenizer.encode_now(text, add_special_tokens=False))
-        return Read(text, tokens, self._reasoning is not None and self._reasoning.is_open_after(text))
+        is_open = opens_reasoning(self._reasoning, prompt, text)
+        return Read(text, tokens, is_open, end is PromptEnd.WITHIN_LAST_MESSAGE)
 
     def _fit(self, name: str, tokens: bytes) -> bytes:
         count = len(tokens) // 4
@@ -137,6 +139,17 @@ def read_tools(tools: Any, choice: Any, is_parallel: Any) -> ToolUse | None:
     except ApiError as error:
         raise UsageError(error.message) from None
     return use
+
+
+def read_end(add_generation_prompt: Any, continue_final_message: Any) -> PromptEnd:
+    """Where the prompts of chats end. Raises UsageError."""
+    if add_generation_prompt is not None:
+        checks.flag("add_generation_prompt", add_generation_prompt)
+    checks.flag("continue_final_message", continue_final_message)
+    try:
+        return PromptEnd.asked(add_generation_prompt, continue_final_message)
+    except ApiError as error:
+        raise UsageError(error.message) from None
 
 
 def _plain(value: Any) -> Any:

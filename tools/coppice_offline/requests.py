@@ -17,6 +17,7 @@ from coppice_offline.interface.options import Defaults, SamplingOptions, samplin
 from coppice_offline.prompts import Read
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.edge.base.errors import ApiError
+from coppice_scheduler.edge.frontend.admission import check_goes_on
 from coppice_scheduler.edge.frontend.sampling_options import pack_bias
 from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
@@ -106,20 +107,22 @@ class RequestMaker:
         return pack_bias(options.biases if forbidden is None else {**options.biases, forbidden: BIAS.low})
 
     def _grammar(self, prompt: Read, options: SamplingOptions, use: ToolUse | None) -> str:
-        grammar, field = self._grammar_of(options.output_format, use, prompt.opens_reasoning)
+        grammar, field = self._grammar_of(options.output_format, use, prompt.opens_reasoning, prompt.goes_on)
         if grammar:
             options.check_free_end()
             self._grammars.check(grammar, field)
         return grammar
 
     def _make_grammar(
-        self, wanted: OutputFormat | None, use: ToolUse | None, opens_reasoning: bool | None
+        self, wanted: OutputFormat | None, use: ToolUse | None, opens_reasoning: bool | None, goes_on: bool
     ) -> tuple[str, str]:
         """The grammar of an answer, and whose errors it has. Raises UsageError."""
         field = "structured_outputs"
         try:
             if use is not None:
                 wanted = self._syntax.tools.output_format(use, wanted)
+            if goes_on:
+                check_goes_on(wanted)
             wanted = self._syntax.behind_reasoning(wanted, opens_reasoning)
             if wanted is not None and wanted.kind is FormatKind.TOOL_CALLS:
                 field = "tools"

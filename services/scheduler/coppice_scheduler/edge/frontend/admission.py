@@ -28,6 +28,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.frontend.text_work import TextWork
 from coppice_scheduler.edge.text.chat import ChatTemplate, PromptEnd
+from coppice_scheduler.edge.text.output_format import OutputFormat
 from coppice_scheduler.edge.text.reasoning.formats import ReasoningFormat
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, Tokenizer, TooManyTokens
 
@@ -76,11 +77,20 @@ def check_messages(prompt: ChatPrompt) -> None:
             raise invalid(f"{where} are for messages of the assistant.", param=where)
 
 
-def _check_it_may_go_on(spec: GenerationSpec) -> None:
-    """A form is that of a whole answer. Raises ApiError."""
-    if spec.goes_on and spec.output_format is not None:
-        field = spec.output_format.field
+def check_goes_on(output_format: OutputFormat | None) -> None:
+    """A form is that of a whole answer: none is had of one that goes on from a message. Raises ApiError."""
+    if output_format is not None:
+        field = output_format.field
         raise invalid(f"{field} cannot be had of an answer that goes on from a message.", param=field)
+
+
+def opens_reasoning(reasoning: ReasoningFormat | None, chat: ChatPrompt, text: str) -> bool:
+    """Whether an answer to the prompt `text` begins within reasoning. `reasoning`: as the model writes it, or None."""
+    if reasoning is None:
+        return False
+    if chat.end is PromptEnd.WITHIN_LAST_MESSAGE:
+        return reasoning.is_open_within(chat.messages[-1].content)
+    return reasoning.is_open_after(text)
 
 
 def check_width(spec: GenerationSpec, tenant: Tenant) -> None:
@@ -132,7 +142,8 @@ class PromptReader:
 
     async def admit(self, tenant: str, spec: GenerationSpec) -> tuple[Admitted, ...]:
         """All prompts of a call, or ApiError for the first that cannot run."""
-        _check_it_may_go_on(spec)
+        if spec.goes_on:
+            check_goes_on(spec.output_format)
         if not spec.prompts:
             raise invalid("prompt is empty", param="prompt", code="empty")
         if len(spec.prompts) > MAX_PROMPTS:
@@ -171,7 +182,7 @@ class PromptReader:
 
             def rendered() -> _Read:
                 text = self._template.render_now(chat.messages, chat.template_values, chat.tools, chat.end)
-                return _Read(self._encoded(text, field, False, at_most), self._opens_reasoning(chat, text))
+                return _Read(self._encoded(text, field, False, at_most), opens_reasoning(self._reasoning, chat, text))
 
             return await self._text_work.run(tenant, size, rendered)
         if isinstance(prompt, TextPrompt):
@@ -184,13 +195,6 @@ class PromptReader:
             )
         self.check_ids(prompt.tokens, field)
         return _Read(prompt.tokens)
-
-    def _opens_reasoning(self, chat: ChatPrompt, text: str) -> bool:
-        if self._reasoning is None:
-            return False
-        if chat.end is PromptEnd.WITHIN_LAST_MESSAGE:
-            return self._reasoning.is_open_within(chat.messages[-1].content)
-        return self._reasoning.is_open_after(text)
 
     def _encoded(self, text: str, field: str, add_special_tokens: bool, at_most: int | None) -> bytes:
         self._refuse_hopeless(text, field)
