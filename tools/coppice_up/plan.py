@@ -171,6 +171,7 @@ def _worker_child(
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
         *("--dtype", options.dtype, "--kv-dtype", options.kv_dtype, "--device", options.device),
         *("--block-size", str(options.block_size), "--gpu-memory-utilization", str(options.gpu_memory_utilization)),
+        *("--drain-s", str(DRAIN_S)),
     ]
     if options.num_blocks:
         argv += ["--num-blocks", str(options.num_blocks)]
@@ -181,7 +182,14 @@ def _worker_child(
     threads = options.threads or (max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0)
     if threads:
         argv += ["--threads", str(threads)]
-    return ChildSpec(name, tuple(argv + _tracing(options)), grpc_serving(grpc), log_dir / f"{name}.log", stop_turn=1)
+    return ChildSpec(
+        name,
+        tuple(argv + _tracing(options)),
+        grpc_serving(grpc),
+        log_dir / f"{name}.log",
+        stop_grace_s=DRAIN_S + 5.0,
+        stop_turn=1,  # the scheduler has ended, so nothing runs
+    )
 
 
 def _scheduler_child(

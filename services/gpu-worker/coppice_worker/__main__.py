@@ -1,4 +1,7 @@
-"""`python -m coppice_worker`: load a checkpoint, register with the cache service, compute what is planned."""
+"""`python -m coppice_worker`: load a checkpoint, register with the cache service, compute what is planned.
+
+SIGTERM, SIGINT -> no new requests -> those that run end (up to drain_s, or a second signal) -> exit 0
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +23,6 @@ from coppice.addresses import Address, PortInUse
 from coppice.audit_log import AuditLog
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.session_listener import SessionListener
-from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, run_main
 from coppice.garbage import shorten_pauses
 from coppice.ids import WorkerId
@@ -32,6 +35,7 @@ from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
 from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
+from coppice_worker.edge.draining import StopRequests
 from coppice_worker.edge.loading import Compute, Loaded, load, resolve_settings
 from coppice_worker.edge.metrics import WorkerMetrics
 from coppice_worker.edge.service import WorkerService
@@ -68,9 +72,9 @@ def leave(code: int) -> NoReturn:
 
 def run(settings: WorkerSettings) -> int:
     configure_logging(settings.log_level)
-    stopping = SignalEvent()
+    stopping = StopRequests()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda *_: stopping.ask())
     settings.check_listening()
     tls = settings.credentials(Role.WORKER, settings.worker_id)
     settings = resolve_settings(settings)
@@ -89,10 +93,10 @@ def serve(
     settings: WorkerSettings,
     loaded: Loaded,
     compute: Compute,
-    stopping: SignalEvent,
+    stopping: StopRequests,
     tls: Credentials | None = None,
 ) -> int:
-    """Until `stopping` is set or the device fails."""
+    """Until `stopping` is asked for and nothing runs, or the device fails."""
     tracing = configure_tracing("coppice-worker", settings.otlp_endpoint, instance_id=settings.worker_id, tls=tls)
     registry = CollectorRegistry()
     failures: list[BaseException] = []
@@ -100,7 +104,7 @@ def serve(
     def failed(error: BaseException) -> None:
         # After an error of the device nothing in its context can be trusted: the process ends, its epoch with it.
         failures.append(error)
-        stopping.set()
+        stopping.cut()
 
     audit = AuditLog("worker", settings.audit_log)
     listener, server = _listen(settings, tls, audit)
@@ -118,8 +122,10 @@ def serve(
     service.register_with(settings.cache, tls)
     listens = listener.address, server.port, http.port
     _log.info("%s listens on %s, gRPC on port %d, metrics on %d", settings.worker_id, *listens)
-    stopping.wait()
+    stopping.asked.wait()
     try:
+        if not failures:
+            _drain(service, stopping, settings.drain_s)
         service.stop(GRACE_S)
         http.close()
         tracing()
@@ -128,6 +134,16 @@ def serve(
         if failures:
             raise DeviceFailed(f"the device failed: {failures[0]}", hint="the process must be started again")
     return EXIT_OK
+
+
+def _drain(service: WorkerService, stopping: StopRequests, drain_s: float) -> None:
+    """Let what runs end."""
+    ends_s = time.monotonic() + drain_s
+    if sequences := service.running().sequences:
+        text = "stopping: %d running sequences get %.0f s to end; a second signal cuts them"
+        _log.info(text, sequences, drain_s)
+    if not service.drain(lambda seconds: stopping.cuts_within(seconds) or time.monotonic() >= ends_s):
+        _log.warning("%d running sequences are cut", service.running().sequences)
 
 
 def _core_settings(settings: WorkerSettings, loaded: Loaded, address: str) -> WorkerCoreSettings:

@@ -100,6 +100,12 @@ class LinkServer:
         with self._lock:
             return self._links is not None and self._links.issued(incarnation)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether some session has a connection."""
+        with self._lock:
+            return bool(self._streams)
+
     def close(self) -> None:
         """End every stream and refuse new ones."""
         with self._lock:

@@ -30,12 +30,11 @@ from coppice_worker.core.batch.step_batch import Executor
 from coppice_worker.core.batch.steps import SchedulerAccepted, SchedulerRefused
 from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.copies import Copier, TierCopier
+from coppice_worker.edge.draining import Running, wait_until_quiet
 from coppice_worker.edge.runner import StepObserver, StepRunner
 
 _log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 60.0  # a question waits behind the steps that were handed over before
-DRAIN_POLL_S = 0.05
-DRAIN_QUIET_S = 0.5  # longer than a grant that was on its way takes to arrive
 
 
 class WorkerService:
@@ -79,7 +78,7 @@ class WorkerService:
         self._cache.start()
 
     def add_to(self, server: grpc.Server) -> None:
-        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self.runner, self._drain, self._audit), server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self.runner, self.drain, self._audit), server)
 
     def stop(self, grace_s: float) -> None:
         if self._server is not None:
@@ -100,9 +99,17 @@ class WorkerService:
         copying_ns = 0 if self._copier is None else self._copier.busy_ns(now_ns)
         return max(self.runner.busy_ns(now_ns), copying_ns)
 
-    def _drain(self) -> None:
+    def drain(self, pause: Callable[[float], bool]) -> bool:
+        """Have nothing new sent here, and wait until nothing runs. `pause` waits for so many seconds, and says whether
+        to give up. Returns False if it did. On any thread but that of the steps."""
         if self._cache is not None:
             self._cache.drain()
+        return wait_until_quiet(self.running, pause)
+
+    def running(self) -> Running:
+        """Of now, also while a step is computed."""
+        sequences = self.runner.with_core(lambda core: core.stats().sequences)
+        return Running(sequences, self._schedulers.server.is_connected)
 
     # ---- on the step thread ----
 
@@ -278,21 +285,16 @@ class _SchedulerSessions:
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
-    def __init__(self, runner: StepRunner, drain: Callable[[], None], audit: AuditLog) -> None:
+    def __init__(self, runner: StepRunner, drain: Callable[[Callable[[float], bool]], bool], audit: AuditLog) -> None:
         self._runner = runner
         self._drain = drain
         self._audit = audit
 
     def Drain(self, request: Any, context: Any) -> Any:
         """Have nothing new sent here, and answer when no sequence was seen for a while: then it may be stopped."""
-        self._drain()
         self._audit.ended(Act("drain", who_calls(context), "gRPC"), done=True)
-        pause = threading.Event()
-        quiet_s = 0.0
-        while quiet_s < DRAIN_QUIET_S and context.is_active():
-            pause.wait(DRAIN_POLL_S)
-            sequences = self._runner.ask(lambda core: core.stats().sequences, ASK_TIMEOUT_S)
-            quiet_s = 0.0 if sequences else quiet_s + DRAIN_POLL_S
+        never = threading.Event()
+        self._drain(lambda seconds: never.wait(seconds) or not context.is_active())
         return worker_pb2.DrainResponse()
 
     def Stats(self, request: Any, context: Any) -> Any:

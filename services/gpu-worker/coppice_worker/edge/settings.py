@@ -57,6 +57,9 @@ class WorkerSettings(ListeningSettings):
     max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
     cuda_graphs: bool = Field(True, description="Record decode steps at the start and launch each as one, on a GPU.")
     step_timeout_s: float = Field(300.0, gt=0, description="A step that runs longer hangs: the process ends, exit 1.")
+    drain_s: float = Field(
+        30.0, ge=0, description="Time that running requests get to end after SIGTERM; a second SIGTERM cuts them."
+    )
     otlp_endpoint: str | None = Field(
         None, description="OTLP gRPC endpoint for traces: http://HOST:PORT, or https:// under --tls-cert."
     )
