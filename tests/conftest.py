@@ -1,4 +1,4 @@
-"""What all tests stand on: Ctrl-C, and an order that nobody can rely on."""
+"""What all tests stand on: Ctrl-C, ids that every process gives alike, and an order that nobody can rely on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import hashlib
 import logging
 import os
 import random
+import re
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +34,9 @@ LONG_FILES = frozenset(
         "tests/simulation/test_seeds.py",
     }
 )
+
+# What `repr` says of an object that has none of its own: another one in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def pytest_configure() -> None:
@@ -61,6 +66,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return file not in LONG_FILES, random_place(file), b"" if keeps else random_place(item.nodeid)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    found = yield
+    check_ids(found if isinstance(found, list) else [])
+    return found
+
+
+def check_ids(items: Iterable[pytest.Item]) -> None:
+    """Raises CollectError for a test whose id differs in each process: several would agree on no test at all."""
+    for item in items:
+        if _ADDRESS.search(item.nodeid):
+            raise pytest.Collector.CollectError(
+                f"{item.nodeid} has the address of an object in its id, which differs in each process; "
+                "give its cases other values, or ids of their own."
+            )
 
 
 @pytest.fixture

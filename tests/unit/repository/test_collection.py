@@ -1,0 +1,94 @@
+"""How tests are collected: in an order that is random, and again the same by its seed; with ids that are the same in
+every process, as xdist runs nothing where its processes collect different tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import LONG_FILES, ORDER_SEED, check_ids, pytest_collection_modifyitems
+
+ROOT = Path(__file__).parents[3]
+SUITE = """
+import pytest
+
+class TestSome:
+    @pytest.mark.parametrize("value", [object()], ids=repr)
+    def test_one(self, value): pass
+
+def test_two(): pass
+"""
+NAMES = [f"tests/{file}.py::test_{number}" for file in "abcde" for number in range(5)]
+LONG = "tests/simulation/test_seeds.py::test_one"
+
+
+@pytest.fixture
+def order_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def order_of(names: list[str], seed: int) -> list[str]:
+        monkeypatch.setenv(ORDER_SEED, str(seed))
+        items: list[Any] = [SimpleNamespace(nodeid=name) for name in names]
+        pytest_collection_modifyitems(items)
+        return [item.nodeid for item in items]
+
+    return order_of
+
+
+def test_each_seed_has_an_order_and_keeps_files_together(order_of: Any) -> None:
+    orders = {tuple(order_of(NAMES, seed)) for seed in range(20)}
+    assert len(orders) == 20
+    for order in orders:
+        files = [name.partition("::")[0] for name in order]
+        assert sum(file != before for file, before in zip(files[1:], files, strict=False)) == 4
+    assert len({tuple(name for name in order if "/a.py" in name) for order in orders}) > 10
+    assert len({order[0].partition("::")[0] for order in orders}) > 2
+
+
+def test_the_order_depends_on_the_seed_alone(order_of: Any) -> None:
+    order = order_of(NAMES, 5)
+    assert order_of(NAMES[::-1], 5) == order
+    assert order_of(NAMES[::3], 5) == [name for name in order if name in NAMES[::3]]
+
+
+def test_long_files_begin_first_and_exist(order_of: Any) -> None:
+    assert {order_of([*NAMES, LONG], seed)[0] for seed in range(20)} == {LONG}
+    assert [file for file in LONG_FILES if not (ROOT / file).exists()] == []
+
+
+def items(*cases: str) -> list[Any]:
+    return [SimpleNamespace(nodeid=f"tests/a.py::test_one[{case}]") for case in cases]
+
+
+@pytest.mark.parametrize("shown", ["<object object at {}>", "x-<function f at {}>", "<bound method f of <A at {}>>"])
+def test_the_address_of_an_object_is_found(shown: str) -> None:
+    name = shown.format(hex(id(shown)))
+    with pytest.raises(pytest.Collector.CollectError) as refused:
+        check_ids(items("5", name))
+    assert str(refused.value).startswith(f"tests/a.py::test_one[{name}] has the address of an object in its id")
+
+
+def test_other_numbers_and_words_are_taken() -> None:
+    check_ids(items("0x10", "an object at the end", "at 0", "object at", "0xab at 7"))
+
+
+@pytest.mark.parametrize("processes", [("-p", "no:xdist"), ("-p", "xdist", "-n", "2")], ids=["one", "two"])
+def test_a_run_is_refused_by_the_name_of_the_test(processes: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_pycollect_makeitem\n")
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "--disable-plugin-autoload", *processes, "--rootdir", ".", "test_suite.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode not in (0, 5), ended.stdout
+    assert "test_suite.py::TestSome::test_one[<object object at 0x" in ended.stdout
+    assert "in its id, which differs in each process" in ended.stdout
+    assert "Different tests were collected" not in ended.stdout
