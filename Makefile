@@ -34,7 +34,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-containers test-programs flaky seeds check model proto proto-drift demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -63,9 +63,12 @@ test-wide:
 	@$(MAKE) --no-print-directory test ARGS="-m 'not long and not containers' $(ARGS)"
 
 # The wide set by files, as always; then the long ones one by one: a file of them would keep one process for hours.
-# Each is named as it ends (-vv takes back pytest's -q): who must stop the run knows what has passed.
+# What fails in the one half does not keep the other from running, and fails the whole.
 test-long:
-	@$(MAKE) --no-print-directory test-wide
+	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-wide test-long-alone
+
+# Each is named as it ends (-vv takes back pytest's -q): who must stop the run knows what has passed.
+test-long-alone: venv
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -vv --durations 25 -m 'long and not containers' $(ARGS)
 
 flaky: venv
