@@ -36,7 +36,8 @@ from coppice_up.checkpoint import find_checkpoint
 from coppice_worker.core.batch.step_batch import StepLimits
 from coppice_worker.model.executor import TorchExecutor
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]  # {"prompt": text}, {"prompt_token_ids": ids}
+Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]] | Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 ToolChoice = str | Mapping[str, Any]
 
@@ -119,12 +120,12 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompts: Prompts,
         params: SamplingOptions | Sequence[SamplingOptions] | None = None,
         *,
         progress: bool | None = None,
     ) -> list[Generation]:
-        """Continue a text, several, or token ids. One Generation for each prompt, in their order.
+        """Continue a text, several, or token ids, or mappings with one of them. One Generation for each, in order.
 
         `params`: for all prompts, or one for each. `progress`: show a bar; None: on a terminal. Raises UsageError,
         RequestFailed, EngineBroken; KeyboardInterrupt after Ctrl-C, once what was at work has ended.

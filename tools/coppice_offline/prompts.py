@@ -56,8 +56,8 @@ class PromptReader:
         self._vocab_size = vocab_size
 
     def read(self, prompts: Any) -> list[Read]:
-        """A text, token ids, or several of them. Raises PromptError."""
-        if isinstance(prompts, str):
+        """One, or several: texts, token ids, or mappings with either. Raises PromptError."""
+        if isinstance(prompts, str | Mapping):
             return [self._read_one("prompts", prompts)]
         if not _is_list(prompts):
             raise PromptError(f"prompts is a {type(prompts).__name__}; give a text, token ids, or a list of them")
@@ -66,7 +66,7 @@ class PromptReader:
         return [self._read_one(f"prompts[{place}]", prompt) for place, prompt in enumerate(prompts)]
 
     def read_one(self, prompt: Any) -> Read:
-        """A text, or token ids. Raises PromptError."""
+        """A text, token ids, or a mapping with either. Raises PromptError."""
         return self._read_one("prompt", prompt)
 
     def read_chats(self, messages: Any, tools: tuple[Tool, ...], template_values: Any, end: PromptEnd) -> list[Read]:
@@ -83,6 +83,8 @@ class PromptReader:
         return self._read_chat("messages", messages, tools, template_values, end)
 
     def _read_one(self, name: str, prompt: Any) -> Read:
+        if isinstance(prompt, Mapping):
+            name, prompt = _of_mapping(name, prompt)
         if isinstance(prompt, str):
             return Read(prompt, self._fit(name, self._tokenizer.encode_now(prompt, add_special_tokens=True)))
         if not _is_list(prompt):
@@ -150,6 +152,19 @@ def read_end(add_generation_prompt: Any, continue_final_message: Any) -> PromptE
         return PromptEnd.asked(add_generation_prompt, continue_final_message)
     except ApiError as error:
         raise UsageError(error.message) from None
+
+
+def _of_mapping(name: str, prompt: Mapping[Any, Any]) -> tuple[str, Any]:
+    """What vLLM's users write: {"prompt": text} or {"prompt_token_ids": ids}. Raises PromptError."""
+    match [*prompt.items()]:
+        case [("prompt", str(text))]:
+            return f"{name}.prompt", text
+        case [("prompt_token_ids", ids)] if not isinstance(ids, str):
+            return f"{name}.prompt_token_ids", ids
+    raise PromptError(
+        f"{name} is a mapping with {', '.join(map(repr, prompt)) or 'nothing'}; "
+        "it must have prompt, a text, or prompt_token_ids, and nothing else"
+    )
 
 
 def _plain(value: Any) -> Any:

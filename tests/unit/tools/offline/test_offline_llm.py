@@ -58,6 +58,17 @@ def test_token_ids_are_prompts_too_one_or_several(llm: LLM) -> None:
         assert generation.token_ids == texts[0].token_ids
 
 
+def test_prompts_are_taken_as_mappings_as_in_vllm(llm: LLM) -> None:
+    text, ids = {"prompt": PROMPTS[0]}, {"prompt_token_ids": llm.generate(PROMPTS[0], GREEDY)[0].prompt_token_ids}
+    (expected,) = llm.generate(PROMPTS[0], GREEDY)
+    found = [*llm.generate(text, GREEDY), *llm.generate([text, ids], GREEDY)]
+    assert [generation.prompt for generation in found] == [PROMPTS[0], PROMPTS[0], None]
+    for generation in found:
+        assert generation.prompt_token_ids == expected.prompt_token_ids
+        assert generation.token_ids == expected.token_ids
+    assert "".join(piece.text for piece in llm.stream(ids, GREEDY)) == expected.text
+
+
 def test_sampling_does_not_depend_on_the_batch(llm: LLM) -> None:
     options = [SamplingOptions(seed=number, max_tokens=15, temperature=0.9) for number in range(len(PROMPTS))]
     together = llm.generate(PROMPTS, options)

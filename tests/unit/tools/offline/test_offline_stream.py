@@ -130,7 +130,7 @@ def test_a_stream_that_nobody_read_holds_nothing(llm: LLM) -> None:
     ("ask", "named"),
     [
         (lambda llm: llm.stream(["a", "b"]), "prompt has 'a', which is no token id"),
-        (lambda llm: llm.stream({"prompt": "a"}), "prompt is a dict"),
+        (lambda llm: llm.stream({"text": "a"}), "prompt is a mapping with 'text'"),
         (lambda llm: llm.stream(""), "prompt is empty"),
         (lambda llm: llm.stream("a", {"n": 1}), "params is a dict"),
         (lambda llm: llm.stream("a", [SamplingOptions()]), "params is a list"),
