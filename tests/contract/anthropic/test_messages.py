@@ -25,6 +25,7 @@ WEATHER: dict[str, Any] = {"name": "get_weather", "description": "Tells the weat
 NOW: dict[str, Any] = {"name": "now", "input_schema": {"type": "object"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 TWO = f'I look.\n{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+BETWEEN = f"I look.\n{CALL} And\n{CALL}\n{CALL} Done."  # text behind calls
 # As Qwen 3's, with tools.
 THINKER = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}"
@@ -98,7 +99,7 @@ def test_an_answer_is_a_message(served: Served) -> None:
 
 
 @pytest.mark.parametrize("tokens_per_output", [1, 3, 1000])
-@pytest.mark.parametrize("says", ["Fine.", THOUGHT + "Yes.", TWO, THOUGHT + TWO, ""])
+@pytest.mark.parametrize("says", ["Fine.", THOUGHT + "Yes.", TWO, THOUGHT + TWO, THOUGHT + BETWEEN, ""])
 def test_a_stream_tells_the_same(thinker: Served, says: str, tokens_per_output: int) -> None:
     thinker.says(says, tokens_per_output=tokens_per_output)
     whole = ask(thinker, tools=[WEATHER, NOW], **THINK)
@@ -126,6 +127,14 @@ def test_events_come_in_order(thinker: Served) -> None:
     assert signed == [{"type": "signature_delta", "signature": "unsigned"}]
     assert events[0]["message"]["content"] == []
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+@pytest.mark.parametrize("tokens_per_output", [1, 3, 1000])
+def test_text_and_calls_come_in_the_order_in_which_they_were_written(thinker: Served, tokens_per_output: int) -> None:
+    thinker.says(THOUGHT + BETWEEN, tokens_per_output=tokens_per_output)
+    content = ask(thinker, tools=[WEATHER], **THINK).content
+    assert [block.type for block in content] == ["thinking", "text", "tool_use", "text", "tool_use", "tool_use", "text"]
+    assert [block.text for block in content if block.type == "text"] == ["I look.", " And", " Done."]
 
 
 def test_calls_and_thinking_are_blocks(thinker: Served) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.edge.openai.responses.fields import NO_EFFECT, REFUSED, RESPONSES
 from coppice_scheduler.edge.openai.responses.input_items import ITEM_NO_EFFECT, PART_NO_EFFECT
-from tests.contract.anthropic.test_messages import CALL, THINKER, THOUGHT, TWO, with_template
+from tests.contract.anthropic.test_messages import BETWEEN, CALL, THINKER, THOUGHT, TWO, with_template
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, unpack
 from tests.fakes.api.rest import MODEL, Served
@@ -82,7 +82,7 @@ def test_an_answer_is_a_response(served: Served) -> None:
 
 
 @pytest.mark.parametrize("tokens_per_output", [1, 3, 1000])
-@pytest.mark.parametrize("says", ["Fine.", THOUGHT + "Yes.", TWO, THOUGHT + TWO, ""])
+@pytest.mark.parametrize("says", ["Fine.", THOUGHT + "Yes.", TWO, THOUGHT + TWO, THOUGHT + BETWEEN, ""])
 def test_a_stream_tells_the_same(thinker: Served, says: str, tokens_per_output: int) -> None:
     thinker.says(says, tokens_per_output=tokens_per_output)
     whole = ask(thinker, tools=[WEATHER, NOW])
@@ -114,6 +114,15 @@ def test_events_come_in_order(thinker: Served) -> None:
     assert [event.get("output_index", 0) for event in events[2:-1]] == sorted(
         event.get("output_index", 0) for event in events[2:-1]
     )
+
+
+@pytest.mark.parametrize("tokens_per_output", [1, 3, 1000])
+def test_text_and_calls_come_in_the_order_in_which_they_were_written(thinker: Served, tokens_per_output: int) -> None:
+    thinker.says(THOUGHT + BETWEEN, tokens_per_output=tokens_per_output)
+    output = ask(thinker, tools=[WEATHER]).output
+    call, message = "function_call", "message"
+    assert [item.type for item in output] == ["reasoning", message, call, message, call, call, message]
+    assert [item.content[0].text for item in output if item.type == message] == ["I look.", " And", " Done."]
 
 
 def test_reasoning_and_calls_are_items(thinker: Served) -> None:

@@ -16,14 +16,15 @@ from pydantic_core import from_json
 from coppice_scheduler.edge.anthropic.errors import error_body
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.calls import Call
-from coppice_scheduler.edge.http.answer_blocks import AnswerBlocks, BlockKind, Piece
+from coppice_scheduler.edge.http.answer_blocks import AnswerBlocks, Piece
 from coppice_scheduler.edge.http.sse import named_event
+from coppice_scheduler.edge.text.answer_parts import PartKind
 from coppice_scheduler.edge.text.text_stream import Delta, Ending, Usage
 
 Body = dict[str, Any]
 
 TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
-_KINDS = {BlockKind.REASONING: THINKING, BlockKind.TEXT: TEXT, BlockKind.CALL: TOOL_USE}
+_KINDS = {PartKind.REASONING: THINKING, PartKind.TEXT: TEXT, PartKind.CALL: TOOL_USE}
 _BEGINNINGS: dict[str, Body] = {
     TEXT: {"text": ""},
     THINKING: {"thinking": "", "signature": ""},
@@ -88,7 +89,7 @@ class MessageShape:
         return {**self._message(content), **self._stop(), "usage": usage_body(usage)}
 
     def _text(self, piece: Piece) -> str:
-        return "" if piece.kind is BlockKind.REASONING and not self._shows_thinking else piece.text
+        return "" if piece.kind is PartKind.REASONING and not self._shows_thinking else piece.text
 
     def _block(self, pieces: list[Piece]) -> Body:
         text, block = "".join(self._text(piece) for piece in pieces), _beginning(pieces[0])
@@ -150,7 +151,7 @@ class MessageShape:
         if self._open is None:
             return
         index = self._open.index
-        if self._open.kind is BlockKind.REASONING:
+        if self._open.kind is PartKind.REASONING:
             delta = {"type": "signature_delta", "signature": SIGNATURE}
             yield named_event({"type": "content_block_delta", "index": index, "delta": delta})
         yield named_event({"type": "content_block_stop", "index": index})

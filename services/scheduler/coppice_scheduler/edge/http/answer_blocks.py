@@ -6,17 +6,11 @@ APIs that tell an answer as blocks or items (Anthropic's messages, OpenAI's resp
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import dataclass
 
+from coppice_scheduler.edge.text.answer_parts import Part, PartKind
 from coppice_scheduler.edge.text.text_stream import Delta
 from coppice_scheduler.edge.text.tools.call_parser import CallDelta
-
-
-class BlockKind(Enum):
-    REASONING = auto()
-    TEXT = auto()
-    CALL = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +18,10 @@ class Piece:
     """What comes next of one block."""
 
     index: int  # of the block in its answer
-    kind: BlockKind
+    kind: PartKind
     text: str  # of a call its arguments
-    is_first: bool = False
-    call: CallDelta | None = None  # that begins with this piece
+    is_first: bool
+    call: CallDelta | None = None  # of which it is
 
 
 class AnswerBlocks:
@@ -35,26 +29,18 @@ class AnswerBlocks:
 
     def __init__(self) -> None:
         self.index = -1
-        self._kind: BlockKind | None = None
+        self._kind: PartKind | None = None
 
     def take(self, delta: Delta) -> Iterator[Piece]:
-        """Of one delta: what is left of the open call, then reasoning, then text, then the calls that begin."""
-        calls = list(delta.calls)
-        while calls and not calls[0].name:
-            yield Piece(self.index, BlockKind.CALL, calls.pop(0).arguments)
-        if delta.reasoning:
-            yield self._next(BlockKind.REASONING, delta.reasoning)
-        if delta.text:
-            yield self._next(BlockKind.TEXT, delta.text)
-        for call in calls:
-            if call.name:
-                self._kind = None
-                yield replace(self._next(BlockKind.CALL, call.arguments), call=call)
-            else:
-                yield Piece(self.index, BlockKind.CALL, call.arguments)
+        """Of one delta, in the order in which the model wrote them. A block ends where one of another kind begins."""
+        if delta.parts:
+            yield from map(self._piece, delta.parts)
+        elif delta.text:
+            yield self._piece(Part(PartKind.TEXT, delta.text))
 
-    def _next(self, kind: BlockKind, text: str) -> Piece:
-        is_first = kind is not self._kind
+    def _piece(self, part: Part) -> Piece:
+        begins_call = part.call is not None and part.call.name != ""
+        is_first = begins_call or part.kind is not self._kind
         self.index += is_first
-        self._kind = kind
-        return Piece(self.index, kind, text, is_first)
+        self._kind = part.kind
+        return Piece(self.index, part.kind, part.text, is_first, part.call)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from coppice_scheduler.edge.text.reasoning.parser import ReasoningParser
-from coppice_scheduler.edge.text.tools.call_parser import CallDelta, CallParser
+from coppice_scheduler.edge.text.tools.call_parser import CallDelta, CallParser, Said
+
+
+class PartKind(Enum):
+    REASONING = auto()
+    TEXT = auto()
+    CALL = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    text: str
-    reasoning: str = ""
-    calls: tuple[CallDelta, ...] = ()
+class Part:
+    """What comes next of an answer, of one kind."""
+
+    kind: PartKind
+    text: str  # of a call its arguments
+    call: CallDelta | None = None  # of which it is
 
 
 class AnswerParts:
-    """Takes reasoning out of the text first, then calls out of what is left."""
+    """Takes reasoning out of the text first, then calls out of what is left. Parts come as the model wrote them."""
 
     def __init__(self, reasoning: ReasoningParser | None, calls: CallParser | None) -> None:
         self._reasoning = reasoning
@@ -55,13 +64,17 @@ class AnswerParts:
         if self._calls is not None:
             self._calls.flush(was_cut=was_cut)
 
-    def take(self) -> Parts:
-        """What was found since the last time."""
-        said, calls = self._calls.take() if self._calls is not None else ("".join(self._said), ())
-        parts = Parts(said, "".join(self._thought), calls)
+    def take(self) -> tuple[Part, ...]:
+        """What was found since the last time, in order; text and reasoning that are not empty."""
+        thought, said = "".join(self._thought), "".join(self._said)
+        parts = [Part(PartKind.REASONING, thought)] if thought else []
+        if said:
+            parts.append(Part(PartKind.TEXT, said))
+        if self._calls is not None:
+            parts += map(_part, self._calls.take())
         self._thought.clear()
         self._said.clear()
-        return parts
+        return tuple(parts)
 
     def _add(self, thought: str, said: str) -> None:
         self._thought.append(thought)
@@ -69,3 +82,9 @@ class AnswerParts:
             self._said.append(said)
         else:
             self._calls.feed(said)
+
+
+def _part(found: Said | CallDelta) -> Part:
+    if isinstance(found, CallDelta):
+        return Part(PartKind.CALL, found.arguments, found)
+    return Part(PartKind.TEXT, found.text)

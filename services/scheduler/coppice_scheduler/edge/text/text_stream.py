@@ -8,7 +8,7 @@ from typing import Literal
 
 from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.edge.base.errors import failure_of
-from coppice_scheduler.edge.text.answer_parts import AnswerParts
+from coppice_scheduler.edge.text.answer_parts import AnswerParts, Part, PartKind
 from coppice_scheduler.edge.text.detokenizer import Detokenizer, DetokenizerFactory
 from coppice_scheduler.edge.text.logprobs import EchoedLogprobs, LogprobTrack, MeanLogprob, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.stops import StopScanner
@@ -58,6 +58,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()  # of tokens whose text was sent; a stop token has none
     calls: tuple[CallDelta, ...] = ()  # of tools; their text is not in `text`
     reasoning: str = ""  # nor is this
+    parts: tuple[Part, ...] = ()  # text, reasoning and calls in the order in which they were written; () of plain text
     prompt: PromptLogprobs | None = None  # with the answer's first, where they are to be told
     echoed: EchoedLogprobs | None = None  # with the answer's first, before `logprobs`, where the prompt is echoed
 
@@ -228,7 +229,18 @@ class TextStream:
         if self._parts is None:
             return Delta(self._index, text, tokens, ending, logprobs, prompt=told, echoed=echoed)
         parts = self._parts.take()
-        return Delta(self._index, parts.text, tokens, ending, logprobs, parts.calls, parts.reasoning, told, echoed)
+        return Delta(
+            self._index,
+            "".join(part.text for part in parts if part.kind is PartKind.TEXT),
+            tokens,
+            ending,
+            logprobs,
+            calls=tuple(part.call for part in parts if part.call is not None),
+            reasoning="".join(part.text for part in parts if part.kind is PartKind.REASONING),
+            parts=parts,
+            prompt=told,
+            echoed=echoed,
+        )
 
     def _end(self, text: str, tokens: bytes, output: Output) -> Delta:
         if self._parts is not None:

@@ -13,14 +13,15 @@ from typing import Any
 
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.calls import Call
-from coppice_scheduler.edge.http.answer_blocks import AnswerBlocks, BlockKind, Piece
+from coppice_scheduler.edge.http.answer_blocks import AnswerBlocks, Piece
 from coppice_scheduler.edge.http.sse import named_event
+from coppice_scheduler.edge.text.answer_parts import PartKind
 from coppice_scheduler.edge.text.text_stream import Delta, Ending, Usage
 
 Body = dict[str, Any]
 # Of each kind: what the id of an item begins with, and the type of its part and of the events about that.
-_ID = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
-PARTS = {BlockKind.REASONING: "reasoning_text", BlockKind.TEXT: "output_text"}
+_ID = {PartKind.REASONING: "rs", PartKind.TEXT: "msg", PartKind.CALL: "fc"}
+PARTS = {PartKind.REASONING: "reasoning_text", PartKind.TEXT: "output_text"}
 DONE, CUT, OPEN, FAILED = "completed", "incomplete", "in_progress", "failed"
 
 
@@ -52,7 +53,7 @@ class _Item:
         return "".join(self._texts)
 
     def part(self, text: str) -> Body:
-        if self.kind is BlockKind.REASONING:
+        if self.kind is PartKind.REASONING:
             return {"type": PARTS[self.kind], "text": text}
         return {"type": PARTS[self.kind], "text": text, "annotations": [], "logprobs": []}
 
@@ -61,7 +62,7 @@ class _Item:
         text = "" if status == OPEN else self.text
         content = [self.part(text)] if self.kind in PARTS and status != OPEN else []
         match self.kind:
-            case BlockKind.CALL:
+            case PartKind.CALL:
                 call = self._call
                 assert call is not None
                 return {
@@ -72,9 +73,9 @@ class _Item:
                     "arguments": text,
                     "status": status,
                 }
-            case BlockKind.REASONING:
+            case PartKind.REASONING:
                 return {"id": self.item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
-            case BlockKind.TEXT:
+            case PartKind.TEXT:
                 return {
                     "id": self.item_id,
                     "type": "message",
@@ -182,20 +183,20 @@ class ResponseShape:
             yield self._event("response.content_part.added", **_place(item), part=item.part(""))
 
     def _delta(self, item: _Item, text: str) -> bytes:
-        if item.kind is BlockKind.CALL:
+        if item.kind is PartKind.CALL:
             where = {"item_id": item.item_id, "output_index": item.index}
             return self._event("response.function_call_arguments.delta", **where, delta=text)
         kind = f"response.{PARTS[item.kind]}.delta"
-        if item.kind is BlockKind.REASONING:
+        if item.kind is PartKind.REASONING:
             return self._event(kind, **_place(item), delta=text)
         return self._event(kind, **_place(item), delta=text, logprobs=[])
 
     def _closed(self, item: _Item, status: str) -> Iterator[bytes]:
-        if item.kind is BlockKind.CALL:
+        if item.kind is PartKind.CALL:
             where = {"item_id": item.item_id, "output_index": item.index}
             yield self._event("response.function_call_arguments.done", **where, arguments=item.text)
         else:
-            more: Body = {"logprobs": []} if item.kind is BlockKind.TEXT else {}
+            more: Body = {"logprobs": []} if item.kind is PartKind.TEXT else {}
             yield self._event(f"response.{PARTS[item.kind]}.done", **_place(item), text=item.text, **more)
             yield self._event("response.content_part.done", **_place(item), part=item.part(item.text))
         yield self._event("response.output_item.done", output_index=item.index, item=item.body(status))

@@ -1,6 +1,6 @@
 """Text of an answer to what it says and what it calls, while it comes.
 
-    text --feed--> CallParser --take--> text of the answer, pieces of calls
+    text --feed--> CallParser --take--> text of the answer and pieces of calls, in the order in which they were written
 
 What was given is never taken back, so a stream and a whole answer have the same. A call counts from where its name is
 known and is that of a tool; what looked like a call and is none stays text. Arguments are given as the model wrote
@@ -35,6 +35,14 @@ class CallDelta:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text that is of no call, as it was written."""
+
+    text: str
+    end: int  # characters that the model wrote, up to behind it
+
+
 def joined_calls(pieces: Iterable[CallDelta]) -> list[ToolCall]:
     """The calls of one answer, from their pieces in order."""
     calls: list[tuple[CallDelta, list[str]]] = []
@@ -65,12 +73,12 @@ class CallParser:
         self._calls_max = calls_max
         self._is_forced = is_forced
         self._held = ""  # what was given neither as text nor as a call yet
+        self._num_fed = 0  # characters; what is held are the last of them
         self._at = 0  # what of it was read
         self._has_ended = False
         self._was_cut = False  # before the model had ended
         self._ran_out = False  # of text, since the latest call began
-        self._texts: list[str] = []
-        self._calls: list[CallDelta] = []
+        self._found: list[Said | CallDelta] = []
         self.num_calls = 0
         self.is_open = False  # the latest call is not complete
         self.is_done = False  # as many calls as there may be are complete; nothing more is read
@@ -86,6 +94,7 @@ class CallParser:
             if self.is_done:
                 return
             self._held += text[at : at + _SLICE]
+            self._num_fed += min(_SLICE, len(text) - at)
             next(self._running, None)
 
     def flush(self, *, was_cut: bool = False) -> None:
@@ -94,12 +103,11 @@ class CallParser:
             self._has_ended, self._was_cut = True, was_cut
             next(self._running, None)
 
-    def take(self) -> tuple[str, tuple[CallDelta, ...]]:
-        """What was found since the last time: of each call one piece at most."""
-        text, calls = "".join(self._texts), tuple(map(_joined, groupby(self._calls, lambda piece: piece.index)))
-        self._texts.clear()
-        self._calls.clear()
-        return text, calls
+    def take(self) -> tuple[Said | CallDelta, ...]:
+        """What was found since the last time, in order: of each call one piece at most."""
+        found = tuple(_joined([*run]) for _, run in groupby(self._found, _call_of))
+        self._found.clear()
+        return found
 
     def _steps(self) -> Steps:
         raise NotImplementedError
@@ -135,9 +143,9 @@ class CallParser:
 
     def _say(self, length: int) -> None:
         """The first characters of what is held are text."""
-        if length and not self._is_forced:
-            self._texts.append(self._held[:length])
-        self._held, self._at = self._held[length:], 0
+        said, self._held, self._at = self._held[:length], self._held[length:], 0
+        if said and not self._is_forced:
+            self._found.append(Said(said, self._num_fed - len(self._held)))
 
     def _say_rest(self) -> Steps:
         while True:
@@ -146,7 +154,7 @@ class CallParser:
                 return
 
     def _begin(self, name: str) -> bool:
-        self._calls.append(CallDelta(self.num_calls, "", self._new_id(), name))
+        self._found.append(CallDelta(self.num_calls, "", self._new_id(), name))
         self.num_calls += 1
         self.is_open = True
         return True
@@ -154,7 +162,7 @@ class CallParser:
     def _argue(self, text: str) -> None:
         """More of the arguments of the call that was begun."""
         if text:
-            self._calls.append(CallDelta(self.num_calls - 1, text))
+            self._found.append(CallDelta(self.num_calls - 1, text))
 
     def _end(self) -> None:
         """Of the call that was begun."""
@@ -163,8 +171,15 @@ class CallParser:
         self.is_done = not self.is_open and self.num_calls == self._calls_max
 
 
-def _joined(pieces: tuple[int, Iterable[CallDelta]]) -> CallDelta:
-    """Pieces of one call."""
-    index, (first, *others) = pieces
-    arguments = "".join((first.arguments, *(piece.arguments for piece in others)))
-    return CallDelta(index, arguments, first.call_id, first.name)
+def _call_of(found: Said | CallDelta) -> int | None:
+    return found.index if isinstance(found, CallDelta) else None
+
+
+def _joined(pieces: list[Said | CallDelta]) -> Said | CallDelta:
+    """Pieces of one call, or of text without a call between them."""
+    first, last = pieces[0], pieces[-1]
+    if isinstance(first, CallDelta):
+        arguments = "".join(piece.arguments for piece in pieces if isinstance(piece, CallDelta))
+        return CallDelta(first.index, arguments, first.call_id, first.name)
+    assert isinstance(last, Said), "pieces of one kind"
+    return Said("".join(piece.text for piece in pieces if isinstance(piece, Said)), last.end)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice_scheduler.edge.text.markers import SPACE_MAX
-from coppice_scheduler.edge.text.tools.call_parser import HELD_MAX, CallParser
+from coppice_scheduler.edge.text.tools.call_parser import HELD_MAX, CallDelta, CallParser, Said
 from coppice_scheduler.edge.text.tools.formats import (
     FORMATS,
     HERMES,
@@ -35,8 +35,16 @@ class Read:
     text: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    order: list[str | int] = field(default_factory=list)  # texts and numbers of calls
     is_done: bool = False
     is_open: bool = False
+
+
+def taken(parser: CallParser) -> tuple[str, list[CallDelta]]:
+    """Text and calls apart."""
+    found = parser.take()
+    text = "".join(each.text for each in found if isinstance(each, Said))
+    return text, [each for each in found if isinstance(each, CallDelta)]
 
 
 def parser_of(tool_format: ToolFormat, calls_max: int | None = None) -> CallParser:
@@ -57,10 +65,20 @@ def read(tool_format: ToolFormat, pieces: list[str], calls_max: int | None = Non
             parser.flush(was_cut=was_cut)
         else:
             parser.feed(piece)
-        text, deltas = parser.take()
-        found.text += text
-        assert len({delta.index for delta in deltas}) == len(deltas), "a piece of each call at most"
-        for delta in deltas:
+        new = parser.take()
+        indexes = [delta.index for delta in new if isinstance(delta, CallDelta)]
+        assert len({*indexes}) == len(indexes), "a piece of each call at most"
+        for delta in new:
+            if isinstance(delta, Said):
+                assert "".join(pieces)[: delta.end].endswith(delta.text), "it is told where it stands"
+                found.text += delta.text
+                if found.order and isinstance(found.order[-1], str):
+                    delta = Said(f"{found.order.pop()}{delta.text}", delta.end)
+                found.order.append(delta.text)
+                continue
+            if delta.index not in found.order:
+                found.order.append(delta.index)
+            assert found.order[-1] == delta.index, "nothing is said within a call"
             assert delta.name or delta.arguments, "nothing is told of nothing"
             if delta.name:
                 assert delta.index == len(found.calls)
@@ -235,6 +253,13 @@ def test_python_literals_become_json(wanted: list[tuple[str, dict[str, object]]]
     assert [(name, json.loads(arguments)) for name, arguments in found.calls] == wanted
 
 
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_texts_and_calls_come_in_the_order_in_which_they_were_written(size: int) -> None:
+    answer = f"One {HERMES_F} two {HERMES_F}{HERMES_F} three"
+    found = read(HERMES, [answer[at : at + size] for at in range(0, len(answer), size)])
+    assert found.order == ["One", 0, " two", 1, 2, " three"]
+
+
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda each: each.name)
 def test_after_as_many_calls_as_there_may_be_the_answer_is_over(tool_format: ToolFormat) -> None:
     calls = [ToolCall("", "f", '{"a": 1}')] * 3
@@ -246,7 +271,7 @@ def test_after_as_many_calls_as_there_may_be_the_answer_is_over(tool_format: Too
         for piece in (answer, answer):
             parser.feed(piece)
         parser.flush()
-        assert len(parser.take()[1]) == 1
+        assert len(taken(parser)[1]) == 1
     assert not read(tool_format, [answer], calls_max=4).is_done
 
 
@@ -255,7 +280,7 @@ def test_a_stream_tells_a_call_as_it_comes() -> None:
     told = []
     for piece in ('<tool_call>{"name": "f', '", "arg', 'uments": {"a', '": 1', "}}</tool_call>"):
         parser.feed(piece)
-        told.append([(delta.name, delta.arguments) for delta in parser.take()[1]])
+        told.append([(delta.name, delta.arguments) for delta in taken(parser)[1]])
     assert told == [[], [("f", "")], [("", '{"a')], [("", '": 1')], [("", "}")]]
 
 
@@ -295,7 +320,7 @@ def test_a_forced_answer_has_no_text() -> None:
     parser = JsonCalls(HERMES, NAMES, lambda: "id", is_forced=True)
     parser.feed('<tool_call>\n{"na')
     parser.flush()
-    assert parser.take() == ("", ())
+    assert not parser.take()
 
 
 @pytest.mark.parametrize(
@@ -315,9 +340,9 @@ def test_white_space_without_end_is_text_soon(tool_format: ToolFormat, opening: 
     parser.feed(opening)
     for _ in range(4 * SPACE_MAX):
         parser.feed(" ")
-    assert len(parser.take()[0]) > SPACE_MAX
+    assert len(taken(parser)[0]) > SPACE_MAX
     parser.feed("x")
-    assert "x" in parser.take()[0]
+    assert "x" in taken(parser)[0]
 
 
 def test_what_waits_is_bounded() -> None:
@@ -325,9 +350,9 @@ def test_what_waits_is_bounded() -> None:
     parser.feed('<tool_call>{"first": "')
     for _ in range(2 + HELD_MAX // 10_000):
         parser.feed("x" * 10_000)
-    assert len(parser.take()[0]) > HELD_MAX
+    assert len(taken(parser)[0]) > HELD_MAX
     parser.feed("more")
-    assert parser.take()[0] == "more"
+    assert taken(parser)[0] == "more"
 
 
 @pytest.mark.parametrize(
@@ -347,5 +372,5 @@ def test_text_waits_for_nothing_but_what_may_open_a_call() -> None:
     told = []
     for piece in ("One ", "two <", "b> <tool_", "bar ", " " * 300, "x"):
         parser.feed(piece)
-        told.append(parser.take()[0])
+        told.append(taken(parser)[0])
     assert told == ["One", " two", " <b>", " <tool_bar", " " * (301 - SPACE_MAX), " " * SPACE_MAX + "x"]
