@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from typing import Any, Protocol
 
 from coppice.addresses import parse_session_address
 from coppice.edge.codec import Edge, MalformedFrame
+from coppice.edge.told_once import Outage
 from coppice.edge.wire import (
     PROTOCOL,
     MessageTooLong,
@@ -37,6 +39,7 @@ HEARTBEAT_S = 1.0
 SUSPECT_S = 3.0
 BACKOFF_FIRST_S = 0.05
 BACKOFF_LAST_S = 1.0
+OUTAGE_TOLD_S = 3.0  # what lasts longer is no restart of the peer
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +100,7 @@ class LinkClient:
         self._wire: Wire | None = None
         self._was_attached = False  # on the connection that is open, or was last
         self._refusal = ""  # why the last handshake was refused
+        self._outage = Outage(OUTAGE_TOLD_S)
         self._thread = threading.Thread(target=self._run, name=f"link {self._name}", daemon=True)
 
     def start(self) -> None:
@@ -164,12 +168,15 @@ class LinkClient:
     def _run(self) -> None:
         backoff_s = BACKOFF_FIRST_S
         while not self._stopping.is_set():
+            self._outage.begin(time.monotonic())
             reason, was_attached = self._connect_once()
             if self._stopping.is_set():
                 return
             if was_attached:
                 backoff_s = BACKOFF_FIRST_S
                 self._handler.link_lost(reason)
+            elif reason != self._refusal:  # that was told
+                self._tell_outage(reason)
             _log.debug("%s: connection ended: %s", self._name, reason)
             self._stopping.wait(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
@@ -184,7 +191,7 @@ class LinkClient:
         except (WireClosed, WireSilent) as error:
             return f"{self._address}: {error or 'silence'} during the handshake of TLS; does that port want it?", False
         except OSError as error:
-            return f"{self._address}: {error.strerror or error}", False
+            return f"{self._address}: {_why_not_connected(error)}", False
         with self._lock:
             hello = self._link.connect()
             self._wire = wire
@@ -236,6 +243,12 @@ class LinkClient:
             self._refusal = reason
             _log.warning("%s: %s", self._name, reason)
 
+    def _tell_outage(self, reason: str) -> None:
+        """Once, when it has lasted for a while."""
+        lasted_s = self._outage.to_tell_s(time.monotonic())
+        if lasted_s is not None:
+            _log.warning("%s: no connection for %.0f s (%s); trying on", self._name, lasted_s, reason)
+
     def _converse(self, wire: Wire) -> None:
         """Read until the connection is over. Raises WireClosed, WireSilent, WrongPeer, LinkBroken, MalformedFrame."""
         try:
@@ -284,8 +297,15 @@ class LinkClient:
             case Attached():
                 self._was_attached = True
                 self._refusal = ""
+                if self._outage.end():
+                    _log.info("%s: connected", self._name)
                 self._handler.link_attached(event, attachment)
             case bodies:
                 for body in bodies:
                     self._handler.link_body(body, attachment)
         return False
+
+
+def _why_not_connected(error: OSError) -> str:
+    text = error.strerror or str(error)
+    return f"the name is not resolved: {text}" if isinstance(error, socket.gaierror) else text

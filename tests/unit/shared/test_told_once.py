@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coppice.edge import told_once
-from coppice.edge.told_once import ToldOnce
+from coppice.edge.told_once import Outage, ToldOnce
 
 
 def test_each_text_is_new_once() -> None:
@@ -19,3 +19,24 @@ def test_it_remembers_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(100):
         assert told.is_new(str(number))
         assert len(told._texts) <= 3
+
+
+def test_an_outage_is_told_once_when_it_has_lasted_and_each_anew() -> None:
+    outage = Outage(told_after_s=3.0)
+    assert outage.to_tell_s(0.0) is None, "nothing is away yet"
+    for begins_s in (100.0, 200.0):
+        for second in range(3):
+            outage.begin(begins_s + second)
+            assert outage.to_tell_s(begins_s + second) is None
+        outage.begin(begins_s + 3)
+        assert outage.to_tell_s(begins_s + 3.5) == 3.5
+        assert outage.to_tell_s(begins_s + 60) is None, "it was told"
+        assert outage.end()
+
+
+def test_the_end_of_an_outage_that_nobody_heard_of_is_not_told() -> None:
+    outage = Outage(told_after_s=3.0)
+    outage.begin(1.0)
+    assert not outage.end()
+    outage.begin(3.9)
+    assert outage.to_tell_s(4.5) is None, "what was before it counts no more"
