@@ -13,7 +13,7 @@ from coppice_scheduler.core.state.request import Finish, RefusedReason
 from coppice_scheduler.core.state.request_bounds import out_of_bounds
 from tests.fakes.scheduler.scheduler_bench import Bench
 
-U32, U64 = 1 << 32, 1 << 64
+U31, U32, U64 = 1 << 31, 1 << 32, 1 << 64
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,8 @@ U32, U64 = 1 << 32, 1 << 64
         ("sampling", SamplingParams(seed=U64)),
         ("sampling", SamplingParams(seed=-1)),
         ("sampling", SamplingParams(top_k=-1)),
+        ("sampling", SamplingParams(top_k=U31)),
+        ("sampling", SamplingParams(temperature=float("nan"))),
         ("sampling", SamplingParams(min_tokens=U32)),
         ("sampling", SamplingParams(num_logprobs=-1)),
         ("sampling", SamplingParams(logit_bias=b"1234")),
@@ -46,7 +48,7 @@ def test_a_value_that_would_fail_in_a_plan_is_refused_by_name(field: str, value:
 
 def test_the_largest_values_that_fit_are_planned() -> None:
     bench = Bench()
-    sampling = SamplingParams(seed=U64 - 1, top_k=U32 - 1, min_tokens=U32 - 1, num_logprobs=0)
+    sampling = SamplingParams(seed=U64 - 1, top_k=U31 - 1, min_tokens=U32 - 1, num_logprobs=0)
     fields = {"number": U32 - 1, "stop_token_ids": frozenset({U32 - 2}), "sampling": sampling}
     assert bench.submit("r", 3, **fields) is None
     bench.settle()

@@ -190,8 +190,8 @@ def reporting(**numbers: int) -> SequenceStart:
         (StepPlan(2, attach=(start(8, 6, handles(h(9)), computed=5, copy_from=1),)), "has no block"),
         (StepPlan(2, attach=(start(8, 4, b"", handles(h(9)), b""),)), "seals are cut"),
         (StepPlan(2, attach=(start(8, 4, b"", b"", b"", computed=-1),)), "out of range"),
-        (StepPlan(2, attach=(reporting(num_logprobs=LIKELY_MAX + 1),)), "num_logprobs is not in"),
-        (StepPlan(2, attach=(reporting(num_prompt_logprobs=LIKELY_MAX + 1),)), "num_prompt_logprobs is not in"),
+        (StepPlan(2, attach=(reporting(num_logprobs=LIKELY_MAX + 1),)), "impossible num_logprobs;"),
+        (StepPlan(2, attach=(reporting(num_prompt_logprobs=LIKELY_MAX + 1),)), "impossible num_prompt_logprobs;"),
     ],
 )
 def test_malformed_plan_changes_nothing(plan: StepPlan, problem: str):

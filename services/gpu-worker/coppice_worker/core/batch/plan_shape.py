@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 import numpy as np
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import LEASE_ID_BYTES, TOKEN_BYTES, SequenceId
-from coppice.messages.sampling import LIKELY_MAX
-from coppice.messages.step import SamplingParams, SequenceStart, StepPlan
+from coppice.messages.sampling_bounds import impossible_field
+from coppice.messages.step import SequenceStart, StepPlan
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.steps import MalformedPlanError
 
@@ -58,7 +57,8 @@ def _check_start(plan: StepPlan, start: SequenceStart, name: str, block_size: in
     _require(cut == 0 and count > 0, plan, f"{name}: tokens are missing or cut")
     _require(len(start.owned) % HANDLE_BYTES == 0, plan, f"{name}: owned handles are cut")
     _require(start.num_prompt_tokens <= count, plan, f"{name}: num_prompt_tokens is beyond its tokens")
-    _check_sampling(plan, start.sampling, name)
+    impossible = impossible_field(start.sampling)
+    _require(not impossible, plan, f"{name}: sampling has an impossible {impossible}")
     shared, cut = divmod(len(start.shared), HANDLE_BYTES)
     _require(
         cut == 0 and len(start.shared_seals) == shared * SEAL_BYTES, plan, f"{name}: shared handles or seals are cut"
@@ -68,27 +68,6 @@ def _check_start(plan: StepPlan, start: SequenceStart, name: str, block_size: in
     _require(copied >= 0 and start.num_computed_tokens <= count, plan, f"{name}: num_computed_tokens is out of range")
     _require(bool(copied) == bool(start.copy_from), plan, f"{name}: computed tokens without KV, or a copy of nothing")
     _require(len(start.owned) >= -(-copied // block_size) * HANDLE_BYTES, plan, f"{name}: a copy has no block")
-
-
-def _check_sampling(plan: StepPlan, sampling: SamplingParams, name: str) -> None:
-    numbers = (
-        sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.frequency_penalty,
-        sampling.presence_penalty,
-        sampling.repetition_penalty,
-    )
-    _require(all(map(math.isfinite, numbers)), plan, f"{name}: a sampling parameter is not finite")
-    _require(0 <= sampling.min_p <= 1, plan, f"{name}: min_p is not in 0 .. 1")
-    _require(sampling.repetition_penalty > 0, plan, f"{name}: repetition_penalty is not above 0")
-    _require(len(sampling.logit_bias) % 8 == 0, plan, f"{name}: logit_bias is cut")
-    bias = np.frombuffer(sampling.logit_bias, "<f4")[1::2]
-    _require(bool(np.isfinite(bias).all()), plan, f"{name}: a logit_bias is not finite")
-    _require(len(sampling.stop_token_ids) % TOKEN_BYTES == 0, plan, f"{name}: stop_token_ids is cut")
-    for what in ("num_logprobs", "num_prompt_logprobs"):
-        number = getattr(sampling, what) or 0
-        _require(0 <= number <= LIKELY_MAX, plan, f"{name}: {what} is not in 0 .. {LIKELY_MAX}")
 
 
 def _require(holds: bool, plan: StepPlan, problem: str) -> None:

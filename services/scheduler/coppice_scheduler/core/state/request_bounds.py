@@ -8,17 +8,16 @@ good for nothing: the service would end, with the requests of everybody.
 from __future__ import annotations
 
 from coppice.ids import TOKEN_BYTES
-from coppice.messages.sampling import LIKELY_MAX
+from coppice.messages.sampling_bounds import impossible_field
 from coppice.namespaces import SALT_BYTES
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.core.state.slot_table import NO_TOKEN
 
-_U32, _I63, _U64 = 1 << 32, 1 << 63, 1 << 64
+_U32, _I63 = 1 << 32, 1 << 63
 
 
 def out_of_bounds(request: Request) -> str:
     """Name of the first field that has an impossible value; empty when all fit."""
-    sampling = request.sampling
     fits = {
         "tokens": len(request.tokens) % TOKEN_BYTES == 0,
         "number": 0 <= request.number < _U32,
@@ -26,12 +25,9 @@ def out_of_bounds(request: Request) -> str:
         "stop_token_ids": all(0 <= token < NO_TOKEN for token in request.stop_token_ids),
         "salt": len(request.salt) in (0, SALT_BYTES),
         "retain_ms": 0 <= request.retain_ms < _U32,
-        "sampling.seed": 0 <= sampling.seed < _U64,
-        "sampling.top_k": 0 <= sampling.top_k < _U32,
-        "sampling.min_tokens": 0 <= sampling.min_tokens < _U32,
-        "sampling.num_logprobs": 0 <= (sampling.num_logprobs or 0) <= LIKELY_MAX,
-        "sampling.num_prompt_logprobs": 0 <= (sampling.num_prompt_logprobs or 0) <= LIKELY_MAX,
-        "sampling.logit_bias": len(sampling.logit_bias) % (2 * TOKEN_BYTES) == 0,
-        "sampling.stop_token_ids": len(sampling.stop_token_ids) % TOKEN_BYTES == 0,
     }
-    return next((name for name, is_fitting in fits.items() if not is_fitting), "")
+    impossible = next((name for name, is_fitting in fits.items() if not is_fitting), "")
+    if impossible:
+        return impossible
+    impossible = impossible_field(request.sampling)
+    return f"sampling.{impossible}" if impossible else ""
