@@ -20,7 +20,7 @@ def shared_server() -> Iterator[Served]:
 def served(shared_server: Served) -> Served:
     engine = shared_server.engine
     engine.script, engine.ready = echo, True
-    for seen in (engine.requests, engine.finished_early, engine.cancelled):
+    for seen in (engine.requests, engine.open_calls, engine.finished_early, engine.cancelled):
         seen.clear()
     engine.some_cancelled.clear()
     engine.some_hanging.clear()

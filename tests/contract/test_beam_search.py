@@ -36,6 +36,30 @@ def test_each_step_is_a_request_for_one_token_of_each_beam(served: Served) -> No
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
 
 
+def test_the_call_of_a_search_is_open_from_its_start_to_its_end(served: Served) -> None:
+    body = {"model": MODEL, "prompt": "one two", **SEARCH}
+    assert served.post(body, headers={"X-Request-Id": "search-1"}).status_code == 200
+    (call,) = served.engine.open_calls
+    assert (call.num_places, call.tokens, "search-1" in call.names) == (3, b"", True)
+    assert {(step.step_of, step.names) for step in served.engine.requests} == {(call.request_id, ())}
+    assert served.engine.finished_early == [call.request_id], "it ended well, and is measured"
+    assert not served.engine.running
+
+
+def test_a_search_that_is_aborted_between_two_steps_ends(served: Served) -> None:
+    """The fourth step is held back, so that nothing but the call itself is there to be ended."""
+    aborted = OutputError(OutputErrorCode.ABORTED, "The request was aborted.")
+
+    def script(request: Request) -> Script:
+        if len(served.engine.requests) == 4:
+            served.engine.end(served.engine.open_calls[0].request_id, aborted)
+        return Script(served.ids("x"), hangs=len(served.engine.requests) > 4)
+
+    served.engine.script = script
+    assert error_of(served.complete(**{**SEARCH, "max_tokens": 9}), 499)["code"] == "request_aborted"
+    assert not served.engine.running
+
+
 def test_several_prompts_and_chats_are_searched(served: Served) -> None:
     choices = (
         served.client()

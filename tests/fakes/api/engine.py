@@ -90,7 +90,8 @@ class FakeEngine:
     model: ModelInfo
     script: Callable[[Request], Script] = echo
     ready: bool = True
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)  # but for those that are calls
+    open_calls: list[Request] = field(default_factory=list)  # that came, not only those that are open
     finished_early: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_running: int = 0
@@ -108,6 +109,9 @@ class FakeEngine:
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         self.loop = asyncio.get_running_loop()
+        if request.num_places:
+            yield await self._ended(request)
+            return
         self.requests.append(request)
         script = self.script(request)
         if script.refused is not None:
@@ -129,6 +133,17 @@ class FakeEngine:
             if not ended:
                 self.cancelled.append(request.request_id)
                 self.some_cancelled.set()
+
+    async def _ended(self, call: Request) -> Output:
+        """An open call says nothing until somebody ends it."""
+        self.open_calls.append(call)
+        self.running[call.request_id] = call
+        self._hanging[call.request_id] = asyncio.Event()
+        try:
+            await self._hanging[call.request_id].wait()
+        finally:
+            del self.running[call.request_id]
+        return Output(call.request_id, b"", Finish.ERROR, self.ended_with[call.request_id])
 
     async def _play(self, request: Request, script: Script) -> AsyncGenerator[Output, None]:
         sent = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import reduce
 from operator import xor
 
@@ -25,6 +26,7 @@ def check(life: Lifecycle) -> None:
 def _check_requests(life: Lifecycle) -> None:
     """Every accepted request is at work or has had its one outcome (I16); the counts are those of the requests."""
     assert life.totals.submitted == life.totals.finished + len(life.requests)
+    life.open_calls.check(Counter(request.request.step_of or "" for request in life.requests.values()))
     counts = dict.fromkeys(RequestStatus, 0)
     waiting_tokens = 0
     for request in life.requests.values():

@@ -75,17 +75,21 @@ class SchedulerCore:
             raise SubmitFailed(f"request {request.request_id}: {error!r}") from error
         if isinstance(decided, Refused):
             return decided
-        self._life.enter(decided, now_ns)
+        if decided is None:
+            self._life.open_calls.open(request, now_ns)
+        else:
+            self._life.enter(decided, now_ns)
         return None
 
-    def _decide(self, request: Request, now_ns: int) -> RequestState | Refused:
-        """What is to become of it. Changes nothing that a second look would not change back."""
-        life = self._life
-        assert request.request_id not in life.requests, f"request id {request.request_id} is in use"
-        if self._draining:
+    def _decide(self, request: Request, now_ns: int) -> RequestState | Refused | None:
+        """What is to become of it; None: an open call. Changes nothing that a second look would not change back."""
+        life, request_id = self._life, request.request_id
+        assert request_id not in life.requests, f"request id {request_id} is in use"
+        assert life.open_calls.find(request_id) is None, f"request id {request_id} is in use"
+        if self._draining and request.step_of is None:
             return Refused(RefusedReason.DRAINING, "this scheduler is shutting down; send it to another", 1000)
         refused = refusal(life, self._room, request, now_ns)
-        if refused is not None:
+        if refused is not None or request.num_places:
             return refused
         self._arrivals += 1  # a gap in it means nothing
         num_prompt = len(request.tokens) // TOKEN_BYTES
@@ -109,7 +113,7 @@ class SchedulerCore:
         self._now_ns = now_ns
         request = self._life.requests.get(request_id)
         if request is None:
-            return False
+            return self._life.open_calls.end(request_id, finish, now_ns, error)
         self._life.finish(request, finish, now_ns, error=error)
         return True
 
@@ -120,7 +124,7 @@ class SchedulerCore:
         self._room = QueueRoom(self._life.settings)
 
     def drain(self) -> None:
-        """Take no new request; those at work end as they would."""
+        """Take no new request; those at work and open calls end as they would."""
         self._draining = True
 
     # --- the cache service
@@ -245,7 +249,8 @@ class SchedulerCore:
             worker.running or (worker.usable and (worker.in_flight or worker.to_detach or worker.sealed))
             for worker in life.workers.values()
         )
-        return not life.requests and life.leases.is_quiet and life.outbox.is_empty and not busy
+        at_work = life.requests or life.open_calls
+        return not at_work and life.leases.is_quiet and life.outbox.is_empty and not busy
 
     def check(self) -> None:
         """Assert the scheduler's own conservation laws."""

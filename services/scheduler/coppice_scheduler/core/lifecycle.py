@@ -16,6 +16,7 @@ from coppice.messages.index import Grant, Reuse
 from coppice_scheduler.core.queue.deadlines import Deadlines
 from coppice_scheduler.core.queue.hints import Hints
 from coppice_scheduler.core.queue.limits import RateLimits
+from coppice_scheduler.core.queue.open_calls import OpenCalls
 from coppice_scheduler.core.queue.quarantine import Quarantine
 from coppice_scheduler.core.queue.queues import Gates, Sleepers, WaitingQueue
 from coppice_scheduler.core.queue.slot_shares import SlotShares
@@ -53,6 +54,7 @@ class Lifecycle:
         self.totals = Totals()
         self.counts = Counts()
         self.outbox = Outbox()
+        self.open_calls = OpenCalls(self.recent, self.outbox)
         self._next_sequence = 1
 
     def set_tenants(self, tenants: TenantSettings, now_ns: int) -> None:
@@ -65,11 +67,13 @@ class Lifecycle:
         for one in list(self.requests.values()):
             if not self.settings.serves(one.request.tenant, one.request.domain):
                 self.finish(one, Finish.ERROR, now_ns, error=OutputError(OutputErrorCode.TENANT_REMOVED, NOT_SERVED))
+        self.open_calls.end_unserved(self.settings, now_ns)
 
     # --- requests
 
     def enter(self, request: RequestState, now_ns: int) -> None:
         self.requests[request.request.request_id] = request
+        self.open_calls.step_began(request.request)
         self.totals.submitted += 1
         request.since_ns = now_ns
         request.tenant_number = self.shares.number_of(request.request.tenant)
@@ -104,10 +108,7 @@ class Lifecycle:
         decrement(self.counts.tenant_following, fork.request.tenant)
 
     def _enter_queue(self, request: RequestState, now_ns: int) -> None:
-        self.counts.waiting += 1
-        self.counts.waiting_tokens += request.num_tokens
-        self.counts.tenant_waiting[request.request.tenant] += 1
-        self.counts.tenant_waiting_tokens[request.request.tenant] += request.num_tokens
+        self.counts.enter_queue(request.request.tenant, request.num_tokens)
         request.status = RequestStatus.WAITING
         self.queue.enter(request, now_ns)
         request.start_wanting(self.shares)
@@ -119,10 +120,7 @@ class Lifecycle:
 
     def _leave_queue(self, request: RequestState) -> None:
         self.queue.leave(request)
-        self.counts.waiting -= 1
-        self.counts.waiting_tokens -= request.num_tokens
-        decrement(self.counts.tenant_waiting, request.request.tenant)
-        decrement(self.counts.tenant_waiting_tokens, request.request.tenant, request.num_tokens)
+        self.counts.leave_queue(request.request.tenant, request.num_tokens)
 
     def ask(self, request: RequestState, lease: Lease, now_ns: int) -> None:
         request.status = RequestStatus.ASKING
@@ -283,7 +281,8 @@ class Lifecycle:
         """The one terminal outcome (I16)."""
         assert request.status is not RequestStatus.FINISHED
         if finish in (Finish.STOP, Finish.LENGTH):
-            self.recent.ended(request.request.tenant, request.num_output_tokens, now_ns - request.since_ns)
+            took_ns = now_ns - request.since_ns if request.request.step_of is None else None
+            self.recent.ended(request.request.tenant, request.num_output_tokens, took_ns)
             self.quarantine.completed(request.request)
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
@@ -305,6 +304,7 @@ class Lifecycle:
         request.status = RequestStatus.FINISHED
         self.totals.finished += 1
         del self.requests[request.request.request_id]
+        self.open_calls.step_ended(request.request)
         self.outbox.last(request, finish, error, stop_token)
 
     # --- sequences

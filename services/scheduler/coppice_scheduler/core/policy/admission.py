@@ -31,18 +31,44 @@ def refusal(life: Lifecycle, room: QueueRoom, request: Request, now_ns: int) -> 
             f"the request has a {field} that cannot be planned; it was refused before anything was done with it",
             0,
         )
+    if not life.settings.serves(request.tenant, request.domain):
+        return Refused(RefusedReason.TENANT_REMOVED, NOT_SERVED, 0)
+    if request.num_places:
+        return _beyond_concurrency(life, request.tenant, request.num_places, 0)
     num_tokens = len(request.tokens) // TOKEN_BYTES
     if not num_tokens or request.max_new_tokens < 1:
         return Refused(RefusedReason.EMPTY, "there is nothing to do: the prompt or max_new_tokens is empty", 0)
-    if not life.settings.serves(request.tenant, request.domain):
-        return Refused(RefusedReason.TENANT_REMOVED, NOT_SERVED, 0)
     return (
         _never(life, request, num_tokens)
         or _in_quarantine(life, request, now_ns)
-        or _beyond_tenant(life, request.tenant, num_tokens)
+        or _without_call(life, request)
+        or _without_room(life, room, request, num_tokens, now_ns)
+        or _too_late(life, request, num_tokens, now_ns)
+    )
+
+
+def _without_call(life: Lifecycle, request: Request) -> Refused | None:
+    if request.step_of is None:
+        return None
+    call = life.open_calls.find(request.step_of)
+    if call is None:
+        return Refused(RefusedReason.CALL_ENDED, "the call that this was a step of has ended", 0)
+    if call.num_steps >= call.request.num_places:
+        message = f"a call with {call.request.num_places} places has as many steps at work; this is a fault of ours"
+        return Refused(RefusedReason.INTERNAL, message, 0)
+    return None
+
+
+def _without_room(life: Lifecycle, room: QueueRoom, request: Request, num_tokens: int, now_ns: int) -> Refused | None:
+    """The places of a call's steps were given to it as a whole; what came in with its first goes on."""
+    if request.step_of is not None and request.fork_of is not None:
+        return None
+    is_placed = request.step_of is not None
+    return (
+        (None if is_placed else _beyond_concurrency(life, request.tenant, 1, num_tokens))
+        or _beyond_line(life, request.tenant, num_tokens)
         or _beyond_rate(life, request, num_tokens, now_ns)
         or _beyond_queue(life, room, request.tenant, num_tokens)
-        or _too_late(life, request, num_tokens, now_ns)
     )
 
 
@@ -72,14 +98,22 @@ def _in_quarantine(life: Lifecycle, request: Request, now_ns: int) -> Refused | 
     return Refused(RefusedReason.QUARANTINED, words(left_ms), left_ms) if left_ms else None
 
 
-def _beyond_tenant(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | None:
+def _beyond_concurrency(life: Lifecycle, tenant: str, num_places: int, num_tokens: int) -> Refused | None:
+    """`num_places`: how many more requests are to be at work at once."""
     limits, counts = life.settings.limits_of(tenant), life.counts
-    num_at_work = counts.tenant_waiting[tenant] + counts.tenant_running[tenant]
-    if num_at_work >= limits.max_concurrency:
-        message = f"tenant {tenant} has {limits.max_concurrency} requests at work, its maximum"
-        next_end_ms = int(life.recent.duration_ns(tenant) / max(num_at_work, 1) / NS_PER_MS)
-        retry_after_ms = _retry_after_ms(life, tenant, num_tokens, measured_ms=next_end_ms)
-        return Refused(RefusedReason.TENANT_CONCURRENCY, message, retry_after_ms)
+    num_at_work = counts.tenant_waiting[tenant] + counts.tenant_running[tenant] + life.open_calls.num_spare(tenant)
+    if num_at_work + num_places <= limits.max_concurrency:
+        return None
+    message = f"tenant {tenant} has {num_at_work} requests at work, its maximum is {limits.max_concurrency}"
+    if num_places > 1:
+        message += f", and this call needs {num_places} places"
+    next_end_ms = int(life.recent.duration_ns(tenant) / max(num_at_work, 1) / NS_PER_MS)
+    retry_after_ms = _retry_after_ms(life, tenant, num_tokens, measured_ms=next_end_ms)
+    return Refused(RefusedReason.TENANT_CONCURRENCY, message, retry_after_ms)
+
+
+def _beyond_line(life: Lifecycle, tenant: str, num_tokens: int) -> Refused | None:
+    limits, counts = life.settings.limits_of(tenant), life.counts
     if counts.tenant_queued(tenant) >= limits.max_queued:
         message = f"tenant {tenant} has {limits.max_queued} requests waiting, its maximum"
         return Refused(RefusedReason.TENANT_QUEUE, message, _retry_after_ms(life, tenant, num_tokens))

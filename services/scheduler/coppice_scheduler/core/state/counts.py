@@ -36,6 +36,18 @@ class Counts:
     tenant_following: Counter[str] = field(default_factory=Counter)
     tenant_unseen: Counter[str] = field(default_factory=Counter)  # came since the last `advance`
 
+    def enter_queue(self, tenant: str, num_tokens: int) -> None:
+        self.waiting += 1
+        self.waiting_tokens += num_tokens
+        self.tenant_waiting[tenant] += 1
+        self.tenant_waiting_tokens[tenant] += num_tokens
+
+    def leave_queue(self, tenant: str, num_tokens: int) -> None:
+        self.waiting -= 1
+        self.waiting_tokens -= num_tokens
+        decrement(self.tenant_waiting, tenant)
+        decrement(self.tenant_waiting_tokens, tenant, num_tokens)
+
     def at_work(self) -> set[str]:
         """Tenants that have a request here."""
         return {*self.tenant_running, *self.tenant_waiting}

@@ -46,16 +46,28 @@ class RecentRequests:
     """What the requests of each tenant that were completed of late had: output tokens, and time from arrival to end."""
 
     def __init__(self) -> None:
-        self._means: dict[str, tuple[float, float]] = {}  # (tokens, ns)
+        self._tokens: dict[str, float] = {}
+        self._durations_ns: dict[str, float] = {}
 
-    def ended(self, tenant: str, num_tokens: int, duration_ns: int) -> None:
-        tokens, ns = self._means.get(tenant, (float(num_tokens), float(duration_ns)))
-        self._means[tenant] = tokens + _NEW_PART * (num_tokens - tokens), ns + _NEW_PART * (duration_ns - ns)
+    def ended(self, tenant: str, num_tokens: int, duration_ns: int | None) -> None:
+        """A request was completed. None: it was a step of a call, which is measured as a whole."""
+        _average(self._tokens, tenant, num_tokens)
+        if duration_ns is not None:
+            _average(self._durations_ns, tenant, duration_ns)
+
+    def call_ended(self, tenant: str, duration_ns: int) -> None:
+        """A call of many steps was completed."""
+        _average(self._durations_ns, tenant, duration_ns)
 
     def num_tokens(self, tenant: str) -> float:
         """0: nothing was completed yet."""
-        return self._means.get(tenant, (0.0, 0.0))[0]
+        return self._tokens.get(tenant, 0.0)
 
     def duration_ns(self, tenant: str) -> float:
         """0: nothing was completed yet."""
-        return self._means.get(tenant, (0.0, 0.0))[1]
+        return self._durations_ns.get(tenant, 0.0)
+
+
+def _average(means: dict[str, float], tenant: str, value: int) -> None:
+    mean = means.get(tenant, float(value))
+    means[tenant] = mean + _NEW_PART * (value - mean)

@@ -47,6 +47,9 @@ class Outbox:
             )
         )
 
+    def call_ended(self, request_id: str, finish: Finish, error: OutputError | None) -> None:
+        self._outputs.append(Output(request_id, b"", finish, error))
+
     def take(self) -> tuple[tuple[TokenBatch, ...], tuple[Output, ...]]:
         for request in self._fresh.values():
             self._outputs.append(_next(request))

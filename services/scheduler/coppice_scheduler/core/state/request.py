@@ -36,6 +36,8 @@ class Request(Record, frozen=True):
     retain_ms: int = 0  # keep the prompt's blocks for so long after it was computed
     salt: bytes = b""  # SALT_BYTES of `digest_salt`: its prefixes are shared with this salt alone; empty = none
     names: tuple[str, ...] = ()  # that its tenant knows it by; others of that tenant may have the same
+    num_places: int = 0  # above 0: it is no prompt but a call, open until it ends, with so many steps at once at most
+    step_of: str | None = None  # request id of the open call that this is a step of
 
 
 NOT_SERVED = "the tenant was removed or moved to another domain by the operator of this service"
@@ -49,6 +51,7 @@ class RefusedReason(Enum):
     NEVER_FITS = "never_fits"  # more blocks than any known worker has
     EMPTY = "empty"  # no prompt token, or no token wanted
     DRAINING = "draining"
+    CALL_ENDED = "call_ended"  # that it is a step of
     TENANT_RATE = "tenant_rate"  # its requests or tokens of this minute are used up
     TENANT_REMOVED = "tenant_removed"  # or moved to another domain, since the request was authenticated
     DEADLINE = "deadline"  # by all estimates its deadline comes first

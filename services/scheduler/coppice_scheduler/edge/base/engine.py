@@ -4,6 +4,7 @@
                --finish(id)---------> (a stop string was found)         ends with Finish.STOP
                --aclose()-----------> (the client went away)            nothing more comes
                --abort(names)-------> (its tenant wants no more of it)  ends with Finish.ERROR
+    front door --generate(call)-----> nothing, or Output(finish): an open call, whose steps are requests of their own
 
 The front door knows text, the engine knows tokens. `tests/fakes/api/engine.py` is the stand-in for tests.
 """

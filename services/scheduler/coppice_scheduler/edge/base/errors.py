@@ -112,6 +112,7 @@ _REFUSED_KIND = {
     RefusedReason.NEVER_FITS: ErrorKind.INVALID,
     RefusedReason.EMPTY: ErrorKind.INVALID,
     RefusedReason.DRAINING: ErrorKind.UNAVAILABLE,
+    RefusedReason.CALL_ENDED: ErrorKind.UNAVAILABLE,
     RefusedReason.QUARANTINED: ErrorKind.UNAVAILABLE,
     RefusedReason.INTERNAL: ErrorKind.INTERNAL,
     RefusedReason.TENANT_REMOVED: ErrorKind.UNAUTHENTICATED,

@@ -1,14 +1,21 @@
-"""A beam search as a call runs it: the answers of one prompt, told whole when the search is over."""
+"""A beam search as a call runs it: the answers of one prompt, told whole when the search is over.
+
+open call   one place for each beam, from the start to the end; what its tenant aborts, what a drain waits for
+  step, step, ...   requests of the search
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from msgspec.structs import replace as changed
+
 from coppice_scheduler.core.state.request import Finish, Output, Request
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, failure_of, no_ending
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.beams.search import BeamOptions, Finished
 from coppice_scheduler.edge.beams.steps import BeamSteps, OutputsOf, Searched
@@ -22,6 +29,7 @@ class BeamRun:
     options: BeamOptions
     streams: Sequence[Callable[[Callable[[], None]], TextStream]]  # one for each answer
     outputs_of: OutputsOf
+    finish: Callable[[str], None]  # called with the id of the open call, when the search has ended well
     metrics: FrontDoorMetrics
     turn: Callable[[], Awaitable[None]]  # returns when it is the tenant's turn on the loop
     saw: Callable[[Output], None]  # called with what the engine says of the prompt
@@ -34,9 +42,12 @@ class BeamRun:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """One of each answer. Raises ApiError."""
         code: str | None = "cancelled"
-        steps = BeamSteps(self.request, self.options, self.outputs_of, self.turn)
+        call = self._call()
+        step = changed(self.request, step_of=call.request_id, names=())
+        steps = BeamSteps(step, self.options, self.outputs_of, self.turn)
         try:
-            deltas = self._told(await steps.run(self.num_answers, self._began), steps.num_tokens)
+            searched = await self._while_open(call, steps.run(self.num_answers, self._began))
+            deltas = self._told(searched, steps.num_tokens)
             code = None
         except BaseException as error:
             code = code_of(error)
@@ -46,6 +57,40 @@ class BeamRun:
                 self.metrics.failed(self.request.tenant, code, steps.num_tokens)
         for delta in deltas:
             yield delta
+
+    def _call(self) -> Request:
+        return changed(
+            self.request,
+            request_id=f"{self.request.request_id}.call",
+            tokens=b"",
+            num_places=self.options.width,
+            streams=False,
+        )
+
+    async def _while_open(self, call: Request, search: Coroutine[None, None, Searched]) -> Searched:
+        """Raises ApiError: the call's own where it was refused or ended, since its steps only fail by it."""
+        opened, searched = asyncio.create_task(self._ending_of(call)), asyncio.create_task(search)
+        try:
+            await asyncio.wait((opened, searched), return_when=asyncio.FIRST_COMPLETED)
+            if opened.done():
+                raise opened.result()
+            found = searched.result()
+            self.finish(call.request_id)
+            return found
+        finally:
+            opened.cancel()
+            searched.cancel()
+            await asyncio.gather(opened, searched, return_exceptions=True)
+
+    async def _ending_of(self, call: Request) -> ApiError:
+        """Returns when the call was ended by others."""
+        try:
+            async with aclosing(self.outputs_of(call)) as outputs:
+                async for output in outputs:
+                    return failure_of(output) or no_ending()
+            return no_ending()
+        except ApiError as refused:
+            return refused
 
     def _began(self, first: Output) -> None:
         self.taken.set()

@@ -323,6 +323,7 @@ class FrontDoor:
             BeamOptions(spec.num_candidates, spec.length_penalty, prompt.max_new_tokens, whole.stop_token_ids),
             makers,
             lambda request: outputs_of(request, self._engine, self._calls, tenant, span),
+            self._engine.finish,
             self._metrics,
             lambda: self.loop_share.take(tenant.id, spec.num_candidates),
             lambda first: span.timeline(first.timeline),
