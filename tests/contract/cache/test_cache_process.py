@@ -114,13 +114,19 @@ def test_the_module_exits_with_the_code_of_main() -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
+def wait_until_it_listens(process: subprocess.Popen[bytes], log: Path) -> None:
+    wait_for(lambda: "gRPC on" in log.read_text() or process.poll() is not None, "the service listens", START_S)
+    assert process.poll() is None, log.read_text()
+
+
 def test_a_signal_ends_the_process_in_order_with_0(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = [sys.executable, "-m", "coppice_cache", "--grpc-port", "0", "--http-port", "0"]
+    ports = [part for name in ("grpc", "http", "session") for part in (f"--{name}-port", "0")]
+    command = [sys.executable, "-m", "coppice_cache", *ports]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stderr=sink)
     try:
-        wait_for(lambda: "gRPC on" in log.read_text(), "the service listens", START_S)
+        wait_until_it_listens(process, log)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=START_S) == 0
     finally:
@@ -146,7 +152,7 @@ def test_the_process_raises_its_limit_of_open_files(tmp_path: Path) -> None:
     with log.open("wb") as sink:
         process = subprocess.Popen([sys.executable, "-c", LOWERED], stderr=sink)
     try:
-        wait_for(lambda: "gRPC on" in log.read_text(), "the service listens", START_S)
+        wait_until_it_listens(process, log)
         soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         assert soft == hard
     finally:
