@@ -264,7 +264,15 @@ def test_an_endpoint_in_use_uses_up_no_epoch(keep: Keep, tmp_path: Path) -> None
 def test_a_signal_ends_followers_and_publishers_in_order(keep: Keep, tmp_path: Path) -> None:
     log = tmp_path / "log"
     endpoint = f"ipc://{tmp_path}/kv"
-    flags = ["--grpc-port", "0", "--http-port", "0", "--kv-events-zmq", endpoint, "--kv-events-replay", endpoint + "r"]
+    flags = [
+        "--grpc-port=0",
+        "--http-port=0",
+        "--session-port=0",
+        "--kv-events-zmq",
+        endpoint,
+        "--kv-events-replay",
+        endpoint + "r",
+    ]
     with log.open("wb") as sink:
         process = subprocess.Popen([sys.executable, "-m", "coppice_cache", *flags], stderr=sink)
     try:
