@@ -19,7 +19,8 @@ TAIL_BYTES = 16 * 1024
 class ChildSpec:
     """What to run and how to tell that it is ready.
 
-    `stop_grace_s`: from SIGTERM to SIGKILL. `stop_turn`: children of turn 0 are stopped first, together.
+    `role`: children of one role stand in for each other; empty where nobody does for this one. `stop_grace_s`: from
+    SIGTERM to SIGKILL. `stop_turn`: children of turn 0 are stopped first, together.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ChildSpec:
     probe: Probe
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    role: str = ""
     stop_grace_s: float = 5.0
     stop_turn: int = 0
 

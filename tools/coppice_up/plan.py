@@ -187,6 +187,7 @@ def _worker_child(
         tuple(argv + _tracing(options)),
         grpc_serving(grpc),
         log_dir / f"{name}.log",
+        role="worker",
         stop_grace_s=DRAIN_S + 5.0,
         stop_turn=1,  # the scheduler has ended, so nothing runs
     )

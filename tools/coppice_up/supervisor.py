@@ -1,7 +1,8 @@
 """Starts children in stages, brings a crashed one back, stops them in turns.
 
     start:   stage 1 ready ──► stage 2 ready ──► ...      a death before the first readiness ends everything
-    watch:   a death after it: start again, at most RESTARTS_MAX times within RESTART_WINDOW_S, then end everything
+    watch:   a death after it: start again, at most RESTARTS_MAX times within RESTART_WINDOW_S; then the child is given
+             up where another one of its role is not, else everything ends
     stop:    turn 0, turn 1, ...: SIGTERM, grace, SIGKILL      a second request to stop: SIGKILL at once
 
 One thread does all of this. Children must be started by the thread that lives as long as the process: the kernel ties
@@ -39,12 +40,17 @@ class _Tended:
         self.started_at_s = time.monotonic()
         self.was_ready = False
         self.is_ready = False
+        self.is_given_up = False
         self.death_noted = False
         self.restarts_at_s: deque[float] = deque()
 
     @property
     def name(self) -> str:
         return self.child.spec.name
+
+    def stands_in_for(self, other: _Tended) -> bool:
+        role = self.child.spec.role
+        return self is not other and role != "" and role == other.child.spec.role and not self.is_given_up
 
 
 class Supervisor:
@@ -74,7 +80,7 @@ class Supervisor:
             for spec in specs:
                 self._display.starting(spec.name, "")
                 stage.append(_Tended(spec))
-            while not all(tended.is_ready for tended in stage):
+            while not all(tended.is_ready or tended.is_given_up for tended in stage):
                 if self.stop_requested:
                     return False
                 self.tick()
@@ -92,6 +98,8 @@ class Supervisor:
         """Look after every child once. Raises ChildFailed."""
         now_s = time.monotonic()
         for tended in self._all():
+            if tended.is_given_up:
+                continue
             self._follow_log(tended)
             if not tended.child.is_running():
                 self._revive(tended, now_s)
@@ -152,10 +160,8 @@ class Supervisor:
         while tended.restarts_at_s and now_s - tended.restarts_at_s[0] > RESTART_WINDOW_S:
             tended.restarts_at_s.popleft()
         if len(tended.restarts_at_s) >= RESTARTS_MAX:
-            raise ChildFailed(
-                f"{tended.name} died again after {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s ({how})",
-                hint="its last log lines are above",
-            )
+            self._give_up(tended, how)
+            return
         if tended.restarts_at_s and now_s - tended.restarts_at_s[-1] < RESTART_PAUSE_S:
             return
         tended.restarts_at_s.append(now_s)
@@ -163,6 +169,18 @@ class Supervisor:
         tended.started_at_s = now_s
         self._display.note(f"{tended.name} is started again ({len(tended.restarts_at_s)} of {RESTARTS_MAX} a minute)")
         tended.child.restart()
+
+    def _give_up(self, tended: _Tended, how: str) -> None:
+        """Leave it dead where others of its role go on. Raises ChildFailed where none does."""
+        what = f"{tended.name} died again after {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s ({how})"
+        others = [other.name for other in self._all() if other.stands_in_for(tended)]
+        if not others:
+            raise ChildFailed(what, hint="its last log lines are above")
+        tended.is_given_up = True
+        self._display.note(
+            f"{what}; it is not started again, the stack goes on with {', '.join(others)} "
+            "(its last log lines are above; put right what they name, then start the stack again)"
+        )
 
     def _show_last_lines(self, tended: _Tended) -> None:
         self._display.close()

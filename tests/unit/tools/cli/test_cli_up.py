@@ -104,6 +104,10 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     assert flag(scheduler.argv, "--max-queued-tokens") == "9"
     assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"
     assert {flag(c.argv, "--otlp-endpoint") for c in (cache, first, second, scheduler)} == {"http://c:4317"}
+    assert [child.role for child in (valkey, cache, first, second, scheduler)] == ["", "", "worker", "worker", ""]
+    for child in (first, second, scheduler):
+        assert child.stop_grace_s > float(flag(child.argv, "--drain-s")), "what runs has to end before it is killed"
+    assert scheduler.stop_turn < first.stop_turn == second.stop_turn < cache.stop_turn
     ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--http-port")]
     ports += [flag(scheduler.argv, "--port"), flag(scheduler.argv, "--grpc-port")]
     assert len(set(ports)) == len(ports)
