@@ -14,7 +14,7 @@ from coppice_offline.interface.errors import PromptError
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.admission import check_messages, opens_reasoning
 from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt
-from coppice_scheduler.edge.http.field_table import UnknownFields
+from coppice_scheduler.edge.http.field_table import Notes
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.tools import tool_use_of, tools_of
@@ -109,7 +109,7 @@ class PromptReader:
             raise PromptError(f"chat_template_kwargs is a {type(template_values).__name__}; it must be a mapping")
         try:
             body = Fields({"messages": [dict(message) for message in chat]})
-            prompt = ChatPrompt(messages_of(body, UnknownFields.REFUSE)[0], end=end)
+            prompt = ChatPrompt(messages_of(body, Notes()), end=end)
             check_messages(prompt)
             text = self._template.render_now(prompt.messages, template_values, tools, end)
         except ApiError as error:
@@ -135,12 +135,11 @@ def read_tools(tools: Any, choice: Any, is_parallel: Any) -> ToolUse | None:
     """What a model may call, in OpenAI's form; None without tools. Raises UsageError."""
     told = [_plain(tool) for tool in tools] if _is_list(tools) else tools
     body = Fields({"tools": told or None, "tool_choice": _plain(choice), "parallel_tool_calls": is_parallel})
+    notes = Notes()
     try:
-        found, _ = tools_of(body, UnknownFields.REFUSE)
-        use, _ = tool_use_of(body, found, UnknownFields.REFUSE)
+        return tool_use_of(body, tools_of(body, notes), notes)
     except ApiError as error:
         raise UsageError(error.message) from None
-    return use
 
 
 def read_end(add_generation_prompt: Any, continue_final_message: Any) -> PromptEnd:

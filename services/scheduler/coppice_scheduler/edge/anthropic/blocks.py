@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from coppice_scheduler.edge.anthropic.fields import CACHE_CONTROL
 from coppice_scheduler.edge.base.errors import ApiError, invalid
-from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.http.field_table import Notes, UnknownFields, without_effect
 from coppice_scheduler.edge.http.json_body import Fields
 
 TTL_MS = {"5m": 5 * 60_000, "1h": 60 * 60_000}
@@ -17,16 +17,11 @@ MAX_BLOCKS = 4096  # of one message
 
 
 @dataclass(slots=True)
-class Notes:
+class MessageNotes(Notes):
     """What a body says beside its content: how long to cache it, and what has no effect."""
 
-    unknown: UnknownFields
     retain_ms: int = 0
     comes_again: bool = False
-    ignored: dict[str, None] = field(default_factory=dict)  # in order, each once
-
-    def ignore(self, name: str) -> None:
-        self.ignored[name[:NAME_CHARS]] = None
 
     def saw_cache_control(self, fields: Fields, where: str) -> None:
         """A breakpoint says that what is before it will come again; how far it is cached, the tree knows better."""
@@ -57,16 +52,11 @@ class Block:
     fields: Fields
     values: dict[str, Any]
 
-    def only(self, known: Iterable[str], no_effect: Iterable[str], notes: Notes) -> None:
+    def only(self, known: Collection[str], no_effect: Collection[str], notes: MessageNotes) -> None:
         """Refuse, or note, every other field; where a breakpoint is known, note it."""
         if CACHE_CONTROL in known:
             notes.saw_cache_control(self.fields, f"{self.where}.")
-        for name, value in self.values.items():
-            if name in known or name == "type" or value is None:
-                continue
-            if name not in no_effect and notes.unknown is UnknownFields.REFUSE:
-                param = f"{self.where}.{name[:100]}"
-                raise invalid(f"{param} is not supported.", param=param, code="unsupported_parameter")
+        for name in without_effect(self.values, ("type", *known), no_effect, self.where, notes.unknown):
             notes.ignore(f"{self.pattern}.{name}")
 
     def not_supported(self, supported: Iterable[str]) -> ApiError:
@@ -94,14 +84,14 @@ def blocks_of(fields: Fields, name: str, where: str, pattern: str) -> Iterator[B
         yield Block(inner.required_text("type"), at, f"{pattern}[]", inner, entry)
 
 
-def text_of(block: Block, notes: Notes) -> str:
+def text_of(block: Block, notes: MessageNotes) -> str:
     """Of a block of type text. Sources that a text cites are not told to the model."""
     text = block.fields.required_text("text")
     block.only(("text", CACHE_CONTROL), ("citations",), notes)
     return text
 
 
-def texts_of(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> Iterator[str]:
+def texts_of(fields: Fields, name: str, where: str, pattern: str, notes: MessageNotes) -> Iterator[str]:
     """Of a field that is a text or a list of text blocks."""
     for block in blocks_of(fields, name, where, pattern):
         if block.kind != "text":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from coppice_scheduler.edge.anthropic.blocks import Block, Notes, blocks_of, text_of, texts_of
+from coppice_scheduler.edge.anthropic.blocks import Block, MessageNotes, blocks_of, text_of, texts_of
 from coppice_scheduler.edge.anthropic.fields import CACHE_CONTROL
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import ASSISTANT, MAX_MESSAGES
@@ -31,14 +31,9 @@ OF_ANSWER = frozenset(
 BILLING = "x-anthropic-billing-header:"
 
 
-def conversation_of(fields: Fields, notes: Notes) -> tuple[ChatMessage, ...]:
+def conversation_of(fields: Fields, notes: MessageNotes) -> tuple[ChatMessage, ...]:
     system = [*_system(fields, notes)]
-    value = fields.get("messages")
-    if value is None:
-        raise invalid("messages is required.", param="messages", code="missing")
-    if not isinstance(value, list):
-        raise fields.wrong("messages", "a list of messages")
-    fields.at_most("messages", MAX_MESSAGES, "entries")
+    value = fields.required_list("messages", MAX_MESSAGES, "messages")
     if not value:
         raise invalid("messages is an empty list.", param="messages", code="empty")
     turns = [message for place, entry in enumerate(value) for message in _message(f"messages[{place}]", entry, notes)]
@@ -48,14 +43,14 @@ def conversation_of(fields: Fields, notes: Notes) -> tuple[ChatMessage, ...]:
     return tuple(joined_turns([*system, *turns], USER, SYSTEM))
 
 
-def _system(fields: Fields, notes: Notes) -> Iterator[ChatMessage]:
+def _system(fields: Fields, notes: MessageNotes) -> Iterator[ChatMessage]:
     if fields.get("system") is not None:
         text = _system_text(fields, "system", "system", "system", notes)
         if text:
             yield ChatMessage(SYSTEM, text)
 
 
-def _system_text(fields: Fields, name: str, where: str, pattern: str, notes: Notes) -> str:
+def _system_text(fields: Fields, name: str, where: str, pattern: str, notes: MessageNotes) -> str:
     texts = []
     for text in texts_of(fields, name, where, pattern, notes):
         if text.startswith(BILLING):
@@ -66,7 +61,7 @@ def _system_text(fields: Fields, name: str, where: str, pattern: str, notes: Not
     return "\n".join(texts)
 
 
-def _message(where: str, entry: Any, notes: Notes) -> Iterator[ChatMessage]:
+def _message(where: str, entry: Any, notes: MessageNotes) -> Iterator[ChatMessage]:
     if not isinstance(entry, dict):
         raise invalid(f"{where} must be an object with role and content.", param=where)
     fields = Fields(entry, f"{where}.")
@@ -85,7 +80,7 @@ def _message(where: str, entry: Any, notes: Notes) -> Iterator[ChatMessage]:
         yield _assistant(blocks_of(fields, "content", where, pattern), notes)
 
 
-def _user(blocks: Iterator[Block], notes: Notes) -> Iterator[ChatMessage]:
+def _user(blocks: Iterator[Block], notes: MessageNotes) -> Iterator[ChatMessage]:
     texts: list[str] = []
     is_empty = True
     for block in blocks:
@@ -103,7 +98,7 @@ def _user(blocks: Iterator[Block], notes: Notes) -> Iterator[ChatMessage]:
         yield ChatMessage(USER, "\n".join(texts))
 
 
-def _result(block: Block, notes: Notes) -> ChatMessage:
+def _result(block: Block, notes: MessageNotes) -> ChatMessage:
     fields = block.fields
     call_id = fields.required_text("tool_use_id")
     has_failed = fields.flag("is_error")
@@ -116,7 +111,7 @@ def _result(block: Block, notes: Notes) -> ChatMessage:
     return ChatMessage(TOOL, content, call_id=call_id)
 
 
-def _assistant(blocks: Iterator[Block], notes: Notes) -> ChatMessage:
+def _assistant(blocks: Iterator[Block], notes: MessageNotes) -> ChatMessage:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -138,7 +133,7 @@ def _assistant(blocks: Iterator[Block], notes: Notes) -> ChatMessage:
     return ChatMessage(ASSISTANT, "".join(texts), reasoning="".join(thoughts) or None, calls=tuple(calls))
 
 
-def _call(block: Block, notes: Notes) -> ToolCall:
+def _call(block: Block, notes: MessageNotes) -> ToolCall:
     fields = block.fields
     name = fields.required_text("name")
     check_name(name, f"{block.where}.name")

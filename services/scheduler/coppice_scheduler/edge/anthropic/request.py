@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coppice_scheduler.edge.anthropic.blocks import Block, Notes
+from coppice_scheduler.edge.anthropic.blocks import Block, MessageNotes
 from coppice_scheduler.edge.anthropic.conversation import conversation_of
 from coppice_scheduler.edge.anthropic.fields import COUNT, MESSAGES
 from coppice_scheduler.edge.anthropic.tools import tool_use_of, tools_of
@@ -19,7 +19,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.http.field_table import FieldTable, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.text.chat import SWITCHES, PromptEnd, effort_of_template
+from coppice_scheduler.edge.text.chat import SWITCHES, PromptEnd, effort_of_template, switch_of
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 
@@ -86,15 +86,14 @@ def parse_count(raw: bytes, reading: Reading) -> tuple[str, ChatPrompt, tuple[st
     return read.model, read.chat, tuple(notes.ignored)
 
 
-def _opened(raw: bytes, reading: Reading, table: FieldTable) -> tuple[Fields, Notes]:
+def _opened(raw: bytes, reading: Reading, table: FieldTable) -> tuple[Fields, MessageNotes]:
     body = parse_object(raw)
-    notes = Notes(reading.unknown_fields)
-    for name in table.check(body, reading.unknown_fields):
-        notes.ignore(name)
+    notes = MessageNotes(reading.unknown_fields)
+    notes.ignore(*table.check(body, reading.unknown_fields))
     return Fields(body), notes
 
 
-def _read(fields: Fields, reading: Reading, notes: Notes) -> _Read:
+def _read(fields: Fields, reading: Reading, notes: MessageNotes) -> _Read:
     model = fields.required_text("model")
     notes.saw_cache_control(fields, "")
     tools = tools_of(fields, notes)
@@ -144,13 +143,13 @@ def _object(fields: Fields, name: str, where: str) -> tuple[Fields, Block] | Non
     return inner, Block("", where, where, inner, value)
 
 
-def _thinking(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str, Any], bool]:
+def _thinking(fields: Fields, reading: Reading, notes: MessageNotes) -> tuple[dict[str, Any], bool]:
     """Values for the chat template, and whether what was thought is shown.
 
     Who does not ask for thinking gets none, as programs read the first block as text. Agents send `thinking` to any
     model; where the template has no switch for it, it has no effect.
     """
-    switch = next((name for name in SWITCHES if name in reading.template_variables), None)
+    switch = switch_of(reading.template_variables)
     found = _object(fields, THINKING, THINKING)
     if found is None:
         return ({switch: False} if switch is not None else {}), True
@@ -167,7 +166,9 @@ def _thinking(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str,
     return {switch: kind != "disabled"}, display != "omitted"
 
 
-def _output_config(fields: Fields, reading: Reading, values: dict[str, Any], notes: Notes) -> OutputFormat | None:
+def _output_config(
+    fields: Fields, reading: Reading, values: dict[str, Any], notes: MessageNotes
+) -> OutputFormat | None:
     """The form of the answer; how much effort the model should make is added to the values of the template."""
     older = _output_format(fields, OUTPUT_FORMAT, OUTPUT_FORMAT, notes)
     found = _object(fields, OUTPUT_CONFIG, OUTPUT_CONFIG)
@@ -186,7 +187,7 @@ def _output_config(fields: Fields, reading: Reading, values: dict[str, Any], not
     return newer or older
 
 
-def _output_format(fields: Fields, name: str, where: str, notes: Notes) -> OutputFormat | None:
+def _output_format(fields: Fields, name: str, where: str, notes: MessageNotes) -> OutputFormat | None:
     found = _object(fields, name, where)
     if found is None:
         return None

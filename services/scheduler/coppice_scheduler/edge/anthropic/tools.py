@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice_scheduler.edge.anthropic.blocks import Block, Notes
+from coppice_scheduler.edge.anthropic.blocks import Block, MessageNotes
 from coppice_scheduler.edge.anthropic.fields import CACHE_CONTROL
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.http.json_body import Fields
@@ -14,6 +14,7 @@ from coppice_scheduler.edge.text.tools.tool import (
     Tool,
     ToolMode,
     ToolUse,
+    check_is_offered,
     check_name,
     check_tools,
 )
@@ -23,7 +24,7 @@ MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUI
 _DIRECT: tuple[Any, ...] = (None, [], ["direct"])
 
 
-def tools_of(fields: Fields, notes: Notes) -> tuple[Tool, ...]:
+def tools_of(fields: Fields, notes: MessageNotes) -> tuple[Tool, ...]:
     value = fields.at_most(TOOLS, MAX_TOOLS, "entries")
     if value is None:
         return ()
@@ -34,7 +35,7 @@ def tools_of(fields: Fields, notes: Notes) -> tuple[Tool, ...]:
     return tools
 
 
-def tool_use_of(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> ToolUse | None:
+def tool_use_of(fields: Fields, tools: tuple[Tool, ...], notes: MessageNotes) -> ToolUse | None:
     """What the model may do with the tools; None without any."""
     mode, named, is_one = _choice(fields, tools, notes)
     if not tools:
@@ -45,7 +46,7 @@ def tool_use_of(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> ToolUs
     return ToolUse(tools, mode, names, 1 if is_one else None)
 
 
-def _tool(where: str, entry: Any, notes: Notes) -> Tool:
+def _tool(where: str, entry: Any, notes: MessageNotes) -> Tool:
     if not isinstance(entry, dict):
         raise invalid(f"{where} must be an object with name and input_schema.", param=where)
     fields = Fields(entry, f"{where}.")
@@ -74,7 +75,7 @@ def _tool(where: str, entry: Any, notes: Notes) -> Tool:
     return Tool(name, parameters if schema else NO_PARAMETERS, fields.text("description"), fields.flag("strict"))
 
 
-def _choice(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> tuple[ToolMode, str | None, bool]:
+def _choice(fields: Fields, tools: tuple[Tool, ...], notes: MessageNotes) -> tuple[ToolMode, str | None, bool]:
     """How the model may call, which one where it must be that, and whether only once."""
     value = fields.get(TOOL_CHOICE)
     if value is None:
@@ -90,8 +91,8 @@ def _choice(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> tuple[Tool
     name = inner.required_text("name") if kind == "tool" else None
     known = ("name", "disable_parallel_tool_use") if kind == "tool" else ("disable_parallel_tool_use",)
     Block(kind, TOOL_CHOICE, TOOL_CHOICE, inner, value).only(known, (), notes)
-    if name is not None and name not in {tool.name for tool in tools}:
-        raise invalid(f"{TOOL_CHOICE} names {name[:100]!r}, which is none of the tools.", param=TOOL_CHOICE)
+    if name is not None:
+        check_is_offered(name, tools, TOOL_CHOICE)
     return MODES[kind], name, is_one or name is not None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -42,6 +42,17 @@ class Reading:
     max_context: int  # tokens
     unknown_fields: UnknownFields = UnknownFields.REFUSE
     template_variables: frozenset[str] = frozenset()  # what a client may give the chat template
+
+
+@dataclass(slots=True)
+class Notes:
+    """Names of the fields of one body that were taken without effect, in order, each once."""
+
+    unknown: UnknownFields = UnknownFields.REFUSE
+    ignored: dict[str, None] = field(default_factory=dict)
+
+    def ignore(self, *names: str) -> None:
+        self.ignored.update(dict.fromkeys(name[:NAME_CHARS] for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,28 @@ class FieldTable:
                 accepted = f" Leave it out or send {_shown(harmless, value)}." if harmless else " Leave it out."
                 raise invalid(f"{name} is not supported yet.{accepted}", param=name, code="unsupported_parameter")
         return tuple(ignored)
+
+
+def without_effect(
+    values: Mapping[str, Any], known: Collection[str], no_effect: Collection[str], where: str, unknown: UnknownFields
+) -> Iterator[str]:
+    """Names of the fields of the inner object `where` that say something, and are taken without effect.
+
+    Raises ApiError for the first field that is neither of those that are known nor of those that have no effect,
+    unless such fields are taken.
+    """
+    for name, value in values.items():
+        if name in known or value is None:
+            continue
+        if name not in no_effect and unknown is UnknownFields.REFUSE:
+            raise unsupported_field(name, where)
+        yield name
+
+
+def unsupported_field(name: str, where: str) -> ApiError:
+    """The refusal of a field of the inner object `where`."""
+    param = f"{where}.{name[:100]}"
+    return invalid(f"{param} is not supported.", param=param, code="unsupported_parameter")
 
 
 def unknown_field(name: str, known: Iterable[str]) -> ApiError:

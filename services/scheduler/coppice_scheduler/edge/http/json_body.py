@@ -101,6 +101,16 @@ class Fields:
             raise invalid(message, param=f"{self._prefix}{name}")
         return value
 
+    def required_list(self, name: str, most: int, entries: str) -> list[Any]:
+        """Raises ApiError for what is no list, and for one with more than `most` entries."""
+        value = self.get(name)
+        if value is None:
+            raise invalid(f"{self._prefix}{name} is required.", param=f"{self._prefix}{name}", code="missing")
+        if not isinstance(value, list):
+            raise self.wrong(name, f"a list of {entries}")
+        self.at_most(name, most, "entries")
+        return value
+
     def texts(self, name: str, most: int) -> tuple[str, ...]:
         """A string or a list of strings."""
         value = self.at_most(name, most, "strings")

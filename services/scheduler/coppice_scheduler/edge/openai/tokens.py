@@ -14,7 +14,7 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, Prompt, TextPrompt
-from coppice_scheduler.edge.http.field_table import Reading, UnknownFields, unknown_field
+from coppice_scheduler.edge.http.field_table import Notes, Reading, UnknownFields, unknown_field
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.http.requests import answer_to_body
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
@@ -117,7 +117,8 @@ def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
     """What to tokenise, and the field that it came in."""
     text, has_messages = fields.text("prompt"), fields.get("messages") is not None
     end, adds_tokens = prompt_end_of(fields), fields.flag("add_special_tokens")
-    values, (tools, _) = kwargs_of(fields, reading), tools_of(fields, reading.unknown_fields)
+    notes = Notes(reading.unknown_fields)
+    values, tools = kwargs_of(fields, reading), tools_of(fields, notes)
     if (text is not None) == has_messages:
         raise invalid("Send either prompt or messages.", param="prompt", code="missing" if text is None else None)
     if text is not None:
@@ -134,5 +135,4 @@ def _prompt(fields: Fields, reading: Reading) -> tuple[Prompt, str]:
             param="add_special_tokens",
             code="unsupported_parameter",
         )
-    messages, _ = messages_of(fields, reading.unknown_fields)
-    return ChatPrompt(messages, values, tools, end), "messages"
+    return ChatPrompt(messages_of(fields, notes), values, tools, end), "messages"

@@ -7,7 +7,7 @@ but the values that it is given, and the size limit keeps one from filling memor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -194,6 +194,11 @@ def _check_numbers(name: str, value: Any) -> None:
     elif isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
         message = f"chat_template_kwargs.{name} has a number beyond {MAX_NUMBER}; send it as a string."
         raise invalid(message, param=f"chat_template_kwargs.{name}")
+
+
+def switch_of(variables: Collection[str]) -> str | None:
+    """The variable by which a template turns reasoning on and off; None where it has none."""
+    return next((name for name in SWITCHES if name in variables), None)
 
 
 def not_read(name: str, field: str, variables: frozenset[str]) -> ApiError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_MESSAGES
-from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.http.field_table import Notes, UnknownFields, unsupported_field
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.openai.parsing.tools import calls_of
 from coppice_scheduler.edge.text.chat import ChatMessage
@@ -18,20 +18,12 @@ MESSAGE_NO_EFFECT = frozenset({"annotations", "parsed"})  # the second is of the
 MESSAGE_EMPTY = ("function_call", "refusal", "audio")
 
 
-def messages_of(fields: Fields, unknown: UnknownFields) -> tuple[tuple[ChatMessage, ...], tuple[str, ...]]:
-    """The messages, and names of the fields in them that were taken without effect."""
-    value = fields.get("messages")
-    if value is None:
-        raise invalid("messages is required.", param="messages", code="missing")
-    if not isinstance(value, list):
-        raise fields.wrong("messages", "a list of messages")
-    fields.at_most("messages", MAX_MESSAGES, "entries")
-    ignored: dict[str, None] = {}  # in order, each once
-    messages = tuple(_message(place, message, unknown, ignored) for place, message in enumerate(value))
-    return messages, tuple(ignored)
+def messages_of(fields: Fields, notes: Notes) -> tuple[ChatMessage, ...]:
+    value = fields.required_list("messages", MAX_MESSAGES, "messages")
+    return tuple(_message(place, message, notes) for place, message in enumerate(value))
 
 
-def _message(place: int, message: Any, unknown: UnknownFields, ignored: dict[str, None]) -> ChatMessage:
+def _message(place: int, message: Any, notes: Notes) -> ChatMessage:
     where = f"messages[{place}]"
     if not isinstance(message, dict):
         raise invalid(f"{where} must be an object with role and content.", param=where)
@@ -41,14 +33,12 @@ def _message(place: int, message: Any, unknown: UnknownFields, ignored: dict[str
         # An answer of ours, or of others, is often sent back whole, with its empty fields.
         if name in _MESSAGE_FIELDS or (name in MESSAGE_EMPTY and value in (None, [], {}, "")):
             continue
-        if name in MESSAGE_EMPTY or (name not in MESSAGE_NO_EFFECT and unknown is UnknownFields.REFUSE):
-            raise invalid(
-                f"{where}.{name[:100]} is not supported.", param=f"{where}.{name[:100]}", code="unsupported_parameter"
-            )
+        if name in MESSAGE_EMPTY or (name not in MESSAGE_NO_EFFECT and notes.unknown is UnknownFields.REFUSE):
+            raise unsupported_field(name, where)
         if value is not None:
-            ignored[f"messages[].{name}"[:NAME_CHARS]] = None
+            notes.ignore(f"messages[].{name}")
     # Some send it empty, in whatever form.
-    calls = calls_of(fields, where, unknown, ignored)
+    calls = calls_of(fields, where, notes)
     content = "" if calls and fields.get("content") is None else _content(fields, where)
     reasoning = [fields.text(name) if fields.get(name) not in ([], {}) else None for name in REASONING]
     thought = next((text for text in reasoning if text), None)
@@ -88,6 +78,4 @@ def _check_part(part: Mapping[str, Any], at: str) -> None:
         if name in ("type", "text"):
             continue
         if name != "prompt_cache_breakpoint" or value not in (None, {"mode": "explicit"}):
-            raise invalid(
-                f"{at}.{name[:100]} is not supported.", param=f"{at}.{name[:100]}", code="unsupported_parameter"
-            )
+            raise unsupported_field(name, at)

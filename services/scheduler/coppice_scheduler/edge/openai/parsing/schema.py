@@ -20,7 +20,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     TextPrompt,
     TokenPrompt,
 )
-from coppice_scheduler.edge.http.field_table import Reading
+from coppice_scheduler.edge.http.field_table import Notes, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
 from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION
@@ -53,15 +53,16 @@ class ParsedRequest:
 
 def parse_chat(raw: bytes, reading: Reading) -> ParsedRequest:
     body = parse_object(raw)
-    ignored = CHAT.check(body, reading.unknown_fields)
+    notes = Notes(reading.unknown_fields)
+    notes.ignore(*CHAT.check(body, reading.unknown_fields))
     fields = Fields(body)
-    messages, ignored_in_messages = messages_of(fields, reading.unknown_fields)
+    messages = messages_of(fields, notes)
     values, not_read = template_values_of(fields, reading)
-    tools, ignored_in_tools = tools_of(fields, reading.unknown_fields)
+    notes.ignore(*not_read)
+    tools = tools_of(fields, notes)
     chat = ChatPrompt(messages, values, tools, prompt_end_of(fields))
-    use, ignored_in_choice = tool_use_of(fields, tools, reading.unknown_fields)
-    ignored += ignored_in_messages + not_read + ignored_in_tools + ignored_in_choice
-    parsed = _parse(fields, (chat,), _chat_logprobs(fields), ignored, use)
+    use = tool_use_of(fields, tools, notes)
+    parsed = _parse(fields, (chat,), _chat_logprobs(fields), tuple(notes.ignored), use)
     fields.assert_read(CHAT.supported)
     return parsed
 

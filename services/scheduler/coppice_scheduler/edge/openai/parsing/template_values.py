@@ -10,7 +10,7 @@ from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import MAX_TEMPLATE_BYTES
 from coppice_scheduler.edge.http.field_table import NAME_CHARS, Reading, UnknownFields
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.text.chat import GIVEN, SWITCHES, PromptEnd, not_read
+from coppice_scheduler.edge.text.chat import GIVEN, PromptEnd, not_read, switch_of
 
 KWARGS = "chat_template_kwargs"
 MAX_VALUES = 32
@@ -84,7 +84,7 @@ def _effort(fields: Fields, variables: frozenset[str]) -> Iterator[Wanted]:
     if not 1 <= len(effort) <= MAX_EFFORT_CHARS:
         message = f"reasoning_effort has {len(effort)} characters; it must have 1 to {MAX_EFFORT_CHARS}."
         raise invalid(message, param="reasoning_effort")
-    switch = next((name for name in SWITCHES if name in variables), None)
+    switch = switch_of(variables)
     if "reasoning_effort" in variables or switch is None:
         yield "reasoning_effort", "reasoning_effort", effort
     else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from coppice_scheduler.edge.base.errors import invalid
-from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.http.field_table import Notes, without_effect
 from coppice_scheduler.edge.http.json_body import Fields, json_text
 from coppice_scheduler.edge.text.tools.tool import (
     MAX_CALLS,
@@ -18,6 +18,7 @@ from coppice_scheduler.edge.text.tools.tool import (
     ToolCall,
     ToolMode,
     ToolUse,
+    check_is_offered,
     check_name,
     check_tools,
 )
@@ -27,8 +28,6 @@ _PLACE = re.compile(r"\[[0-9]+\]")
 CALL_NO_EFFECT = frozenset({"parsed_arguments"})  # of a call that the openai package read and sends back
 _CHOICES = "none, auto, required, or an object that names a function or allowed_tools"
 
-Ignored = tuple[str, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
@@ -37,37 +36,35 @@ class _Choice:
     is_one: bool = False  # call, no more
 
 
-def tools_of(fields: Fields, unknown: UnknownFields) -> tuple[tuple[Tool, ...], Ignored]:
-    """What is offered to the model, and names of fields in it that have no effect."""
+def tools_of(fields: Fields, notes: Notes) -> tuple[Tool, ...]:
+    """What is offered to the model."""
     value = fields.at_most(TOOLS, MAX_TOOLS, "entries")
     if value is None:
-        return (), ()
+        return ()
     if not isinstance(value, list):
         raise fields.wrong(TOOLS, "a list of tools")
-    ignored: dict[str, None] = {}
-    tools = tuple(_tool(f"{TOOLS}[{place}]", entry, unknown, ignored) for place, entry in enumerate(value))
+    tools = tuple(_tool(f"{TOOLS}[{place}]", entry, notes) for place, entry in enumerate(value))
     check_tools(tools, ".function.name")
-    return tools, tuple(ignored)
+    return tools
 
 
-def tool_use_of(fields: Fields, tools: tuple[Tool, ...], unknown: UnknownFields) -> tuple[ToolUse | None, Ignored]:
-    """What the model may do with them, None without tools; and names of fields in `tool_choice` that have no effect."""
+def tool_use_of(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> ToolUse | None:
+    """What the model may do with the tools; None without any."""
     is_parallel = fields.flag(PARALLEL, default=True)
-    ignored: dict[str, None] = {}
-    choice = _choice(fields, tools, unknown, ignored)
+    choice = _choice(fields, tools, notes)
     if not tools:
         if choice.mode is ToolMode.REQUIRED or choice.names is not None:
             raise invalid(f"{TOOL_CHOICE} asks for a call, and there are no tools.", param=TOOL_CHOICE)
-        return None, tuple(ignored)
+        return None
     names = [tool.name for tool in tools] if choice.names is None else choice.names
     calls_max = 1 if choice.is_one or not is_parallel else None
-    return ToolUse(tools, choice.mode, frozenset(names), calls_max), tuple(ignored)
+    return ToolUse(tools, choice.mode, frozenset(names), calls_max)
 
 
-def _tool(where: str, entry: Any, unknown: UnknownFields, ignored: dict[str, None]) -> Tool:
-    inner = _function(where, entry, "an object with name, description and parameters", unknown, ignored)
+def _tool(where: str, entry: Any, notes: Notes) -> Tool:
+    inner = _function(where, entry, "an object with name, description and parameters", notes)
     where = f"{where}.function"
-    _only(entry["function"], ("name", "description", "parameters", "strict"), where, unknown, ignored)
+    _only(entry["function"], ("name", "description", "parameters", "strict"), where, notes)
     name = inner.required_text("name")
     check_name(name, f"{where}.name")
     parameters = inner.get("parameters")
@@ -79,7 +76,7 @@ def _tool(where: str, entry: Any, unknown: UnknownFields, ignored: dict[str, Non
     return Tool(name, text, inner.text("description"), inner.flag("strict"))
 
 
-def _choice(fields: Fields, tools: tuple[Tool, ...], unknown: UnknownFields, ignored: dict[str, None]) -> _Choice:
+def _choice(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> _Choice:
     value = fields.get(TOOL_CHOICE)
     if value is None:
         return _Choice(ToolMode.AUTO)
@@ -87,47 +84,44 @@ def _choice(fields: Fields, tools: tuple[Tool, ...], unknown: UnknownFields, ign
         return _Choice(ToolMode(value))
     match value:
         case {"type": "function"}:
-            name = _named(TOOL_CHOICE, value, unknown, ignored)
+            name = _named(TOOL_CHOICE, value, notes)
             return _Choice(ToolMode.REQUIRED, _known([name], tools), is_one=True)
         case {"type": "allowed_tools"}:
-            _only(value, ("type", "allowed_tools"), TOOL_CHOICE, unknown, ignored)
-            return _allowed(value.get("allowed_tools"), tools, unknown, ignored)
+            _only(value, ("type", "allowed_tools"), TOOL_CHOICE, notes)
+            return _allowed(value.get("allowed_tools"), tools, notes)
         case str() | dict():
             hint = ' For a call in any case send "required".' if value == "any" else ""
             raise invalid(f"{TOOL_CHOICE} must be {_CHOICES}.{hint}", param=TOOL_CHOICE)
     raise fields.wrong(TOOL_CHOICE, _CHOICES)
 
 
-def _allowed(value: Any, tools: tuple[Tool, ...], unknown: UnknownFields, ignored: dict[str, None]) -> _Choice:
+def _allowed(value: Any, tools: tuple[Tool, ...], notes: Notes) -> _Choice:
     where = f"{TOOL_CHOICE}.allowed_tools"
     allowed = _object(where, value, "an object with mode and tools")
-    _only(value, ("mode", "tools"), where, unknown, ignored)
+    _only(value, ("mode", "tools"), where, notes)
     mode, entries = allowed.required_text("mode"), allowed.at_most("tools", MAX_TOOLS, "entries")
     if mode not in (ToolMode.AUTO, ToolMode.REQUIRED):
         raise invalid(f"{where}.mode must be auto or required.", param=f"{where}.mode")
     if not isinstance(entries, list) or not entries:
         raise allowed.wrong("tools", "a list of tools, one at least")
-    names = [_named(f"{where}.tools[{place}]", each, unknown, ignored) for place, each in enumerate(entries)]
+    names = [_named(f"{where}.tools[{place}]", each, notes) for place, each in enumerate(entries)]
     return _Choice(ToolMode(mode), _known(names, tools))
 
 
-def _named(where: str, value: Any, unknown: UnknownFields, ignored: dict[str, None]) -> str:
+def _named(where: str, value: Any, notes: Notes) -> str:
     """The name in `{"type": "function", "function": {"name": ...}}`."""
-    function = _function(where, value, "an object with the name of a function", unknown, ignored)
-    _only(value["function"], ("name",), f"{where}.function", unknown, ignored)
+    function = _function(where, value, "an object with the name of a function", notes)
+    _only(value["function"], ("name",), f"{where}.function", notes)
     return function.required_text("name")
 
 
 def _known(names: list[str], tools: tuple[Tool, ...]) -> tuple[str, ...]:
     for name in names:
-        if name not in {tool.name for tool in tools}:
-            raise invalid(f"{TOOL_CHOICE} names {name[:100]!r}, which is none of the tools.", param=TOOL_CHOICE)
+        check_is_offered(name, tools, TOOL_CHOICE)
     return tuple(names)
 
 
-def _function(
-    where: str, value: Any, expected: str, unknown: UnknownFields, ignored: dict[str, None], *more: str
-) -> Fields:
+def _function(where: str, value: Any, expected: str, notes: Notes, *more: str) -> Fields:
     """What stands behind `function` in an object whose type is that; `more` fields may stand beside them."""
     outer = _object(where, value, "an object with type and function")
     kind = outer.text("type")
@@ -139,27 +133,27 @@ def _function(
             param=f"{where}.type",
             code="unsupported_parameter",
         )
-    _only(value, ("type", "function", *more), where, unknown, ignored)
+    _only(value, ("type", "function", *more), where, notes)
     return _object(f"{where}.function", outer.get("function"), expected)
 
 
 # --- calls in histories -------------------------------------------------------------------------------------------
 
 
-def calls_of(fields: Fields, where: str, unknown: UnknownFields, ignored: dict[str, None]) -> tuple[ToolCall, ...]:
+def calls_of(fields: Fields, where: str, notes: Notes) -> tuple[ToolCall, ...]:
     """`tool_calls` of a message."""
     value = fields.at_most("tool_calls", MAX_CALLS, "entries")
     if value in (None, "", {}):  # some send it empty, in whatever form
         return ()
     if not isinstance(value, list):
         raise fields.wrong("tool_calls", "a list of calls")
-    return tuple(_call(f"{where}.tool_calls[{place}]", entry, unknown, ignored) for place, entry in enumerate(value))
+    return tuple(_call(f"{where}.tool_calls[{place}]", entry, notes) for place, entry in enumerate(value))
 
 
-def _call(where: str, entry: Any, unknown: UnknownFields, ignored: dict[str, None]) -> ToolCall:
+def _call(where: str, entry: Any, notes: Notes) -> ToolCall:
     # `index` is that of a stream. Some send no type.
-    function = _function(where, entry, "an object with name and arguments", unknown, ignored, "id", "index")
-    _only(entry["function"], ("name", "arguments"), f"{where}.function", unknown, ignored)
+    function = _function(where, entry, "an object with name and arguments", notes, "id", "index")
+    _only(entry["function"], ("name", "arguments"), f"{where}.function", notes)
     outer = Fields(entry, f"{where}.")
     outer.integer("index")
     name = function.required_text("name")
@@ -178,11 +172,6 @@ def _object(where: str, value: Any, expected: str) -> Fields:
     return Fields(value, f"{where}.")
 
 
-def _only(value: Any, known: Iterable[str], where: str, unknown: UnknownFields, ignored: dict[str, None]) -> None:
-    for name, inner in value.items():
-        if name in known or inner is None:
-            continue
-        if unknown is UnknownFields.REFUSE and name not in CALL_NO_EFFECT:
-            param = f"{where}.{name[:100]}"
-            raise invalid(f"{param} is not supported.", param=param, code="unsupported_parameter")
-        ignored[_PLACE.sub("[]", f"{where}.{name}")[:NAME_CHARS]] = None
+def _only(value: Any, known: Collection[str], where: str, notes: Notes) -> None:
+    for name in without_effect(value, known, CALL_NO_EFFECT, where, notes.unknown):
+        notes.ignore(_PLACE.sub("[]", f"{where}.{name}"))

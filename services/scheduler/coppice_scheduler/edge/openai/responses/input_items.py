@@ -6,12 +6,12 @@ What one answer gave, its reasoning, its text and its calls, are items one after
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.frontend.generation_spec import ASSISTANT, MAX_MESSAGES
-from coppice_scheduler.edge.http.field_table import NAME_CHARS, UnknownFields
+from coppice_scheduler.edge.http.field_table import Notes, without_effect
 from coppice_scheduler.edge.http.json_body import Fields
 from coppice_scheduler.edge.http.turns import joined_turns
 from coppice_scheduler.edge.text.chat import ChatMessage
@@ -28,28 +28,22 @@ ITEM_NO_EFFECT = frozenset(
     {"id", "status", "phase", "caller", "namespace", "async", "encrypted_content", "parsed_arguments", "created_by"}
 )
 PART_NO_EFFECT = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
+_SAYS_NOTHING: tuple[Any, ...] = ([], {}, "", "completed")
 
 
 @dataclass(slots=True)
-class Notes:
-    """Names of fields that have no effect, in order, each once."""
-
-    unknown: UnknownFields
-    ignored: dict[str, None] = field(default_factory=dict)
+class ItemNotes(Notes):
+    """Of a body with items of earlier answers, whose empty fields and ids are not worth a note."""
 
     def only(self, values: dict[str, Any], known: tuple[str, ...], no_effect: frozenset[str], at: str, of: str) -> None:
         """Refuse, or note, every other field. `of`: how the place is named in a list, without its numbers."""
-        for name, value in values.items():
-            if name in known or value is None or (name in no_effect and value in ([], {}, "", "completed")):
-                continue
-            if name not in no_effect and self.unknown is UnknownFields.REFUSE:
-                param = f"{at}.{name[:100]}"
-                raise invalid(f"{param} is not supported.", param=param, code="unsupported_parameter")
+        said = {name: value for name, value in values.items() if name not in no_effect or value not in _SAYS_NOTHING}
+        for name in without_effect(said, known, no_effect, at, self.unknown):
             if name not in ("id", "status"):  # of all that was given
-                self.ignored[f"{of}.{name}"[:NAME_CHARS]] = None
+                self.ignore(f"{of}.{name}")
 
 
-def conversation_of(fields: Fields, notes: Notes) -> tuple[ChatMessage, ...]:
+def conversation_of(fields: Fields, notes: ItemNotes) -> tuple[ChatMessage, ...]:
     instructions, value = fields.text("instructions"), fields.get("input")
     messages = [ChatMessage("system", instructions)] if instructions else []
     if value is None:
@@ -64,7 +58,7 @@ def conversation_of(fields: Fields, notes: Notes) -> tuple[ChatMessage, ...]:
     return (*messages, *joined_turns(_items(value, notes)))
 
 
-def _items(value: list[Any], notes: Notes) -> Iterator[ChatMessage]:
+def _items(value: list[Any], notes: ItemNotes) -> Iterator[ChatMessage]:
     for place, entry in enumerate(value):
         at = f"input[{place}]"
         if not isinstance(entry, dict):
@@ -92,7 +86,7 @@ def _items(value: list[Any], notes: Notes) -> Iterator[ChatMessage]:
                 )
 
 
-def _message(fields: Fields, entry: dict[str, Any], at: str, notes: Notes) -> ChatMessage:
+def _message(fields: Fields, entry: dict[str, Any], at: str, notes: ItemNotes) -> ChatMessage:
     role = fields.required_text("role")
     if role not in ROLES:
         raise invalid(f"{at}.role is {role[:50]!r}; it must be {', '.join(ROLES)}.", param=f"{at}.role")
@@ -101,7 +95,7 @@ def _message(fields: Fields, entry: dict[str, Any], at: str, notes: Notes) -> Ch
     return ChatMessage(role, ("" if role == ASSISTANT else "\n").join(texts))
 
 
-def _called(fields: Fields, entry: dict[str, Any], at: str, notes: Notes) -> ChatMessage:
+def _called(fields: Fields, entry: dict[str, Any], at: str, notes: ItemNotes) -> ChatMessage:
     name = fields.required_text("name")
     check_name(name, f"{at}.name")
     call = ToolCall(fields.required_text("call_id"), name, fields.text("arguments") or "{}")
@@ -109,14 +103,14 @@ def _called(fields: Fields, entry: dict[str, Any], at: str, notes: Notes) -> Cha
     return ChatMessage(ASSISTANT, "", calls=(call,))
 
 
-def _result(fields: Fields, entry: dict[str, Any], at: str, notes: Notes) -> ChatMessage:
+def _result(fields: Fields, entry: dict[str, Any], at: str, notes: ItemNotes) -> ChatMessage:
     call_id = fields.required_text("call_id")
     content = "\n".join(_texts(fields, "output", at, PARTS, notes))
     notes.only(entry, ("type", "call_id", "output", "name"), ITEM_NO_EFFECT, at, "input[]")
     return ChatMessage("tool", content, name=fields.text("name"), call_id=call_id)
 
 
-def _thought(fields: Fields, entry: dict[str, Any], at: str, notes: Notes) -> ChatMessage:
+def _thought(fields: Fields, entry: dict[str, Any], at: str, notes: ItemNotes) -> ChatMessage:
     """Its content, or where there is none, its summary."""
     names = [name for name in ("content", "summary") if entry.get(name) not in (None, [], "")]
     texts = [[*_texts(fields, name, at, REASONING_PARTS, notes)] for name in names]
@@ -124,7 +118,7 @@ def _thought(fields: Fields, entry: dict[str, Any], at: str, notes: Notes) -> Ch
     return ChatMessage(ASSISTANT, "", reasoning="".join(texts[0]) if texts else None)
 
 
-def _texts(fields: Fields, name: str, at: str, kinds: tuple[str, ...], notes: Notes) -> Iterator[str]:
+def _texts(fields: Fields, name: str, at: str, kinds: tuple[str, ...], notes: ItemNotes) -> Iterator[str]:
     """Of a text, or a list of parts that are texts."""
     value = fields.get(name)
     if isinstance(value, str):

@@ -13,9 +13,9 @@ from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
 from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS
 from coppice_scheduler.edge.openai.responses.fields import RESPONSES
-from coppice_scheduler.edge.openai.responses.input_items import Notes, conversation_of
+from coppice_scheduler.edge.openai.responses.input_items import ItemNotes, conversation_of
 from coppice_scheduler.edge.openai.responses.tools import PARALLEL, TOOL_CHOICE, tool_use_of, tools_of
-from coppice_scheduler.edge.text.chat import SWITCHES, effort_of_template
+from coppice_scheduler.edge.text.chat import effort_of_template, switch_of
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 
 # Of items that are never in an answer of ours.
@@ -43,8 +43,8 @@ class ParsedResponse:
 
 def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
     body = parse_object(raw)
-    notes = Notes(reading.unknown_fields)
-    notes.ignored.update(dict.fromkeys(RESPONSES.check(body, reading.unknown_fields)))
+    notes = ItemNotes(reading.unknown_fields)
+    notes.ignore(*RESPONSES.check(body, reading.unknown_fields))
     fields = Fields(body)
     tools = tools_of(fields, notes)
     messages = conversation_of(fields, notes)
@@ -90,7 +90,7 @@ def _max_output_tokens(fields: Fields) -> int | None:
     return value
 
 
-def _inner(fields: Fields, name: str, known: tuple[str, ...], notes: Notes, *no_effect: str) -> Fields | None:
+def _inner(fields: Fields, name: str, known: tuple[str, ...], notes: ItemNotes, *no_effect: str) -> Fields | None:
     value = fields.get(name)
     if value is None:
         return None
@@ -100,7 +100,7 @@ def _inner(fields: Fields, name: str, known: tuple[str, ...], notes: Notes, *no_
     return Fields(value, f"{name}.")
 
 
-def _streams(fields: Fields, notes: Notes) -> bool:
+def _streams(fields: Fields, notes: ItemNotes) -> bool:
     streams, options = fields.flag("stream"), fields.get("stream_options")
     if options is not None:
         inner = _inner(fields, "stream_options", (), notes, "include_obfuscation")
@@ -109,7 +109,7 @@ def _streams(fields: Fields, notes: Notes) -> bool:
     return streams
 
 
-def _reasoning(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str, Any], str | None]:
+def _reasoning(fields: Fields, reading: Reading, notes: ItemNotes) -> tuple[dict[str, Any], str | None]:
     """Values for the chat template, and the effort that was asked for.
 
     Agents send it to any model; where the template has no place for it, it has no effect.
@@ -123,14 +123,14 @@ def _reasoning(fields: Fields, reading: Reading, notes: Notes) -> tuple[dict[str
         raise invalid(message, param="reasoning.effort")
     if "reasoning_effort" in reading.template_variables:
         return {"reasoning_effort": effort_of_template(effort)}, effort
-    switch = next((name for name in SWITCHES if name in reading.template_variables), None)
+    switch = switch_of(reading.template_variables)
     if switch is not None:
         return {switch: effort != "none"}, effort
-    notes.ignored["reasoning.effort"] = None
+    notes.ignore("reasoning.effort")
     return {}, effort
 
 
-def _text(fields: Fields, notes: Notes) -> tuple[OutputFormat | None, Body]:
+def _text(fields: Fields, notes: ItemNotes) -> tuple[OutputFormat | None, Body]:
     """The form of the answer, and how it is told again."""
     inner = _inner(fields, "text", ("format",), notes, "verbosity")
     value = inner.get("format") if inner is not None else None
@@ -158,13 +158,13 @@ def _text(fields: Fields, notes: Notes) -> tuple[OutputFormat | None, Body]:
     return OutputFormat(FormatKind.JSON, schema, f"{where}.schema"), {"type": kind, "name": name or "", "strict": True}
 
 
-def _check_include(fields: Fields, notes: Notes) -> None:
+def _check_include(fields: Fields, notes: ItemNotes) -> None:
     """What more the answer should have: nothing of it is ever there, but for log-probabilities, which are refused."""
     for name in fields.texts("include", MAX_INCLUDES):
         if name not in INCLUDES:
             message = f"include has {name[:100]!r}, which is not supported."
             raise invalid(message, param="include", code="unsupported_parameter")
-        notes.ignored["include"] = None
+        notes.ignore("include")
 
 
 def _metadata(fields: Fields) -> Mapping[str, str]:

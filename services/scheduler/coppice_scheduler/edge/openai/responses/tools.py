@@ -6,13 +6,14 @@ from typing import Any
 
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.http.json_body import Fields
-from coppice_scheduler.edge.openai.responses.input_items import Notes
+from coppice_scheduler.edge.openai.responses.input_items import ItemNotes
 from coppice_scheduler.edge.text.tools.tool import (
     MAX_TOOLS,
     NO_PARAMETERS,
     Tool,
     ToolMode,
     ToolUse,
+    check_is_offered,
     check_name,
     check_tools,
 )
@@ -22,7 +23,7 @@ _CHOICES = "none, auto, required, or an object of type function or allowed_tools
 _DIRECT: tuple[Any, ...] = (None, [], ["direct"])
 
 
-def tools_of(fields: Fields, notes: Notes) -> tuple[Tool, ...]:
+def tools_of(fields: Fields, notes: ItemNotes) -> tuple[Tool, ...]:
     value = fields.at_most(TOOLS, MAX_TOOLS, "entries")
     if value is None:
         return ()
@@ -33,7 +34,7 @@ def tools_of(fields: Fields, notes: Notes) -> tuple[Tool, ...]:
     return tools
 
 
-def tool_use_of(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> ToolUse | None:
+def tool_use_of(fields: Fields, tools: tuple[Tool, ...], notes: ItemNotes) -> ToolUse | None:
     """What the model may do with the tools; None without any."""
     is_parallel = fields.flag(PARALLEL, default=True)
     mode, names, is_one = _choice(fields, tools, notes)
@@ -45,7 +46,7 @@ def tool_use_of(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> ToolUs
     return ToolUse(tools, mode, allowed, 1 if is_one or not is_parallel else None)
 
 
-def _tool(where: str, entry: Any, notes: Notes) -> Tool:
+def _tool(where: str, entry: Any, notes: ItemNotes) -> Tool:
     if not isinstance(entry, dict):
         raise invalid(f"{where} must be an object with type, name and parameters.", param=where)
     fields = Fields(entry, f"{where}.")
@@ -65,7 +66,7 @@ def _tool(where: str, entry: Any, notes: Notes) -> Tool:
     return Tool(name, text, fields.text("description"), fields.flag("strict"))
 
 
-def _choice(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> tuple[ToolMode, frozenset[str] | None, bool]:
+def _choice(fields: Fields, tools: tuple[Tool, ...], notes: ItemNotes) -> tuple[ToolMode, frozenset[str] | None, bool]:
     """How the model may call, which ones where those are not all, and whether only once."""
     value = fields.get(TOOL_CHOICE)
     if value is None:
@@ -91,15 +92,14 @@ def _choice(fields: Fields, tools: tuple[Tool, ...], notes: Notes) -> tuple[Tool
     raise fields.wrong(TOOL_CHOICE, _CHOICES)
 
 
-def _named(where: str, value: Any, tools: tuple[Tool, ...], notes: Notes) -> str:
+def _named(where: str, value: Any, tools: tuple[Tool, ...], notes: ItemNotes) -> str:
     if not isinstance(value, dict):
         raise invalid(f"{where} must be an object with type and name.", param=where)
     fields = Fields(value, f"{where}.")
     _check_type(fields, where, "only functions can be named")
     name = fields.required_text("name")
     notes.only(value, ("type", "name"), frozenset(), where, TOOL_CHOICE)
-    if name not in {tool.name for tool in tools}:
-        raise invalid(f"{where} names {name[:100]!r}, which is none of the tools.", param=TOOL_CHOICE)
+    check_is_offered(name, tools, where)
     return name
 
 

@@ -71,6 +71,12 @@ def check_name(name: str, where: str) -> None:
         )
 
 
+def check_is_offered(name: str, tools: Iterable[Tool], where: str) -> None:
+    """Raises ApiError where `where`, of `tool_choice`, names none of the tools."""
+    if name not in {tool.name for tool in tools}:
+        raise invalid(f"{where} names {name[:100]!r}, which is none of the tools.", param="tool_choice")
+
+
 def check_tools(tools: Sequence[Tool], suffix: str) -> None:
     """What is so of all tools together. `suffix`: where an entry has its name. Raises ApiError."""
     seen: set[str] = set()
