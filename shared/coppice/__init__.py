@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coppice.errors import CoppiceError, UnavailableError, UsageError
     from coppice_offline.answers.generation_stream import GenerationStream
+    from coppice_offline.interface.beam_search import BeamSearchOptions
     from coppice_offline.interface.errors import EngineBroken, PromptError, RequestFailed
     from coppice_offline.interface.options import SamplingOptions
     from coppice_offline.interface.results import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchOptions",
     "Completion",
     "CoppiceError",
     "EngineBroken",
@@ -48,6 +50,7 @@ _RESULTS = ("Completion", "Generation", "Piece", "TokenLogprob", "ToolCall", "To
 _HOMES = {
     "LLM": "coppice_offline.llm",
     "GenerationStream": "coppice_offline.answers.generation_stream",
+    "BeamSearchOptions": "coppice_offline.interface.beam_search",
     "SamplingOptions": "coppice_offline.interface.options",
     **dict.fromkeys(_RESULTS, "coppice_offline.interface.results"),
     **dict.fromkeys(("EngineBroken", "PromptError", "RequestFailed"), "coppice_offline.interface.errors"),

@@ -16,15 +16,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from coppice.errors import UsageError
 from coppice.messages.sampling import COMPLETION_TOKENS
 from coppice_offline.answers.generation import generation_of
 from coppice_offline.answers.generation_stream import GenerationStream
+from coppice_offline.answers.prompt_search import rounds
 from coppice_offline.device import DeviceName, DtypeChoice, give_memory_back, load_executor
 from coppice_offline.interface import checks
+from coppice_offline.interface.beam_search import BeamSearchOptions
 from coppice_offline.interface.errors import EngineBroken
 from coppice_offline.interface.options import SamplingOptions
 from coppice_offline.interface.results import Generation
@@ -40,6 +42,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]  # {"prompt": text}, {"prompt_t
 Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]] | Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 ToolChoice = str | Mapping[str, Any]
+Options = TypeVar("Options", SamplingOptions, BeamSearchOptions)
 
 
 class LLM:
@@ -133,6 +136,26 @@ class LLM:
         loaded = self._open()
         return self._serve(loaded, loaded.prompts.read(prompts), params, COMPLETION_TOKENS, progress)
 
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchOptions | Sequence[BeamSearchOptions],
+        *,
+        progress: bool | None = None,
+    ) -> list[Generation]:
+        """The likeliest continuations of each prompt, best first, with their scores: what `transformers` finds.
+
+        Nothing is sampled. Prompts, `progress` and errors are those of `generate`.
+        """
+        loaded = self._open()
+        read = loaded.prompts.read(prompts)
+        _check_progress(progress)
+        options = _one_each(params, len(read), BeamSearchOptions)
+        searches = [loaded.requests.search_of(prompt, each) for prompt, each in zip(read, options, strict=True)]
+        with progress_bar(searches, progress) as reporter:
+            loaded.runner.run_rounds(rounds(searches, loaded.max_running), reporter)
+        return [search.generation() for search in searches]
+
     def stream(self, prompt: Prompt, params: SamplingOptions | None = None) -> GenerationStream:
         """Continue one prompt, piece by piece: `for piece in llm.stream(...): print(piece.text, end="")`.
 
@@ -208,9 +231,8 @@ class LLM:
         progress: bool | None,
         use: ToolUse | None = None,
     ) -> list[Generation]:
-        if progress is not None:
-            checks.flag("progress", progress)
-        options = _one_each(params, len(prompts))
+        _check_progress(progress)
+        options = _one_each(SamplingOptions() if params is None else params, len(prompts), SamplingOptions)
         groups = [
             loaded.requests.streams_of(prompt, each, max_tokens, use, as_it_comes=False)
             for prompt, each in zip(prompts, options, strict=True)
@@ -249,11 +271,16 @@ def _or_empty(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return {} if values is None else values
 
 
-def _one_each(params: SamplingOptions | Sequence[SamplingOptions] | None, count: int) -> Sequence[SamplingOptions]:
-    if params is None or isinstance(params, SamplingOptions):
-        return [params or SamplingOptions()] * count
-    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingOptions) for each in params):
-        raise UsageError(f"params is {_kind(params)}; it must be SamplingOptions, or a list with one for each prompt")
+def _check_progress(progress: bool | None) -> None:
+    if progress is not None:
+        checks.flag("progress", progress)
+
+
+def _one_each(params: Options | Sequence[Options], count: int, kind: type[Options]) -> Sequence[Options]:
+    if isinstance(params, kind):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, kind) for each in params):
+        raise UsageError(f"params is {_kind(params)}; it must be {kind.__name__}, or a list with one for each prompt")
     if len(params) != count:
         raise UsageError(f"params has {len(params)} entries for {count} prompts", hint="give one, or one for each")
     return params

@@ -38,6 +38,7 @@ class Loaded:
     prompts: PromptReader
     requests: RequestMaker
     chat_max_tokens: int
+    max_running: int
 
 
 def load(
@@ -74,8 +75,17 @@ def load(
         engine=engine,
         runner=runner,
         prompts=PromptReader(text, template, syntax.reasoning, context, executor.pool, vocab_size),
-        requests=RequestMaker(syntax, grammars, detokenizers, defaults, runner.new_number),
+        requests=RequestMaker(
+            syntax,
+            grammars,
+            detokenizers,
+            defaults,
+            context,
+            executor.pool.num_blocks * executor.pool.block_size,
+            runner.new_number,
+        ),
         chat_max_tokens=text.defaults.max_new_tokens or context,
+        max_running=max_running,
     )
 
 

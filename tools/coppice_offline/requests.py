@@ -9,18 +9,22 @@ from msgspec.structs import replace
 
 from coppice.errors import UsageError
 from coppice.grammar import GrammarError
-from coppice.ids import DomainId
-from coppice.messages.sampling import BIAS
+from coppice.ids import TOKEN_BYTES, DomainId
+from coppice.messages.sampling import BIAS, COMPLETION_TOKENS
+from coppice.messages.step import SamplingParams
+from coppice_offline.answers.prompt_search import PromptSearch
 from coppice_offline.answers.request_stream import RequestStream
 from coppice_offline.grammars import KEPT_MAX, CompiledGrammars
+from coppice_offline.interface.beam_search import BeamSearchOptions
 from coppice_offline.interface.options import Defaults, SamplingOptions, sampling_of, stop_token_ids_of
 from coppice_offline.prompts import Read
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.edge.base.errors import ApiError
+from coppice_scheduler.edge.beams.search import BeamOptions, num_stop_tokens_max
 from coppice_scheduler.edge.frontend.admission import check_goes_on
 from coppice_scheduler.edge.frontend.sampling_options import pack_bias
 from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
-from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
+from coppice_scheduler.edge.text.detokenizer import Detokenizer, DetokenizerFactory
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 from coppice_scheduler.edge.text.tools.tool import ToolUse
@@ -38,12 +42,17 @@ class RequestMaker:
         grammars: CompiledGrammars,
         detokenizers: DetokenizerFactory,
         defaults: Defaults,
+        max_context: int,
+        num_places: int,
         new_number: Callable[[], int],
     ) -> None:
+        """`num_places`: tokens that the KV memory holds."""
         self._syntax = syntax
         self._grammars = grammars
         self._detokenizers = detokenizers
         self._defaults = defaults
+        self._max_context = max_context
+        self._num_places = num_places
         self._new_number = new_number
         self._grammar_of = lru_cache(KEPT_MAX)(self._make_grammar)
 
@@ -86,8 +95,7 @@ class RequestMaker:
                 fork_of=streams[0].request.request_id if streams else None,
             )
             parts = self._syntax.parts(use, prompt.opens_reasoning)
-            tail = unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:])
-            detokenizer = self._detokenizers.start(tail, keeps_markers=parts is not None)
+            detokenizer = self._detokenizer(prompt, keeps_markers=parts is not None)
             streams.append(
                 RequestStream(
                     index,
@@ -100,6 +108,52 @@ class RequestMaker:
                 )
             )
         return streams
+
+    def search_of(self, prompt: Read, options: BeamSearchOptions) -> PromptSearch:
+        """Answers end where the context does. Raises UsageError."""
+        ends, width = stop_token_ids_of(options, self._defaults), options.beam_width
+        most = num_stop_tokens_max(width)
+        if len(ends) > most:
+            raise UsageError(
+                f"a search with {width} beams can have at most {most} stop tokens; this one has {len(ends)}",
+                hint="fewer beams, fewer stop_token_ids, or ignore_eos",
+            )
+        num_prompt = len(prompt.tokens) // TOKEN_BYTES
+        max_tokens = min(options.max_tokens or COMPLETION_TOKENS, self._max_context - num_prompt)
+        num_places = num_prompt + max_tokens - 1  # no step computes what comes behind the last token
+        if num_places > self._num_places:
+            raise UsageError(
+                f"a prompt of {num_prompt} tokens and answers of {max_tokens} need room for {num_places}; "
+                f"the KV memory holds {self._num_places}",
+                hint="ask for fewer max_tokens, or raise kv_memory_mib or num_blocks",
+            )
+        beams = BeamOptions(width, options.length_penalty, max_tokens, ends)
+        sampling = SamplingParams(temperature=0.0, num_logprobs=beams.num_likely)
+        return PromptSearch(
+            prompt,
+            beams,
+            options.num_answers,
+            lambda tokens: self._step_of(tokens, sampling),
+            lambda: self._detokenizer(prompt, keeps_markers=False),
+        )
+
+    def _step_of(self, tokens: bytes, sampling: SamplingParams) -> Request:
+        """For one token."""
+        number = self._new_number()
+        return Request(
+            request_id=str(number),
+            tenant=DOMAIN,
+            domain=DOMAIN,
+            tokens=tokens,
+            sampling=sampling,
+            max_new_tokens=1,
+            number=number,
+            streams=False,
+            retries_late=True,
+        )
+
+    def _detokenizer(self, prompt: Read, *, keeps_markers: bool) -> Detokenizer:
+        return self._detokenizers.start(unpack_tokens(prompt.tokens[-_PROMPT_TAIL_BYTES:]), keeps_markers=keeps_markers)
 
     def _biases(self, options: SamplingOptions, use: ToolUse | None) -> bytes:
         """With that of a token which must not come: the one that opens calls, where the model may not call."""

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from coppice_offline.answers.request_stream import RequestStream
 from coppice_offline.engine import LocalEngine, Told
 from coppice_offline.interface.errors import EngineBroken, RequestFailed
 from coppice_offline.interrupts import interrupts_wait
 from coppice_offline.progress import Reporter
-from coppice_scheduler.core.state.request import Finish, Output
+from coppice_scheduler.core.state.request import Finish, Output, Request
 from coppice_scheduler.edge.text.streams import pieces
 
 _CUT_OFF = "a step was cut off in the middle"
+
+
+class RequestReader(Protocol):
+    """One request, and who reads what comes of it."""
+
+    @property
+    def request(self) -> Request: ...
+
+    def take(self, output: Output) -> bool:
+        """True: nothing after it counts, and the request can be cancelled."""
+        ...
 
 
 class Runner:
@@ -29,8 +40,8 @@ class Runner:
         self._num_requests = 0
         self._broken = ""
         self._is_running = False
-        self._open: dict[int, RequestStream] = {}  # by request number
-        self._waiting: deque[RequestStream] = deque()
+        self._open: dict[int, RequestReader] = {}  # by request number
+        self._waiting: deque[RequestReader] = deque()
         self._failure = ""
 
     def new_number(self) -> int:
@@ -42,23 +53,30 @@ class Runner:
     def is_running(self) -> bool:
         return self._is_running
 
-    def run(self, streams: Sequence[RequestStream], reporter: Reporter) -> None:
+    def run(self, streams: Sequence[RequestReader], reporter: Reporter) -> None:
         """Until each stream has its last output.
 
         Raises RequestFailed, and KeyboardInterrupt after Ctrl-C, when nothing is at work any more; EngineBroken.
         """
+        self.run_rounds([streams], reporter)
+
+    def run_rounds(self, rounds: Iterable[Sequence[RequestReader]], reporter: Reporter) -> None:
+        """As `run`, one round after the other. A round is asked for when the one before has its last outputs."""
         with self._alone(), interrupts_wait() as interrupted:
-            self._waiting.extend(streams)
-            while self._is_at_work:
-                if interrupted.is_set:
-                    self._give_up()
-                self._go_on()
-                reporter.report(streams)
+            for streams in rounds:
+                self._waiting.extend(streams)
+                while self._is_at_work:
+                    if interrupted.is_set:
+                        self._give_up()
+                    self._go_on()
+                    reporter.report()
+                if interrupted.is_set or self._failure:
+                    break
         if interrupted.is_set:
             raise KeyboardInterrupt
         self._raise_failure()
 
-    def follow(self, streams: Sequence[RequestStream]) -> Generator[None, None, None]:
+    def follow(self, streams: Sequence[RequestReader]) -> Generator[None, None, None]:
         """As `run`, one step with each value. Closing it before its end cancels what is at work.
 
         Ctrl-C waits for the end of a step; between two steps it is the caller's.

@@ -66,6 +66,10 @@ class RequestStream:
         return self._num_token_bytes // TOKEN_BYTES
 
     @property
+    def has_ended(self) -> bool:
+        return self.last is not None
+
+    @property
     def is_complete(self) -> bool:
         """Whether there is a completion."""
         return self.last is not None and bool(self._deltas) and self._deltas[-1].ending is not None

@@ -13,6 +13,7 @@ from coppice.grammar import GrammarError
 from coppice.messages.sampling import BIAS, CHOICES_MAX, LOGPROBS_MAX, RANGES, Range
 from coppice.messages.step import SamplingParams
 from coppice_offline.interface import checks
+from coppice_offline.interface.beam_search import BeamSearchOptions
 from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.sampling_options import pack_bias, seed_of_choice
 from coppice_scheduler.edge.http.json_body import Fields
@@ -129,10 +130,11 @@ class Defaults:
     vocab_size: int
 
 
-def stop_token_ids_of(options: SamplingOptions, defaults: Defaults) -> frozenset[int]:
+def stop_token_ids_of(options: SamplingOptions | BeamSearchOptions, defaults: Defaults) -> frozenset[int]:
     """Tokens that end the output. Raises UsageError."""
     named = frozenset(options.stop_token_ids or ())
-    for token_id in (*named, *options.biases):
+    biased = options.biases if isinstance(options, SamplingOptions) else ()
+    for token_id in (*named, *biased):
         if not 0 <= token_id < defaults.vocab_size:
             raise UsageError(f"token id {token_id} does not exist; this model's are 0 to {defaults.vocab_size - 1}")
     return named if options.ignore_eos else named | defaults.eos_token_ids

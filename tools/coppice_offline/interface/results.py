@@ -71,7 +71,9 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None  # of `token_ids`, where asked for
     reasoning: str = ""  # of a chat: what the model thought before; no part of `text`
     tool_calls: tuple[ToolCall, ...] = ()  # of a chat with tools; no part of `text`
-    score: float | None = None  # of `best_of`: the mean log-probability of the tokens; the best come first
+    # The best come first. Of `best_of`: the mean log-probability of the tokens. Of a beam search: their sum, divided by
+    # the length to the power of the penalty.
+    score: float | None = None
 
     def as_message(self) -> dict[str, Any]:
         """The answer of a chat as a message, to go on with the conversation."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import coppice
-from coppice import LLM, SamplingOptions
+from coppice import LLM, BeamSearchOptions, SamplingOptions
 from coppice_offline.answers.generation_stream import GenerationStream
 
 CHAT = [{"role": "user", "content": "Hello?"}]
@@ -62,6 +62,7 @@ def test_an_error_within_with_frees_it_too_whoever_keeps_the_error(checkpoint: P
 CALLS: list[Callable[[LLM], Any]] = [
     lambda llm: llm.generate("x"),
     lambda llm: llm.chat(CHAT),
+    lambda llm: llm.beam_search("x", BeamSearchOptions(beam_width=2)),
     lambda llm: llm.stream("x"),
     lambda llm: llm.stream_chat(CHAT),
     lambda llm: llm.check(),

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from coppice.messages.sampling import LIKELY_MAX
+from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
 
@@ -27,6 +29,12 @@ class Likely:
 
     token_ids: npt.NDArray[np.uint32]  # [K]
     logprobs: npt.NDArray[np.float32]  # [K]
+
+    @classmethod
+    def of(cls, report: TokenLogprobs) -> Likely:
+        """What a worker reported of one token."""
+        num_top = report.num_top
+        return cls(np.frombuffer(report.top_ids, "<u4")[:num_top], np.frombuffer(report.top, "<f4")[:num_top])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,11 @@ class BeamOptions:
 def num_likely_of(width: int, num_stop_tokens: int) -> int:
     """How many of each beam's next tokens have to be known: `width` of all candidates go on, whatever ends."""
     return max(2, 1 + num_stop_tokens) * width
+
+
+def num_stop_tokens_max(width: int) -> int:
+    """With more of them a worker does not report as many as have to be known."""
+    return LIKELY_MAX // width - 1
 
 
 @dataclass(frozen=True, slots=True)

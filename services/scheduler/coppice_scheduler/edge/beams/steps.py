@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import numpy as np
 from msgspec.structs import replace
 
 from coppice_scheduler.core.state.request import Output, Request
@@ -91,7 +90,4 @@ class BeamSteps:
 def _likely_of(output: Output) -> Likely:
     if not output.logprobs:
         raise ApiError(ErrorKind.INTERNAL, "The engine reported no log-probabilities of a beam.", code="no_logprobs")
-    report = output.logprobs[0]
-    return Likely(
-        np.frombuffer(report.top_ids, "<u4")[: report.num_top], np.frombuffer(report.top, "<f4")[: report.num_top]
-    )
+    return Likely.of(output.logprobs[0])

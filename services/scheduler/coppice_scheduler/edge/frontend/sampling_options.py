@@ -14,14 +14,13 @@ from coppice.messages.sampling import (
     BIAS,
     CHOICES_MAX,
     LENGTH_PENALTY,
-    LIKELY_MAX,
     LOGPROBS_MAX,
     RANGES,
     Range,
 )
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.edge.base.errors import invalid
-from coppice_scheduler.edge.beams.search import num_likely_of
+from coppice_scheduler.edge.beams.search import num_stop_tokens_max
 from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_LOGIT_BIASES,
     MAX_STOP_BYTES,
@@ -141,10 +140,9 @@ def _check_beams(spec: GenerationSpec, ends: frozenset[int]) -> None:
     name, width = ("n", spec.n) if spec.best_of is None else ("best_of", spec.best_of)
     if width > BEAMS_MAX:
         raise invalid(f"{name} is {width}; a beam search has at most {BEAMS_MAX} beams.", param=name)
-    if num_likely_of(width, len(ends)) > LIKELY_MAX:
-        message = (
-            f"A search with {width} beams can have at most {LIKELY_MAX // width - 1} stop tokens; it has {len(ends)}."
-        )
+    most = num_stop_tokens_max(width)
+    if len(ends) > most:
+        message = f"A search with {width} beams can have at most {most} stop tokens; it has {len(ends)}."
         raise invalid(message, param="stop_token_ids")
     _in_range("length_penalty", spec.length_penalty, LENGTH_PENALTY)
     has_no_place = {
