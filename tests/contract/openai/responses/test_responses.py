@@ -286,8 +286,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "text.format.type is 'grammar'"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "text.format.schema is required"),
-    ({"include": ["message.output_text.logprobs"]}, "include", "include has 'message.output_text.logprobs'"),
-    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is not supported"),
+    ({"include": ["message.output_text.tokens"]}, "include", "include has 'message.output_text.tokens'"),
+    ({"top_logprobs": 21}, "top_logprobs", "top_logprobs is 21; it must be from 0 to 20"),
+    ({"top_logprobs": "2"}, "top_logprobs", "top_logprobs must be an integer"),
     ({"input": "word " * 4000}, "input", "Shorten it"),
     ({"input": [{"type": "function_call", "call_id": "a", "name": "now"}] * 1025}, "input", "has 1025 calls"),
     ({"metadata": {"a": 1}}, "metadata", "metadata must be an object of strings"),
@@ -312,6 +313,7 @@ def test_what_has_no_effect_is_listed(served: Served) -> None:
         "model": MODEL,
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}], "phase": "commentary"}],
         "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "top_logprobs": 2,
         "client_metadata": {"installation": "1"},
         "truncation": "auto",
         "previous_response_id": "",
@@ -322,10 +324,12 @@ def test_what_has_no_effect_is_listed(served: Served) -> None:
     }
     response = served.post(body, "/v1/responses")
     assert response.json()["store"] is False
+    assert response.json()["top_logprobs"] == 0
+    assert served.engine.requests[-1].sampling.num_logprobs is None
     listed = response.headers["x-coppice-ignored-fields"]
     assert listed == (
         "client_metadata, store, input[].phase, reasoning.summary, reasoning.effort, text.verbosity, include, "
-        "stream_options.include_obfuscation"
+        "top_logprobs, stream_options.include_obfuscation"
     )
 
 

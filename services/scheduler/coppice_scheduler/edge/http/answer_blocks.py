@@ -21,6 +21,7 @@ class Piece:
     kind: PartKind
     text: str  # of a call its arguments
     is_first: bool
+    end: int  # of text and reasoning: characters that the model wrote, up to behind it
     call: CallDelta | None = None  # of which it is
 
 
@@ -30,17 +31,19 @@ class AnswerBlocks:
     def __init__(self) -> None:
         self.index = -1
         self._kind: PartKind | None = None
+        self._num_chars = 0  # of an answer that is text alone
 
     def take(self, delta: Delta) -> Iterator[Piece]:
         """Of one delta, in the order in which the model wrote them. A block ends where one of another kind begins."""
         if delta.parts:
             yield from map(self._piece, delta.parts)
         elif delta.text:
-            yield self._piece(Part(PartKind.TEXT, delta.text))
+            self._num_chars += len(delta.text)
+            yield self._piece(Part(PartKind.TEXT, delta.text, self._num_chars))
 
     def _piece(self, part: Part) -> Piece:
         begins_call = part.call is not None and part.call.name != ""
         is_first = begins_call or part.kind is not self._kind
         self.index += is_first
         self._kind = part.kind
-        return Piece(self.index, part.kind, part.text, is_first, part.call)
+        return Piece(self.index, part.kind, part.text, is_first, part.end, part.call)

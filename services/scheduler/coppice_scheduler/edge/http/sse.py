@@ -26,11 +26,16 @@ T = TypeVar("T")
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """One event. JSON escapes line ends, so a body is one line."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    """One event."""
+    return b"data: " + json_line(body) + b"\n\n"
+
+
+def json_line(value: Any) -> bytes:
+    """JSON escapes line ends, so it is one line."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if not text.isascii():
         text = text.translate(_LINE_ENDS)
-    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    return text.encode("utf-8", "replace")
 
 
 def named_event(body: dict[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ from coppice_scheduler.edge.openai.bodies import Shape
 from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION
 from coppice_scheduler.edge.openai.parsing.schema import ParsedRequest, parse_chat, parse_completion
 from coppice_scheduler.edge.openai.responses.fields import RESPONSES
+from coppice_scheduler.edge.openai.responses.logprobs import TextLogprobs
 from coppice_scheduler.edge.openai.responses.request import ParsedResponse, parse_response
 from coppice_scheduler.edge.openai.responses.response import ResponseShape
 
@@ -36,7 +37,9 @@ class GenerateApi:
         return await self._generation.answer(request, self._response)
 
     def _response_shape(self, call: Call, parsed: ParsedResponse) -> ResponseShape:
-        return ResponseShape(call, self._frontdoor.model.id, int(time.time()), parsed.told_again)
+        has_logprobs = parsed.spec.num_logprobs is not None
+        logprobs = TextLogprobs(self._frontdoor.token_texts) if has_logprobs else None
+        return ResponseShape(call, self._frontdoor.model.id, int(time.time()), parsed.told_again, logprobs)
 
     def _shape(self, call: Call, parsed: ParsedRequest) -> Shape:
         return Shape(

@@ -12,16 +12,20 @@ Body = dict[str, Any]
 
 
 def chat_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> Body:
+    return {"content": token_logprobs(entries, texts, as_ids=as_ids), "refusal": None}
+
+
+def token_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> list[Body]:
+    """As chats and responses have them."""
     name = _namer(texts, as_ids)
 
     def shown(token_id: int, logprob: float | None) -> Body:
         return {"token": name(token_id), "logprob": logprob, "bytes": list(texts.bytes_of(token_id))}
 
-    content = [
+    return [
         {**shown(entry.token_id, entry.logprob), "top_logprobs": [shown(*likely) for likely in entry.top]}
         for entry in entries
     ]
-    return {"content": content, "refusal": None}
 
 
 def completion_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts, *, as_ids: bool) -> Body:

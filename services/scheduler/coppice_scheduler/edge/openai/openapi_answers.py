@@ -34,6 +34,7 @@ def answer_schemas() -> dict[str, Schema]:
         "Tokenized": exactly(tokenized),
         "Detokenized": exactly({"prompt": TEXT}),
         "Usage": _usage(),
+        "TokenLogprob": _token_logprob(),
         "ChatLogprobs": _chat_logprobs(),
         "CompletionLogprobs": _completion_logprobs(),
         "ChatCompletion": _frame(
@@ -120,11 +121,13 @@ def _prompt_logprobs() -> Schema:
 
 
 def _chat_logprobs() -> Schema:
+    return exactly({"content": list_of({"$ref": ref("TokenLogprob")}), "refusal": {"type": "null"}})
+
+
+def _token_logprob() -> Schema:
     byte = {"type": "integer", "minimum": 0, "maximum": 255}
     token = {"token": TEXT, "logprob": _LOGPROB, "bytes": list_of(byte)}
-    return exactly(
-        {"content": list_of(exactly({**token, "top_logprobs": list_of(exactly(token))})), "refusal": {"type": "null"}}
-    )
+    return exactly({**token, "top_logprobs": list_of(exactly(token))})
 
 
 def _completion_logprobs() -> Schema:

@@ -21,6 +21,7 @@ class Part:
 
     kind: PartKind
     text: str  # of a call its arguments
+    end: int = 0  # of text and reasoning: characters that the model wrote, up to behind it
     call: CallDelta | None = None  # of which it is
 
 
@@ -32,6 +33,8 @@ class AnswerParts:
         self._calls = calls
         self._thought: list[str] = []
         self._said: list[str] = []  # where nothing may be called
+        self._num_fed = 0  # characters
+        self._num_said = 0  # of them, which are behind the reasoning: all that follow are
 
     @property
     def is_reasoning(self) -> bool:
@@ -54,6 +57,7 @@ class AnswerParts:
         return self._calls is not None and self._calls.num_calls > 0 and not self._calls.is_open
 
     def feed(self, text: str) -> None:
+        self._num_fed += len(text)
         thought, said = self._reasoning.feed(text) if self._reasoning is not None else ("", text)
         self._add(thought, said)
 
@@ -67,24 +71,28 @@ class AnswerParts:
     def take(self) -> tuple[Part, ...]:
         """What was found since the last time, in order; text and reasoning that are not empty."""
         thought, said = "".join(self._thought), "".join(self._said)
-        parts = [Part(PartKind.REASONING, thought)] if thought else []
+        num_held = self._reasoning.num_held if self._reasoning is not None else 0
+        begin = self._num_fed - self._num_said - num_held  # of what is behind the reasoning
+        parts = [Part(PartKind.REASONING, thought, begin)] if thought else []
         if said:
-            parts.append(Part(PartKind.TEXT, said))
+            parts.append(Part(PartKind.TEXT, said, self._num_fed))
         if self._calls is not None:
-            parts += map(_part, self._calls.take())
+            parts += (_part(found, begin) for found in self._calls.take())
         self._thought.clear()
         self._said.clear()
         return tuple(parts)
 
     def _add(self, thought: str, said: str) -> None:
         self._thought.append(thought)
+        self._num_said += len(said)
         if self._calls is None:
             self._said.append(said)
         else:
             self._calls.feed(said)
 
 
-def _part(found: Said | CallDelta) -> Part:
+def _part(found: Said | CallDelta, begin: int) -> Part:
+    """`begin`: characters before those that calls are looked for in."""
     if isinstance(found, CallDelta):
-        return Part(PartKind.CALL, found.arguments, found)
-    return Part(PartKind.TEXT, found.text)
+        return Part(PartKind.CALL, found.arguments, call=found)
+    return Part(PartKind.TEXT, found.text, begin + found.end)

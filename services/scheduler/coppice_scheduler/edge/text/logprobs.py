@@ -35,6 +35,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
     text_offset: int  # characters of the text before it
     rank: int | None = None  # of a prompt's token: how many tokens are at least as likely, itself among them
+    text_end: int = 0  # of an answer's token: characters up to behind it; tokens of one character end together
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class LogprobTrack:
         if not is_open:
             self._close()
 
+    def saw_end(self, num_chars: int) -> None:
+        """No token follows; the last of them, whose character is not complete, are so much text."""
+        self._offset += num_chars
+        self._close()
+
     def release(self, num_chars: int) -> tuple[TokenLogprob, ...]:
         """Those that lie in the first `num_chars` characters and were not released before."""
         released = []
@@ -90,7 +96,7 @@ class LogprobTrack:
         row = self._rows.pop(position, None)
         if row is None:
             raise _missing(position)
-        return TokenLogprob(token_id, row.logprob, row.top, offset)
+        return TokenLogprob(token_id, row.logprob, row.top, offset, text_end=self._offset)
 
 
 class PromptLogprobs:

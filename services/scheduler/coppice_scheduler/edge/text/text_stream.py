@@ -202,7 +202,10 @@ class TextStream:
     def _flush(self) -> str:
         if self._is_cut:
             return ""
-        text = self._scan(self._detokenizer.flush())
+        rest = self._detokenizer.flush()
+        if self._track is not None:
+            self._track.saw_end(len(rest))
+        text = self._scan(rest)
         if self._scanner is None or self._is_cut:
             return text
         held = self._scanner.flush()

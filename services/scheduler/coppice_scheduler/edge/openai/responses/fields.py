@@ -13,6 +13,7 @@ SUPPORTED = frozenset(
         "input",
         "instructions",
         "include",
+        "top_logprobs",
         "max_output_tokens",
         "temperature",
         "top_p",
@@ -50,7 +51,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": _OFF,
     "background_options": _EMPTY,
     "image": _EMPTY,
-    "top_logprobs": (0,),
     "truncation": ("disabled", "auto"),  # nothing is cut off: what is too long is refused
     "prompt": (),
     "max_tool_calls": (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.messages.sampling import RANGES
+from coppice.messages.sampling import LOGPROBS_MAX, RANGES
 from coppice_scheduler.edge.frontend.generation_spec import ASSISTANT, MAX_CACHE_SALT, MAX_MESSAGES
 from coppice_scheduler.edge.http.openapi.schema import (
     COUNT,
@@ -29,7 +29,8 @@ from coppice_scheduler.edge.openai.responses.input_items import (
     ROLES,
 )
 from coppice_scheduler.edge.openai.responses.request import (
-    INCLUDES,
+    INCLUDES_NOTHING,
+    LOGPROBS,
     MAX_INCLUDES,
     MAX_METADATA,
     MAX_METADATA_KEY,
@@ -47,7 +48,11 @@ _METADATA: Schema = {
     "propertyNames": {"maxLength": MAX_METADATA_KEY},
     "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
 }
-_LOGPROBS: Schema = {"type": "array", "items": {"type": "object"}}
+_LOGPROBS: Schema = {
+    "type": "array",
+    "items": {"$ref": ref("TokenLogprob")},
+    "description": f"Empty, unless include has {LOGPROBS}.",
+}
 
 
 def response_schemas(model_id: str, *, has_tools: bool) -> dict[str, Schema]:
@@ -68,12 +73,13 @@ def _request(model_id: str, has_tools: bool) -> dict[str, Schema]:
         "effort": one_of("string", minLength=1, maxLength=MAX_EFFORT_CHARS),
         **dict.fromkeys(("summary", "generate_summary", "context", "mode"), _NO_EFFECT),
     }
-    include: Schema = {"enum": list(INCLUDES)}
+    include: Schema = {"enum": [LOGPROBS, *INCLUDES_NOTHING]}
     return {
         "model": {"type": "string", "enum": [model_id]},
         "input": {"anyOf": [TEXT, items]},
         "instructions": one_of("string", "Goes before the input, as the system's."),
         "include": {"anyOf": [include, one_of("array", maxItems=MAX_INCLUDES, items=include)]},
+        "top_logprobs": one_of("integer", f"Has an effect with {LOGPROBS}.", minimum=0, maximum=LOGPROBS_MAX),
         "reasoning": one_of("object", "", properties=reasoning, additionalProperties=False),
         "text": one_of(
             "object",
@@ -288,6 +294,7 @@ def _response(status: Schema) -> Schema:
             "temperature": number,
             "text": exactly({"format": {"type": "object"}}),
             TOOL_CHOICE: {"anyOf": [{"enum": list(ToolMode)}, {"type": "object"}]},
+            "top_logprobs": COUNT,
             "top_p": number,
         }
     )

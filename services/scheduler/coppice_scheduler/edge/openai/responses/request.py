@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from coppice.messages.sampling import LOGPROBS_MAX
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, GenerationSpec
 from coppice_scheduler.edge.http.field_table import Reading
@@ -18,8 +19,9 @@ from coppice_scheduler.edge.openai.responses.tools import PARALLEL, TOOL_CHOICE,
 from coppice_scheduler.edge.text.chat import effort_of_template, switch_of
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 
-# Of items that are never in an answer of ours.
-INCLUDES = (
+LOGPROBS = "message.output_text.logprobs"
+# Of items, or fields of them, that are never in an answer of ours.
+INCLUDES_NOTHING = (
     "reasoning.encrypted_content",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -50,7 +52,7 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
     messages = conversation_of(fields, notes)
     values, effort = _reasoning(fields, reading, notes)
     wanted, told_format = _text(fields, notes)
-    _check_include(fields, notes)
+    num_logprobs = _logprobs(fields, notes)
     spec = GenerationSpec(
         model=fields.required_text("model"),
         prompts=(ChatPrompt(messages, values, tools),),
@@ -60,6 +62,7 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
         top_p=fields.number("top_p"),
         top_k=fields.integer("top_k"),
         seed=fields.integer("seed"),
+        num_logprobs=num_logprobs,
         priority=fields.integer("priority") or 0,
         timeout_s=fields.number("timeout"),
         comes_again=fields.text("prompt_cache_key") is not None,
@@ -77,6 +80,7 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
         "temperature": spec.temperature,
         "text": {"format": told_format},
         "tool_choice": body.get(TOOL_CHOICE) or "auto",
+        "top_logprobs": num_logprobs or 0,
         "top_p": spec.top_p,
     }
     fields.assert_read(RESPONSES.supported)
@@ -158,13 +162,24 @@ def _text(fields: Fields, notes: ItemNotes) -> tuple[OutputFormat | None, Body]:
     return OutputFormat(FormatKind.JSON, schema, f"{where}.schema"), {"type": kind, "name": name or "", "strict": True}
 
 
-def _check_include(fields: Fields, notes: ItemNotes) -> None:
-    """What more the answer should have: nothing of it is ever there, but for log-probabilities, which are refused."""
-    for name in fields.texts("include", MAX_INCLUDES):
-        if name not in INCLUDES:
-            message = f"include has {name[:100]!r}, which is not supported."
+def _logprobs(fields: Fields, notes: ItemNotes) -> int | None:
+    """Likeliest tokens to tell beside each of the text's; None: no log-probabilities. Others to include are noted."""
+    names = fields.texts("include", MAX_INCLUDES)
+    for name in names:
+        if name in INCLUDES_NOTHING:
+            notes.ignore("include")
+        elif name != LOGPROBS:
+            known = ", ".join((LOGPROBS, *INCLUDES_NOTHING))
+            message = f"include has {name[:100]!r}, which is not supported; known are {known}."
             raise invalid(message, param="include", code="unsupported_parameter")
-        notes.ignore("include")
+    num_top = fields.integer("top_logprobs") or 0
+    if not 0 <= num_top <= LOGPROBS_MAX:
+        raise invalid(f"top_logprobs is {num_top}; it must be from 0 to {LOGPROBS_MAX}.", param="top_logprobs")
+    if LOGPROBS in names:
+        return num_top
+    if num_top:
+        notes.ignore("top_logprobs")
+    return None
 
 
 def _metadata(fields: Fields) -> Mapping[str, str]:

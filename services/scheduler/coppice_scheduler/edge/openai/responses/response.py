@@ -15,7 +15,9 @@ from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.http.answer_blocks import AnswerBlocks, Piece
 from coppice_scheduler.edge.http.sse import named_event
+from coppice_scheduler.edge.openai.responses.logprobs import TextLogprobs, WrittenLists
 from coppice_scheduler.edge.text.answer_parts import PartKind
+from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.text_stream import Delta, Ending, Usage
 
 Body = dict[str, Any]
@@ -44,6 +46,8 @@ class _Item:
         self.item_id = f"{_ID[first.kind]}_{unique_id}-{first.index}"
         self._call = first.call
         self._texts: list[str] = []
+        self.entries: list[TokenLogprob] = []  # of what is told whole
+        self.logprobs: list[Body] | str = []  # as they are told, or what stands for them
 
     def add(self, text: str) -> None:
         self._texts.append(text)
@@ -52,15 +56,16 @@ class _Item:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def part(self, text: str) -> Body:
-        if self.kind is PartKind.REASONING:
-            return {"type": PARTS[self.kind], "text": text}
-        return {"type": PARTS[self.kind], "text": text, "annotations": [], "logprobs": []}
+    def part(self, *, is_open: bool = False) -> Body:
+        """With what has come, or, while it is open, with nothing."""
+        part: Body = {"type": PARTS[self.kind], "text": "" if is_open else self.text}
+        if self.kind is PartKind.TEXT:
+            part.update(annotations=[], logprobs=[] if is_open else self.logprobs)
+        return part
 
     def body(self, status: str) -> Body:
         """With what has come, or, while it is open, with nothing."""
-        text = "" if status == OPEN else self.text
-        content = [self.part(text)] if self.kind in PARTS and status != OPEN else []
+        content = [self.part()] if self.kind in PARTS and status != OPEN else []
         match self.kind:
             case PartKind.CALL:
                 call = self._call
@@ -70,7 +75,7 @@ class _Item:
                     "type": "function_call",
                     "call_id": call.call_id,
                     "name": call.name,
-                    "arguments": text,
+                    "arguments": "" if status == OPEN else self.text,
                     "status": status,
                 }
             case PartKind.REASONING:
@@ -86,9 +91,11 @@ class _Item:
 
 
 class ResponseShape:
-    """How one call is told."""
+    """How one call is told. `logprobs`: where those of its text are told, too."""
 
-    def __init__(self, call: Call, model: str, created: int, told_again: Body) -> None:
+    def __init__(
+        self, call: Call, model: str, created: int, told_again: Body, logprobs: TextLogprobs | None = None
+    ) -> None:
         self._unique_id = call.unique_id
         self._frame = {
             "id": f"resp_{call.unique_id}",
@@ -105,6 +112,8 @@ class ResponseShape:
         }
         self._blocks = AnswerBlocks()
         self._items: list[_Item] = []
+        self._logprobs = logprobs
+        self._written = WrittenLists() if logprobs is not None else None  # log-probabilities, by item
         self._ending: Ending | None = None
         self._number = 0
 
@@ -112,13 +121,21 @@ class ResponseShape:
 
     def gather(self, delta: Delta) -> None:
         for piece in self._taken(delta):
-            self._items[piece.index].add(piece.text)
+            item = self._items[piece.index]
+            item.add(piece.text)
+            if self._logprobs is not None:
+                item.entries += self._logprobs.of(piece)
 
     def whole(self) -> Body:
+        if self._logprobs is not None:
+            for item in self._items:
+                item.logprobs = self._logprobs.told(item.entries)
         return self._response()
 
     def _taken(self, delta: Delta) -> Iterator[Piece]:
         """Pieces of a delta; the item of each is there."""
+        if self._logprobs is not None:
+            self._logprobs.add(delta.logprobs)
         for piece in self._blocks.take(delta):
             if piece.is_first:
                 self._items.append(_Item(self._unique_id, piece))
@@ -154,7 +171,7 @@ class ResponseShape:
                 yield from self._opened(item)
             if piece.text:
                 item.add(piece.text)
-                yield self._delta(item, piece.text)
+                yield self._delta(item, piece)
 
     def closing(self) -> Iterator[bytes]:
         response = self._response()
@@ -175,30 +192,38 @@ class ResponseShape:
     def _event(self, kind: str, **fields: Any) -> bytes:
         body = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return named_event(body)
+        written = named_event(body)
+        return written if self._written is None else self._written.put_into(written)
 
     def _opened(self, item: _Item) -> Iterator[bytes]:
+        if self._written is not None:
+            item.logprobs = self._written.begin(item.index)
         yield self._event("response.output_item.added", output_index=item.index, item=item.body(OPEN))
         if item.kind in PARTS:
-            yield self._event("response.content_part.added", **_place(item), part=item.part(""))
+            yield self._event("response.content_part.added", **_place(item), part=item.part(is_open=True))
 
-    def _delta(self, item: _Item, text: str) -> bytes:
+    def _delta(self, item: _Item, piece: Piece) -> bytes:
+        logprobs = self._told(piece)
         if item.kind is PartKind.CALL:
             where = {"item_id": item.item_id, "output_index": item.index}
-            return self._event("response.function_call_arguments.delta", **where, delta=text)
-        kind = f"response.{PARTS[item.kind]}.delta"
-        if item.kind is PartKind.REASONING:
-            return self._event(kind, **_place(item), delta=text)
-        return self._event(kind, **_place(item), delta=text, logprobs=[])
+            return self._event("response.function_call_arguments.delta", **where, delta=piece.text)
+        more: Body = {"logprobs": logprobs} if item.kind is PartKind.TEXT else {}
+        return self._event(f"response.{PARTS[item.kind]}.delta", **_place(item), delta=piece.text, **more)
+
+    def _told(self, piece: Piece) -> list[Body] | str:
+        """Log-probabilities of a piece, or what stands for them."""
+        if self._logprobs is None or self._written is None:
+            return []
+        return self._written.add(piece.index, self._logprobs.told(self._logprobs.of(piece)))
 
     def _closed(self, item: _Item, status: str) -> Iterator[bytes]:
         if item.kind is PartKind.CALL:
             where = {"item_id": item.item_id, "output_index": item.index}
             yield self._event("response.function_call_arguments.done", **where, arguments=item.text)
         else:
-            more: Body = {"logprobs": []} if item.kind is PartKind.TEXT else {}
+            more: Body = {"logprobs": item.logprobs} if item.kind is PartKind.TEXT else {}
             yield self._event(f"response.{PARTS[item.kind]}.done", **_place(item), text=item.text, **more)
-            yield self._event("response.content_part.done", **_place(item), part=item.part(item.text))
+            yield self._event("response.content_part.done", **_place(item), part=item.part())
         yield self._event("response.output_item.done", output_index=item.index, item=item.body(status))
 
 

@@ -33,6 +33,11 @@ class ReasoningParser:
     def is_over(self) -> bool:
         return self._place is _Place.ANSWER
 
+    @property
+    def num_held(self) -> int:
+        """Characters of which it is not known yet what they are."""
+        return len(self._held)
+
     def feed(self, text: str) -> tuple[str, str]:
         """What of the text is reasoning, and what is of the answer."""
         if self._place is _Place.ANSWER:
