@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import openai
 import pytest
+from openai.types.responses import ResponseIncludable
 from pydantic import BaseModel
 
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
-from coppice_scheduler.edge.openai.responses.fields import NO_EFFECT, REFUSED, RESPONSES
+from coppice_scheduler.edge.openai.responses.fields import (
+    INCLUDABLE,
+    INCLUDE_NO_EFFECT,
+    LOGPROBS,
+    NO_EFFECT,
+    REFUSED,
+    RESPONSES,
+)
 from coppice_scheduler.edge.openai.responses.input_items import ITEM_NO_EFFECT, PART_NO_EFFECT
 from tests.contract.anthropic.test_messages import BETWEEN, CALL, THINKER, THOUGHT, TWO, with_template
 from tests.contract.rest_fixture import served, shared_server
@@ -286,7 +294,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "text.format.type is 'grammar'"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "text.format.schema is required"),
-    ({"include": ["message.output_text.tokens"]}, "include", "include has 'message.output_text.tokens'"),
+    ({"include": ["message.output_text.tokens"]}, "include", "did you mean message.output_text.logprobs?"),
     ({"top_logprobs": 21}, "top_logprobs", "top_logprobs is 21; it must be from 0 to 20"),
     ({"top_logprobs": "2"}, "top_logprobs", "top_logprobs must be an integer"),
     ({"input": "word " * 4000}, "input", "Shorten it"),
@@ -328,9 +336,20 @@ def test_what_has_no_effect_is_listed(served: Served) -> None:
     assert served.engine.requests[-1].sampling.num_logprobs is None
     listed = response.headers["x-coppice-ignored-fields"]
     assert listed == (
-        "client_metadata, store, input[].phase, reasoning.summary, reasoning.effort, text.verbosity, include, "
-        "top_logprobs, stream_options.include_obfuscation"
+        "client_metadata, store, input[].phase, reasoning.summary, reasoning.effort, text.verbosity, "
+        "include.reasoning.encrypted_content, include.web_search_call.action.sources, top_logprobs, "
+        "stream_options.include_obfuscation"
     )
+
+
+def test_all_that_the_package_knows_may_be_included(served: Served) -> None:
+    assert set(get_args(ResponseIncludable)) <= set(INCLUDABLE)
+    served.says("Fine.")
+    for name in INCLUDABLE:
+        response = served.post({"model": MODEL, "input": ASKED, "include": [name]}, "/v1/responses")
+        assert response.status_code == 200
+        listed = response.headers.get("x-coppice-ignored-fields")
+        assert listed == (None if name == LOGPROBS else f"include.{name}")
 
 
 def test_other_errors(served: Served) -> None:
@@ -344,7 +363,7 @@ def test_every_field_has_one_place_and_is_in_the_documents() -> None:
     assert not RESPONSES.supported & (NO_EFFECT.keys() | REFUSED.keys())
     document = (Path(__file__).parents[4] / "docs" / "API.md").read_text()
     document = document[document.index("\n## Responses\n") : document.index("\n## Messages\n")]
-    for name, why in NO_EFFECT.items():
+    for name, why in (NO_EFFECT | INCLUDE_NO_EFFECT).items():
         assert f"| `{name}` | {why} |" in document
     for name in RESPONSES.supported | REFUSED.keys() | (ITEM_NO_EFFECT - {"id", "status"}) | PART_NO_EFFECT:
         assert f"`{name}`" in document, name

@@ -43,6 +43,18 @@ NO_EFFECT: Mapping[str, str] = {
     "service_tier": "there is one",
     "client_metadata": "labels of the client's own",
 }
+# What `include` may name.
+LOGPROBS = "message.output_text.logprobs"
+INCLUDE_NO_EFFECT: Mapping[str, str] = {
+    "reasoning.encrypted_content": "reasoning is told as it is, and may be sent back so",
+    "web_search_call.results": "no tool of a server runs here",
+    "web_search_call.action.sources": "no tool of a server runs here",
+    "file_search_call.results": "no tool of a server runs here",
+    "code_interpreter_call.outputs": "no tool of a server runs here",
+    "computer_call_output.output.image_url": "items are texts",
+    "message.input_image.image_url": "items are texts",
+}
+INCLUDABLE = (LOGPROBS, *INCLUDE_NO_EFFECT)
 _OFF: tuple[Any, ...] = (False,)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 REFUSED: Mapping[str, tuple[Any, ...]] = {

@@ -16,7 +16,7 @@ from coppice_scheduler.edge.http.openapi.schema import (
     ref,
 )
 from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS
-from coppice_scheduler.edge.openai.responses.fields import NO_EFFECT, REFUSED, RESPONSES
+from coppice_scheduler.edge.openai.responses.fields import INCLUDABLE, LOGPROBS, NO_EFFECT, REFUSED, RESPONSES
 from coppice_scheduler.edge.openai.responses.input_items import (
     CALL,
     ITEM_NO_EFFECT,
@@ -29,8 +29,6 @@ from coppice_scheduler.edge.openai.responses.input_items import (
     ROLES,
 )
 from coppice_scheduler.edge.openai.responses.request import (
-    INCLUDES_NOTHING,
-    LOGPROBS,
     MAX_INCLUDES,
     MAX_METADATA,
     MAX_METADATA_KEY,
@@ -73,7 +71,7 @@ def _request(model_id: str, has_tools: bool) -> dict[str, Schema]:
         "effort": one_of("string", minLength=1, maxLength=MAX_EFFORT_CHARS),
         **dict.fromkeys(("summary", "generate_summary", "context", "mode"), _NO_EFFECT),
     }
-    include: Schema = {"enum": [LOGPROBS, *INCLUDES_NOTHING]}
+    include: Schema = {"enum": [*INCLUDABLE]}
     return {
         "model": {"type": "string", "enum": [model_id]},
         "input": {"anyOf": [TEXT, items]},

@@ -7,29 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from coppice.messages.sampling import LOGPROBS_MAX
+from coppice.settings import nearest
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, GenerationSpec
 from coppice_scheduler.edge.http.field_table import Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
 from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS
-from coppice_scheduler.edge.openai.responses.fields import RESPONSES
+from coppice_scheduler.edge.openai.responses.fields import INCLUDABLE, INCLUDE_NO_EFFECT, LOGPROBS, RESPONSES
 from coppice_scheduler.edge.openai.responses.input_items import ItemNotes, conversation_of
 from coppice_scheduler.edge.openai.responses.tools import PARALLEL, TOOL_CHOICE, tool_use_of, tools_of
 from coppice_scheduler.edge.text.chat import effort_of_template, switch_of
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
 
-LOGPROBS = "message.output_text.logprobs"
-# Of items, or fields of them, that are never in an answer of ours.
-INCLUDES_NOTHING = (
-    "reasoning.encrypted_content",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "file_search_call.results",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "message.input_image.image_url",
-)
 MAX_INCLUDES = 16
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 FORMATS = ("text", "json_object", "json_schema")
@@ -166,11 +156,10 @@ def _logprobs(fields: Fields, notes: ItemNotes) -> int | None:
     """Likeliest tokens to tell beside each of the text's; None: no log-probabilities. Others to include are noted."""
     names = fields.texts("include", MAX_INCLUDES)
     for name in names:
-        if name in INCLUDES_NOTHING:
-            notes.ignore("include")
+        if name in INCLUDE_NO_EFFECT:
+            notes.ignore(f"include.{name}")
         elif name != LOGPROBS:
-            known = ", ".join((LOGPROBS, *INCLUDES_NOTHING))
-            message = f"include has {name[:100]!r}, which is not supported; known are {known}."
+            message = f"include has {name[:100]!r}, which is not supported; {nearest(name[:100], INCLUDABLE)}"
             raise invalid(message, param="include", code="unsupported_parameter")
     num_top = fields.integer("top_logprobs") or 0
     if not 0 <= num_top <= LOGPROBS_MAX:
