@@ -1,4 +1,4 @@
-"""A stream that waits: comments until something comes, and then events as ever."""
+"""A stream that waits: empty lines until something comes, and then events as ever."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from coppice_scheduler.edge.http import sse
 from tests.fakes.api.engine import Script
+from tests.fakes.api.load_client import LoadAnswer, LoadRequest, Messages
 from tests.fakes.api.rest import MODEL, WAIT_S, Served, error_of, events_of, serving
 from tests.fakes.waiting import wait_for
 
-WAITING = ": waiting"
+AGAIN = "\n" * 6  # two of them behind an event
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "COMMENT_EVERY_S", 0.02)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_EVERY_S", 0.02)
 
 
 def hanging(served: Served, *texts: str) -> list[Request]:
@@ -54,16 +55,15 @@ def body(**fields: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_comments_come_until_there_is_something_to_tell(served: Served, n: int) -> None:
+def test_empty_lines_come_until_there_is_something_to_tell(served: Served, n: int) -> None:
     came = hanging(served)
     with served.http.stream("POST", "/v1/chat/completions", json=body(n=n)) as answer:
         assert answer.status_code == 200
         lines = answer.iter_lines()
-        comments = [next(lines) for _ in range(6)]
-        assert comments == [WAITING, ""] * 3
+        assert [next(lines) for _ in range(6)] == [""] * 6
         for request in came:
             go_on(served, request)
-        rest = [line for line in lines if line not in (WAITING, "")]
+        rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     events = events_of("\n\n".join(rest[:-1]))
     assert [event["choices"][0]["delta"].get("role") for event in events[:n]] == ["assistant"] * n
@@ -72,14 +72,14 @@ def test_comments_come_until_there_is_something_to_tell(served: Served, n: int) 
     ]
 
 
-def test_a_stream_that_stands_still_in_the_middle_has_comments_too(served: Served) -> None:
+def test_a_stream_that_stands_still_in_the_middle_has_them_too(served: Served) -> None:
     came, seen = hanging(served, "one two"), ""
     with served.http.stream("POST", "/v1/chat/completions", json=body()) as answer:
         for line in answer.iter_lines():
             seen += f"{line}\n"
-            if came and seen.partition("one")[2].count(WAITING) == 2:
+            if came and "one" in seen and seen.endswith(AGAIN):
                 go_on(served, came.pop())
-    assert seen.index("one") < seen.rindex(WAITING) < seen.index("[DONE]")
+    assert seen.index("one") < seen.rindex(AGAIN) < seen.index("[DONE]")
 
 
 def test_the_package_of_openai_skips_them(served: Served) -> None:
@@ -87,7 +87,7 @@ def test_the_package_of_openai_skips_them(served: Served) -> None:
     with served.client().chat.completions.with_streaming_response.create(
         model=MODEL, messages=[{"role": "user", "content": "one"}], stream=True
     ) as answer:
-        assert next(answer.iter_bytes()).startswith(WAITING.encode())
+        assert next(answer.iter_bytes()).startswith(sse.KEEP_ALIVE)
         go_on(served, came.pop())
     hanging(served, "one two")
     stream = served.client().chat.completions.create(
@@ -102,11 +102,11 @@ def test_the_package_of_openai_skips_them(served: Served) -> None:
     assert text == "one two"
 
 
-def test_a_failure_after_a_comment_is_an_event(served: Served) -> None:
+def test_a_failure_after_empty_lines_is_an_event(served: Served) -> None:
     came = hanging(served)
     with served.http.stream("POST", "/v1/chat/completions", json=body()) as answer:
         lines = answer.iter_lines()
-        assert next(lines) == WAITING
+        assert next(lines) == ""
         go_on(served, came[0], OutputError(OutputErrorCode.QUEUE_TIMEOUT, "too long", 5))
         events = [line for line in lines if line.startswith("data:")]
     (event,) = events_of("\n\n".join(events))
@@ -117,7 +117,7 @@ def test_a_client_that_goes_away_while_it_waits_cancels(served: Served) -> None:
     came = hanging(served)
     served.engine.some_cancelled.clear()
     with served.http.stream("POST", "/v1/chat/completions", json=body(n=2)) as answer:
-        assert next(answer.iter_lines()) == WAITING
+        assert next(answer.iter_lines()) == ""
     assert served.engine.some_cancelled.wait(WAIT_S)
     wait_for(lambda: {r.request_id for r in came} <= set(served.engine.cancelled), "both are cancelled")
 
@@ -143,3 +143,29 @@ def test_an_answer_that_is_not_streamed_has_none(served: Served) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(1)
     wait_for(lambda: came[0].request_id in served.engine.cancelled, "its end")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_client_that_trims_what_comes_loses_nothing(served: Served, path: str) -> None:
+    """As `vllm bench serve` does: what comes alone is joined to what comes next."""
+    request = LoadRequest(path, "one", 2, "bench-0")
+    expected, answer, messages = LoadAnswer(), LoadAnswer(), Messages()
+
+    def take(piece: bytes, into: LoadAnswer) -> None:
+        for message in messages.feed(piece):
+            into.take(message, is_chat=request.is_chat)
+
+    served.engine.script = lambda _: Script([])
+    take(served.http.post(path, json=request.body(MODEL)).content, expected)
+    came = hanging(served)
+    with served.http.stream("POST", path, json=request.body(MODEL)) as response:
+        pieces = response.iter_raw()
+        for _ in range(3):
+            take(next(pieces), answer)
+        go_on(served, came[0])
+        for piece in pieces:
+            take(piece, answer)
+    assert answer == expected
+    assert answer.is_done
+    assert answer.num_chunks
+    assert answer.num_prompt_tokens

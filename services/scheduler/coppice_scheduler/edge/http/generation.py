@@ -27,7 +27,7 @@ from coppice_scheduler.edge.http.long_lists import write_json
 from coppice_scheduler.edge.http.rate_headers import rate_headers
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
-from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, COMMENT, EventStream, unless_disconnected
+from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, KEEP_ALIVE, EventStream, unless_disconnected
 from coppice_scheduler.edge.text.text_stream import Delta
 
 log = logging.getLogger("coppice.scheduler.http")
@@ -35,7 +35,7 @@ WARNINGS_MAX = 256  # of unknown fields, in the life of a front door
 IDEMPOTENCY_KEY = "idempotency-key"  # a header that promises what is not kept here: a retry is computed again
 _ENTRY_BYTES = 64  # of JSON, for a token with its log-probability
 _SHORT_BYTES = 16 * 1024  # some 2 ms
-FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with a comment
+FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with empty lines
 
 
 class Asked(Protocol):
@@ -195,7 +195,7 @@ async def _events(call: Call, shape: AnswerShape, first_byte_s: float) -> AsyncG
             await asyncio.wait((first,), timeout=first_byte_s)
             if first.done():
                 first.result()
-            yield b"" if first.done() else COMMENT
+            yield b"" if first.done() else KEEP_ALIVE
             async with aclosing(_told(first, deltas, shape)) as told:
                 async for event in told:
                     yield event

@@ -2,7 +2,7 @@
 
 data: {...}\\n\\n   ...   data: [DONE]\\n\\n          all went well
 data: {...}\\n\\n   ...   data: {"error": ...}\\n\\n  it did not; nothing follows, [DONE] least of all
-: waiting\\n\\n                                     a comment, which clients skip: nothing came for some seconds
+\\n\\n                                               no event: nothing came for some seconds
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
-COMMENT = b": waiting\n\n"  # proxies and clients close connections on which nothing comes
-COMMENT_EVERY_S = 5.0
+# Proxies and clients close connections on which nothing comes. Empty lines are between events anyway, so every client
+# skips them; comments, which the format has for this, some take for data, or for the beginning of what comes next.
+KEEP_ALIVE = b"\n\n"
+KEEP_ALIVE_EVERY_S = 5.0
 CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
 # Some clients end a line at these, too.
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -44,7 +46,7 @@ def named_event(body: dict[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends `opening`, then events as they come, and comments while none do.
+    """Sends `opening`, then events as they come, and empty lines while none do.
 
     `events` is closed in every case; its own errors must be events by then.
     """
@@ -67,26 +69,26 @@ class EventStream(Response):
             if self._opening:
                 await send({"type": "http.response.body", "body": self._opening, "more_body": True})
             self._sent_s = asyncio.get_running_loop().time()
-            commenting = asyncio.create_task(self._comment(send))
+            keeping_alive = asyncio.create_task(self._keep_alive(send))
             try:
                 async for data in events:
                     self._sent_s = asyncio.get_running_loop().time()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
-                commenting.cancel()
+                keeping_alive.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return True
 
-    async def _comment(self, send: Send) -> None:
+    async def _keep_alive(self, send: Send) -> None:
         """One task for a stream: a timer for each event would cost more than the event."""
         loop = asyncio.get_running_loop()
         while True:
-            left_s = self._sent_s + COMMENT_EVERY_S - loop.time()
+            left_s = self._sent_s + KEEP_ALIVE_EVERY_S - loop.time()
             if left_s > 0:
                 await asyncio.sleep(left_s)
                 continue
             self._sent_s = loop.time()
-            await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 
 async def unless_disconnected(receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
