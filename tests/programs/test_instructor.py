@@ -24,6 +24,18 @@ def test_answers_are_of_the_model_that_was_asked_for(answers: dict[str, Any], mo
     assert is_city(answers[mode]), answers[mode]
 
 
+@pytest.mark.parametrize("mode", ["tools", "tools_strict", "json_schema"])
+def test_lists_are_of_the_model_that_was_asked_for(answers: dict[str, Any], mode: str) -> None:
+    lists = answers[f"{mode}_in_a_list"]
+    assert isinstance(lists, list), lists
+    assert all(is_city(each) for found in lists for each in found)
+    assert max(map(len, lists)) > 1
+
+
+def test_entries_of_a_list_come_one_by_one_and_are_those_of_the_list(answers: dict[str, Any]) -> None:
+    assert answers["tools_one_by_one"] == answers["tools_in_a_list"]
+
+
 def test_json_is_any_object(answers: dict[str, Any]) -> None:
     assert answers["json"] == {"name": "nobody"}
 

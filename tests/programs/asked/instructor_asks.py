@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,13 @@ class City(BaseModel):
     day: Literal["today", "tomorrow"]
 
 
+class Cities(BaseModel):
+    """Tells the weather of some cities."""
+
+    model_config = ConfigDict(extra="forbid")
+    cities: list[City]
+
+
 class Anything(BaseModel):
     """What any object is."""
 
@@ -38,6 +46,7 @@ ASKED: dict[str, Any] = {
     "temperature": 1.2,
     "seed": 3,
 }
+SEEDS = range(4)  # of answers that are lists
 CLOSES = {str(ord("}")): 100}  # in JSON mode the model chooses: it takes the shortest object
 
 
@@ -95,6 +104,37 @@ def by_name_of_the_provider(url: str) -> Any:
     by_name = instructor.from_provider("openai/tiny", base_url=f"{url}/v1", api_key="none")
     asked = {name: value for name, value in ASKED.items() if name != "model"}
     return by_name.chat.completions.create(response_model=City, **asked).model_dump()
+
+
+def several(create: Callable[..., Any], response_model: Any) -> list[Any]:
+    """A model without sense may well leave one list empty."""
+    return [create(response_model=response_model, **{**ASKED, "seed": seed}) for seed in SEEDS]
+
+
+def plain(lists: list[Any]) -> list[list[Any]]:
+    return [[found.model_dump() for found in each] for each in lists]
+
+
+@case
+def tools_in_a_list(url: str) -> Any:
+    return plain(several(client(url, instructor.Mode.TOOLS).chat.completions.create, list[City]))
+
+
+@case
+def tools_strict_in_a_list(url: str) -> Any:
+    return plain(several(client(url, instructor.Mode.TOOLS_STRICT).chat.completions.create, list[City]))
+
+
+@case
+def json_schema_in_a_list(url: str) -> Any:
+    """Of a model of ours: instructor's own schema of a list has `tasks` optional beside any other names."""
+    found = several(client(url, instructor.Mode.JSON_SCHEMA).chat.completions.create, Cities)
+    return plain([each.cities for each in found])
+
+
+@case
+def tools_one_by_one(url: str) -> Any:
+    return plain(several(client(url, instructor.Mode.TOOLS).chat.completions.create_iterable, City))
 
 
 @case
