@@ -18,6 +18,7 @@ from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.e2e.stack import Stack
 from tests.fakes.api.client_calls import COMBINATIONS, ask, check
+from tests.fakes.oracle import beams_of_transformers
 
 BLOCK = 16
 CLOSE = 2e-3  # fp32 on both sides
@@ -126,19 +127,8 @@ def test_a_beam_search_finds_what_transformers_finds(
         prompt = tokens(37, seed=seed)
         fields: Any = {"use_beam_search": True, "n": 3, "best_of": 5, "length_penalty": length_penalty}
         answer = stack.complete(prompt, 9, **fields, stop_token_ids=stops)
-        found = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            num_beams=5,
-            num_return_sequences=3,
-            length_penalty=length_penalty,
-            max_new_tokens=9,
-            eos_token_id=ends + stops,
-            pad_token_id=319,
-            do_sample=False,
-            early_stopping=False,
-        )
-        expected = [[token for token in row[len(prompt) :].tolist() if token != 319] for row in found]
+        limits: Any = {"max_tokens": 9, "length_penalty": length_penalty}
+        expected, _ = beams_of_transformers(model, prompt, ends + stops, width=5, count=3, **limits)
         assert [choice["token_ids"] for choice in answer["choices"]] == expected
         assert answer["usage"]["prompt_tokens"] == len(prompt)
         assert answer["usage"]["completion_tokens"] > 9 * 3, "what the other beams sampled counts, too"

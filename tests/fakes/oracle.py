@@ -1,13 +1,15 @@
-"""`transformers` as the oracle for greedy tokens. A difference counts as none where its two best logits are a tie."""
+"""`transformers` as the oracle: greedy tokens, where a tie of the two best logits is no difference; beams."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 TIE = 1e-4
+PAD = 319  # of a vocabulary of 320; the models have no use for it
 
 
 class Oracle:
@@ -34,3 +36,25 @@ class Oracle:
                     f"{ours} instead of {theirs} (gap {high - low:.2e})"
                 )
                 return
+
+
+def beams_of_transformers(
+    model: Any, prompt: list[int], ends: list[int], *, width: int, count: int, max_tokens: int, length_penalty: float
+) -> tuple[list[list[int]], list[float]]:
+    """The `count` best answers of a beam search, best first, with their stop tokens; and their scores."""
+    found = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        num_beams=width,
+        num_return_sequences=count,
+        length_penalty=length_penalty,
+        max_new_tokens=max_tokens,
+        eos_token_id=ends or None,
+        pad_token_id=PAD,
+        do_sample=False,
+        early_stopping=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    rows = [[token for token in row[len(prompt) :].tolist() if token != PAD] for row in found.sequences]
+    return rows, found.sequences_scores.tolist()

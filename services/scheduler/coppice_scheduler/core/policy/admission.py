@@ -61,11 +61,11 @@ def _without_call(life: Lifecycle, request: Request) -> Refused | None:
 
 def _without_room(life: Lifecycle, room: QueueRoom, request: Request, num_tokens: int, now_ns: int) -> Refused | None:
     """The places of a call's steps were given to it as a whole; what came in with its first goes on."""
-    if request.step_of is not None and request.fork_of is not None:
+    has_place = request.step_of is not None
+    if has_place and request.fork_of is not None:
         return None
-    is_placed = request.step_of is not None
     return (
-        (None if is_placed else _beyond_concurrency(life, request.tenant, 1, num_tokens))
+        (None if has_place else _beyond_concurrency(life, request.tenant, 1, num_tokens))
         or _beyond_line(life, request.tenant, num_tokens)
         or _beyond_rate(life, request, num_tokens, now_ns)
         or _beyond_queue(life, room, request.tenant, num_tokens)

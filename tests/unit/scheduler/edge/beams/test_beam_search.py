@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from coppice_scheduler.edge.beams.search import BeamOptions, BeamSearch, Finished, Likely
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.oracle import PAD, beams_of_transformers
 
 CLOSE = 1e-4
-PAD = 319  # of a vocabulary of 320; the model has no use for it
 PROMPT = [5, 80, 200, 31]
 
 
@@ -53,23 +53,11 @@ def test_answers_and_scores_are_those_of_transformers(
             likely = model(torch.tensor([prompt])).logits[0, -1].topk(4 * num_ends + 1).indices.tolist()
         ends, max_tokens = likely[1::4][:num_ends], rng.randrange(1, 12)
         found = ours(model, prompt, BeamOptions(width, length_penalty, max_tokens, frozenset(ends)))
-        expected = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            num_beams=width,
-            num_return_sequences=width,
-            length_penalty=length_penalty,
-            max_new_tokens=max_tokens,
-            eos_token_id=ends or None,
-            pad_token_id=PAD,
-            do_sample=False,
-            early_stopping=False,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        for answer, tokens, score in zip(found, expected.sequences, expected.sequences_scores.tolist(), strict=True):
+        limits: Any = {"max_tokens": max_tokens, "length_penalty": length_penalty}
+        rows, scores = beams_of_transformers(model, prompt, ends, width=width, count=width, **limits)
+        for answer, row, score in zip(found, rows, scores, strict=True):
             told = unpack_tokens(answer.tokens) + ([answer.stop_token] if answer.stop_token is not None else [])
-            assert told == [token for token in tokens[len(prompt) :].tolist() if token != PAD]
+            assert told == row
             assert answer.score == pytest.approx(score, abs=CLOSE)
 
 

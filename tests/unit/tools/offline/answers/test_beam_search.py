@@ -25,10 +25,10 @@ from coppice_scheduler.core.state.request import Finish, Output, Request
 from coppice_scheduler.edge.beams.search import BeamOptions
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
+from tests.fakes.oracle import beams_of_transformers
 from tests.unit.tools.offline.test_offline_stream import is_at_rest
 
 CLOSE = 1e-3
-PAD = 319
 WIDE = BeamSearchOptions(beam_width=4, max_tokens=12, ignore_eos=True)
 
 
@@ -45,22 +45,15 @@ def tokens(count: int, seed: int) -> list[int]:
 def found_by_transformers(
     model: Any, prompt: list[int], options: BeamSearchOptions, ends: list[int]
 ) -> tuple[list[list[int]], list[float]]:
-    found = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        num_beams=options.beam_width,
-        num_return_sequences=options.num_answers,
+    return beams_of_transformers(
+        model,
+        prompt,
+        ends,
+        width=options.beam_width,
+        count=options.num_answers,
+        max_tokens=options.max_tokens or 16,
         length_penalty=options.length_penalty,
-        max_new_tokens=options.max_tokens,
-        eos_token_id=ends or None,
-        pad_token_id=PAD,
-        do_sample=False,
-        early_stopping=False,
-        return_dict_in_generate=True,
-        output_scores=True,
     )
-    rows = [[token for token in row[len(prompt) :].tolist() if token != PAD] for row in found.sequences]
-    return rows, found.sequences_scores.tolist()
 
 
 def ids_of(generation: Generation) -> list[list[int]]:
