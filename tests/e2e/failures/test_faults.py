@@ -20,10 +20,14 @@ NUM_CLIENTS = 4
 
 
 class Load:
-    """Clients that ask again and again until stopped; every answer is kept and later compared with the oracle."""
+    """Clients that ask again and again until stopped; every answer is kept and later compared with the oracle.
 
-    def __init__(self, stack: Stack) -> None:
+    With `num_prompts`, each client asks for so many and then for the same again: what is cached does not grow any more.
+    """
+
+    def __init__(self, stack: Stack, num_prompts: int | None = None) -> None:
         self._stack = stack
+        self._num_prompts = num_prompts
         self._stopping = threading.Event()
         self.served: list[tuple[list[int], list[int]]] = []
         self.failed: list[tuple[int, Any]] = []
@@ -32,10 +36,11 @@ class Load:
             thread.start()
 
     def _ask(self, index: int) -> None:
-        rng = random.Random(index)
         for turn in count():
             if self._stopping.is_set():
                 return
+            if turn == 0 or (self._num_prompts and turn % self._num_prompts == 0):
+                rng = random.Random(index)
             if turn % 4 == 0:  # a prefix that is new prefers no worker
                 common = [rng.randrange(256) for _ in range(64)]
             prompt = common + [rng.randrange(256) for _ in range(rng.randrange(1, 40))]

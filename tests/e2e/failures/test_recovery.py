@@ -15,6 +15,8 @@ from tests.fakes.oracle import Oracle
 from tests.fakes.ports import valkey_server
 
 PROMPTS = [[(7 * start + at) % 250 for at in range(100 + start)] for start in range(6)]
+NUM_BLOCKS = 1024  # for these, and for 12 prompts of each client under load, at most 9 blocks each: nothing is evicted
+LOAD_PROMPTS = 12
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def valkey() -> Iterator[ValkeyServer]:
 @pytest.fixture
 def stack(checkpoint: Path, tmp_path: Path, valkey: ValkeyServer) -> Iterator[Stack]:
     settings = ["--session-ttl-ms=2000", "--worker-ttl-ms=2000", f"--redis-url=redis://127.0.0.1:{valkey.port}/0"]
-    with Stack(checkpoint, tmp_path, num_blocks=256, cache_args=settings) as stack:
+    with Stack(checkpoint, tmp_path, num_blocks=NUM_BLOCKS, cache_args=settings) as stack:
         yield stack
 
 
@@ -53,7 +55,7 @@ def log_is_written(stack: Stack) -> None:
 def test_what_was_cached_is_found_after_a_crash_under_load(stack: Stack, oracle: Oracle) -> None:
     for prompt in PROMPTS:
         stack.complete(prompt, 3)
-    with Load(stack) as load:
+    with Load(stack, LOAD_PROMPTS) as load:
         wait_served(load, 6)
         log_is_written(stack)
         stack.services["cache"].kill()
