@@ -109,9 +109,19 @@ class ClientEnd:
         self.bodies: list[tuple[int, int]] = []  # (attachment, step)
         self.lost: list[str] = []
         self.rejected: list[Reject] = []
+        self.num_refused = 0  # attempts that found nobody at the address
         self.attachment = 0
-        address = str(address_of(where))
-        self.link = LinkClient(edge, address, self, name, "server", outbox_max=outbox_max, tls=tls, certified=certified)
+        self.link = LinkClient(
+            edge,
+            str(address_of(where)),
+            self,
+            name,
+            "server",
+            outbox_max=outbox_max,
+            tls=tls,
+            certified=certified,
+            nobody_listens=self.nobody_listens,
+        )
         self.link.start()
 
     def link_attached(self, attached: Attached, attachment: int) -> None:
@@ -126,6 +136,9 @@ class ClientEnd:
 
     def link_rejected(self, reject: Reject) -> None:
         self.rejected.append(reject)
+
+    def nobody_listens(self) -> None:
+        self.num_refused += 1
 
     @property
     def steps(self) -> list[int]:

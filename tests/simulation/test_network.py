@@ -117,3 +117,12 @@ def test_a_paused_process_does_everything_later_and_a_dead_one_nothing() -> None
     process.die()
     timeline.step()
     assert done == ["first", "second"]
+
+
+def test_a_client_is_told_that_nobody_listens_and_now_and_then_where_somebody_does() -> None:
+    for partitioned, is_dead, told in (("server", False, "some"), ("client", False, "none"), ("", True, "all")):
+        pair = Pair(3, Weather(partitioned=frozenset({partitioned} - {""})))
+        if is_dead:
+            pair.server.process.die()
+        answers = [pair.network.refuses(pair.client_process, "server") for _ in range(100)]
+        assert {"all": all(answers), "none": not any(answers), "some": 0 < sum(answers) < 50}[told]

@@ -91,7 +91,6 @@ class RequestMaker:
                 stop_token_ids=ends,
                 number=number,
                 streams=as_it_comes or bool(options.stops) or self._syntax.counts_tokens(use, is_chat=is_chat),
-                retries_late=True,
                 fork_of=streams[0].request.request_id if streams else None,
             )
             parts = self._syntax.parts(use, prompt.opens_reasoning)
@@ -149,7 +148,6 @@ class RequestMaker:
             max_new_tokens=1,
             number=number,
             streams=False,
-            retries_late=True,
         )
 
     def _detokenizer(self, prompt: Read, *, keeps_markers: bool) -> Detokenizer:

@@ -116,6 +116,7 @@ class World:
             worker_absent_ms=1_500,
             quarantine_ms=demands.quarantine_ms() if demands is not None else 0,
             single_flight_wait_ms=800,
+            max_retries=demands.max_retries() if demands is not None else 1,
             fixed_domains=frozenset(config.domain for config in configs if config.mode is Mode.STRICT),
             guarantees={c.domain: Guarantee(c.guarantee_share) for c in configs if c.guarantee_share},
             maximums=demands.maximums(configs) if demands is not None else {},

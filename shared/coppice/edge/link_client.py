@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from coppice.addresses import parse_session_address
@@ -78,15 +79,18 @@ class LinkClient:
         outbox_max: int = OUTBOX_MAX,
         tls: Credentials | None = None,
         certified: str = "",
+        nobody_listens: Callable[[], None] | None = None,
     ) -> None:
         """`address`: HOST:PORT or unix:/PATH; `name` and `peer` are for people; `epoch`: that of the session, where the
         client has it already, and the `voucher` for it. With `tls`, whoever answers over TCP must be of the role that
-        serves such sessions, and have the name `certified` unless that is empty. Raises UsageError."""
+        serves such sessions, and have the name `certified` unless that is empty. `nobody_listens` is called, on the
+        link's thread, at each attempt that finds no process at the address. Raises UsageError."""
         self._link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name, outbox_max=outbox_max)
         self._link.epoch, self._link.voucher = epoch, voucher
         self._address = parse_session_address(address)
         self._tls = tls
         self._certified = certified
+        self._nobody_listens = nobody_listens
         self._kind = edge.kind
         self._bounds = {"takes": edge.server_bytes_max, "sends": edge.client_bytes_max}
         self._encode = edge.from_client.encode
@@ -191,6 +195,8 @@ class LinkClient:
         except (WireClosed, WireSilent) as error:
             return f"{self._address}: {error or 'silence'} during the handshake of TLS; does that port want it?", False
         except OSError as error:
+            if self._nobody_listens is not None and isinstance(error, ConnectionRefusedError | FileNotFoundError):
+                self._nobody_listens()
             return f"{self._address}: {_why_not_connected(error)}", False
         with self._lock:
             hello = self._link.connect()

@@ -25,6 +25,7 @@ from coppice.session.frames import Hello, Welcome
 from coppice.session.link import ServerLinks
 from tests.fakes.certificates import Authority
 from tests.fakes.link_ends import ClientEnd, RawStream, ServerEnd, shake_hands
+from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import WAIT_S, wait_for
 
 Keep = Callable[[Any], Any]
@@ -342,3 +343,28 @@ def test_it_is_told_why_a_peer_cannot_be_reached(
     monkeypatch.setattr(session_socket, "connect", fail)
     keep(ClientEnd("cache.example:7081"))
     wait_for(lambda: f"(cache.example:7081: {reason}" in caplog.text, "a word about it")
+
+
+def test_a_client_hears_that_nobody_listens_any_more(keep: Keep, listen_on: str) -> None:
+    server = keep(ServerEnd(ServerLinks(1, 1), listen_on))
+    client = keep(ClientEnd(server.where))
+    client.wait_attached()
+    assert not client.num_refused
+    server.stop()
+    wait_for(lambda: client.num_refused >= 2, "an attempt, and another one")
+    assert client.lost
+
+
+def test_silence_does_not_say_that_nobody_listens(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a connection that is closed: whoever did it may be there."""
+    monkeypatch.setattr(link_client, "SUSPECT_S", 0.3)
+    server = keep(ServerEnd(ServerLinks(1, 1)))
+    proxy = keep(TcpProxy(server.port))
+    client = keep(ClientEnd(proxy.port))
+    client.wait_attached()
+    proxy.down = True
+    proxy.cut()
+    wait_for(lambda: client.lost, "the outage")
+    proxy.down = False
+    client.wait_attached(2)
+    assert not client.num_refused

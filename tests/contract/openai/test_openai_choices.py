@@ -111,15 +111,15 @@ def test_best_of_is_told_whole_and_at_least_n(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "streams", "late"),
-    [({}, False, True), ({"stop": "x"}, True, True), ({"stream": True}, True, False)],
+    ("fields", "streams"),
+    [({}, False), ({"stop": "x"}, True), ({"stream": True}, True)],
 )
 def test_the_engine_hears_whether_somebody_reads_along(
-    served: Served, fields: dict[str, object], streams: bool, late: bool
+    served: Served, fields: dict[str, object], streams: bool
 ) -> None:
     served.complete(**fields)
     (request,) = served.engine.requests
-    assert (request.streams, request.retries_late) == (streams, late)
+    assert request.streams == streams
 
 
 def test_cache_hints_reach_the_engine_and_the_operator_caps_them(served: Served) -> None:

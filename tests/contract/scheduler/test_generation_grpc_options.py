@@ -41,7 +41,7 @@ def test_every_sampling_option_reaches_the_engine() -> None:
         assert pairs.tolist() == [(3, 100.0), (7, -2.5)]
         assert unpack(sampling.stop_token_ids) == [0, 5]
         assert (request.priority, request.reuse, request.retain_ms) == (-4, Reuse.LIKELY, 90_000)
-        assert (request.streams, request.retries_late) == (True, False)
+        assert request.streams
         left_s = ((request.deadline_ns or 0) - time.monotonic_ns()) / 1e9
         assert 0 < left_s <= WAIT_S + 1, "its deadline is the call's, rounded up on the wire"
 

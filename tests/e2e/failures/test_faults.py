@@ -127,9 +127,7 @@ def test_a_worker_dies(stack: Stack, oracle: Oracle) -> None:
         stack.services["worker-0"].start()
         wait_served(load, 12)
         load.stop()
-        for status, answer in load.failed:
-            assert status in (500, 502, 503), (status, answer)
-            assert answer["error"]["message"]
+        assert not load.failed, "a request failed though only its worker died, which came back"
         check(stack, load, oracle)
 
 
@@ -163,8 +161,7 @@ def test_one_of_two_workers_dies_and_the_other_serves(pair: Stack, oracle: Oracl
         pair.services["worker-1"].kill()
         wait_served(load, 16)
         load.stop()
-    for status, answer in load.failed:
-        assert (status, answer["error"]["code"]) == (503, "worker_lost"), (status, answer)
+    assert not load.failed, "a request failed though only its worker died"
     pair.services["worker-1"].start()
     ready = f"http://127.0.0.1:{pair.worker_http[1]}/readyz"
     wait_until(lambda: pair.get(ready)[0] == 200, "the worker to be back")

@@ -1,4 +1,4 @@
-"""SIGTERM to one of two workers while it computes streams: they end whole, then the worker ends."""
+"""SIGTERM or kill -9 to one of two workers while it computes streams: they end whole."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def sequences(stack: Stack, index: int) -> int:
     return int(stats.sequences)
 
 
-def test_a_worker_that_gets_sigterm_ends_its_streams_first(pair: Stack, oracle: Oracle) -> None:
+def streams_on_both(pair: Stack) -> list[Stream]:
     streams: list[Stream] = []
 
     def both_compute() -> bool:
@@ -69,14 +69,34 @@ def test_a_worker_that_gets_sigterm_ends_its_streams_first(pair: Stack, oracle: 
         return all(sequences(pair, index) for index in (0, 1))
 
     wait_until(both_compute, "each worker to compute")
-    leaving = pair.services["worker-1"]
-    leaving.signal(signal.SIGTERM)
+    return streams
+
+
+def check_whole(streams: list[Stream], oracle: Oracle) -> None:
     for one in streams:
         choices = [event["choices"][0] for event in one.events()]
         assert choices[-1]["finish_reason"] == "length"
         tokens = [token for choice in choices for token in choice["token_ids"] or ()]
         assert len(tokens) == NUM_TOKENS
         oracle.check(one.prompt, tokens)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_streams_go_on_when_their_worker_is_killed(pair: Stack, oracle: Oracle, comes_back: bool) -> None:
+    streams = streams_on_both(pair)
+    pair.services["worker-1"].kill()
+    if comes_back:
+        pair.services["worker-1"].start()
+    check_whole(streams, oracle)
+    assert "lost worker worker-1" in pair.services["scheduler"].log.read_text()
+    pair.wait_at_rest()
+
+
+def test_a_worker_that_gets_sigterm_ends_its_streams_first(pair: Stack, oracle: Oracle) -> None:
+    streams = streams_on_both(pair)
+    leaving = pair.services["worker-1"]
+    leaving.signal(signal.SIGTERM)
+    check_whole(streams, oracle)
     assert leaving.process is not None
     assert leaving.process.wait(STOP_S) == 0
     assert "running sequences get 30 s to end" in leaving.log.read_text()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from coppice.handles import block_ids, generation_of, make_generation, pack_handle
+from coppice.handles import block_ids, block_of, generation_of, make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, DomainId, LeaseId, WorkerEpoch, WorkerId
 from coppice.messages.index import (
     Abandon,
@@ -361,6 +361,7 @@ class FakeIndex:
     def _readmit(self, ledger: Ledger, claim: LeaseClaim) -> None:
         shared = np.frombuffer(claim.shared, dtype="<u8").tolist()
         owned = np.frombuffer(claim.owned, dtype="<u8").tolist()
+        owned = [handle for handle in owned if block_of(handle) in ledger.free]  # others were granted since: theirs
         for block in block_ids(claim.shared + claim.owned).tolist():
             if block in ledger.free:
                 ledger.free.remove(block)

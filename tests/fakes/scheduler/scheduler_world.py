@@ -247,11 +247,12 @@ class World:
         return self._is_copied(lease_id) or any(worker.uses(lease_id) for worker in self.workers.values())
 
     def _is_copied(self, lease_id: LeaseId) -> bool:
-        """A plan on its way copies from its sequence."""
+        """A plan on its way copies from its sequence; from one that is refused, such as a fenced one, it will not."""
         for worker_id, plans in self._transit.items():
             sources = {start.copy_from for plan in plans for start in plan.attach}
             residents = self.workers[worker_id].residents
-            if any(residents[source].lease_id == lease_id for source in sources & residents.keys()):
+            found = [residents[source] for source in sources & residents.keys()]
+            if any(source.lease_id == lease_id and source.refusal is None for source in found):
                 return True
         return False
 
@@ -285,6 +286,11 @@ class World:
 
     def lose_worker(self, worker_id: WorkerId) -> None:
         self.core.worker_lost(worker_id, self.now_ns)
+        self.poke()
+
+    def miss_worker(self, worker_id: WorkerId) -> None:
+        """Nobody listens where it was, as it seems."""
+        self.core.worker_gone(worker_id, self.now_ns)
         self.poke()
 
     def restart_worker(self, worker_id: WorkerId) -> None:

@@ -5,6 +5,7 @@ The protocol itself is `coppice.session.link`, the same as in the services.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from coppice.session.frames import Hello, Reject, RejectCode
@@ -37,12 +38,14 @@ class ClientEnd:
         link: ClientLink[Any],
         address: str,
         handler: ClientHandler,
+        nobody_listens: Callable[[], None] | None = None,
     ) -> None:
         self.process = process
         self.link = link
         self._network = network
         self._address = address
         self._handler = handler
+        self._nobody_listens = nobody_listens
         self._connection: Connection | None = None
         self._heard_ns = process.now_ns
         self._is_over = False
@@ -105,6 +108,8 @@ class ClientEnd:
         hello = self.link.connect()
         self._connection = self._network.connect(self, self._network.listener(self._address))
         if self._connection is None:
+            if self._nobody_listens is not None and self._network.refuses(self.process, self._address):
+                self._nobody_listens()
             self._retry()
             return
         self._heard_ns = self.process.now_ns

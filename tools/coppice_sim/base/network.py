@@ -20,6 +20,7 @@ from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS, Timeline
 
 KEEPALIVE_MS = 1_500
+REJECTS = 0.2  # of attempts that are blocked
 
 
 @dataclass(slots=True)
@@ -116,6 +117,13 @@ class Network:
         connection = Connection(self, client, server)
         self.open_connections[connection] = None
         return connection
+
+    def refuses(self, client: Process, address: str) -> bool:
+        """How an attempt failed: told that nobody listens there, or nothing came back. Where the way is blocked, what
+        blocks it says so in some networks, though somebody does."""
+        if client.name in self.weather.partitioned:
+            return False
+        return self.listener(address) is None or self.rng.random() < REJECTS
 
     def reset_all(self, name: str) -> None:
         """Break every connection of a process."""

@@ -104,6 +104,12 @@ class SchedulerHost(Process):
             self._sometimes["epoch renewed"] += 1
             self._cache.renew(self.rng.randbytes(16))
 
+    def worker_gone(self, worker_id: WorkerId) -> None:
+        running = self.core.stats().running
+        self.core.worker_gone(worker_id, self.now_ns)
+        self._sometimes["requests left a worker that was gone"] += running - self.core.stats().running
+        self.turn()
+
     def _list(self, message: Workers) -> None:
         """A cache service that has just restarted lists nobody yet: that is no reason to hang up."""
         infos = {info.worker_id: info for info in message.workers}
@@ -168,7 +174,7 @@ class _WorkerSession:
         self._host = host
         link: ClientLink[Any] = ClientLink(host.rng.randbytes(16), host.name)
         link.epoch, link.voucher = host.epoch, info.voucher
-        self.end = ClientEnd(host, host.env.network, link, self.worker_id, self)
+        self.end = ClientEnd(host, host.env.network, link, self.worker_id, self, self.nobody_listens)
 
     def link_attached(self, attached: Attached) -> None:
         if self._host.is_current(self):
@@ -188,3 +194,7 @@ class _WorkerSession:
         if self._host.is_current(self):
             self._host.core.worker_lost(self.worker_id, self._host.now_ns)
             self._host.turn()
+
+    def nobody_listens(self) -> None:
+        if self._host.is_current(self):
+            self._host.worker_gone(self.worker_id)

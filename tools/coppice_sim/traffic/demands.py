@@ -69,6 +69,10 @@ class Demands:
         """That prompts are refused with which workers were lost. Most runs are shorter, and have few prompts."""
         return Random(f"quarantine of {self._seed}").choice((0, 300, 300_000))
 
+    def max_retries(self) -> int:
+        """Times that a request goes on after a fault."""
+        return Random(f"retries of {self._seed}").choice((0, 1, 3, 3))
+
     def limits(self, domains: tuple[DomainConfig, ...]) -> dict[str, TenantLimits]:
         """Of each tenant in a scheduler; the same for all schedulers of a run."""
         if not self._limits:

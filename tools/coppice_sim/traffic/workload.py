@@ -112,7 +112,6 @@ class Workload:
             arrived_ns=host.now_ns,
             number=len(self.asks),
             streams=streams,
-            retries_late=not streams,
             deadline_ns=host.now_ns + rng.randrange(20, 3_000) * MS if rng.random() < 0.1 else None,
             fork_of=fork_of,
         )

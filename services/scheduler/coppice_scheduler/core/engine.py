@@ -28,6 +28,7 @@ from coppice_scheduler.core.kv_client.acquires import match_questions
 from coppice_scheduler.core.kv_client.answers import collect_ops, take_answer
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.admission import expire, max_context, refusal
+from coppice_scheduler.core.policy.lost_workers import worker_gone
 from coppice_scheduler.core.policy.preemption import give_back, relieve
 from coppice_scheduler.core.policy.queue_room import QueueRoom
 from coppice_scheduler.core.state.request import (
@@ -183,6 +184,13 @@ class SchedulerCore:
         worker = self._life.workers.get(worker_id)
         if worker is not None:
             attachment.worker_lost(worker, now_ns)
+
+    def worker_gone(self, worker_id: WorkerId, now_ns: int) -> None:
+        """Nobody listens at its address. Its requests go on elsewhere, now."""
+        self._now_ns = now_ns
+        worker = self._life.workers.get(worker_id)
+        if worker is not None:
+            worker_gone(self._life, worker, now_ns)
 
     def worker_result(self, worker_id: WorkerId, result: StepResult, now_ns: int) -> None:
         self._now_ns = now_ns

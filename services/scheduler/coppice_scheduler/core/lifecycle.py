@@ -29,7 +29,7 @@ from coppice_scheduler.core.state.outbox import Outbox
 from coppice_scheduler.core.state.request import NOT_SERVED, Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import NO_LEASE, RequestState, RequestStatus, Sequence, SequenceState
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
-from coppice_scheduler.core.state.workers import Worker, lost_in_work, unreachable
+from coppice_scheduler.core.state.workers import Worker, lost_in_work
 
 NS_PER_MS = 1_000_000
 
@@ -238,7 +238,8 @@ class Lifecycle:
         self._enter_queue(request, now_ns)
 
     def retry(self, request: RequestState, error: OutputError, now_ns: int) -> None:
-        """Something failed that was not its fault: start it over, or end it with `error` when it was already."""
+        """Something failed that was not its fault: it goes on behind its last token, here or on another worker, or ends
+        with `error` when it was started over `max_retries` times."""
         if request.num_retries >= self.settings.max_retries:
             self.finish(request, Finish.ERROR, now_ns, error=error)
             return
@@ -247,13 +248,6 @@ class Lifecycle:
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
             self._enter_queue(request, now_ns)
-
-    def retry_unseen(self, request: RequestState, error: OutputError, now_ns: int) -> None:
-        """As `retry`, for requests whose tokens nobody has seen; the others end."""
-        if request.num_output_tokens and not request.request.retries_late:
-            self.finish(request, Finish.ERROR, now_ns, error=error)
-        else:
-            self.retry(request, error, now_ns)
 
     def _stop_running(self, request: RequestState) -> None:
         assert request.status is RequestStatus.RUNNING
@@ -387,14 +381,13 @@ class Lifecycle:
             self.removed(sequence)
         worker.returning.clear()
 
-    def give_up(self, worker: Worker, now_ns: int) -> None:
+    def give_up(self, worker: Worker, error: OutputError, now_ns: int) -> None:
         """It cannot be asked and may still compute: its blocks go back through a fence."""
         worker.abandoned = True
-        error = unreachable(worker, self.settings.worker_absent_ms)
         self._take_requests(list(worker.running.values()), error, now_ns)
         for lease in list(worker.returning.values()):
             self.leases.abandon(lease)
 
     def _take_requests(self, sequences: list[Sequence], error: OutputError, now_ns: int) -> None:
         for sequence in sequences:
-            self.retry_unseen(sequence.request, error, now_ns)
+            self.retry(sequence.request, error, now_ns)

@@ -18,7 +18,10 @@ def clients(tls: Any, *, is_local: bool) -> WorkerClients:
     def unexpected(*_: Any) -> None:
         raise AssertionError
 
-    return WorkerClients("s", unexpected, unexpected, unexpected, lambda _: None, unexpected, tls, is_local=is_local)
+    def nothing(_: Any) -> None:
+        """Nobody listens at these addresses: that is told."""
+
+    return WorkerClients("s", nothing, unexpected, unexpected, nothing, unexpected, unexpected, tls, is_local=is_local)
 
 
 def listed(*addresses: str) -> Workers:

@@ -70,7 +70,6 @@ class Chaos:
                 fork_of=leader if name != leader else None,
                 priority=self.random.choice([0, 0, 1]),
                 streams=streams,
-                retries_late=not streams,
                 deadline_ns=self.world.now_ns + self.random.choice([2, 50]) * MS
                 if self.random.random() < 0.1
                 else None,
@@ -96,6 +95,26 @@ class Chaos:
             self.lost_workers.add(name)
             self.world.restart_worker(name)
             self.world.after(4, lambda: self.lost_workers.discard(name))
+
+    def worker_gone(self) -> None:
+        """Nobody listens where it was, and then somebody does: a new process, or the old one, of which that was not
+        true."""
+        name = self.random.choice(sorted(self.world.workers))
+        if name not in self.lost_workers:
+            self.lost_workers.add(name)
+            self.world.lose_worker(name)
+            self.world.miss_worker(name)
+            is_new = self.random.random() < 0.5
+
+            def back() -> None:
+                if is_new:
+                    self.world.restart_worker(name)
+                    self.world.after(4, lambda: self.lost_workers.discard(name))
+                else:
+                    self.lost_workers.discard(name)
+                    self.world.attach_worker(name, fresh=False)
+
+            self.world.after(self.random.choice([1, 5, 100]), back)
 
     def worker_blip(self) -> None:
         name = self.random.choice(sorted(self.world.workers))
@@ -170,7 +189,7 @@ def assert_settled(world: World, may_refuse: frozenset[RefusalCode] = frozenset(
 
 
 CALM = ["submit"] * 4 + ["submit_forks", "cancel", "heartbeat"]
-WORKER_FAULTS = [*CALM, "worker_restart", "worker_blip", "refusal"]
+WORKER_FAULTS = [*CALM, "worker_restart", "worker_blip", "worker_gone", "refusal"]
 INDEX_FAULTS = [*CALM, "index_blip", "index_link_restart", "index_restart"]
 ALL_FAULTS = [*WORKER_FAULTS, *INDEX_FAULTS, "session_lost"]
 

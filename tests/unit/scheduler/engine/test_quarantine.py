@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from coppice.ids import WorkerEpoch
 from coppice.messages.index import Acquire
-from coppice_scheduler.core.queue.quarantine import PROMPTS_MAX, Quarantine
+from coppice_scheduler.core.queue.quarantine import PROMPTS_MAX, InWork, Quarantine
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason, Request
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler.scheduler_bench import MS, Bench, W
@@ -102,6 +102,36 @@ def test_who_completes_is_suspected_no_more() -> None:
     bench.complete("s")
 
 
+def test_who_passes_the_place_where_it_was_lost_is_suspected_no_more() -> None:
+    """Two plans with a token each were on their way: behind two tokens nothing is left that it could have died of."""
+    for num_more, is_cleared in ((1, False), (2, True)):
+        bench = Dying(max_decode_steps=1)
+        bench.kill_with("r", 3, max_new=9)
+        assert len(bench.plans) == 2
+        for _ in range(num_more):
+            bench.result({2: 7})
+        bench.die()
+        ended = [output for output in bench.outputs if output.finish is not None]
+        assert bool(ended) != is_cleared
+        assert is_cleared or code_of(bench, "r") is OutputErrorCode.QUARANTINED
+
+
+def test_a_worker_that_is_gone_and_then_dead_was_lost_once() -> None:
+    bench = Dying(max_retries=5)
+    bench.submit("r", 3)
+    bench.run()
+    bench.core.worker_lost(W, 0)
+    bench.core.worker_gone(W, 0)
+    bench.advance()
+    bench.die()
+    assert bench.submit("more", 3) is None
+    bench.core.worker_lost(W, 0)
+    bench.core.worker_gone(W, 0)
+    bench.advance()
+    assert code_of(bench, "r") is OutputErrorCode.QUARANTINED, "it is known before any epoch is over"
+    assert code_of(bench, "more") is OutputErrorCode.QUARANTINED
+
+
 def test_what_waits_with_the_same_prompt_is_not_the_next_to_kill() -> None:
     bench = Dying(max_retries=0, max_running=1)
     bench.kill_with("first", 3)
@@ -173,9 +203,9 @@ def test_the_table_is_bounded_and_forgets_the_oldest() -> None:
         return replace(example, tokens=number.to_bytes(4, "little"))
 
     for _ in range(2):
-        quarantine.lost([prompt(0)], 0)
+        quarantine.lost([InWork(prompt(0), 1, 2)], 0)
     assert quarantine.left_ms(prompt(0), 0)
-    quarantine.lost(map(prompt, range(1, PROMPTS_MAX + 1)), 1)
+    quarantine.lost([InWork(prompt(number), 1, 2) for number in range(1, PROMPTS_MAX + 1)], 1)
     assert len(quarantine) == PROMPTS_MAX
     assert not quarantine.left_ms(prompt(0), 1)
     assert not quarantine.left_ms(prompt(1), QUARANTINE_MS * MS + 1)

@@ -9,7 +9,7 @@ from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.lost_workers import worker_died
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import RequestStatus
-from coppice_scheduler.core.state.workers import Worker
+from coppice_scheduler.core.state.workers import Worker, unreachable
 
 
 def index_attached(life: Lifecycle, epoch: SchedulerEpoch, cache_epoch: CacheEpoch, fresh: bool, now_ns: int) -> None:
@@ -53,7 +53,7 @@ def _session_lost(life: Lifecycle, now_ns: int) -> None:
         if request.status is RequestStatus.ASKING:
             life.unask(request)
         elif request.status is RequestStatus.RUNNING:
-            life.retry_unseen(request, error, now_ns)
+            life.retry(request, error, now_ns)
 
 
 def workers_listed(life: Lifecycle, message: Workers, now_ns: int) -> None:
@@ -108,7 +108,7 @@ def worker_attached(life: Lifecycle, worker: Worker, epoch: WorkerEpoch, fresh: 
     worker.epoch = epoch
     worker.attached = epoch not in worker.dead_epochs
     worker.connected = True
-    worker.abandoned = False
+    worker.abandoned = worker.loss_is_counted = False
 
 
 def worker_lost(worker: Worker, now_ns: int) -> None:
@@ -121,7 +121,7 @@ def give_up_absent(life: Lifecycle, now_ns: int) -> None:
     for worker in life.workers.values():
         at_ns = gives_up_at_ns(life, worker)
         if at_ns is not None and at_ns <= now_ns:
-            life.give_up(worker, now_ns)
+            life.give_up(worker, unreachable(worker, life.settings.worker_absent_ms), now_ns)
 
 
 def gives_up_at_ns(life: Lifecycle, worker: Worker) -> int | None:

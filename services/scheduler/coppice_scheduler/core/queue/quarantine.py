@@ -2,7 +2,8 @@
 
     lost once           tried again, as anything is
     lost again          refused for `quarantine_ms` after that loss; what waits with this prompt ends, too
-    completed           forgotten: it kills nobody
+    passed the place where it was lost, or completed
+                        forgotten: it kills nobody
     nothing for so long forgotten
 
 Whoever was in a lost worker's plans without a result is suspected, the innocent beside the guilty: which of them it was
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from coppice_scheduler.core.state.request import Request
 
@@ -28,6 +30,15 @@ _NS_PER_MS = 1_000_000
 class _Suspect:
     losses: int
     last_ns: int
+    reach: int  # tokens that it would have had if the lost steps had been done: with these, it has passed them
+
+
+class InWork(NamedTuple):
+    """A request that had a row in a plan without a result."""
+
+    request: Request
+    num_tokens: int  # that it has, prompt and output
+    reach: int  # that it would have had if its plans had been done
 
 
 class Quarantine:
@@ -40,14 +51,16 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._suspects)
 
-    def lost(self, requests: Iterable[Request], now_ns: int) -> bool:
+    def lost(self, in_work: Iterable[InWork], now_ns: int) -> bool:
         """One worker was lost while it computed these. Whether some of their prompts are refused from now on."""
         self._forget_old(now_ns)
         is_refused = False
-        for digest in dict.fromkeys(map(_digest, requests)) if self._time_ns else ():
-            suspect = self._suspects.setdefault(digest, _Suspect(0, now_ns))
-            suspect.losses += 1
+        for digest, (num_tokens, reach) in _farthest(in_work).items() if self._time_ns else ():
+            suspect = self._suspects.setdefault(digest, _Suspect(0, now_ns, reach))
+            has_passed = suspect.losses and num_tokens >= suspect.reach
+            suspect.losses = 1 if has_passed else suspect.losses + 1
             suspect.last_ns = now_ns
+            suspect.reach = reach
             self._suspects.move_to_end(digest)
             is_refused |= suspect.losses >= LOSSES_MAX
         while len(self._suspects) > PROMPTS_MAX:
@@ -77,6 +90,16 @@ def words(left_ms: int) -> str:
         f"{LOSSES_MAX} workers were lost while they computed this prompt; it is refused for {-(-left_ms // 1000)} s "
         "so that it cannot be the reason for more"
     )
+
+
+def _farthest(in_work: Iterable[InWork]) -> dict[bytes, tuple[int, int]]:
+    """Of each prompt, by digest: the most tokens, and the farthest reach. Several may be answers to the same."""
+    found: dict[bytes, tuple[int, int]] = {}
+    for request, num_tokens, reach in in_work:
+        digest = _digest(request)
+        most, farthest = found.get(digest, (0, 0))
+        found[digest] = max(most, num_tokens), max(farthest, reach)
+    return found
 
 
 def _digest(request: Request) -> bytes:

@@ -277,6 +277,7 @@ class LeaseTable:
         for lease in self.leases.values():
             lease.extend_asked = 0
             if lease.state is not LeaseState.LIVE:
+                self.to_publish.pop(lease.lease_id, None)  # not claimed: nobody there knows what was published of it
                 continue
             lease.num_publish_sent = lease.num_published
             lease.num_named_tokens = 0

@@ -29,7 +29,6 @@ class Request(Record, frozen=True):
     traceparent: str = ""  # W3C trace context; travels with the request to the cache service and the worker
     number: U32 = 0  # u32, names it in a TokenBatch; unique among those at work
     streams: bool = True  # its tokens leave as they are sampled; False: all with the last Output
-    retries_late: bool = False  # nobody has seen its tokens: it may start over after the first, too
     deadline_ns: int | None = None  # after it the answer is worth nothing
     fork_of: str | None = None  # request id of another with the same prompt, whose prefill this one shares
     reuse: Reuse = Reuse.UNKNOWN  # what the client knows of the future of its prompt

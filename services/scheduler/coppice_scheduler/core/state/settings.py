@@ -79,7 +79,7 @@ class SchedulerSettings:
     max_context: int = 32_768  # tokens of one sequence, prompt and output together
     extend_ahead_blocks: int = 1  # blocks owned beyond the next token's
     extend_more_blocks: int = 3  # asked for at once beyond that, so that it is asked for less often
-    max_retries: int = 1  # times that one request starts over after a fault that is not its own
+    max_retries: int = 3  # times that one request goes on elsewhere, or once more, after a fault that is not its own
     quarantine_ms: int = 300_000  # that a prompt is refused with which two workers were lost; 0: never
     worker_absent_ms: int = 30_000  # without a connection for so long, a worker's requests are taken from it
     single_flight_wait_ms: int = 10_000  # that a request waits for others to compute its prefix; 0: it never does

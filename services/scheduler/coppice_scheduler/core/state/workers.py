@@ -72,7 +72,8 @@ class Worker:
     epoch: WorkerEpoch = WorkerEpoch(0)
     attached: bool = False  # the epoch lives and plans may be sent, as far as is known
     connected: bool = False
-    abandoned: bool = False  # gone for so long that its leases were given up
+    abandoned: bool = False  # its leases were given up: it was gone for too long, or nobody listens where it was
+    loss_is_counted: bool = False  # what it computed is suspected already, though its epoch may live
     lost_ns: int = 0
     info: WorkerInfo | None = None
     max_sequences: int | None = None  # that it may be given at once; None: it has not said. Kept while it is unlisted
@@ -172,6 +173,10 @@ class Worker:
 
 def lost_in_work(worker: Worker) -> OutputError:
     return worker.error(OutputErrorCode.WORKER_LOST, "was lost while it computed this request; send it again")
+
+
+def nobody_listens(worker: Worker) -> OutputError:
+    return worker.error(OutputErrorCode.WORKER_LOST, "is gone: nobody listens at its address; send it again")
 
 
 def unreachable(worker: Worker, absent_ms: int) -> OutputError:

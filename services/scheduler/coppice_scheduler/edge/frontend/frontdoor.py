@@ -237,7 +237,6 @@ class FrontDoor:
             streams=(spec.streams and not spec.tells_the_best)
             or bool(spec.stop)
             or self.syntax.counts_tokens(spec.tool_use, is_chat=spec.is_chat),
-            retries_late=not spec.streams,
             deadline_ns=deadline_ns,
             reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
             retain_ms=min(spec.retain_ms, self._max_retain_ms),

@@ -105,6 +105,7 @@ class WorkerClient:
             voucher=info.voucher,
             tls=tls,
             certified=info.worker_id,
+            nobody_listens=self._nobody_listens,
         )
         self._link.start()
 
@@ -133,6 +134,9 @@ class WorkerClient:
         _log.warning("lost worker %s: %s", self.worker_id, reason)
         self._inbox(lambda: self._owner.lost(self))
 
+    def _nobody_listens(self) -> None:
+        self._inbox(lambda: self._owner.gone(self))
+
     def link_rejected(self, reject: Reject) -> None:
         _log.warning("worker %s refuses the session: %s", self.worker_id, reject.message)
         if reject.code is RejectCode.FENCED:
@@ -153,6 +157,7 @@ class WorkerClients:
         attached: Callable[[WorkerId, Attached], None],
         result: Callable[[WorkerId, StepResult], None],
         lost: Callable[[WorkerId], None],
+        gone: Callable[[WorkerId], None],
         fenced: Callable[[], None],
         tls: Credentials | None,
         *,
@@ -167,6 +172,7 @@ class WorkerClients:
         self._attached = attached
         self._result = result
         self._lost = lost
+        self._gone = gone
         self._clients: dict[WorkerId, WorkerClient] = {}
         self._attached_ids: set[WorkerId] = set()
         self._listed_under: dict[WorkerId, CacheEpoch] = {}
@@ -241,6 +247,11 @@ class WorkerClients:
         if self._is_current(client):
             self._attached_ids.discard(client.worker_id)
             self._lost(client.worker_id)
+
+    def gone(self, client: WorkerClient) -> None:
+        """Nobody listens at its address."""
+        if self._is_current(client):
+            self._gone(client.worker_id)
 
     def fenced(self, client: WorkerClient) -> None:
         if self._is_current(client):

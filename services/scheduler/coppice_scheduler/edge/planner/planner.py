@@ -65,6 +65,7 @@ class Planner:
             self._worker_attached,
             self._worker_result,
             self._worker_lost,
+            self._worker_gone,
             self._fenced,
             tls,
             is_local=isinstance(parse_session_address(cache_address), UnixAddress),
@@ -237,3 +238,6 @@ class Planner:
 
     def _worker_lost(self, worker_id: WorkerId) -> None:
         self._core.worker_lost(worker_id, time.monotonic_ns())
+
+    def _worker_gone(self, worker_id: WorkerId) -> None:
+        self._core.worker_gone(worker_id, time.monotonic_ns())
