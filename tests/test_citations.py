@@ -20,6 +20,7 @@ NOT_WRITTEN = ("shared/coppice_rpc/", "benchmarks/results/")  # generated, or re
 REGISTRIES = (
     "tools/coppice_sim/mutants/registry.py",
     "tools/coppice_sim/mutants/leaks.py",
+    "tools/coppice_sim/mutants/moves.py",
     "tests/unit/cache/machine/test_mutants.py",
 )
 INVARIANTS = tuple(f"i{number}" for number in range(1, 20))

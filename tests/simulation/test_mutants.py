@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from coppice_sim.command import main
+from coppice_sim.mutants.moves import MOVES
 from coppice_sim.mutants.registry import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
 from coppice_sim.run import run
 from coppice_sim.shrink import Case, name_of, shrink
@@ -60,17 +61,23 @@ def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> st
 
 
 def named(name: str) -> Mutant:
-    return next(mutant for mutant in (*MUTANTS, *MASKED) if mutant.name == name)
+    return next(mutant for mutant in (*MUTANTS, *MOVES, *MASKED) if mutant.name == name)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MOVES], ids=lambda mutant: mutant.name)
 def test_a_run_notices(mutant: Mutant) -> None:
     assert killed_by(mutant), f"{mutant.breaks}: no seed noticed"
 
 
 @pytest.mark.parametrize(
     ("name", "evidence"),
-    [("shared root", "I12"), ("no zeroing", "I15"), ("forgets to release", "O4"), ("step order unchecked", "I12")],
+    [
+        ("shared root", "I12"),
+        ("no zeroing", "I15"),
+        ("forgets to release", "O4"),
+        ("step order unchecked", "I12"),
+        ("tokens drawn twice", "I12"),
+    ],
 )
 def test_clients_and_workers_notice_without_the_checks_of_the_cores(name: str, evidence: str) -> None:
     assert killed_by(named(name), check_every=0, evidence=evidence)
