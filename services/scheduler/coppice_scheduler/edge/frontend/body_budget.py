@@ -3,6 +3,7 @@
     a call's bytes   |-- first SMALL: always --|-- the rest: from its tenant's own share, then from what all share --|
 
     tenant           OWN, always there      more, up to TENANT           one whole body fits into OWN
+    a strict one     OWN and no more: whether its body is read depends on no other tenant
     front door       what tenants hold beyond OWN, up to SHARED          four tenants cannot take OWN from a fifth
 
 So a budget that is used up stops large bodies only, and a tenant that fills its own does not touch those of others. How
@@ -15,6 +16,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 
@@ -47,19 +49,20 @@ class BodyBudget:
         self._calls: Counter[str] = Counter()
         self._shared = 0  # of all tenants, what each holds beyond its own share
 
-    def body(self, tenant: str) -> Body:
+    def body(self, tenant: Tenant) -> Body:
         """For one call's bytes, inside `with`. Raises ApiError (BUSY) where the tenant has too many calls."""
-        if self._calls[tenant] >= self._calls_max:
-            message = f"tenant {tenant} has {self._calls_max} calls whose bodies are not read yet, its maximum"
+        if self._calls[tenant.id] >= self._calls_max:
+            message = f"tenant {tenant.id} has {self._calls_max} calls whose bodies are not read yet, its maximum"
             raise ApiError(ErrorKind.BUSY, message, code=_TOO_MANY_BODIES, retry_after_ms=RETRY_AFTER_MS)
-        self._calls[tenant] += 1
-        return Body(self, tenant)
+        self._calls[tenant.id] += 1
+        return Body(self, tenant.id, self._own_bytes if tenant.mode == "strict" else self._tenant_bytes)
 
-    def take(self, tenant: str, num_bytes: int) -> None:
-        """Raises ApiError: BUSY where the tenant holds too much, UNAVAILABLE where all together do."""
+    def take(self, tenant: str, num_bytes: int, bytes_max: int) -> None:
+        """`bytes_max`: that the tenant may hold. Raises ApiError: BUSY where it would hold more, UNAVAILABLE where all
+        together would."""
         held = self._held[tenant] + num_bytes
         grown = self._beyond_own(held) - self._beyond_own(held - num_bytes)
-        if grown and held > self._tenant_bytes:
+        if grown and held > bytes_max:
             raise _refusal(ErrorKind.BUSY, f"Large bodies of tenant {tenant} hold all the memory that it may have.")
         if grown and self._shared + grown > self._shared_bytes:
             raise _refusal(ErrorKind.UNAVAILABLE, "Large bodies hold all the memory that there is for them.")
@@ -82,8 +85,9 @@ class BodyBudget:
 class Body:
     """One call's bytes, counted until `release` or the end of `with`."""
 
-    def __init__(self, budget: BodyBudget, tenant: str) -> None:
+    def __init__(self, budget: BodyBudget, tenant: str, bytes_max: int) -> None:
         self._budget = budget
+        self._bytes_max = bytes_max  # of the tenant
         self.tenant = tenant
         self._parts: list[bytes] = []
         self._num_counted = 0
@@ -94,7 +98,7 @@ class Body:
         """Raises ApiError where there is no room."""
         beyond = max(self.num_bytes + len(part) - SMALL_BYTES, 0)
         if beyond > self._num_counted:
-            self._budget.take(self.tenant, beyond - self._num_counted)
+            self._budget.take(self.tenant, beyond - self._num_counted, self._bytes_max)
             self._num_counted = beyond
         self._parts.append(part)
         self.num_bytes += len(part)

@@ -83,7 +83,7 @@ class Generation:
                 self._frontdoor.count_call(tenant)
                 if context.time_remaining() is None:
                     raise invalid("The call has no deadline; set one (a timeout).", code="no_deadline")
-                with self._frontdoor.bodies.body(tenant.id) as body:
+                with self._frontdoor.bodies.body(tenant) as body:
                     request = await self._read(messages, request_type, tenant, body)
                     async with aclosing(method(request, _Caller(tenant, context, body, request_id))) as answers:
                         async for response in answers:

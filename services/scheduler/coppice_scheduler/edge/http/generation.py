@@ -100,7 +100,7 @@ class Generation:
         tenant = caller_of(self._frontdoor, request)
         parent = context_from_headers(request.headers)
         unkept = (IDEMPOTENCY_KEY,) if IDEMPOTENCY_KEY in request.headers else ()
-        with self._frontdoor.bodies.body(tenant.id) as body:
+        with self._frontdoor.bodies.body(tenant) as body:
             await read_body(request, self._body_timeout_s, body, self._frontdoor.loop_share)
             answer = await unless_disconnected(
                 request.receive, lambda: self._answer(tenant, body, surface, parent, id_of(request), unkept)

@@ -37,7 +37,7 @@ async def answer_to_body(
 ) -> Response:
     """Of a route that needs no engine. Raises ApiError."""
     tenant = caller_of(frontdoor, request)
-    with frontdoor.bodies.body(tenant.id) as body:
+    with frontdoor.bodies.body(tenant) as body:
         await read_body(request, timeout_s, body, frontdoor.loop_share)
         response = await unless_disconnected(request.receive, lambda: answer(tenant, body.take_bytes()))
     return response if response is not None else Response(status_code=CLIENT_CLOSED_STATUS)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 from coppice_scheduler.edge.frontend.body_budget import OWN_BYTES, SMALL_BYTES, Body, BodyBudget
 
 MIB = 1024 * 1024
 
 
+def who(name: str) -> Tenant:
+    return Tenant(id=name, api_key_sha256=())
+
+
 def filled(budget: BodyBudget, tenant: str, num_bytes: int) -> Body:
-    body = budget.body(tenant)
+    body = budget.body(who(tenant))
     body.add(bytes(num_bytes))
     return body
 
 
 def refusal(budget: BodyBudget, tenant: str, num_bytes: int) -> ApiError:
-    with pytest.raises(ApiError) as caught, budget.body(tenant) as body:
+    with pytest.raises(ApiError) as caught, budget.body(who(tenant)) as body:
         body.add(bytes(num_bytes))
     assert caught.value.retry_after_ms > 0
     return caught.value
@@ -60,7 +65,7 @@ def test_four_tenants_alone_do_not_fill_a_door() -> None:
 def test_all_comes_back_once() -> None:
     budget = BodyBudget(tenant_bytes=4 * MIB, shared_bytes=2 * MIB)
     for _ in range(50):
-        with budget.body("a") as body:
+        with budget.body(who("a")) as body:
             for _ in range(4):
                 body.add(bytes(MIB))
             assert body.take_bytes() == bytes(4 * MIB)
@@ -71,10 +76,24 @@ def test_all_comes_back_once() -> None:
 
 def test_calls_of_a_tenant_are_bounded() -> None:
     budget = BodyBudget(calls_max=2)
-    first, second = budget.body("a"), budget.body("a")
+    first, second = budget.body(who("a")), budget.body(who("a"))
     with pytest.raises(ApiError, match="2 calls"):
-        budget.body("a")
-    budget.body("b").release()
+        budget.body(who("a"))
+    budget.body(who("b")).release()
     second.release()
-    budget.body("a").release()
+    budget.body(who("a")).release()
     first.release()
+
+
+def test_a_strict_tenant_has_its_own_share_whatever_others_hold_and_no_more() -> None:
+    strict = Tenant(id="s", api_key_sha256=(), mode="strict", guarantee_share=0.1)
+    for others in (0, 10):
+        budget = BodyBudget()
+        held = [filled(budget, f"t{number % 8}", MIB) for number in range(8 * others)]
+        with budget.body(strict) as body:
+            body.add(bytes(OWN_BYTES + SMALL_BYTES))
+            with pytest.raises(ApiError) as caught:
+                body.add(b"x")
+        assert (caught.value.kind, "tenant s" in caught.value.message) == (ErrorKind.BUSY, True)
+        for other in held:
+            other.release()
