@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -11,13 +10,17 @@ from grpc_reflection.v1alpha import reflection
 
 from coppice.addresses import PortInUse
 from coppice.audit_log import AuditLog
+from coppice.edge.grpc_calls.bounds import Bounds, CallBounds, CallThreads
+from coppice.edge.grpc_calls.health import Health
 from coppice.edge.grpc_tls import RoleCheck, server_credentials
 from coppice.tls.credentials import Credentials
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a tree that is told
 REQUEST_BYTES_MAX = 8 * 1024 * 1024  # a prompt of 2^20 tokens, or several of fewer
-STREAMS_MAX = 128  # every open stream keeps one thread
-CONNECTION_STREAMS_MAX = 32  # further calls wait at the client, so that one connection cannot take all threads
+# Every open call keeps a thread. One party that fills both bounds leaves 64 of them.
+CALLS = Bounds(threads=512, waits=256, party_calls=192)
+HEALTH_CALLS = Bounds(threads=64, waits=32, party_calls=64)  # apart: health answers while others are busy
+CONNECTION_STREAMS_MAX = 32  # further calls wait at the client
 CONNECTIONS_MAX = 256
 _MINUTE_MS = 60_000
 
@@ -66,13 +69,14 @@ class GrpcServer:
         tls: Credentials | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        self._pool = ThreadPoolExecutor(STREAMS_MAX, thread_name_prefix=f"grpc {name}")
+        calls, health_calls = CallThreads(CALLS, f"grpc {name}"), CallThreads(HEALTH_CALLS, f"health {name}")
+        self._pools = calls.pool, health_calls.pool
         checks: list[grpc.ServerInterceptor] = [] if tls is None else [RoleCheck(audit)]
-        self._server = grpc.server(self._pool, options=(*SERVER_OPTIONS, *_CONNECTION_OPTIONS), interceptors=checks)
+        checks.append(CallBounds(calls, health_calls))
+        options = (*SERVER_OPTIONS, *_CONNECTION_OPTIONS)
+        self._server = grpc.server(calls.pool, options=options, interceptors=checks)
         self._services = ("", *services)
-        self._health = health.HealthServicer(
-            experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(4)
-        )
+        self._health = Health(health_calls)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.set_ready(False)
         if register is not None:
@@ -103,4 +107,5 @@ class GrpcServer:
         """Refuse new calls, give running ones `grace_s` seconds, then end them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -87,6 +87,14 @@ def who_calls(context: Any) -> str:
         return str(context.peer())
 
 
+def party_of(context: Any) -> str:
+    """Who shares bounds with whom: the identity in the caller's certificate; without one, the caller's host."""
+    try:
+        return str(_identity_of(context))
+    except NoIdentity:
+        return str(context.peer()).rpartition(":")[0]
+
+
 def _why_not(context: Any, method: str) -> str:
     try:
         return why_not_rpc(_identity_of(context), method)

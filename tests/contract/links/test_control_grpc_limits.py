@@ -14,7 +14,6 @@ from coppice.edge.grpc_server import (
     CHANNEL_OPTIONS,
     CONNECTION_STREAMS_MAX,
     REQUEST_BYTES_MAX,
-    STREAMS_MAX,
     GrpcServer,
 )
 from tests.fakes.waiting import wait_for
@@ -67,7 +66,7 @@ def test_one_connection_does_not_take_all_threads(blocking: Blocking) -> None:
     with ExitStack() as stack:
         greedy, other = (stack.enter_context(channel(blocking)) for _ in range(2))
         wait = greedy.unary_unary("/test/Wait")
-        calls = [wait.future(b"", timeout=CALL_S) for _ in range(2 * STREAMS_MAX)]
+        calls = [wait.future(b"", timeout=CALL_S) for _ in range(8 * CONNECTION_STREAMS_MAX)]
         wait_for(lambda: blocking.num_waiting >= CONNECTION_STREAMS_MAX, "calls that wait")
         assert other.unary_unary("/test/Echo")(b"abc", timeout=CALL_S) == b"3"
         assert blocking.num_waiting == CONNECTION_STREAMS_MAX

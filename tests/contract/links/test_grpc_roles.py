@@ -14,12 +14,15 @@ from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.grpc_tls import open_channel
 from coppice.tls.identity import Role
 from coppice.tls.rights import RPCS
-from coppice_rpc.v1 import worker_pb2_grpc
+from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from tests.fakes.certificates import Authority
 from tests.fakes.waiting import WAIT_S
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-DRAIN = "/coppice_rpc.v1.Worker/Drain"
+MAY_CALL = {
+    "/coppice_rpc.v1.Worker/Drain": {Role.OPERATOR},
+    "/coppice_rpc.v1.Worker/Stats": {Role.OPERATOR},
+}
 
 
 @pytest.fixture
@@ -87,12 +90,18 @@ def test_what_the_table_does_not_name_is_refused_to_all(server: GrpcServer, auth
             assert code(channel, "/test.Echo/unary_unary") is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_only_operators_drain_a_worker(server: GrpcServer, authority: Authority) -> None:
-    for role in Role:
-        with open_channel(f"127.0.0.1:{server.port}", authority.credentials(role, "x")) as channel:
-            found = code(channel, DRAIN)
-        allowed = role is Role.OPERATOR
-        assert found is (grpc.StatusCode.UNIMPLEMENTED if allowed else grpc.StatusCode.PERMISSION_DENIED)
+@pytest.mark.parametrize("role", Role)
+def test_every_rpc_of_a_worker_is_refused_to_the_wrong_role(
+    server: GrpcServer, authority: Authority, role: Role
+) -> None:
+    services = worker_pb2.DESCRIPTOR.services_by_name.values()
+    methods = [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
+    assert set(methods) == set(MAY_CALL)
+    with open_channel(f"127.0.0.1:{server.port}", authority.credentials(role, "x")) as channel:
+        for method in methods:
+            answer = grpc.StatusCode.UNIMPLEMENTED  # of the bare servicer
+            expected = answer if role in MAY_CALL[method] else grpc.StatusCode.PERMISSION_DENIED
+            assert code(channel, method) is expected, method
 
 
 def test_without_tls_nobody_is_asked() -> None:

@@ -1,0 +1,1 @@
+"""What calls may take of a gRPC server with threads."""
