@@ -73,7 +73,7 @@ class Script:
     refused: Refused | None = None
     undecided_s: float = 0.0  # before it is refused
     error: OutputError | None = None  # after `tokens`
-    hangs: bool = False  # after `tokens`, until cancelled
+    hangs: bool = False  # after `tokens`, until finished, ended or cancelled
     timeline: tuple[Mark, ...] = ()
 
 
@@ -186,6 +186,8 @@ class FakeEngine:
 
     def finish(self, request_id: str) -> None:
         self.finished_early.append(request_id)
+        if request_id in self._hanging:
+            self._hanging[request_id].set()
 
     def end(self, request_id: str, error: OutputError) -> None:
         self.ended_with[request_id] = error

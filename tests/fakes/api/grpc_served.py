@@ -22,7 +22,8 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import MESSAGE_TIMEOUT_S, Generation
-from coppice_scheduler.edge.grpc.server import GenerationServer
+from coppice_scheduler.edge.grpc.keyless import KeylessLimits
+from coppice_scheduler.edge.grpc.server import ConnectionLimits, GenerationServer
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
 
@@ -39,6 +40,7 @@ class Served:
     stub: Any
     channel: grpc.aio.Channel
     port: int
+    server: GenerationServer
 
     def ids(self, text: str) -> list[int]:
         return list(self.checkpoint.raw.encode(text).ids)
@@ -66,6 +68,8 @@ def serve(
     message_timeout_s: float = MESSAGE_TIMEOUT_S,
     tls: tuple[Path, Path, Path] | None = None,
     checkpoint: CheckpointText | None = None,
+    limits: ConnectionLimits | None = None,
+    keyless: KeylessLimits | None = None,
 ) -> None:
     """`tls`: files of a public certificate, its key, and the CA that the client knows."""
     text = checkpoint or load_checkpoint_text(DEMO)
@@ -75,12 +79,14 @@ def serve(
         metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
         frontdoor = FrontDoor(engine, text, tenants or TenantDirectory.single_default(), metrics)
         generation = Generation(frontdoor, message_timeout_s=message_timeout_s)
-        server = GenerationServer(generation, "127.0.0.1", 0, MAX_CONNECTIONS, PublicTls(*tls[:2]) if tls else None)
+        public = PublicTls(*tls[:2]) if tls else None
+        bounds = limits or ConnectionLimits(MAX_CONNECTIONS)
+        server = GenerationServer(generation, "127.0.0.1", 0, bounds, public, keyless=keyless)
         await server.start()
         try:
             address = f"127.0.0.1:{server.port}"
             async with open_channel(address, tls[2] if tls else None) as channel:
-                await test(Served(engine, text, pb_grpc.GenerationStub(channel), channel, server.port))
+                await test(Served(engine, text, pb_grpc.GenerationStub(channel), channel, server.port, server))
         finally:
             await server.stop(None)
 

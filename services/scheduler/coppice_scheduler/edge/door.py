@@ -37,7 +37,7 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics, merged_registr
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import Generation
-from coppice_scheduler.edge.grpc.server import GenerationServer
+from coppice_scheduler.edge.grpc.server import ConnectionLimits, GenerationServer
 from coppice_scheduler.edge.http.field_table import UnknownFields
 from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
@@ -163,7 +163,8 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     tls = settings.public_tls()
     app = create_app(frontdoor, registry, unknown_fields=UnknownFields(settings.unknown_fields))
     rest = _Server(uvicorn_config(app, settings.host, settings.port, limits, tls, settings.cors_origins))
-    grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, connections.grpc, tls)
+    grpc_limits = ConnectionLimits(connections.grpc)
+    grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)
     frontdoor.warm_up()
@@ -173,7 +174,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     await _until_the_end(engine, grpc_server)
     rest.stop_listening()
     engine.end_streams("the scheduler shut down before this request was complete; send it again")
-    await grpc_server.begin_to_end()
+    grpc_server.begin_to_end()
     rest.should_exit = True
     ended = asyncio.gather(rest_task, grpc_server.stop(CLOSE_GRACE_S))
     if not (await asyncio.wait({ended}, timeout=CLOSE_GRACE_S))[0]:
@@ -193,7 +194,7 @@ def _directory(settings: ServiceSettings, content: bytes) -> TenantDirectory:
 async def _until_the_end(engine: DoorEngine, grpc_server: GenerationServer) -> None:
     """Tell gRPC health how things are until the planner says stop, or nothing any more."""
     while not (engine.stop_wanted or engine.planner_is_lost):
-        await grpc_server.set_ready(engine.ready)
+        grpc_server.set_ready(engine.ready)
         await engine.changed.wait()
         engine.changed.clear()
 

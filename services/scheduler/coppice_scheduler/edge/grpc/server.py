@@ -1,12 +1,17 @@
-"""The gRPC port of a front door: what strangers may take of it, health, reflection."""
+"""The gRPC port of a front door: what strangers may take of it, health, reflection.
+
+    connection made --10 s--> handshake complete --> calls --1 min without any--> closed
+                                                       +-- 10 min after it was made: no more calls; closed at its last
+
+A call without a key ends after `KeylessLimits`, one with a key at its own deadline.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from dataclasses import dataclass
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coppice.edge.grpc_server import SERVER_OPTIONS
@@ -14,8 +19,11 @@ from coppice.errors import UnavailableError
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.grpc.generation import SERVICE, Generation
+from coppice_scheduler.edge.grpc.health import Health
+from coppice_scheduler.edge.grpc.keyless import KeylessCalls, KeylessLimits
 
 STREAMS_MAX = 1024  # of one connection; further calls wait at the client
+HEALTH = "grpc.health.v1.Health"
 
 _OPTIONS: dict[str, int] = {
     **dict(SERVER_OPTIONS),
@@ -31,19 +39,46 @@ _OPTIONS: dict[str, int] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """A client whose connection was told to end opens another one for its next call."""
+
+    connections: int
+    idle_s: float = 60.0
+    age_s: float = 600.0
+    # Behind its age, for the calls that it has: far more than an answer takes, as no stream may be cut in its middle.
+    last_calls_s: float = 86_400.0
+
+    def options(self) -> dict[str, int]:
+        return {
+            "grpc.max_allowed_incoming_connections": self.connections,
+            "grpc.max_connection_idle_ms": round(1000 * self.idle_s),
+            "grpc.max_connection_age_ms": round(1000 * self.age_s),
+            "grpc.max_connection_age_grace_ms": round(1000 * self.last_calls_s),
+        }
+
+
 class GenerationServer:
     """Not serving until `set_ready(True)`."""
 
     def __init__(
-        self, generation: Generation, host: str, port: int, max_connections: int, tls: PublicTls | None = None
+        self,
+        generation: Generation,
+        host: str,
+        port: int,
+        limits: ConnectionLimits,
+        tls: PublicTls | None = None,
+        *,
+        keyless: KeylessLimits | None = None,
     ) -> None:
         """Raises UnavailableError."""
-        options = {**_OPTIONS, "grpc.max_allowed_incoming_connections": max_connections}
-        self._server = grpc.aio.server(options=tuple(options.items()))
-        self._health = _Health()
+        options = {**_OPTIONS, **limits.options()}
+        keyless_calls = KeylessCalls(SERVICE, keyless or KeylessLimits())
+        self._server = grpc.aio.server(options=tuple(options.items()), interceptors=(keyless_calls,))
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((generation.handler(),))
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server)
         try:
             address = f"{host}:{port}"
             if tls is None:
@@ -56,47 +91,18 @@ class GenerationServer:
             ) from error
 
     async def start(self) -> None:
-        await self.set_ready(False)
+        self.set_ready(False)
         await self._server.start()
 
-    async def set_ready(self, ready: bool) -> None:
+    def set_ready(self, ready: bool) -> None:
         serving = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", SERVICE):
-            await self._health.set(service, serving)
+            self._health.set(service, serving)
 
-    async def begin_to_end(self) -> None:
+    def begin_to_end(self) -> None:
         """Tell every Watch that this ends, and end it."""
-        await self._health.enter_graceful_shutdown()
-        self._health.end_watches()
+        self._health.end()
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones `grace_s` seconds, then end them."""
         await self._server.stop(grace_s)
-
-
-class _Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """The library's, but calls of Watch end with the server: there is no other end that they would wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._watching: set[asyncio.Task[None]] = set()
-        self._has_ended = False
-
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        if self._has_ended:
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._watching.add(task)
-        try:
-            await super().Watch(request, context)
-        except asyncio.CancelledError:
-            if not self._has_ended:
-                raise
-        finally:
-            self._watching.discard(task)
-
-    def end_watches(self) -> None:
-        self._has_ended = True
-        for task in self._watching:
-            task.cancel()
