@@ -1,10 +1,19 @@
-"""`/metrics`, `/healthz` and `/readyz` of a process that serves no other HTTP."""
+"""`/metrics`, `/healthz` and `/readyz` of a process that serves no other HTTP.
+
+    connection made --10 s--> hands are shaken, the request is read, its answer is written; then it is closed
+         +-- one too many, of one address or in all: closed at once
+
+Each connection keeps a thread of a process that has better things to do with them.
+"""
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,7 +25,9 @@ from coppice.tls.credentials import Credentials
 from coppice.tls.identity import NoIdentity, identity_of
 from coppice.tls.rights import why_not_rest
 
-PATIENCE_S = 10  # with whoever connects for metrics and does not go on
+PATIENCE_S = 10.0  # with a connection from its first moment to its last
+CONNECTIONS_MAX = 32
+PEER_CONNECTIONS_MAX = 8  # of one address, so that no machine keeps all others out
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +36,7 @@ class MetricsServer:
 
     host: str
     port: int
-    _server: ThreadingHTTPServer
+    _server: _Server
     _thread: threading.Thread
 
     def close(self) -> None:
@@ -43,12 +54,14 @@ def serve_metrics(
     notes: Callable[[], Sequence[str]] = tuple,
     flag: str = "--http-port",
     tls: Credentials | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> MetricsServer:
     """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
 
     `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
     gives, 200 when it gives none; `notes` are more lines for whoever reads it. With `tls` all of it is for those alone
-    who show a certificate of the stack, of any role. Raises UnavailableError when the port cannot be had.
+    who show a certificate of the stack, of any role. No connection lasts longer than `patience_s`. Raises
+    UnavailableError when the port cannot be had.
     """
 
     class Handler(_MetricsHandler):
@@ -63,10 +76,20 @@ def serve_metrics(
         raise UnavailableError(
             f"cannot listen on {host}:{port} for metrics: {error.strerror}", hint=f"choose another {flag}"
         ) from error
+    server.patience_s = patience_s
     server.context = tls.listening_context() if tls is not None else None
     thread = threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True)
     thread.start()
     return MetricsServer(host=host, port=server.server_address[1], _server=server, _thread=thread)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An accepted connection."""
+
+    peer: str
+    until_s: float  # on the monotonic clock
+    connection: socket.socket  # under TLS it is another object than the one that was accepted
 
 
 class _Server(ThreadingHTTPServer):
@@ -74,14 +97,50 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
     context: ssl.SSLContext | None = None
+    patience_s: float
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[Any, _Open] = {}  # by the accepted socket; one that is not here is closed, or about to be
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for it. If not, it is closed at once."""
+        peer = str(client_address[0])
+        with self._lock:
+            num_of_peer = sum(one.peer == peer for one in self._open.values())
+            if len(self._open) >= CONNECTIONS_MAX or num_of_peer >= PEER_CONNECTIONS_MAX:
+                return False
+            self._open[request] = _Open(peer, time.monotonic() + self.patience_s, request)
+            return True
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        request.settimeout(PATIENCE_S)
+        request.settimeout(self.patience_s)
         try:
-            with request if self.context is None else self.context.wrap_socket(request, server_side=True) as connection:
-                super().finish_request(connection, client_address)
+            connection = request if self.context is None else self._shake_hands(request, self.context)
+            super().finish_request(connection, client_address)
         except OSError:
             pass  # who hangs up, or cannot shake hands, is not worth a traceback
+
+    def _shake_hands(self, request: Any, context: ssl.SSLContext) -> ssl.SSLSocket:
+        connection = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            self._open[request].connection = connection
+        connection.do_handshake()
+        return connection
+
+    def service_actions(self) -> None:
+        """Called between connections, and twice a second without any: wake the threads of those whose time is up."""
+        with self._lock:
+            for one in self._open.values():
+                if one.until_s <= time.monotonic():
+                    with suppress(OSError):  # as a plain socket: the thread may be at its TLS
+                        socket.socket.shutdown(one.connection, socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:  # from here on its number may be another connection's
+            one = self._open.pop(request, None)
+        super().shutdown_request(request if one is None else one.connection)
 
 
 class _MetricsHandler(BaseHTTPRequestHandler):
@@ -91,7 +150,6 @@ class _MetricsHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "coppice"
     sys_version = ""  # versions are nobody's business
-    timeout = PATIENCE_S
 
     def do_GET(self) -> None:
         path = self.path.split("?", 1)[0]
@@ -126,6 +184,7 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

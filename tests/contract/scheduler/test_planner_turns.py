@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from coppice.ids import CacheEpoch, Namespace, WorkerEpoch, WorkerId
+from coppice.messages.index import WorkerInfo, Workers
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Effects
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings
 from coppice_scheduler.edge.planner import planner
 from coppice_scheduler.edge.planner.planner import Planner
+from tests.fakes.threads import no_threads
 from tests.fakes.waiting import WAIT_S, wait_for
 
 NOBODY = "127.0.0.1:1"  # no cache service: turns are taken nevertheless
@@ -142,6 +145,18 @@ def test_a_turn_that_fails_is_the_last(world: World) -> None:
     turns = len(world.turns)
     world.planner.later(lambda: world.turns.append("after the end"))
     assert len(world.turns) == turns
+
+
+def test_a_worker_that_there_is_no_thread_for_does_not_end_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again in later turns."""
+    world = World()
+    info = WorkerInfo(WorkerId("w0"), WorkerEpoch(1), NOBODY, 8, 4, Namespace(b"n"), "m", True)
+    with no_threads(monkeypatch):
+        world.planner.later(lambda: world.planner._index_message(Workers(CacheEpoch(1), (info,))))
+        wait_for(lambda: world.planner._workers._waiting or world.failures, "the worker is listed")
+    assert not world.failures
+    wait_for(lambda: world.planner._workers._clients, "a session to it")
+    world.planner.stop()
 
 
 def test_nothing_happens_before_the_start() -> None:

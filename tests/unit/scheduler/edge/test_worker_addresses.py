@@ -1,4 +1,5 @@
-"""Where a worker says that it is: nobody's word about that ends the planner, or leads it past TLS."""
+"""Where a worker says that it is: nobody's word about that ends the planner, or leads it past TLS; nor does a lack of
+threads for its session end it."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from coppice.ids import CacheEpoch, Namespace, WorkerEpoch, WorkerId
+from coppice.ids import CacheEpoch, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import WorkerInfo, Workers
 from coppice_scheduler.edge.planner.clients import WorkerClients
+from tests.fakes.threads import no_threads
 
 NOT_TLS: Any = None
 TLS: Any = object()  # never looked at: no connection is made
@@ -59,3 +61,37 @@ def test_where_all_are_on_one_machine_it_is() -> None:
             assert set(workers._clients) == {"w0"}
         finally:
             workers.stop()
+
+
+def test_a_worker_without_a_thread_for_it_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = clients(NOT_TLS, is_local=True)
+    try:
+        with no_threads(monkeypatch):
+            for _ in range(2):
+                workers.listed(listed("127.0.0.1:9", "127.0.0.1:9"))
+                workers.tend()
+            workers.listed(listed("127.0.0.1:9"))
+            assert not workers._clients
+            assert len([record for record in caplog.records if "w0 is left out" in record.getMessage()]) == 1
+        workers.tend()
+        assert set(workers._clients) == {"w0"}, "w1 is listed no more"
+        client = workers._clients[WorkerId("w0")]
+        workers.tend()
+        assert workers._clients == {"w0": client}
+    finally:
+        workers.stop()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_worker_that_waits_is_forgotten_with_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
+    workers = clients(NOT_TLS, is_local=True)
+    with no_threads(monkeypatch):
+        workers.listed(listed("127.0.0.1:9"))
+    if is_new:
+        workers.new_epoch(SchedulerEpoch(7))
+    else:
+        workers.listed(listed("nowhere"))
+    workers.tend()
+    assert not workers._clients

@@ -1,18 +1,28 @@
-"""The metrics server answers whom it may."""
+"""The metrics server answers whom it may, and keeps few threads for those who say nothing."""
 
 from __future__ import annotations
 
 import http.client
 import socket
 import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from coppice.errors import UnavailableError
-from coppice.telemetry.metrics_server import serve_metrics
+from coppice.telemetry.metrics_server import (
+    CONNECTIONS_MAX,
+    PEER_CONNECTIONS_MAX,
+    MetricsServer,
+    serve_metrics,
+)
+from coppice.tls.credentials import Credentials
 from tests.fakes.certificates import Authority
+from tests.fakes.waiting import WAIT_S, wait_for
 
 
 def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
@@ -74,3 +84,102 @@ def test_with_tls_metrics_are_for_whoever_has_a_certificate_of_the_stack(tmp_pat
         silent.close()
     finally:
         server.close()
+
+
+# ---- who connects and does not go on ----
+
+FOREVER_S = 3600.0
+
+
+@contextmanager
+def serving(*, patience_s: float = FOREVER_S, tls: Credentials | None = None) -> Iterator[MetricsServer]:
+    server = serve_metrics("127.0.0.1", 0, CollectorRegistry(), tuple, tls=tls, patience_s=patience_s)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def connect(server: MetricsServer, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S, source_address=(source, 0))
+
+
+def is_cut(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def is_served(server: MetricsServer) -> bool:
+    try:
+        return get(server.port, "/healthz")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_connections_beyond_those_of_one_address_are_closed_at_once() -> None:
+    with serving() as server, ExitStack() as open_:
+        silent = [open_.enter_context(connect(server)) for _ in range(PEER_CONNECTIONS_MAX)]
+        assert is_cut(open_.enter_context(connect(server)))
+        silent.pop().close()
+        wait_for(lambda: is_served(server), "one that came when there was room")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback is one address")
+def test_connections_beyond_those_of_all_are_closed_at_once() -> None:
+    with serving() as server, ExitStack() as open_:
+        for number in range(CONNECTIONS_MAX):
+            open_.enter_context(connect(server, f"127.0.0.{number // PEER_CONNECTIONS_MAX + 2}"))
+        assert is_cut(open_.enter_context(connect(server)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback is one address")
+def test_one_address_does_not_keep_others_out() -> None:
+    with serving() as server, ExitStack() as open_:
+        kept = [open_.enter_context(connect(server, "127.0.0.2")) for _ in range(CONNECTIONS_MAX)]
+        assert all(is_cut(connection) for connection in kept[PEER_CONNECTIONS_MAX:])
+        assert is_served(server)
+
+
+CLIENT_HELLO = b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb\x03\x03"  # how a long one begins
+
+
+@pytest.mark.parametrize(
+    ("with_tls", "begins"), [(False, b"GET /"), (True, CLIENT_HELLO)], ids=["request", "handshake"]
+)
+def test_who_says_a_byte_now_and_then_is_cut_when_its_time_is_up(tmp_path: Path, with_tls: bool, begins: bytes) -> None:
+    tls = Authority(tmp_path).credentials("worker", "w0") if with_tls else None
+    with serving(patience_s=0.5, tls=tls) as server, connect(server) as slow:
+        slow.sendall(begins)
+        slow.settimeout(0.05)
+        wait_for(lambda: is_cut_after_a_byte(slow), "its end")
+
+
+def is_cut_after_a_byte(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"\0")
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_thread_that_waits_for_a_request_over_tls_is_woken_when_time_is_up(tmp_path: Path) -> None:
+    tls = Authority(tmp_path).credentials("worker", "w0")
+    with serving(tls=tls) as server, tls.client_context().wrap_socket(connect(server)) as secured:
+        secured.sendall(b"GET /")
+        (one,) = server._server._open.values()
+        one.until_s = 0.0
+        assert is_cut(secured)
+        wait_for(lambda: not server._server._open, "its place is free")
+
+
+def test_a_connection_is_for_one_request() -> None:
+    with serving() as server, connect(server) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        assert answer.count(b"HTTP/1.1 200") == 1

@@ -107,6 +107,9 @@ class WorkerClient:
             certified=info.worker_id,
             nobody_listens=self._nobody_listens,
         )
+
+    def start(self) -> None:
+        """Raises RuntimeError when there is no thread to be had."""
         self._link.start()
 
     def take_voucher(self, voucher: bytes) -> None:
@@ -147,7 +150,8 @@ class WorkerClients:
     """Keeps one client for every worker that the cache service lists. Touched in the planner's turns only.
 
     A worker says itself where it is. One whose address is none is left out, and with `tls` so is one on a Unix socket,
-    which nobody would look at the certificate of, unless the cache service `is_local`, too.
+    which nobody would look at the certificate of, unless the cache service `is_local`, too. One that there is no
+    thread for waits until there is.
     """
 
     def __init__(
@@ -174,6 +178,7 @@ class WorkerClients:
         self._lost = lost
         self._gone = gone
         self._clients: dict[WorkerId, WorkerClient] = {}
+        self._waiting: dict[WorkerId, WorkerInfo] = {}  # for a thread
         self._attached_ids: set[WorkerId] = set()
         self._listed_under: dict[WorkerId, CacheEpoch] = {}
         self._epoch = SchedulerEpoch(0)
@@ -204,7 +209,27 @@ class WorkerClients:
             if known is not None:
                 known.take_voucher(info.voucher)
             elif self._is_usable(info):
-                self._clients[worker_id] = WorkerClient(info, self._epoch, self._name, self._inbox, self, self._tls)
+                self._open(info)
+            else:
+                self._waiting.pop(worker_id, None)
+        self._waiting = {worker_id: info for worker_id, info in self._waiting.items() if worker_id in wanted}
+
+    def tend(self) -> None:
+        """Try again what there was no thread for."""
+        for info in list(self._waiting.values()):
+            self._open(info)
+
+    def _open(self, info: WorkerInfo) -> None:
+        client = WorkerClient(info, self._epoch, self._name, self._inbox, self, self._tls)
+        try:
+            client.start()
+        except RuntimeError as error:  # at a limit of processes; all other streams go on
+            if info.worker_id not in self._waiting:
+                _log.error("worker %s is left out until there is a thread for it: %s", info.worker_id, error)
+            self._waiting[info.worker_id] = info
+            return
+        self._waiting.pop(info.worker_id, None)
+        self._clients[info.worker_id] = client
 
     def _is_usable(self, info: WorkerInfo) -> bool:
         try:
@@ -223,6 +248,7 @@ class WorkerClients:
             client.post(plan)
 
     def stop(self) -> None:
+        self._waiting.clear()
         for worker_id in list(self._clients):
             self._drop(worker_id)
 

@@ -186,6 +186,7 @@ class Planner:
             self._index.post(message)
         if now_ns - self._stats_ns > STATS_EVERY_NS:
             self._stats, self._stats_ns = self._core.stats(), now_ns
+            self._workers.tend()
         wakeup_ns = self._core.next_wakeup_ns()
         self._wakeup_ns = NEVER_NS if wakeup_ns is None else wakeup_ns
         if self._wakeup_ns < self._asleep_until_ns:
