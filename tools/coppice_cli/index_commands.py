@@ -32,6 +32,14 @@ def ingest(
     ] = None,
     topic: Annotated[str, typer.Option(help="Follow only topics that begin so; kv@POD@MODEL names a source.")] = "",
     host: Annotated[str, typer.Option(help="Address of the REST API.")] = "127.0.0.1",
+    insecure_network: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-network",
+            envvar="COPPICE_INSECURE_NETWORK",
+            help="Listen beyond loopback, without TLS: whoever reaches it can ask what the engines have cached.",
+        ),
+    ] = False,
     port: Annotated[int, typer.Option(help="Port of the REST API; 0 takes a free one.")] = 8073,
     blocks: Annotated[int, typer.Option(help="Blocks remembered per source; what is beyond is withheld.")] = 1_000_000,
     log_level: Annotated[str, typer.Option(help="Least level that is logged: debug, info, warning, error.")] = "info",
@@ -46,6 +54,7 @@ def ingest(
         topic=topic,
         host=host,
         port=port,
+        insecure_network=insecure_network,
         blocks_per_source_max=blocks,
         log_level=log_level,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -14,6 +15,14 @@ from coppice.tls.credentials import Credentials, TlsFiles
 from coppice.tls.identity import Role
 
 _TEXT = "for connections between services, with --tls-cert, --tls-key and --tls-ca all or none"
+GIVE_TLS = "give --tls-cert, --tls-key and --tls-ca (coppice certs makes them)"
+
+
+def refuse_open_hosts(listens: Mapping[str, str], why_not: str, hint: str) -> None:
+    """Raises UsageError when other machines can reach one of these hosts, which are listed by their flags."""
+    for flag, host in listens.items():
+        if not is_loopback(host):
+            raise UsageError(f"{flag} {host} can be reached from other machines, and {why_not}", hint=hint)
 
 
 class TlsSettings(Settings):
@@ -83,12 +92,8 @@ class ListeningSettings(TlsSettings):
         flag, address = self.sessions()
         if flag == "--session-address" and isinstance(address, Address):
             listens[flag] = address.host
-        open_ones = [f"{flag} {name}" for flag, name in listens.items() if not is_loopback(name)]
-        if not open_ones:
-            return
-        raise UsageError(
-            f"{open_ones[0]} can be reached from other machines, and without TLS whoever reaches it can read every "
-            "prompt and speak as any service",
-            hint="give --tls-cert, --tls-key and --tls-ca (coppice certs makes them), listen on 127.0.0.1, or say "
-            "--insecure-network where only these services reach that network",
+        refuse_open_hosts(
+            listens,
+            "without TLS whoever reaches it can read every prompt and speak as any service",
+            f"{GIVE_TLS}, listen on 127.0.0.1, or say --insecure-network where only these services reach that network",
         )

@@ -239,6 +239,8 @@ def test_pages_and_metrics(keep: Keep) -> None:
         (IngestOptions(["tcp://h:1"], name=["a", "b"]), "--name is given 2 times"),
         (IngestOptions(["tcp://h:1", "tcp://h:1"]), "two feeds are called tcp://h:1"),
         (IngestOptions(["tcp://h:1"], port=70_000), "--port is 70000"),
+        (IngestOptions(["tcp://h:1"], host="0.0.0.0"), r"--host 0\.0\.0\.0 can be reached from other machines"),
+        (IngestOptions(["nonsense"], host="0.0.0.0", port=0, insecure_network=True), "nonsense"),
         (IngestOptions(["tcp://h:1"], blocks_per_source_max=0), "--blocks is 0"),
         (IngestOptions(["tcp://h:1"], log_level="loud"), "log level 'loud'"),
     ],

@@ -16,6 +16,21 @@ START_S = 60
     ("arguments", "words"),
     [
         (["--host", "0.0.0.0", "--model", str(DEMO)], "--host 0.0.0.0 can be reached from other machines"),
+        (
+            [
+                "--metrics-host",
+                "0.0.0.0",
+                "--metrics-port",
+                "0",
+                "--port",
+                "0",
+                "--grpc-port",
+                "0",
+                "--model",
+                str(DEMO),
+            ],
+            "--metrics-host 0.0.0.0 can be reached from other machines",
+        ),
         (["--model", str(DEMO / "nothing")], "is no directory"),
         (["--modell", "x"], "unknown flag --modell (did you mean --model?)"),
     ],

@@ -20,7 +20,6 @@ from coppice.tenants.file import load_tenants
 from coppice.tls.certificates import identity_in
 from coppice.tls.credentials import Credentials, TlsFiles
 from coppice.tls.identity import Identity, NoIdentity, Role
-from coppice.tls.settings import ListeningSettings
 from coppice_cache.edge.settings import CacheSettings
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_worker.edge.settings import WorkerSettings
@@ -106,9 +105,8 @@ def test_services_accept_their_environment(compose: dict[str, Any], made: Path, 
 @pytest.mark.parametrize("name", SERVICES)
 def test_services_have_a_certificate_of_their_own(compose: dict[str, Any], made: Path, name: str) -> None:
     settings = settings_of(compose, made, name)
-    if isinstance(settings, ListeningSettings):
-        settings.check_listening()
-        assert not settings.insecure_network
+    settings.check_listening()
+    assert not settings.insecure_network
     role = Role(name.partition("-")[0])
     credentials = settings.credentials(role, name)
     assert credentials is not None

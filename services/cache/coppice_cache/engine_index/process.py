@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, UsageError
 from coppice.telemetry.logs import LogLevel, configure_logging
+from coppice.tls.settings import refuse_open_hosts
 from coppice_cache.edge.api.admin_http import AdminServer
 from coppice_cache.engine_index.core.fleet import FleetLimits
 from coppice_cache.engine_index.core.tree import AdvisoryLimits
@@ -29,6 +30,7 @@ class IngestOptions:
     topic: str = ""
     host: str = "127.0.0.1"
     port: int = 8073
+    insecure_network: bool = False
     blocks_per_source_max: int = 1_000_000
     log_level: LogLevel = "info"
 
@@ -62,6 +64,13 @@ def run_ingest(options: IngestOptions) -> int:
         raise UsageError(f"--port is {options.port}", hint="0 to 65535; 0 takes a free one")
     if options.blocks_per_source_max < 1:
         raise UsageError(f"--blocks is {options.blocks_per_source_max}", hint="at least 1")
+    if not options.insecure_network:
+        refuse_open_hosts(
+            {"--host": options.host},
+            "whoever reaches it can ask what the engines have cached",
+            "listen on 127.0.0.1, behind a proxy with TLS for others, or say --insecure-network where nobody else "
+            "reaches that network",
+        )
     configure_logging(options.log_level)
     stopping = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):

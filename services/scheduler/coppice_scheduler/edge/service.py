@@ -66,6 +66,7 @@ def serve(settings: ServiceSettings) -> None:
             "reaches it may use it",
             hint="give --tenants FILE, or listen on 127.0.0.1",
         )
+    settings.check_listening()
     tls = settings.credentials(Role.SCHEDULER)
     settings.public_tls()  # what is wrong there is told before anything is started
     limits = _model_limits(Path(settings.model))

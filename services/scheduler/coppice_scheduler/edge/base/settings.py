@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from coppice.settings import SessionAddressText
-from coppice.tls.settings import TlsSettings
+from coppice.settings import SessionAddressText, Variable
+from coppice.tls.settings import GIVE_TLS, TlsSettings, refuse_open_hosts
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings
 from coppice_scheduler.edge.base.public_tls import PublicTls
 
@@ -57,6 +57,9 @@ class ServiceSettings(TlsSettings):
         None, ge=0, le=65535, description="Own port for /metrics; default: the REST port, with tenants nowhere."
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
+    insecure_network: Annotated[bool, Variable("COPPICE_INSECURE_NETWORK")] = Field(
+        False, description="Let --metrics-host be beyond loopback without TLS: whoever reaches it reads of all tenants."
+    )
     otlp_endpoint: str | None = Field(
         None, description="OTLP gRPC endpoint for traces: http://HOST:PORT, or https:// under --tls-cert."
     )
@@ -130,6 +133,17 @@ class ServiceSettings(TlsSettings):
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise ValueError("--ssl-certfile and --ssl-keyfile belong together: give both, or none")
         return self
+
+    def check_listening(self) -> None:
+        """Raises UsageError when others can reach the metrics, and nothing protects them. --host is no such port: its
+        clients have keys."""
+        if self.metrics_port is None or self.tls_cert is not None or self.insecure_network:
+            return
+        refuse_open_hosts(
+            {"--metrics-host": self.metrics_host},
+            "without TLS whoever reaches it can read which tenants there are and how busy each is",
+            f"{GIVE_TLS}, listen on 127.0.0.1, or say --insecure-network where nobody else reaches that network",
+        )
 
     def public_tls(self) -> PublicTls | None:
         """None: clients speak without TLS, or to a proxy that has it. Raises UsageError."""
