@@ -22,6 +22,7 @@ class TlsChannel:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._record = memoryview(bytearray(_RECORD_BYTES))
         self.is_open = False  # hands were shaken
+        self.heard_farewell = False  # nothing more comes
         self._is_broken = False
 
     def shake_hands(self) -> bool:
@@ -41,6 +42,10 @@ class TlsChannel:
         """Of the peer, after the handshake."""
         return self._tls.getpeercert()
 
+    @property
+    def context(self) -> ssl.SSLContext:
+        return self._tls.context
+
     def feed(self, data: bytes) -> None:
         if not self._is_broken:  # nobody would ever read it
             self._incoming.write(data)
@@ -53,9 +58,12 @@ class TlsChannel:
             while self._incoming.pending or self._tls.pending():
                 size = int(self._tls.read(_RECORD_BYTES, self._record))
                 if not size:
+                    self.heard_farewell = True
                     break
                 parts.append(bytes(self._record[:size]))
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+        except ssl.SSLZeroReturnError:
+            self.heard_farewell = True
+        except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:
             self._is_broken = True
@@ -63,7 +71,7 @@ class TlsChannel:
                 raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def sealed(self, data: bytes) -> bytes:
+    def sealed(self, data: bytes | bytearray | memoryview[Any]) -> bytes:
         """As it goes to the network. Raises ssl.SSLError."""
         with memoryview(data) as rest:
             sent = 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from coppice.errors import UnavailableError, UsageError
 from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
 from coppice.tls.rights import REST_OF_ALL, RPCS
-from coppice_cache.edge.api.admin_http import AdminServer
+from coppice_cache.edge.api.admin_http import HANDSHAKES_MAX, AdminServer
 from coppice_cache.edge.process import CacheProcess
 from coppice_cache.edge.settings import CacheSettings
 from coppice_cli.app import app
@@ -144,6 +146,19 @@ def test_rest_without_a_certificate_is_no_rest(cache: Cache, authority: Authorit
     context.check_hostname = False
     with pytest.raises((ssl.SSLError, ConnectionError)):
         asked(cache, context, "/healthz")
+
+
+def test_hundreds_of_silent_connections_are_few_handshakes_and_keep_no_operator_out(
+    cache: Cache, authority: Authority
+) -> None:
+    context = authority.credentials("operator", "x").client_context()
+    with ExitStack() as open_:
+        for _ in range(HANDSHAKES_MAX + 200):
+            open_.enter_context(socket.create_connection(("127.0.0.1", cache.http_port), timeout=WAIT_S))
+        assert asked(cache, context, "/healthz")[0] == 200  # it was accepted behind all of them
+        server = cache.process._http._server
+        assert server is not None
+        assert len(server.server_state.connections) <= HANDSHAKES_MAX + 1
 
 
 def cache_command(url: str, files: list[str], *command: str) -> Any:

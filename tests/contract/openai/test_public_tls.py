@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -18,10 +18,10 @@ import openai
 import pytest
 
 from coppice.errors import UsageError
+from coppice.tls.entrance import Handshakes, TlsEntrance
 from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.base.settings import ServiceSettings
-from coppice_scheduler.edge.http.tls_entrance import TlsEntrance
 from tests.fakes.api import grpc_served
 from tests.fakes.api.engine import Script
 from tests.fakes.api.rest import MODEL, WAIT_S, Served, read_until_closed, serving
@@ -29,6 +29,7 @@ from tests.fakes.certificates import Authority, replace
 from tests.fakes.waiting import wait_for
 
 Files = tuple[Path, Path, Path]
+CLIENT_HELLO = b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb\x03\x03"  # how a long one begins
 
 
 @pytest.fixture
@@ -106,9 +107,9 @@ def test_what_comes_with_the_last_bytes_of_the_handshake_is_read(served: Served,
 def test_silent_connections_count_and_are_cut(files: Files) -> None:
     with serving(tls=files, max_connections=1, excess_connections=1, handshake_timeout_s=1.0) as served:
         with served.connect() as silent, served.connect() as another, served.connect() as beyond:
-            assert read_until_closed(beyond) == b"", "cut at once"
-            assert read_until_closed(silent) == b""
+            assert read_until_closed(silent) == b"", "at once"
             assert read_until_closed(another) == b""
+            assert read_until_closed(beyond) == b""
 
         def is_served() -> bool:
             """On a busy machine hands may take longer than they may here."""
@@ -118,6 +119,23 @@ def test_silent_connections_count_and_are_cut(files: Files) -> None:
                 return False
 
         wait_for(is_served, "a client to be served")
+
+
+def test_hundreds_of_silent_connections_are_few_handshakes_and_keep_nobody_out(files: Files) -> None:
+    """The oldest make room, whether they have said nothing or a part of what they should."""
+    with (
+        serving(tls=files, max_handshakes=16, handshake_timeout_s=3600.0) as served,
+        secured(served, files) as kept,
+        ExitStack() as open_,
+    ):
+        silent = [open_.enter_context(served.connect()) for _ in range(300)]
+        for connection in silent[1::2]:
+            with suppress(ConnectionError):  # it was cut before
+                connection.sendall(CLIENT_HELLO)
+        assert served.http.get("/healthz").status_code == 200
+        assert [read_until_closed(connection) for connection in silent[:-16]] == [b""] * (300 - 16)
+        kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert kept.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n"), "whoever has shaken hands stays"
 
 
 def test_connections_of_http_count_with_them(files: Files) -> None:
@@ -174,10 +192,10 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
 def test_a_server_that_ends_does_not_wait_for_hands(files: Files) -> None:
     async def end() -> None:
         connections: set[TlsEntrance] = set()
-        tls = PublicTls(*files[:2])
+        handshakes = Handshakes(PublicTls(*files[:2]).channel, 1, timeout_s=3600.0)
 
         def entrance() -> TlsEntrance:
-            return TlsEntrance(asyncio.Protocol(), connections, 1, 3600.0, tls.rest_context)
+            return TlsEntrance(asyncio.Protocol, connections, handshakes)
 
         server = await asyncio.get_running_loop().create_server(entrance, "127.0.0.1", 0)
         async with server:

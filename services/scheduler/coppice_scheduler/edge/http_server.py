@@ -20,21 +20,20 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
+from coppice.tls.entrance import HANDSHAKE_S, HANDSHAKES_MAX, Handshakes, TlsEntrance, behind_tls
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.base.request_id import HEADER, request_id_of
 from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http.request_ids import RequestIds
-from coppice_scheduler.edge.http.tls_entrance import TlsEntrance
 from coppice_scheduler.edge.rest_app import error_response
 
 _BUSY_RETRY_MS = 1000
 # asyncio takes so many of them before anybody else has a turn, and calls that the backlog as well: who opens thousands
 # of connections at once would stop all streams for as long as they take.
 ACCEPTS_PER_TURN = 32
-# Of one connection, in one turn; asyncio has 256 KiB, and many large bodies may come at once. Under TLS it stays so.
+# Of one connection, in one turn; asyncio has 256 KiB, and many large bodies may come at once.
 READ_BYTES = 64 * 1024
 # What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.
 _log = logging.getLogger("coppice.scheduler.connections")
@@ -51,7 +50,8 @@ class HttpLimits:
     send_buffer_bytes: int = 128 * 1024
     max_requests: int = 10_000  # at once; above it a fast 503
     max_connections: int = 10_000
-    handshake_timeout_s: float = 10.0
+    max_handshakes: int = HANDSHAKES_MAX  # at once; above it whoever has been at it longest is cut
+    handshake_timeout_s: float = HANDSHAKE_S
     excess_connections: int = 256  # above them and as many, they are cut without a word
     excess_timeout_s: float = 1.0
 
@@ -124,15 +124,9 @@ def _limited_protocol(limits: HttpLimits) -> type[H11Protocol]:
 
 
 def _behind_tls(protocol: type[H11Protocol], limits: HttpLimits, tls: PublicTls) -> Callable[..., TlsEntrance]:
-    """What uvicorn calls, as it would call the class of a protocol, for each connection."""
     connections_max = limits.max_connections + limits.excess_connections
-
-    def entrance(*, server_state: ServerState, **others: Any) -> TlsEntrance:
-        inner = protocol(server_state=server_state, **others)
-        connections = server_state.connections
-        return TlsEntrance(inner, connections, connections_max, limits.handshake_timeout_s, tls.rest_context)
-
-    return entrance
+    handshakes = Handshakes(tls.channel, connections_max, limits.max_handshakes, limits.handshake_timeout_s)
+    return behind_tls(protocol, handshakes)
 
 
 class _LimitedProtocol(H11Protocol):

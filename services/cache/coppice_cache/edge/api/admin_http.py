@@ -21,6 +21,7 @@ from coppice.audit_log import Act, AuditLog
 from coppice.errors import UnavailableError
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
+from coppice.tls.entrance import Handshakes, TlsEntrance, behind_tls
 from coppice_cache.edge.api.body_limit import BodyLimit
 from coppice_cache.edge.api.guard import PEER, Guard
 from coppice_cache.edge.api.http_protocol import AdminProtocol
@@ -156,6 +157,8 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 # ---- the server ----
 
 CONNECTIONS_MAX = 512  # with one more, all are told 503 until some are gone; none stays long without asking
+TLS_CONNECTIONS_MAX = 2 * CONNECTIONS_MAX  # in all: above it nobody is told anything
+HANDSHAKES_MAX = 128  # at once; above it whoever has been at it longest is cut
 
 
 class AdminServer:
@@ -179,10 +182,9 @@ class AdminServer:
         self._thread: threading.Thread | None = None
 
     def start(self, app: FastAPI) -> None:
-        tls = self._tls
         config = uvicorn.Config(
             app,
-            http=AdminProtocol,
+            http=AdminProtocol if self._tls is None else _behind_tls(self._tls),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             log_level="warning",
@@ -190,7 +192,6 @@ class AdminServer:
             lifespan="off",
             timeout_graceful_shutdown=1,
             limit_concurrency=CONNECTIONS_MAX,
-            ssl_context_factory=None if tls is None else lambda *_: tls.listening_context(),
         )
         self._server = uvicorn.Server(config)
         self._socket.listen()  # whoever asks before the thread is up waits instead of being refused
@@ -204,3 +205,8 @@ class AdminServer:
             self._server.should_exit = True
             self._thread.join(timeout=5)
         self._socket.close()
+
+
+def _behind_tls(tls: Credentials) -> Callable[..., TlsEntrance]:
+    handshakes = Handshakes(lambda: tls.channel(is_server=True), TLS_CONNECTIONS_MAX, HANDSHAKES_MAX)
+    return behind_tls(AdminProtocol, handshakes)

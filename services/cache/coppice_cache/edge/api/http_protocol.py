@@ -29,8 +29,8 @@ class AdminProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if (connection := transport.get_extra_info("ssl_object")) is not None:
-            self._introduce(connection.getpeercert())
+        if transport.get_extra_info("sslcontext") is not None:
+            self._introduce(transport.get_extra_info("peercert"))
         self._request_timer = self._timer()
 
     def data_received(self, data: bytes) -> None:

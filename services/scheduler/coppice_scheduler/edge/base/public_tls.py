@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from coppice.errors import UsageError
+from coppice.tls.channel import TlsChannel
 from coppice.tls.credentials import load_certificate
 from coppice.tls.reloaded import Reloaded
 
@@ -31,9 +32,9 @@ class PublicTls:
             "files of --ssl-certfile and --ssl-keyfile", (certificate, key), lambda: _load(certificate, key)
         )
 
-    def rest_context(self) -> ssl.SSLContext:
-        """For one connection."""
-        return self._loaded.now().context
+    def channel(self) -> TlsChannel:
+        """For one connection of REST."""
+        return TlsChannel(self._loaded.now().context, is_server=True)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         def present() -> grpc.ServerCertificateConfiguration:
