@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
 from coppice.edge.kv_events import MAX_PAYLOAD_BYTES
 from coppice.errors import CoppiceError, UnavailableError, UsageError
@@ -21,6 +22,7 @@ from coppice_cache.edge.api.body_limit import BODY_BYTES_MAX
 from coppice_cache.engine_index.http import build_ingest_app
 from coppice_cache.engine_index.ingest import FeedSpec, Ingest
 from coppice_cache.engine_index.process import IngestOptions, feed_specs, run_ingest
+from coppice_cli.app import app
 from tests.fakes.cache.kv_engine import FakeEngine, block
 from tests.fakes.waiting import wait_for
 
@@ -239,7 +241,7 @@ def test_pages_and_metrics(keep: Keep) -> None:
         (IngestOptions(["tcp://h:1"], name=["a", "b"]), "--name is given 2 times"),
         (IngestOptions(["tcp://h:1", "tcp://h:1"]), "two feeds are called tcp://h:1"),
         (IngestOptions(["tcp://h:1"], port=70_000), "--port is 70000"),
-        (IngestOptions(["tcp://h:1"], host="0.0.0.0"), r"--host 0\.0\.0\.0 can be reached from other machines"),
+        (IngestOptions(["nonsense"], host="0.0.0.0", port=0), r"--host 0\.0\.0\.0 can be reached from other machines"),
         (IngestOptions(["nonsense"], host="0.0.0.0", port=0, insecure_network=True), "nonsense"),
         (IngestOptions(["tcp://h:1"], blocks_per_source_max=0), "--blocks is 0"),
         (IngestOptions(["tcp://h:1"], log_level="loud"), "log level 'loud'"),
@@ -249,6 +251,18 @@ def test_wrong_options_are_named(options: IngestOptions, says: str, monkeypatch:
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with pytest.raises(UsageError, match=says.replace("(", r"\(")):
         run_ingest(options)
+
+
+def test_the_command_line_takes_a_word_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    command = ["index", "ingest", "--zmq=nonsense", "--host=0.0.0.0", "--port=0"]
+
+    def refusal(*flags: str, **environ: str) -> str:
+        return str(CliRunner().invoke(app, [*command, *flags], env=environ).exception)
+
+    assert "--host 0.0.0.0 can be reached" in refusal()
+    assert "nonsense" in refusal("--insecure-network")
+    assert "nonsense" in refusal(COPPICE_INSECURE_NETWORK="1")
 
 
 def test_feeds_are_paired_in_order() -> None:
