@@ -73,8 +73,7 @@ class TlsEntrance(asyncio.Protocol):
         self._channel: TlsChannel | None = None  # from the first byte on
         self._inner: asyncio.Protocol | None = None  # once hands are shaken
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         if not self._handshakes.make_room(len(self._connections)):
             transport.abort()
