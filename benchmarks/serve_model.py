@@ -1,6 +1,6 @@
 """A model for comparing servers on a small machine: a bf16 Llama of 57M parameters with random weights.
 
-    python benchmarks/serve_model.py FOLDER
+    python benchmarks/serve_model.py FOLDER [--context 4096]
 
 hidden 512, 8 layers, 8 query and 2 KV heads, intermediate 1536, vocabulary 32,000, context 4,096. Weights say nothing;
 the work of a step is that of a real model of this shape. The tokenizer gives a byte one token, and every other id is a
@@ -21,8 +21,8 @@ CONTEXT = 4_096
 VOCABULARY = 32_000
 
 
-def write_model(folder: Path, seed: int = 0) -> int:
-    """Write checkpoint and tokenizer; returns the number of parameters."""
+def write_model(folder: Path, seed: int = 0, context: int = CONTEXT) -> int:
+    """Write checkpoint and tokenizer; returns the number of parameters. `context` in tokens."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=512,
@@ -30,7 +30,7 @@ def write_model(folder: Path, seed: int = 0) -> int:
         num_hidden_layers=8,
         num_attention_heads=8,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=False,
         bos_token_id=BOS_ID,
         eos_token_id=EOS_ID,
@@ -39,11 +39,13 @@ def write_model(folder: Path, seed: int = 0) -> int:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
     model.save_pretrained(folder)
-    write_byte_tokenizer(folder, CONTEXT, VOCABULARY)
+    write_byte_tokenizer(folder, context, VOCABULARY)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where it is written; made if it is not there")
-    print(f"{write_model(parser.parse_args().folder):,} parameters")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens that the model takes")
+    arguments = parser.parse_args()
+    print(f"{write_model(arguments.folder, context=arguments.context):,} parameters")
