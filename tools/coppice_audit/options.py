@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from coppice.addresses import is_loopback
 from coppice.errors import UsageError
+from coppice.tls.credentials import TlsFiles
 
 PROMPT_TOKENS = 1024
 KEY_VARIABLES = {
@@ -36,6 +38,28 @@ class AuditOptions:
             raise UsageError(f"--{name} {value} must be above 0")
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
             raise UsageError(f"--timeout-s {self.timeout_s} must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """How often `--watch` audits, and where its metrics are."""
+
+    every_s: float
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 8075
+    tls: TlsFiles | None = None
+    insecure_network: bool = False
+
+    def check(self) -> None:
+        """Raises UsageError when others can reach the metrics, and nothing protects them."""
+        if is_loopback(self.metrics_host) or self.tls is not None or self.insecure_network:
+            return
+        raise UsageError(
+            f"--metrics-host {self.metrics_host} can be reached from other machines, and without TLS whoever is in "
+            "between can say that all is well",
+            hint="give --tls-cert, --tls-key and --tls-ca (coppice certs issue monitor NAME), stay on 127.0.0.1, or "
+            "say --insecure-network where only Prometheus reaches that network",
+        )
 
 
 def read_key(tenant: str, path: Path | None, environ: Mapping[str, str]) -> str:

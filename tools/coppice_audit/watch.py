@@ -9,21 +9,23 @@ coppice_isolation_audit_end_timestamp_seconds    when the last one ended
 from __future__ import annotations
 
 import secrets
+import signal
 import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from coppice.addresses import Address
 from coppice.errors import EXIT_OK, CoppiceError
 from coppice.telemetry.metrics_server import serve_metrics
+from coppice.tls.credentials import Credentials
 from coppice_audit.core.judge import Verdict, judge, leak_is_certain, verdict_of
 from coppice_audit.core.samples import Samples
-from coppice_audit.options import AuditOptions
+from coppice_audit.options import AuditOptions, WatchOptions
 from coppice_audit.run import INTERRUPTED, SEED_BITS, Audit
 from coppice_bench.report import note
 
 FAILED = "failed"
-_HOST = "127.0.0.1"
 
 
 class AuditMetrics:
@@ -54,15 +56,22 @@ class AuditMetrics:
         self._end.set_to_current_time()
 
 
-def run_watch(options: AuditOptions, *, every_s: float, metrics_port: int) -> int:
-    """Until Ctrl-C. Raises CoppiceError when the first audit cannot be made; later ones that cannot are counted."""
+def run_watch(options: AuditOptions, watching: WatchOptions) -> int:
+    """Until Ctrl-C or SIGTERM. Raises CoppiceError when the first audit cannot be made; later ones that cannot are
+    counted."""
     options.check()
+    watching.check()
+    credentials = None if watching.tls is None else Credentials(watching.tls)
     registry = CollectorRegistry()
     metrics = AuditMetrics(registry)
-    server = serve_metrics(_HOST, metrics_port, registry, tuple, flag="--metrics-port")
-    note(f"metrics on http://{server.host}:{server.port}/metrics; Ctrl-C stops")
+    server = serve_metrics(
+        watching.metrics_host, watching.metrics_port, registry, tuple, flag="--metrics-port", tls=credentials
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as containers are stopped
+    address = Address(server.host, server.port)
+    note(f"metrics on {'http' if credentials is None else 'https'}://{address}/metrics; Ctrl-C stops")
     try:
-        watch(lambda: _audited(options), metrics, lambda: time.sleep(every_s))
+        watch(lambda: _audited(options), metrics, lambda: time.sleep(watching.every_s))
     except KeyboardInterrupt:
         note("stopped")
     finally:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coppice.errors import UsageError
+from coppice_cli.tls_options import TlsCa, TlsCert, TlsKey, files_of
 from coppice_cli.variables import refuse_unknown_variables_of
 
 
@@ -46,12 +47,26 @@ def isolation(
     watch: Annotated[
         float, typer.Option(min=0, help="Audit again and again, with so many seconds in between; for metrics.")
     ] = 0,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of the metrics of --watch; beyond loopback they need TLS.")
+    ] = "127.0.0.1",
     metrics_port: Annotated[
-        int, typer.Option(help="Port of the metrics of --watch, on loopback; 0: a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the metrics of --watch; 0: a free one.")
     ] = 8075,
+    cert: TlsCert = None,
+    key: TlsKey = None,
+    ca: TlsCa = None,
+    insecure_network: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-network",
+            envvar="COPPICE_INSECURE_NETWORK",
+            help="Serve metrics beyond loopback without TLS, where only Prometheus reaches that network.",
+        ),
+    ] = False,
 ) -> None:
     """Can one tenant tell what another one has sent? Exit code 0: isolated, 3: leak, 4: inconclusive."""
-    from coppice_audit.options import KEY_VARIABLES, AuditOptions, read_key
+    from coppice_audit.options import KEY_VARIABLES, AuditOptions, WatchOptions, read_key
     from coppice_audit.run import run_isolation
     from coppice_audit.watch import run_watch
 
@@ -70,4 +85,11 @@ def isolation(
     for flag, value in (("--seed", seed), ("--json", json), ("--plot", plot)):
         if value is not None:
             raise UsageError(f"{flag} is of one audit", hint="leave it out with --watch")
-    raise typer.Exit(run_watch(options, every_s=watch, metrics_port=metrics_port))
+    watching = WatchOptions(
+        every_s=watch,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+        tls=files_of(cert, key, ca),
+        insecure_network=insecure_network,
+    )
+    raise typer.Exit(run_watch(options, watching))

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,13 +16,17 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from cryptography import x509
+from typer.testing import CliRunner
 
 from coppice.settings import Settings, parse_settings
+from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.file import load_tenants
 from coppice.tls.certificates import identity_in
 from coppice.tls.credentials import Credentials, TlsFiles
 from coppice.tls.identity import Identity, NoIdentity, Role
+from coppice_audit.options import AuditOptions, WatchOptions
 from coppice_cache.edge.settings import CacheSettings
+from coppice_cli.app import app
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_worker.edge.settings import WorkerSettings
 from tests.fakes.certificates import Authority
@@ -36,9 +42,14 @@ SERVICES: dict[str, type[Settings]] = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What deploy/make-secrets makes."""
+    """What deploy/make-secrets makes, and the keys of canaries as docs/OPERATING.md has them made."""
     folder = tmp_path_factory.mktemp("deployed")
     make_secrets(folder)
+    for name in ("victim", "attacker"):
+        command = ["tenants", "add", str(folder / "tenants" / "tenants.yaml"), f"canary-{name}", "--weight", "0.1"]
+        added = CliRunner().invoke(app, command)
+        assert added.exit_code == 0, added.output
+        (folder / "secrets" / f"canary_{name}_key").write_text(added.stdout)
     return folder
 
 
@@ -66,7 +77,7 @@ def with_defaults(text: str, made: Path = Path("made")) -> str:
 
 
 def test_all_parts_are_there(compose: dict[str, Any]) -> None:
-    others = {"redis", "otel-collector", "jaeger", "prometheus", "grafana"}
+    others = {"redis", "otel-collector", "jaeger", "prometheus", "grafana", "canary"}
     assert set(compose["services"]) == others | set(SERVICES)
 
 
@@ -227,7 +238,7 @@ def test_images_get_what_they_copy() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["tools/coppice_bench", "tools/coppice_sim/run.py", "tests", "demo", "benchmarks", ".git", ".venv", ".env"],
+    ["tools/coppice_sim/run.py", "tests", "demo", "benchmarks", ".git", ".venv", ".env"],
 )
 def test_what_no_image_needs_reaches_no_build(path: str) -> None:
     assert not reaches_builds(path)
@@ -261,13 +272,55 @@ def test_prometheus_scrapes_ports_that_are_served(compose: dict[str, Any]) -> No
     assert jobs["scheduler"]["static_configs"] == [{"targets": [f"scheduler:{metrics_port}"]}]
     published = [port.rsplit(":", 1)[1] for port in compose["services"]["scheduler"]["ports"]]
     assert str(metrics_port) not in published
-    for role, job in jobs.items():
+    for name, job in jobs.items():
+        role = Role.MONITOR if name == "canary" else Role(name)
         assert (job["scheme"], job["tls_config"]["server_name"]) == ("https", f"{role}.coppice.internal")
     assert jobs["worker"]["dns_sd_configs"][0]["port"] == WorkerSettings.model_fields["http_port"].default
     for name in ("worker-cpu", "worker-gpu"):
         assert (
             jobs["worker"]["dns_sd_configs"][0]["names"] == compose["services"][name]["networks"]["internal"]["aliases"]
         )
+
+
+def test_the_canary_audits_with_keys_of_its_own_and_is_scraped(
+    compose: dict[str, Any], made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command is given to the command line as it is, with what is mounted where the container would have it."""
+    service = compose["services"]["canary"]
+    assert service["profiles"] == ["canary"]
+    given: list[tuple[AuditOptions, WatchOptions]] = []
+    monkeypatch.setattr("coppice_audit.watch.run_watch", lambda *options: given.append(options) or 0)
+    command = [with_defaults(word).replace("/run/secrets", str(made / "secrets")) for word in service["command"]]
+    tls = {
+        name: value.replace("/etc/coppice/tls", f"{made}/tls/canary") for name, value in service["environment"].items()
+    }
+    done = CliRunner().invoke(app, ["audit", "isolation", *command], env=tls)
+    assert done.exit_code == 0, done.output
+    ((options, watching),) = given
+    watching.check()
+    assert watching.tls is not None
+    assert Credentials(watching.tls).identity == Identity(Role.MONITOR, "canary")
+    tenants = TenantDirectory.load(made / "tenants" / "tenants.yaml")
+    owners = [tenants.authenticate(key, datetime.now(UTC)) for key in (options.victim_key, options.attacker_key)]
+    assert [owner.id for owner in owners if owner] == ["canary-victim", "canary-attacker"]
+    assert urlsplit(options.base_url).hostname == "scheduler"
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "canary"]
+    assert [(found["names"], found["port"]) for found in job["dns_sd_configs"]] == [(["canary"], watching.metrics_port)]
+    dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
+    assert 'ENTRYPOINT ["coppice", "audit", "isolation"]' in dockerfile
+    assert "\nUSER coppice\n" in dockerfile
+
+
+def test_the_image_of_the_canary_has_all_that_it_imports() -> None:
+    code = (
+        "import sys, coppice_cli.app, coppice_cli.audit_commands, coppice_audit.run, coppice_audit.watch\n"
+        "print(*{name.partition('.')[0] for name in sys.modules if name.startswith('coppice')})"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    dockerfile = (ROOT / "deploy" / "docker" / "canary.Dockerfile").read_text()
+    copied = set(re.findall(r"coppice\w*", " ".join(re.findall(r"^COPY tools.*$", dockerfile, re.MULTILINE))))
+    assert set(loaded) <= {"coppice", *copied}
 
 
 def metric_names(expression: str) -> set[str]:
@@ -316,7 +369,7 @@ def has_compose_plugin() -> bool:
     return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "canary"])
 def test_docker_compose_accepts_the_file(made: Path, profile: str) -> None:
     if not has_compose_plugin():
         pytest.skip("docker compose is not installed here")

@@ -15,7 +15,11 @@ from coppice.tenants.file import load_tenants
 from coppice.tenants.keys import digest_of_key
 from tests.unit.repository.test_deploy_files import ROOT, make_secrets
 
-SECRETS = {"cache": ["seal_key", "redis_password"], "redis": ["redis_acl"]}
+SECRETS = {
+    "cache": ["seal_key", "redis_password"],
+    "redis": ["redis_acl"],
+    "canary": ["canary_victim_key", "canary_attacker_key"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_each_service_has_its_own_certificate_and_no_other(services: dict[str, A
             if found := re.fullmatch(r"\$\{COPPICE_CERTIFICATES:\?[^}]+\}/?(.*):/etc/coppice/tls:ro", volume):
                 mounted[name] = found[1]
             assert found or "CERTIFICATES" not in volume, f"{name}: {volume}"
-    with_one = ("cache", "scheduler", "worker-cpu", "worker-gpu", "prometheus", "redis", "otel-collector")
+    with_one = ("cache", "scheduler", "worker-cpu", "worker-gpu", "prometheus", "redis", "otel-collector", "canary")
     assert mounted == {name: name for name in with_one}
 
 

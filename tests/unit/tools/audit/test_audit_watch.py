@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -23,6 +24,7 @@ from coppice_audit.watch import AuditMetrics, watch
 from coppice_cli.app import app
 from coppice_up.ports import free_addresses
 from tests.fakes.api.openai_server import openai_server
+from tests.fakes.certificates import Authority
 from tests.fakes.tools.audited import ATTACKER, VICTIM, AuditedServer, Tenants
 
 SEEN = "coppice_isolation_audit_leak"
@@ -113,5 +115,49 @@ def test_the_command_serves_metrics_until_ctrl_c() -> None:
             rest = watching.stderr.read()
             assert watching.wait(60) == EXIT_OK
     assert "8 of 8 of the victim's prompts were reported as cached" in verdict
+    assert "coppice_isolation_audit_leak 1.0" in scraped
+    assert rest.splitlines() == ["stopped"]
+
+
+def test_metrics_beyond_loopback_need_tls_or_a_word(tmp_path: Path) -> None:
+    environ = {KEY_VARIABLES["victim"]: VICTIM, KEY_VARIABLES["attacker"]: ATTACKER}
+    command = ["audit", "isolation", "--base-url", "http://127.0.0.1:1", "--watch", "5", "--metrics-host", "0.0.0.0"]
+    command += ["--metrics-port", "0"]
+
+    def invoked(*more: str) -> None:
+        CliRunner().invoke(app, [*command, *more], env=environ, catch_exceptions=False)
+
+    with pytest.raises(UsageError, match=r"--metrics-host 0\.0\.0\.0 can be reached from other machines"):
+        invoked()
+    with pytest.raises(UsageError, match="belong together"):
+        invoked("--tls-cert", "x")
+    with pytest.raises(UnavailableError, match="no answer from"):
+        invoked("--insecure-network")
+    with pytest.raises(UnavailableError, match="no answer from"):
+        invoked(*Authority(tmp_path).flags("monitor", "canary"))
+
+
+def test_with_tls_metrics_are_for_those_who_show_a_certificate_and_sigterm_ends_it(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    flags, monitor = authority.flags("monitor", "canary"), authority.credentials("monitor", "prometheus")
+    environ = {**os.environ, KEY_VARIABLES["victim"]: VICTIM, KEY_VARIABLES["attacker"]: ATTACKER}
+    with openai_server(Tenants(shares=True)) as server:
+        command = [sys.executable, "-m", "coppice_cli", "audit", "isolation", "--base-url", server.url, "--samples=8"]
+        command += ["--prompt-tokens=32", "--watch=3600", "--metrics-host=0.0.0.0", "--metrics-port=0", *flags]
+        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching:
+            assert watching.stderr is not None
+            lines = iter(watching.stderr.readline, "")
+            url = next(line for line in lines if line.startswith("metrics on ")).split()[2].rstrip(";")
+            assert url.startswith("https://0.0.0.0:")
+            url = url.replace("0.0.0.0", "127.0.0.1")
+            next(line for line in lines if line.startswith("leak; answers: "))
+            scraped = urllib.request.urlopen(url, timeout=60, context=monitor.client_context()).read().decode()
+            nobody = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+            nobody.check_hostname = False
+            with pytest.raises(OSError, match=r"(?i)certificate required|reset|closed"):
+                urllib.request.urlopen(url, timeout=60, context=nobody).read()
+            watching.send_signal(signal.SIGTERM)
+            rest = watching.stderr.read()
+            assert watching.wait(60) == EXIT_OK
     assert "coppice_isolation_audit_leak 1.0" in scraped
     assert rest.splitlines() == ["stopped"]
