@@ -1,5 +1,5 @@
 # The cache service: radix trees, block ledger, leases. Needs no model and no torch.
-FROM docker.io/library/python:3.11-slim AS built
+FROM docker.io/library/python:3.11.14-slim-bookworm AS built
 WORKDIR /src
 RUN python -m venv --without-pip /opt/coppice
 # What others made first: it changes less often than the code.
@@ -13,7 +13,7 @@ COPY services/cache services/cache
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d \( -name tests -o -name demo_model \) -exec rm -r {} +
 
-FROM docker.io/library/python:3.11-slim
+FROM docker.io/library/python:3.11.14-slim-bookworm
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/coppice --skel /nonexistent coppice
 COPY --from=built /opt/coppice /opt/coppice
 USER coppice

@@ -1,5 +1,5 @@
 # `coppice audit isolation --watch`: two tenants of its own, whose prompts nobody else may notice. Needs no model.
-FROM docker.io/library/python:3.11-slim AS built
+FROM docker.io/library/python:3.11.14-slim-bookworm AS built
 WORKDIR /src
 RUN python -m venv --without-pip /opt/coppice
 # What others made first: it changes less often than the code. As in the image of the cache, so it is built once.
@@ -14,7 +14,7 @@ COPY tools/coppice_bench tools/coppice_bench
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d \( -name tests -o -name demo_model \) -exec rm -r {} +
 
-FROM docker.io/library/python:3.11-slim
+FROM docker.io/library/python:3.11.14-slim-bookworm
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/coppice --skel /nonexistent coppice
 COPY --from=built /opt/coppice /opt/coppice
 USER coppice

@@ -1,5 +1,5 @@
 # The scheduler: OpenAI REST, gRPC, planner. Reads tokenizer and chat template of the checkpoint; needs no torch.
-FROM docker.io/library/python:3.11-slim AS built
+FROM docker.io/library/python:3.11.14-slim-bookworm AS built
 WORKDIR /src
 RUN python -m venv --without-pip /opt/coppice
 # What others made first: it changes less often than the code.
@@ -13,7 +13,7 @@ COPY services/scheduler services/scheduler
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d -name tests -exec rm -r {} +
 
-FROM docker.io/library/python:3.11-slim
+FROM docker.io/library/python:3.11.14-slim-bookworm
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/coppice --skel /nonexistent coppice
 COPY --from=built /opt/coppice /opt/coppice
 USER coppice

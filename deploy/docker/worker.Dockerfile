@@ -1,6 +1,6 @@
 # The gpu-worker: model, block pool, kernels. The CPU image is the default and carries neither CUDA nor Triton; the GPU
 # image is made with --build-arg TORCH=cuda.
-FROM docker.io/library/python:3.11-slim AS built
+FROM docker.io/library/python:3.11.14-slim-bookworm AS built
 ARG TORCH=cpu
 ARG TORCH_PIP_ARGS=""
 WORKDIR /src
@@ -16,7 +16,7 @@ COPY services/gpu-worker services/gpu-worker
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d -name tests -exec rm -r {} +
 
-FROM docker.io/library/python:3.11-slim
+FROM docker.io/library/python:3.11.14-slim-bookworm
 # g++ compiles the native kernels for the CPU that is there, when they are first used; Triton compiles a small launcher
 # in C for each kernel of the GPU. Compiling needs no link-time optimisation and no sanitizers.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libc6-dev \

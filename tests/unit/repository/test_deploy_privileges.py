@@ -48,7 +48,22 @@ def test_images_of_others_have_a_whole_version(services: dict[str, Any]) -> None
     images = {name: service["image"] for name, service in services.items() if "image" in service}
     assert len(images) == 5
     for name, image in images.items():
-        assert re.search(r":v?\d+\.\d+\.\d+(-[a-z]+)?$", image), f"{name} is {image}"
+        assert has_whole_version(image), f"{name} is {image}"
+
+
+def test_ours_are_built_from_one_image_with_a_whole_version(services: dict[str, Any]) -> None:
+    """That of Python and of its Debian: a build of tomorrow gets what one of today gets. The name is that of the
+    stand-in which is made where no registry answers, too."""
+    files = {ROOT / service["build"]["dockerfile"] for service in services.values() if "build" in service}
+    assert files == set((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
+    bases = {base for file in files for base in re.findall(r"^FROM (\S+)", file.read_text(), re.MULTILINE)}
+    (image,) = bases
+    assert has_whole_version(image)
+    assert f"\nPYTHON_IMAGE={image}\n" in (ROOT / ".ci" / "containers").read_text()
+
+
+def has_whole_version(image: str) -> bool:
+    return re.search(r":v?\d+\.\d+\.\d+(-[a-z]+)*$", image) is not None
 
 
 def test_only_the_scheduler_is_on_the_network_in_front(services: dict[str, Any]) -> None:
