@@ -8,6 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from coppice_scheduler.edge.anthropic.fields import COUNT, MESSAGES
+from coppice_scheduler.edge.http.field_table import FieldTable
+from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION
+from coppice_scheduler.edge.openai.responses.fields import RESPONSES
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import CONTEXT, MODEL, Served, error_of
 
@@ -164,14 +168,36 @@ def test_values_that_change_nothing_are_accepted(served: Served) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "instead"),
     [
-        ("tools", [{"type": "function"}], "[]"),
-        ("suffix", "x", '""'),
-        ("tool_choice", "required", '"none"'),
+        ("tools", [{"type": "function"}], " or send []. Tools are for chats: send the conversation to"),
+        ("suffix", "x", ' or send "". Write the prompt with the marks'),
+        ("tool_choice", "required", ' or send "none". Tools are for chats'),
+        ("chat_template", "x", ". Write the prompt with it"),
     ],
 )
-def test_what_may_be_sent_instead_is_said_in_json(served: Served, field: str, value: Any, instead: str) -> None:
-    error = error_of(served.complete(**{field: value}), 400)
-    assert error["message"] == f"{field} is not supported yet. Leave it out or send {instead}."
+def test_what_may_be_sent_instead_is_said(served: Served, field: str, value: Any, instead: str) -> None:
+    message = error_of(served.complete(**{field: value}), 400)["message"]
+    assert message.startswith(f"{field} is not supported yet. Leave it out{instead}")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "table"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, CHAT),
+        ("/v1/completions", {"prompt": "x"}, COMPLETION),
+        ("/v1/responses", {"input": "x"}, RESPONSES),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, MESSAGES),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}, COUNT),
+    ],
+    ids=["chats", "completions", "responses", "messages", "counts"],
+)
+def test_every_refusal_says_what_to_do_instead(
+    served: Served, path: str, body: dict[str, Any], table: FieldTable
+) -> None:
+    for name in table.refused.keys() - table.supported:
+        answer = served.post({"model": MODEL, name: {"any": "thing"}, **body}, path)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].endswith(f" {table.refused[name].instead}")
+    assert all(refusal.instead.endswith(".") for refusal in table.refused.values())
 
 
 @pytest.mark.parametrize(

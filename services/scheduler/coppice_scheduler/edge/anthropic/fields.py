@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coppice_scheduler.edge.http.field_table import FieldTable
+from coppice_scheduler.edge.http.field_table import FieldTable, Refusal
 
 PROMPT = frozenset(
     {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"}
@@ -26,8 +26,14 @@ NO_EFFECT = {
     "billing_policy": "nothing is billed",
 }
 _EMPTY: tuple[Any, ...] = ([], {}, "")
-_NOT_HERE = ("container", "mcp_servers", "fallbacks", "compaction", "thread", "fallback_credit_token")
-REFUSED: Mapping[str, tuple[Any, ...]] = dict.fromkeys(_NOT_HERE, _EMPTY)
+REFUSED: Mapping[str, Refusal] = {
+    "container": Refusal("No code runs here: offer a tool that runs it.", _EMPTY),
+    "mcp_servers": Refusal("Offer what they have as tools, and call them from the program that asks.", _EMPTY),
+    "fallbacks": Refusal("There is one model: ask another server where this one refuses.", _EMPTY),
+    "compaction": Refusal("Nothing is taken out of a conversation: shorten it before it is sent.", _EMPTY),
+    "thread": Refusal("Conversations are not stored: send all messages.", _EMPTY),
+    "fallback_credit_token": Refusal("Nothing is billed.", _EMPTY),
+}
 
 MESSAGES = FieldTable(
     PROMPT | _OWN | {"max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k", CACHE_CONTROL},

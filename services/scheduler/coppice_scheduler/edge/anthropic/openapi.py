@@ -57,10 +57,7 @@ def anthropic_routes(model_id: str, *, has_tools: bool) -> tuple[dict[str, Any],
 
 def _requests(model_id: str, has_tools: bool) -> dict[str, Schema]:
     prompt = _prompt(model_id, has_tools)
-    refused: dict[str, Schema] = {
-        name: {"enum": [*harmless, None], "description": "Not supported: only values that change nothing are taken."}
-        for name, harmless in REFUSED.items()
-    }
+    refused = {name: refusal.described() for name, refusal in REFUSED.items()}
     no_effect = {name: {"description": f"Taken, without effect: {why}."} for name, why in NO_EFFECT.items()}
     message = {**prompt, **_generation(), **no_effect, **refused}
     counted = {**prompt, **dict.fromkeys(COUNT.no_effect, _NO_EFFECT), **no_effect, **refused}

@@ -56,12 +56,33 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A field that would change the answer, and is not done."""
+
+    instead: str  # a sentence: what the caller can do
+    harmless: tuple[Any, ...] = ()  # values that change nothing; `null` is one for all fields
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ApiError, unless the value changes nothing."""
+        if value is None or any(value == other and type(value) in _kin(other) for other in self.harmless):
+            return
+        accepted = f" or send {_shown(self.harmless, value)}" if self.harmless else ""
+        message = f"{name} is not supported yet. Leave it out{accepted}. {self.instead}"
+        raise invalid(message, param=name, code="unsupported_parameter")
+
+    def described(self) -> dict[str, Any]:
+        """As a JSON schema."""
+        text = f"Not supported: only values that change nothing are taken. {self.instead}"
+        return {"enum": [*self.harmless, None], "description": text}
+
+
+@dataclass(frozen=True, slots=True)
 class FieldTable:
     """The fields of one route."""
 
     supported: Set[str]
     no_effect: Set[str]  # any value is taken
-    refused: Mapping[str, tuple[Any, ...]]  # field -> values that change nothing; `null` is one for all of them
+    refused: Mapping[str, Refusal]
     elsewhere: Set[str] = field(default_factory=frozenset)  # fields of other routes, which are never taken
 
     def check(self, body: Mapping[str, Any], unknown: UnknownFields) -> tuple[str, ...]:
@@ -73,17 +94,14 @@ class FieldTable:
         for name, value in body.items():
             if name in self.supported:
                 continue
-            harmless = self.refused.get(name)
-            is_known = harmless is not None or name in self.no_effect
+            refusal = self.refused.get(name)
+            is_known = refusal is not None or name in self.no_effect
             if not is_known and (name in self.elsewhere or unknown is UnknownFields.REFUSE):
                 raise unknown_field(name, self.supported)
-            if value is None:
-                continue
-            if harmless is None:
+            if refusal is not None:
+                refusal.check(name, value)
+            elif value is not None:
                 ignored.append(name[:NAME_CHARS])
-            elif not any(value == other and type(value) in _kin(other) for other in harmless):
-                accepted = f" Leave it out or send {_shown(harmless, value)}." if harmless else " Leave it out."
-                raise invalid(f"{name} is not supported yet.{accepted}", param=name, code="unsupported_parameter")
         return tuple(ignored)
 
 

@@ -14,9 +14,10 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOPS,
     ROLES,
 )
+from coppice_scheduler.edge.http.field_table import FieldTable
 from coppice_scheduler.edge.http.openapi.schema import Schema, body, one_of, ref
 from coppice_scheduler.edge.openai.openapi_tools import earlier_calls, tool_fields
-from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
+from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION, NO_EFFECT, STREAM_OPTIONS_REFUSED
 from coppice_scheduler.edge.openai.parsing.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
 from coppice_scheduler.edge.openai.parsing.output_format import GUIDED
 from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS, MAX_VALUES
@@ -35,9 +36,9 @@ def request_schemas(model_id: str, template_variables: frozenset[str], *, has_to
         **_chat_fields(),
         **tool_fields(has_tools=has_tools),
         **_template_fields(template_variables),
-        **_refused(SUPPORTED | CHAT_ONLY),
+        **_refused(CHAT),
     }
-    completion = {**shared, **_completion_fields(), **_refused(SUPPORTED | COMPLETION_ONLY)}
+    completion = {**shared, **_completion_fields(), **_refused(COMPLETION)}
     messages = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": {"$ref": ref("Message")}}
     return {
         "Message": _message(),
@@ -201,8 +202,7 @@ def _output_formats() -> dict[str, Schema]:
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 _STREAM: dict[str, Schema] = {
     "include_usage": one_of("boolean"),
-    "include_obfuscation": {"enum": [False, None]},
-    "continuous_usage_stats": {"enum": [False, None]},
+    **{name: refusal.described() for name, refusal in STREAM_OPTIONS_REFUSED.items()},
 }
 _CACHE: dict[str, Schema] = {
     "mode": {"enum": ["implicit", None]},
@@ -216,7 +216,6 @@ def _chat_fields() -> dict[str, Schema]:
         "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": items},
         "logprobs": one_of("boolean", default=False),
         "top_logprobs": one_of("integer", "Only with logprobs: true.", minimum=0, maximum=LOGPROBS_MAX),
-        "add_special_tokens": {"enum": [False, None], "description": "The template writes them."},
         **_prompt_end(),
         "include_reasoning": one_of("boolean", "False: what the model thought is not shown.", default=True),
     }
@@ -249,16 +248,11 @@ def _completion_fields() -> dict[str, Schema]:
         },
         "logprobs": one_of("integer", "Likeliest tokens to tell.", minimum=0, maximum=LOGPROBS_MAX),
         "echo": one_of("boolean", "The text begins with the prompt.", default=False),
-        "add_special_tokens": {"enum": [True, None]},
     }
 
 
-def _refused(supported: frozenset[str]) -> dict[str, Schema]:
-    return {
-        name: {"enum": [*harmless, None], "description": "Not supported: only values that change nothing are taken."}
-        for name, harmless in REFUSED.items()
-        if name not in supported
-    }
+def _refused(table: FieldTable) -> dict[str, Schema]:
+    return {name: refusal.described() for name, refusal in table.refused.items() if name not in table.supported}
 
 
 _REASONING: Schema = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coppice_scheduler.edge.http.field_table import FieldTable
+from coppice_scheduler.edge.http.field_table import FieldTable, Refusal
 
 SUPPORTED = frozenset(
     {
@@ -84,46 +84,56 @@ NO_EFFECT: Mapping[str, str] = {
 
 _OFF: tuple[Any, ...] = (False,)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
+_CHATS_HAVE_TOOLS = "Tools are for chats: send the conversation to /v1/chat/completions."
+_TEXT_ALONE = "Answers are text."
+_NOTHING_IS_CUT = "Nothing is cut off: shorten the prompt; /tokenize counts its tokens."
+_OF_CHATS = "It is for chats: the prompt of a completion is taken as it is."
 
-# Field -> values that change nothing. `null` is one for all of them.
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "echo": _OFF,
-    "top_logprobs": (0,),
-    "allowed_token_ids": _EMPTY,
-    "bad_words": _EMPTY,
-    "logits_processors": _EMPTY,
-    "suffix": ("",),
-    "tools": _EMPTY,  # these two of completions
-    "tool_choice": ("none", "auto"),
-    "functions": _EMPTY,
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "moderation": (),
-    "request_id": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "spaces_between_special_tokens": (True,),
-    "return_prompt_text": _OFF,
-    "detokenize": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": _OFF,
-    "chat_template": (),
-    "documents": _EMPTY,
-    "include_reasoning": (True,),
-    "thinking_token_budget": (),
-    "prompt_embeds": (),
-    "mm_processor_kwargs": _EMPTY,
-    "kv_transfer_params": (),
+REFUSED: Mapping[str, Refusal] = {
+    "echo": Refusal("The prompt of a chat is not told again; completions have echo.", _OFF),
+    "top_logprobs": Refusal("Completions take the number in logprobs.", (0,)),
+    "allowed_token_ids": Refusal("structured_outputs says what an answer may be.", _EMPTY),
+    "bad_words": Refusal("logit_bias of -100 keeps a token out.", _EMPTY),
+    "logits_processors": Refusal("No code of a caller runs here; logit_bias changes single tokens.", _EMPTY),
+    "suffix": Refusal("Write the prompt with the marks that the model has for filling in the middle.", ("",)),
+    "tools": Refusal(_CHATS_HAVE_TOOLS, _EMPTY),
+    "tool_choice": Refusal(_CHATS_HAVE_TOOLS, ("none", "auto")),
+    "functions": Refusal("Chats take them as tools.", _EMPTY),
+    "function_call": Refusal("Chats take it as tool_choice.", ("none", "auto")),
+    "modalities": Refusal(_TEXT_ALONE, (["text"],)),
+    "audio": Refusal(_TEXT_ALONE),
+    "web_search_options": Refusal("Offer the search as one of the tools of a chat, run it, and send what it found."),
+    "moderation": Refusal("Have the texts judged by a service for it."),
+    "request_id": Refusal("Send the header x-request-id."),
+    "truncate_prompt_tokens": Refusal(_NOTHING_IS_CUT),
+    "truncation_side": Refusal(_NOTHING_IS_CUT),
+    "spaces_between_special_tokens": Refusal("return_token_ids tells the tokens, to be written in any way.", (True,)),
+    "return_prompt_text": Refusal("/detokenize makes a text of token ids; completions have echo.", _OFF),
+    "detokenize": Refusal("return_token_ids tells the token ids beside the text.", (True,)),
+    "add_generation_prompt": Refusal(_OF_CHATS, (True,)),
+    "continue_final_message": Refusal(_OF_CHATS, _OFF),
+    "chat_template": Refusal("Write the prompt with it, and send its token ids to /v1/completions."),
+    "documents": Refusal("Write them into a message.", _EMPTY),
+    "include_reasoning": Refusal("It is for chats: completions are told as the model wrote them.", (True,)),
+    "thinking_token_budget": Refusal("max_tokens bounds reasoning and answer together."),
+    "prompt_embeds": Refusal("Send a text or token ids."),
+    "mm_processor_kwargs": Refusal("Prompts are text.", _EMPTY),
+    "kv_transfer_params": Refusal("What is cached is found without it, on whichever worker it lies."),
+}
+# Routes differ in what they do without being asked.
+ADDS_SPECIAL_TOKENS = "add_special_tokens"
+CHAT_REFUSED: Mapping[str, Refusal] = {
+    **REFUSED,
+    ADDS_SPECIAL_TOKENS: Refusal("The template writes the special tokens of a chat.", _OFF),
+}
+COMPLETION_REFUSED: Mapping[str, Refusal] = {
+    **REFUSED,
+    ADDS_SPECIAL_TOKENS: Refusal("Send the token ids that /tokenize makes of the prompt without them.", (True,)),
+}
+STREAM_OPTIONS_REFUSED: Mapping[str, Refusal] = {
+    "include_obfuscation": Refusal("Events are as long as their text; TLS hides the text alone.", _OFF),
+    "continuous_usage_stats": Refusal("include_usage tells the usage at the end.", _OFF),
 }
 
-CHAT = FieldTable(
-    SUPPORTED | CHAT_ONLY,
-    NO_EFFECT.keys(),
-    {**REFUSED, "add_special_tokens": (False,)},  # the template writes the special tokens of a chat
-    _OF_ONE_ROUTE,
-)
-COMPLETION = FieldTable(
-    SUPPORTED | COMPLETION_ONLY, NO_EFFECT.keys(), {**REFUSED, "add_special_tokens": (True,)}, _OF_ONE_ROUTE
-)
+CHAT = FieldTable(SUPPORTED | CHAT_ONLY, NO_EFFECT.keys(), CHAT_REFUSED, _OF_ONE_ROUTE)
+COMPLETION = FieldTable(SUPPORTED | COMPLETION_ONLY, NO_EFFECT.keys(), COMPLETION_REFUSED, _OF_ONE_ROUTE)

@@ -23,7 +23,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 from coppice_scheduler.edge.http.field_table import Notes, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
-from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION
+from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION, STREAM_OPTIONS_REFUSED
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
 from coppice_scheduler.edge.openai.parsing.template_values import prompt_end_of, template_values_of
@@ -31,7 +31,7 @@ from coppice_scheduler.edge.openai.parsing.tools import tool_use_of, tools_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 
-_STREAM_OPTIONS_OFF = ("include_obfuscation", "continuous_usage_stats")  # known, and only taken as false
+_STREAM_OPTIONS = ("include_usage",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +192,14 @@ def _include_usage(fields: Fields, streams: bool) -> bool:
     if not isinstance(options, dict):
         raise fields.wrong("stream_options", "an object")
     inner = Fields(options, "stream_options.")
-    for name in options:
-        if name != "include_usage" and (name not in _STREAM_OPTIONS_OFF or inner.flag(name)):
-            raise invalid(
-                f"stream_options.{name[:100]} is not supported; known: include_usage.",
-                param="stream_options",
-                code="unsupported_parameter",
-            )
+    for name, value in options.items():
+        param = f"stream_options.{name[:100]}"
+        if name in STREAM_OPTIONS_REFUSED:
+            inner.flag(name)
+            STREAM_OPTIONS_REFUSED[name].check(param, value)
+        elif name not in _STREAM_OPTIONS:
+            message = f"{param} is not supported; known: {', '.join(_STREAM_OPTIONS)}."
+            raise invalid(message, param=param, code="unsupported_parameter")
     if not streams:
         raise invalid("stream_options is only for stream: true.", param="stream_options")
     return inner.flag("include_usage")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coppice_scheduler.edge.http.field_table import FieldTable
+from coppice_scheduler.edge.http.field_table import FieldTable, Refusal
 
 SUPPORTED = frozenset(
     {
@@ -57,17 +57,19 @@ INCLUDE_NO_EFFECT: Mapping[str, str] = {
 INCLUDABLE = (LOGPROBS, *INCLUDE_NO_EFFECT)
 _OFF: tuple[Any, ...] = (False,)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "previous_response_id": ("",),
-    "conversation": (),
-    "background": _OFF,
-    "background_options": _EMPTY,
-    "image": _EMPTY,
-    "truncation": ("disabled", "auto"),  # nothing is cut off: what is too long is refused
-    "prompt": (),
-    "max_tool_calls": (),
-    "context_management": _EMPTY,
-    "moderation": (),
+_NOT_STORED = "Answers are not stored: send the whole conversation as input, with the items of earlier answers."
+_NOT_BEHIND = "A response is computed while its caller waits: stream it, or wait for it."
+REFUSED: Mapping[str, Refusal] = {
+    "previous_response_id": Refusal(_NOT_STORED, ("",)),
+    "conversation": Refusal(_NOT_STORED),
+    "background": Refusal(_NOT_BEHIND, _OFF),
+    "background_options": Refusal(_NOT_BEHIND, _EMPTY),
+    "image": Refusal("Answers are text.", _EMPTY),
+    "truncation": Refusal("Nothing is cut off: shorten the conversation.", ("disabled", "auto")),
+    "prompt": Refusal("Prompts are not stored: send the text as instructions and input."),
+    "max_tool_calls": Refusal("No tool runs here: the program that runs them can count them."),
+    "context_management": Refusal("Nothing is taken out of a conversation: shorten it before it is sent.", _EMPTY),
+    "moderation": Refusal("Have the texts judged by a service for it."),
 }
 
 RESPONSES = FieldTable(SUPPORTED, NO_EFFECT.keys(), REFUSED)

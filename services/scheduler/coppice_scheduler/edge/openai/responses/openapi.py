@@ -88,7 +88,7 @@ def _request(model_id: str, has_tools: bool) -> dict[str, Schema]:
         **_tool_fields(has_tools),
         **_options(),
         **{name: {"description": f"Taken, without effect: {why}."} for name, why in NO_EFFECT.items()},
-        **{name: {"enum": [*harmless, None], "description": "Not supported."} for name, harmless in REFUSED.items()},
+        **{name: refusal.described() for name, refusal in REFUSED.items()},
     }
 
 
