@@ -6,9 +6,10 @@
 # make seeds       300 seeds of the simulator, others each day   make seeds RUNS=1000 SEED=50000
 # make test-containers  build the images, run the stack in containers and break it (Docker, or podman)
 # make test-programs    install programs that people have (instructor, litellm) beside .venv, and run them against a stack
-# make check       format, lint, types, import contracts, unsafe calls, generated code, tidiness
+# make check       format, lint, types, import contracts, unsafe calls, generated code and tables, tidiness
 # make model       check the models in models/ (needs spin and gcc)
 # make proto       generate shared/coppice_rpc from shared/protos
+# make api-tables  write the tables of docs/API.md that the code has
 # make demo-model  train the demo model again (about half an hour)
 # make venv        only set up
 # make lock        lock all dependencies again         make lock ARGS="--upgrade" or ARGS="--upgrade-package fastapi"
@@ -34,7 +35,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift api-tables demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -95,6 +96,7 @@ check: venv proto-drift
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.api_tables --check
 	$(BIN)/bandit -ll -q -r services shared tools
 	$(BIN)/python -m pytest -p no:xdist tests/test_tidy.py
 
@@ -110,6 +112,9 @@ proto-drift: venv
 	$(call PROTOC,build/proto)
 	for file in build/proto/coppice_rpc/v1/*; do cmp "$$file" "shared/coppice_rpc/v1/$$(basename "$$file")" || \
 		{ echo "generated code differs from the protos: run make proto" >&2; exit 1; }; done
+
+api-tables: venv
+	$(BIN)/python -m scripts.api_tables
 
 demo-model: venv
 	$(BIN)/python -m demo.train $(ARGS)

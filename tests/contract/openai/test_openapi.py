@@ -11,10 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
+from coppice_scheduler.edge.rest_app import create_app
 from tests.fakes.api.engine import Script, unpack
 from tests.fakes.api.rest import MODEL, Served, events_of, serving
 
@@ -106,6 +108,15 @@ def test_every_field_and_route_is_described(server: Served) -> None:
             url = f"{server.url}{path.replace('{model_id}', MODEL)}"
             answer = httpx.request(method, url, content=b"")
             assert answer.status_code not in (404, 405) or "request_not_found" in answer.text, path
+
+
+def test_the_routes_are_those_that_are_described(server: Served) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    described = {(path, method.upper()) for path, operations in document["paths"].items() for method in operations}
+    routes = [route for route in create_app(server.frontdoor, server.registry).routes if isinstance(route, APIRoute)]
+    served = {(route.path_format, method) for route in routes for method in (route.methods or set()) - {"HEAD"}}
+    assert served == described
+    assert all(operation["summary"] for operations in document["paths"].values() for operation in operations.values())
 
 
 @pytest.mark.parametrize(("kind", "chunk"), [("chat", "ChatChunk"), ("complete", "Completion")])

@@ -60,13 +60,20 @@ def _add_document(app: FastAPI, frontdoor: FrontDoor, *, has_metrics: bool) -> N
     async def openapi() -> Response:
         model_id, variables = frontdoor.model.id, frontdoor.template_variables
         has_tools = bool(frontdoor.syntax.tools.format_name)
-        paths, schemas = openai_routes(model_id, variables, has_metrics=has_metrics, has_tools=has_tools)
-        more_paths, more_schemas = anthropic_routes(model_id, has_tools=has_tools)
-        abort_paths, abort_schemas = request_routes()
-        paths |= {**more_paths, **abort_paths}
-        return JSONResponse(document(__version__, paths, {**schemas, **more_schemas, **abort_schemas}))
+        return JSONResponse(description_of(model_id, variables, has_metrics=has_metrics, has_tools=has_tools))
 
     app.api_route("/openapi.json", methods=READ)(openapi)
+
+
+def description_of(
+    model_id: str, template_variables: frozenset[str], *, has_metrics: bool, has_tools: bool
+) -> dict[str, Any]:
+    """`/openapi.json` of a server that has one model, whose chat template reads these variables, and tools or not."""
+    paths, schemas = openai_routes(model_id, template_variables, has_metrics=has_metrics, has_tools=has_tools)
+    more_paths, more_schemas = anthropic_routes(model_id, has_tools=has_tools)
+    abort_paths, abort_schemas = request_routes()
+    paths |= {**more_paths, **abort_paths}
+    return document(__version__, paths, {**schemas, **more_schemas, **abort_schemas})
 
 
 def _add_abort(app: FastAPI, frontdoor: FrontDoor) -> None:

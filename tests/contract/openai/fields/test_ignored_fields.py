@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from coppice_scheduler.edge.http import generation
 from coppice_scheduler.edge.http.field_table import IGNORED_HEADER, UnknownFields
-from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, NO_EFFECT, REFUSED
+from coppice_scheduler.edge.openai.parsing.fields import CHAT, CHAT_ONLY, COMPLETION, NO_EFFECT
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import MODEL, Served, error_of, serving
 
@@ -122,11 +121,6 @@ def test_warnings_come_to_an_end(caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert len(caplog.records) == 3
 
 
-def test_the_document_lists_the_fields_of_both_tables() -> None:
+def test_the_document_names_every_field_that_is_taken() -> None:
     document = (Path(__file__).parents[4] / "docs" / "API.md").read_text()
-    document = document[document.index("\n## Fields that are not supported\n") :]
-    for name, why in NO_EFFECT.items():
-        assert f"| `{name}` | {why} |" in document
-    listed = re.search(r"^Refused unless empty, off or null: (.*?)\.$", document, re.MULTILINE | re.DOTALL)
-    assert listed
-    assert set(re.findall(r"`(\w+)`", listed[1])) == REFUSED.keys() - {"echo", "top_logprobs"}, "those have routes"
+    assert not {name for name in CHAT.supported | COMPLETION.supported if f"`{name}`" not in document}

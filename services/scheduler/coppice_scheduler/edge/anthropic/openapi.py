@@ -48,9 +48,21 @@ def anthropic_routes(model_id: str, *, has_tools: bool) -> tuple[dict[str, Any],
     }
     paths = {
         MESSAGES_PATH: post(
-            "messages", "MessageRequest", generated("AnthropicMessage", event), generates=True, error=_ERROR
+            "messages",
+            "Answer a conversation, whole or as events, in Anthropic's shape.",
+            "MessageRequest",
+            generated("AnthropicMessage", event),
+            generates=True,
+            error=_ERROR,
         ),
-        COUNT_PATH: post("countTokens", "CountTokensRequest", json_answer("TokenCount"), generates=False, error=_ERROR),
+        COUNT_PATH: post(
+            "countTokens",
+            "Count the tokens of such a conversation.",
+            "CountTokensRequest",
+            json_answer("TokenCount"),
+            generates=False,
+            error=_ERROR,
+        ),
     }
     return paths, {**_requests(model_id, has_tools), **_answers()}
 

@@ -20,7 +20,7 @@ from coppice_scheduler.core.state.request import OutputErrorCode, RefusedReason
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 from coppice_scheduler.edge.base.request_id import HEADER, RequestId
 
-_CODES = {
+CODES = {
     ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -47,7 +47,7 @@ async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: ApiError, request_id: RequestId, tenant: str = ""
 ) -> NoReturn:
     """End the call with the error's status. `tenant` is whose limits a refusal speaks of."""
-    code = _CODES[error.kind]
+    code = CODES[error.kind]
     status = status_pb2.Status(code=code.value[0], message=error.message, details=map(_packed, _details(error, tenant)))
     trailing: list[tuple[str, str | bytes]] = [
         ("grpc-status-details-bin", status.SerializeToString()),

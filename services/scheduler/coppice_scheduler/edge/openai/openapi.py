@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice_scheduler.edge.http.openapi.routes import ERROR, event_data, generated, json_answer, plain, post, read
+from coppice_scheduler.edge.http.openapi.routes import (
+    ERROR,
+    JSON,
+    event_data,
+    generated,
+    json_answer,
+    plain,
+    post,
+    read,
+)
 from coppice_scheduler.edge.http.openapi.schema import TEXT, Schema, ref
 from coppice_scheduler.edge.openai.openapi_answers import answer_schemas
 from coppice_scheduler.edge.openai.openapi_requests import request_schemas
 from coppice_scheduler.edge.openai.responses.openapi import response_schemas
 
+_ANY_OBJECT = {"description": "OpenAPI 3.1.", "content": {JSON: {"schema": {"type": "object"}}}}
 _MODEL_PARAMETER = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
@@ -23,33 +33,76 @@ def openai_routes(
     """Paths and schemas of a server that has one model, whose chat template reads these variables, and tools or not."""
     paths: dict[str, Any] = {
         "/v1/chat/completions": post(
-            "chatCompletions", "ChatRequest", _generated("ChatCompletion", "ChatChunk"), generates=True
+            "chatCompletions",
+            "Answer a chat, whole or as events.",
+            "ChatRequest",
+            _generated("ChatCompletion", "ChatChunk"),
+            generates=True,
         ),
         "/v1/completions": post(
-            "completions", "CompletionRequest", _generated("Completion", "Completion"), generates=True
+            "completions",
+            "Continue prompts, whole or as events.",
+            "CompletionRequest",
+            _generated("Completion", "Completion"),
+            generates=True,
         ),
-        "/v1/responses": post("responses", "ResponseRequest", _responded(), generates=True),
-        "/v1/models": {"get": read("listModels", json_answer("ModelList"), (401, 429))},
+        "/v1/responses": post(
+            "responses",
+            "Answer a conversation in items, whole or as events.",
+            "ResponseRequest",
+            _responded(),
+            generates=True,
+        ),
+        "/v1/models": {"get": read("listModels", "The model that is served.", json_answer("ModelList"), (401, 429))},
         "/v1/models/{model_id}": {
-            "get": {**read("getModel", json_answer("Model"), (401, 404, 429)), "parameters": [_MODEL_PARAMETER]}
+            "get": {
+                **read("getModel", "The same by its id.", json_answer("Model"), (401, 404, 429)),
+                "parameters": [_MODEL_PARAMETER],
+            }
         },
-        "/healthz": {"get": {**read("health", plain("The process lives."), ()), "security": []}},
-        "/readyz": {"get": {**read("readiness", plain("Requests are served."), ()), "security": []}},
-        "/health": {"get": {**read("readinessAsVllm", plain("Requests are served."), ()), "security": []}},
+        **_token_routes(),
+        **_open_routes(has_metrics),
     }
-    tokenize = {"anyOf": [{"$ref": ref("TokenizeTextRequest")}, {"$ref": ref("TokenizeChatRequest")}]}
-    for prefix, suffix in (("", ""), ("/v1", "V1")):
-        paths[f"{prefix}/tokenize"] = post(f"tokenize{suffix}", tokenize, json_answer("Tokenized"), generates=False)
-        paths[f"{prefix}/detokenize"] = post(
-            f"detokenize{suffix}", "DetokenizeRequest", json_answer("Detokenized"), generates=False
-        )
-    if has_metrics:
-        paths["/metrics"] = {"get": {**read("metrics", plain("Prometheus metrics."), ()), "security": []}}
     return paths, {
         **request_schemas(model_id, template_variables, has_tools=has_tools),
         **answer_schemas(),
         **response_schemas(model_id, has_tools=has_tools),
     }
+
+
+def _token_routes() -> dict[str, Any]:
+    paths = {}
+    tokenize = {"anyOf": [{"$ref": ref("TokenizeTextRequest")}, {"$ref": ref("TokenizeChatRequest")}]}
+    for prefix, suffix in (("", ""), ("/v1", "V1")):
+        paths[f"{prefix}/tokenize"] = post(
+            f"tokenize{suffix}",
+            "Token ids of a text or a chat, in vLLM's shapes.",
+            tokenize,
+            json_answer("Tokenized"),
+            generates=False,
+        )
+        paths[f"{prefix}/detokenize"] = post(
+            f"detokenize{suffix}",
+            "The text of token ids.",
+            "DetokenizeRequest",
+            json_answer("Detokenized"),
+            generates=False,
+        )
+    return paths
+
+
+def _open_routes(has_metrics: bool) -> dict[str, Any]:
+    """Without a key."""
+    serves = "Whether requests are served now, else 503."
+    routes = {
+        "/healthz": read("health", "Whether the process lives.", plain("The process lives."), ()),
+        "/readyz": read("readiness", serves, plain("Requests are served."), ()),
+        "/health": read("readinessAsVllm", serves, plain("Requests are served."), ()),
+        "/openapi.json": read("describe", "The description of all routes, fields and statuses.", _ANY_OBJECT, ()),
+    }
+    if has_metrics:
+        routes["/metrics"] = read("metrics", "What Prometheus reads.", plain("Prometheus metrics."), ())
+    return {path: {"get": {**route, "security": []}} for path, route in routes.items()}
 
 
 def _responded() -> Schema:

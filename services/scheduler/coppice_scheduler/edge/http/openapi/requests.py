@@ -20,7 +20,9 @@ _NOT_FOUND = "No such request of the tenant is running or waiting."
 
 def request_routes() -> tuple[dict[str, Any], dict[str, Schema]]:
     """Paths and schemas."""
-    route = read("abortRequest", json_answer("AbortedRequest"), (401, 404, 429))
+    route = read(
+        "abortRequest", "End calls of the tenant that run or wait.", json_answer("AbortedRequest"), (401, 404, 429)
+    )
     route["responses"]["404"]["description"] = _NOT_FOUND
     return {"/v1/requests/{request_id}/abort": {"post": {**route, "parameters": [_ID]}}}, {
         "AbortedRequest": exactly(

@@ -17,6 +17,7 @@ _ERRORS = {
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     429: "A limit is reached, or the deadline cannot be met; Retry-After says when to come back.",
+    499: "Another call of the tenant ended it.",
     500: "The server failed.",
     503: "Not ready, draining, or a part was lost; Retry-After says when to come back.",
     504: "The deadline of the request passed.",
@@ -57,21 +58,23 @@ def document(version: str, paths: dict[str, Any], schemas: dict[str, Schema]) ->
     }
 
 
-def post(name: str, request: str | Schema, ok: Schema, *, generates: bool, error: str = ERROR) -> Schema:
+def post(name: str, summary: str, request: str | Schema, ok: Schema, *, generates: bool, error: str = ERROR) -> Schema:
     """A route that reads a body. `error`: the schema of its refusals."""
     schema = {"$ref": ref(request)} if isinstance(request, str) else request
-    statuses = (*_BODY_STATUSES, 504) if generates else _BODY_STATUSES
+    statuses = (*_BODY_STATUSES, 499, 504) if generates else _BODY_STATUSES
     return {
         "post": {
             "operationId": name,
+            "summary": summary,
             "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
             "responses": {"200": ok, **_errors(statuses, error)},
         }
     }
 
 
-def read(name: str, ok: Schema, statuses: tuple[int, ...]) -> Schema:
-    return {"operationId": name, "responses": {"200": ok, **_errors((*statuses, 400, 500, 503), ERROR)}}
+def read(name: str, summary: str, ok: Schema, statuses: tuple[int, ...]) -> Schema:
+    responses = {"200": ok, **_errors((*statuses, 400, 500, 503), ERROR)}
+    return {"operationId": name, "summary": summary, "responses": responses}
 
 
 def _errors(statuses: tuple[int, ...], error: str) -> dict[str, Schema]:
