@@ -1,17 +1,12 @@
-"""`x-request-id` on every answer, `x-ratelimit-*`; health by vLLM's name; scripts of web pages."""
+"""`x-request-id` on every answer; health by vLLM's name; scripts of web pages."""
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from coppice.errors import UsageError
 from coppice.settings import parse_settings
 from coppice.telemetry.logs import configure_logging
-from coppice.tenants.directory import TenantDirectory
-from coppice.tenants.keys import digest_of_key
-from coppice.tenants.tenant import Tenant
-from coppice_scheduler.core.state.request import LimitLeft, TenantLimitsLeft
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.http.field_table import IGNORED_HEADER
 from tests.contract.rest_fixture import served, shared_server
@@ -118,31 +113,6 @@ def test_what_is_no_http_has_one_too(served: Served) -> None:
     with served.connect() as connection:
         connection.sendall(b"GARBAGE\r\n\r\n")
         assert b"\r\nx-request-id: " in read_until_closed(connection)
-
-
-# ---- what is left of limits
-
-
-def left_in(answer: httpx.Response) -> dict[str, str]:
-    return {name[12:]: value for name, value in answer.headers.items() if name.startswith("x-ratelimit-")}
-
-
-def test_answers_tell_what_is_left_of_limits_per_minute() -> None:
-    tenant = Tenant(id="a", api_key_sha256=(digest_of_key("key"),), requests_per_minute=60, tokens_per_minute=600)
-    unlimited = Tenant(id="b", api_key_sha256=(digest_of_key("other"),))
-    with serving(TenantDirectory([tenant, unlimited])) as served:
-        served.http.headers["authorization"] = "Bearer key"
-        served.engine.limits_left["a"] = TenantLimitsLeft(LimitLeft(60, 60, 0), LimitLeft(600, 450, 15_250))
-        left = left_in(served.complete())
-        assert (left["limit-requests"], left["remaining-requests"]) == ("60", "59"), "as this front door counted"
-        assert left["reset-requests"].endswith("s")
-        tokens = {name: value for name, value in left.items() if name.endswith("-tokens")}
-        assert tokens == {"limit-tokens": "600", "remaining-tokens": "450", "reset-tokens": "15.25s"}
-        served.engine.limits_left["a"] = TenantLimitsLeft(LimitLeft(60, 7, 53_000), LimitLeft(600, 0, 60_000))
-        left = left_in(served.chat(stream=True))
-        assert (left["remaining-requests"], left["reset-requests"]) == ("7", "53s"), "others counted more"
-        served.http.headers["authorization"] = "Bearer other"
-        assert not left_in(served.complete())
 
 
 # ---- scripts of web pages

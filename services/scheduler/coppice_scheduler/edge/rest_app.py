@@ -25,6 +25,7 @@ from coppice_scheduler.edge.http.field_table import Reading, UnknownFields
 from coppice_scheduler.edge.http.generation import FIRST_BYTE_S, Generation
 from coppice_scheduler.edge.http.openapi.requests import request_routes
 from coppice_scheduler.edge.http.openapi.routes import document
+from coppice_scheduler.edge.http.rate_headers import RateHeaders
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import READ, caller_of
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
@@ -45,6 +46,7 @@ def create_app(
 ) -> FastAPI:
     """The ASGI application of one front door. Without a registry it serves no /metrics: that names tenants."""
     app = FastAPI(title="Coppice", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(RateHeaders, limits_left=frontdoor.limits_left, anthropic_path=MESSAGES_PATH)
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
     _add_abort(app, frontdoor)

@@ -8,6 +8,7 @@ BadRequest     where a field of the request is wrong
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -44,14 +45,19 @@ _QUOTA_CODES = frozenset(
 
 
 async def abort(
-    context: grpc.aio.ServicerContext[Any, Any], error: ApiError, request_id: RequestId, tenant: str = ""
+    context: grpc.aio.ServicerContext[Any, Any],
+    error: ApiError,
+    request_id: RequestId,
+    tenant: str = "",
+    limits_left: Mapping[str, str] = {},
 ) -> NoReturn:
-    """End the call with the error's status. `tenant` is whose limits a refusal speaks of."""
+    """End the call with the error's status. `tenant` is whose limits a refusal speaks of, and `limits_left` tells."""
     code = CODES[error.kind]
     status = status_pb2.Status(code=code.value[0], message=error.message, details=map(_packed, _details(error, tenant)))
     trailing: list[tuple[str, str | bytes]] = [
         ("grpc-status-details-bin", status.SerializeToString()),
         (HEADER, request_id.shown),
+        *limits_left.items(),
     ]
     if error.retry_after_ms:
         trailing.append(("retry-after-ms", str(error.retry_after_ms)))

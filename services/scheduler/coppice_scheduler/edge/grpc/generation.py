@@ -31,6 +31,7 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.grpc.errors import abort
 from coppice_scheduler.edge.grpc.messages import response_of, spec_of, tokenize_prompt
+from coppice_scheduler.edge.http.rate_headers import rate_headers
 
 log = logging.getLogger("coppice.scheduler.grpc")
 SERVICE = "coppice_rpc.v1.Generation"
@@ -74,12 +75,11 @@ class Generation:
 
     def _guarded(self, request_type: type[Message], method: _Method) -> grpc.RpcMethodHandler[bytes, Message]:
         async def answer(messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Message, None]:
-            tenant_id, request_id = "", _request_id_of(context)
+            tenant, request_id = None, _request_id_of(context)
             REQUEST_ID.set(request_id.shown)
             context.set_trailing_metadata(((HEADER, request_id.shown),))
             try:
                 tenant = self._tenant(context)
-                tenant_id = tenant.id
                 self._frontdoor.count_call(tenant)
                 if context.time_remaining() is None:
                     raise invalid("The call has no deadline; set one (a timeout).", code="no_deadline")
@@ -88,13 +88,19 @@ class Generation:
                     async with aclosing(method(request, _Caller(tenant, context, body, request_id))) as answers:
                         async for response in answers:
                             yield response
+                context.set_trailing_metadata(((HEADER, request_id.shown), *self._limits_left(tenant).items()))
             except ApiError as error:
-                await abort(context, error, request_id, tenant_id)
+                tenant_id = "" if tenant is None else tenant.id
+                await abort(context, error, request_id, tenant_id, self._limits_left(tenant))
             except Exception:
                 log.exception("a call failed")
                 await abort(context, internal(), request_id)
 
         return grpc.stream_stream_rpc_method_handler(answer, response_serializer=_serialized)
+
+    def _limits_left(self, tenant: Tenant | None) -> dict[str, str]:
+        """By the names that REST has."""
+        return {} if tenant is None else rate_headers(self._frontdoor.limits_left(tenant))
 
     async def _read(
         self, messages: AsyncIterator[bytes], request_type: type[Message], tenant: Tenant, body: Body

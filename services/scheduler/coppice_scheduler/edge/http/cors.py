@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from coppice_scheduler.edge.base.request_id import HEADER
-from coppice_scheduler.edge.http.rate_headers import ALL_LIMITS, rate_headers
+from coppice_scheduler.edge.http.rate_headers import ALL_LIMITS, anthropic_rate_headers, rate_headers
 
 # Besides what always is.
 READABLE = (
@@ -19,6 +19,7 @@ READABLE = (
     "retry-after",
     "retry-after-ms",
     *rate_headers(ALL_LIMITS),
+    *anthropic_rate_headers(ALL_LIMITS, 0),
 )
 
 

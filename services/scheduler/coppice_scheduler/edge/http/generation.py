@@ -24,7 +24,6 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
 from coppice_scheduler.edge.http.field_table import NAMED_MAX, FieldTable, Reading, UnknownFields, ignored_header
 from coppice_scheduler.edge.http.long_lists import write_json
-from coppice_scheduler.edge.http.rate_headers import rate_headers
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, KEEP_ALIVE, EventStream, unless_disconnected
@@ -126,7 +125,7 @@ class Generation:
             raise
         shape, headers, streams = (
             surface.shape(call, asked),
-            self._headers(tenant, asked, surface.strict_field, unkept),
+            self._headers(asked, surface.strict_field, unkept),
             asked.spec.streams,
         )
         num_output_tokens = sum(prompt.max_new_tokens for prompt in call.prompts)
@@ -141,12 +140,12 @@ class Generation:
         # Log-probabilities may be many: they are written beside the loop.
         return _json(await self._frontdoor.text_work.run(tenant.id, size, lambda: write_json(shape.whole())), headers)
 
-    def _headers(self, tenant: Tenant, asked: Asked, strict_field: str, unkept: tuple[str, ...]) -> dict[str, str]:
+    def _headers(self, asked: Asked, strict_field: str, unkept: tuple[str, ...]) -> dict[str, str]:
         """`unkept`: headers of the request that were taken without effect."""
         ignored, use = unkept + asked.ignored, asked.spec.tool_use
         if use is not None and self._frontdoor.syntax.tools.ignores_strict(use):
             ignored += (strict_field,)
-        return {**ignored_header(ignored), **rate_headers(self._frontdoor.limits_left(tenant))}
+        return ignored_header(ignored)
 
     def _warn_of(self, ignored: tuple[str, ...], fields: FieldTable) -> None:
         if self._reading.unknown_fields is UnknownFields.WARN:

@@ -15,6 +15,7 @@ from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.frontend.loop_share import UNIT_BYTES, LoopShare
+from coppice_scheduler.edge.http.rate_headers import answer_goes_to
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
 
 KEY_HEADER = "x-api-key"  # where clients of the Anthropic API have it
@@ -25,6 +26,7 @@ def caller_of(frontdoor: FrontDoor, request: Request) -> Tenant:
     """Who calls; the call counts as one of the tenant's. Raises ApiError."""
     key = bearer_key(request.headers.get("authorization", "")) or request.headers.get(KEY_HEADER, "").strip() or None
     tenant = frontdoor.tenant_of(key)
+    answer_goes_to(tenant, request)
     frontdoor.count_call(tenant)
     return tenant
 

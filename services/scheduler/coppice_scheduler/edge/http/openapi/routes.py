@@ -7,6 +7,7 @@ from typing import Any
 from coppice_scheduler.edge.base.request_id import HEADER
 from coppice_scheduler.edge.http.field_table import IGNORED_HEADER
 from coppice_scheduler.edge.http.openapi.schema import Schema, ref
+from coppice_scheduler.edge.http.rate_headers import ALL_LIMITS, anthropic_rate_headers, rate_headers
 
 JSON = "application/json"
 ERROR = "Error"
@@ -23,9 +24,10 @@ _ERRORS = {
     504: "The deadline of the request passed.",
 }
 _BODY_STATUSES = (400, 401, 404, 408, 413, 429, 500, 503)
+_DIGITS: Schema = {"type": "string", "pattern": "^[0-9]+$"}
 _RETRY_HEADERS = {
-    "retry-after": {"description": "Seconds, rounded up.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
-    "retry-after-ms": {"description": "Milliseconds.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+    "retry-after": {"description": "Seconds, rounded up.", "schema": _DIGITS},
+    "retry-after-ms": {"description": "Milliseconds.", "schema": _DIGITS},
 }
 _ANSWER_HEADERS = {
     HEADER: {"description": "The client's own, or one of ours.", "schema": {"type": "string"}},
@@ -34,6 +36,20 @@ _ANSWER_HEADERS = {
         "schema": {"type": "string"},
     },
 }
+_TIMES: dict[str, Schema] = {
+    "x": {"type": "string", "pattern": "^[0-9.]+s$"},
+    "anthropic": {"type": "string", "format": "date-time"},
+}
+
+
+def _described_limit(name: str) -> Schema:
+    parts = name.split("-")
+    text = "Of a limit per minute: all of it, what is left, when all is left again."
+    return {"description": text, "schema": _TIMES[parts[0]] if "reset" in parts else _DIGITS}
+
+
+_RATE_HEADERS = {name: _described_limit(name) for name in rate_headers(ALL_LIMITS)}
+_ANTHROPIC_RATE_HEADERS = {name: _described_limit(name) for name in anthropic_rate_headers(ALL_LIMITS, 0)}
 
 
 def document(version: str, paths: dict[str, Any], schemas: dict[str, Schema]) -> Schema:
@@ -67,14 +83,27 @@ def post(name: str, summary: str, request: str | Schema, ok: Schema, *, generate
             "operationId": name,
             "summary": summary,
             "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
-            "responses": {"200": ok, **_errors(statuses, error)},
+            "responses": _with_limits({"200": ok, **_errors(statuses, error)}, error),
         }
     }
 
 
 def read(name: str, summary: str, ok: Schema, statuses: tuple[int, ...]) -> Schema:
     responses = {"200": ok, **_errors((*statuses, 400, 500, 503), ERROR)}
+    if 401 in statuses:
+        responses = _with_limits(responses, ERROR)
     return {"operationId": name, "summary": summary, "responses": responses}
+
+
+def _with_limits(responses: dict[str, Schema], error: str) -> dict[str, Schema]:
+    """Answers to a tenant have them: all but those to nobody known, and of faults."""
+    told = _RATE_HEADERS if error == ERROR else {**_RATE_HEADERS, **_ANTHROPIC_RATE_HEADERS}
+    return {
+        status: response
+        if status in ("401", "500")
+        else {**response, "headers": {**response.get("headers", {}), **told}}
+        for status, response in responses.items()
+    }
 
 
 def _errors(statuses: tuple[int, ...], error: str) -> dict[str, Schema]:
