@@ -1,4 +1,4 @@
-"""The server against its own description: generated requests, right and wrong ones, and answers as described.
+"""The server against its own description: generated requests to all routes, right and wrong ones.
 
 The described model serves a fake engine that answers at once; statuses, content types and bodies of answers must be
 among those that the document names, and what the document forbids must be refused.
@@ -6,7 +6,7 @@ among those that the document names, and what the document forbids must be refus
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -15,27 +15,35 @@ from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from coppice.tenants.directory import TenantDirectory
+from coppice.tenants.keys import digest_of_key
+from coppice.tenants.tenant import Tenant
+from coppice_scheduler.core.state.request import LimitLeft, TenantLimitsLeft
+from coppice_scheduler.edge.http.field_table import UnknownFields
 from coppice_scheduler.edge.openai.parsing.fields import CHAT_ONLY, COMPLETION_ONLY, NO_EFFECT, REFUSED, SUPPORTED
-from coppice_scheduler.edge.rest_app import create_app
+from coppice_scheduler.edge.rest_app import create_app, description_of
 from tests.fakes.api.engine import Script, unpack
 from tests.fakes.api.rest import MODEL, Served, events_of, serving
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 checks = pytest.importorskip("schemathesis.checks")
 conformance = pytest.importorskip("schemathesis.specs.openapi.checks")
-OPERATIONS = (
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("POST", "/v1/responses"),
-    ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{model_id}"),
-    ("POST", "/v1/requests/{request_id}/abort"),
-)
+# As the server of these tests is; that it serves the same routes is a test.
+DESCRIBED = description_of(MODEL, frozenset(), has_metrics=True, has_tools=True)["paths"]
+OPERATIONS = [(method.upper(), path) for path, operations in DESCRIBED.items() for method in operations]
+WITH_BODY = [(method, path) for method, path in OPERATIONS if "requestBody" in DESCRIBED[path][method.lower()]]
 NOTHING_FOUND = ("/v1/models/{model_id}", "/v1/requests/{request_id}/abort")  # by ids that are made up
+KEY = {"authorization": "Bearer key-a"}
+TENANTS = TenantDirectory(
+    [
+        Tenant(
+            id="a",
+            api_key_sha256=(digest_of_key("key-a"),),
+            requests_per_minute=1_000_000,
+            tokens_per_minute=1_000_000,
+        )
+    ]
+)
 CHECKS = [
     checks.not_a_server_error,
     conformance.status_code_conformance,
@@ -44,6 +52,7 @@ CHECKS = [
     conformance.response_schema_conformance,
     conformance.negative_data_rejection,
 ]
+LENIENT_CHECKS = CHECKS[:-1]  # what the document forbids, unknown fields, is taken there
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +67,9 @@ def described(server: Served) -> Any:
     return schemathesis.openapi.from_dict(httpx.get(f"{server.url}/openapi.json").json())
 
 
-def try_out(described: Any, server: Served, method: str, path: str, num_examples: int) -> dict[int, int]:
+def try_out(
+    described: Any, server: Served, method: str, path: str, num_examples: int, checks: Sequence[Any] = CHECKS
+) -> dict[int, int]:
     """Statuses seen, by how often."""
     operation = described[path][method]
     modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
@@ -76,9 +87,9 @@ def try_out(described: Any, server: Served, method: str, path: str, num_examples
     )
     @given(case=st.one_of([operation.as_strategy(generation_mode=mode) for mode in modes]))
     def attempt(case: Any) -> None:
-        response = case.call(base_url=server.url)
+        response = case.call(base_url=server.url, headers=KEY)
         seen[response.status_code] = seen.get(response.status_code, 0) + 1
-        case.validate_response(response, checks=CHECKS)
+        case.validate_response(response, checks=checks)
 
     attempt()
     return seen
@@ -90,8 +101,29 @@ def test_answers_are_as_described(described: Any, server: Served, method: str, p
     assert seen.get(404 if path in NOTHING_FOUND else 200), "no request got through: the test tested nothing"
 
 
+@pytest.fixture(scope="module", params=UnknownFields)
+def keyed(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Sequence[Any]]]:
+    """With keys, limits and what an operator may say of unknown fields; and what is checked of its answers."""
+    with serving(TENANTS, unknown_fields=request.param) as served:
+        served.engine.script = lambda request: Script(unpack(request.tokens)[:4])
+        served.engine.limits_left["a"] = TenantLimitsLeft(LimitLeft(1000, 7, 53_000), LimitLeft(600, 450, 15_250))
+        yield served, CHECKS if request.param is UnknownFields.REFUSE else LENIENT_CHECKS
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_answers_to_a_key_are_as_described(
+    described: Any, keyed: tuple[Served, Sequence[Any]], method: str, path: str
+) -> None:
+    served, checked = keyed
+    is_open = DESCRIBED[path][method.lower()].get("security") == []
+    assert httpx.request(method, f"{served.url}{path}").status_code == (200 if is_open else 401)
+    seen = try_out(described, served, method, path, 10, checked)
+    assert seen
+    assert 401 not in seen
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("method", "path"), OPERATIONS[:7])
+@pytest.mark.parametrize(("method", "path"), WITH_BODY)
 def test_answers_are_as_described_for_long(described: Any, server: Served, method: str, path: str) -> None:
     assert len(try_out(described, server, method, path, 500)) > 1
 
@@ -112,10 +144,10 @@ def test_every_field_and_route_is_described(server: Served) -> None:
 
 def test_the_routes_are_those_that_are_described(server: Served) -> None:
     document = httpx.get(f"{server.url}/openapi.json").json()
-    described = {(path, method.upper()) for path, operations in document["paths"].items() for method in operations}
+    described = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
     routes = [route for route in create_app(server.frontdoor, server.registry).routes if isinstance(route, APIRoute)]
-    served = {(route.path_format, method) for route in routes for method in (route.methods or set()) - {"HEAD"}}
-    assert served == described
+    served = {(method, route.path_format) for route in routes for method in (route.methods or set()) - {"HEAD"}}
+    assert served == described == {*OPERATIONS}
     assert all(operation["summary"] for operations in document["paths"].values() for operation in operations.values())
 
 
