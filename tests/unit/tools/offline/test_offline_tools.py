@@ -96,6 +96,28 @@ def test_a_named_tool_is_called_once(llm: LLM) -> None:
     llm.check()
 
 
+def test_calls_that_are_sent_back_become_the_tokens_that_the_model_wrote(llm: LLM) -> None:
+    messages: list[Any] = [USER]
+    history: list[int] = []
+    for seed in range(4):
+        asked = SamplingOptions(max_tokens=1500, seed=seed, temperature=1.2)
+        (generation,) = llm.chat([messages], asked, tools=TOOLS, tool_choice=NAMED)
+        assert generation.prompt_token_ids[: len(history)] == history
+        history = [*generation.prompt_token_ids, *generation.token_ids]
+        (call,) = generation.tool_calls
+        function = {"name": call.name, "arguments": call.arguments}
+        messages = [
+            *messages,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": call.id, "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+    llm.check()
+
+
 def test_required_calls_are_streamed_and_the_same(llm: LLM) -> None:
     options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     for seed in range(4):

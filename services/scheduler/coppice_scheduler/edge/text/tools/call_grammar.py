@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coppice.grammar import GrammarError
-from coppice_scheduler.edge.text.output_format import JSON_LIBRARY_OPTIONS, json_schema
+from coppice_scheduler.edge.text.output_format import json_schema
 from coppice_scheduler.edge.text.tools.formats import ARGUMENTS_MARKER, LLAMA3_JSON, NAME_PLACE, ToolFormat
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 
@@ -30,6 +30,8 @@ _ABOUT_PROPERTIES = frozenset(
     {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "anyOf", "oneOf", "allOf", "if"}
 )
 _ANY = r"/(.|\n)*/"
+# As `tojson` of a chat template does it: a call that is sent back becomes the same tokens, and is found in the cache.
+_AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def format_for_grammar(tool_format: ToolFormat) -> ToolFormat:
@@ -128,5 +130,5 @@ def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _schema_text(schema: dict[str, Any], *, is_strict: bool) -> str:
     """With options for the library. Where it is not strict, keywords that it does not know say nothing."""
-    options = {**JSON_LIBRARY_OPTIONS, "lenient": not is_strict}
+    options = {**_AS_TEMPLATES_WRITE, "lenient": not is_strict}
     return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"), ensure_ascii=False)
