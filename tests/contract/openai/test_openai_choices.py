@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,30 @@ def test_a_chat_stream_of_choices(served: Served) -> None:
         reasons += [choice["index"]] * (choice["finish_reason"] == "stop")
     assert texts == ["answer 0", "answer 1", "answer 2"]
     assert sorted(reasons) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+def test_each_chunk_tells_the_usage_of_its_answer_so_far(served: Served, kind: str, include_usage: bool) -> None:
+    options = {"include_usage": include_usage, "continuous_usage_stats": True}
+    fields: dict[str, Any] = {"n": 2, "stream": True, "stream_options": options, "return_token_ids": True}
+    served.says("some words, stop and more")
+    *events, done = events_of(getattr(served, kind)(**fields, stop=" stop").text)
+    assert done == "[DONE]"
+    whole = events.pop()["usage"] if include_usage else None
+    num_prompt = len(unpack(served.engine.requests[0].tokens))
+    num_told = [0, 0]
+    for event in events:
+        (choice,) = event["choices"]
+        num_told[choice["index"]] += len(choice.get("token_ids", ()))
+        told = num_told[choice["index"]]
+        assert event["usage"] == {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": told,
+            "total_tokens": num_prompt + told,
+        }
+    assert num_told[0] == num_told[1] > 1
+    assert whole is None or (whole["prompt_tokens"], whole["completion_tokens"]) == (num_prompt, sum(num_told))
 
 
 def test_as_many_choices_as_vllm_gives(served: Served) -> None:

@@ -165,7 +165,8 @@ def test_streams_and_log_probabilities_are_as_described(server: Served, kind: st
     whole = getattr(server, kind)(**fields).json()
     validator("ChatCompletion" if kind == "chat" else "Completion").validate(whole)
     assert whole["choices"][1]["logprobs"]
-    streamed = getattr(server, kind)(stream=True, stream_options={"include_usage": True}, **fields)
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    streamed = getattr(server, kind)(stream=True, stream_options=usage, **fields)
     *events, _ = events_of(streamed.text)
     for event in events:
         validator(chunk).validate(event)

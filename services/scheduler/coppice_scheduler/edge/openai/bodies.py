@@ -11,6 +11,7 @@ each choice of completions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from coppice_scheduler.edge.openai.parsing.schema import Presentation
 from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import EchoedLogprobs, PromptLogprobs, TokenLogprob
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, Usage
-from coppice_scheduler.edge.text.tokenizer import unpack_tokens
+from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, unpack_tokens
 from coppice_scheduler.edge.text.tools.call_parser import CallDelta, joined_calls
 from coppice_scheduler.edge.text.tools.tool import ToolCall
 
@@ -72,6 +73,7 @@ class Shape:
     _answers: list[Answer] = field(default_factory=list)  # of what is told whole
     _begun: set[int] = field(default_factory=set)  # answers of which a chunk was sent
     _usage: Usage = NO_USAGE  # of all that have ended
+    _num_told: Counter[int] = field(default_factory=Counter)  # tokens of each answer
 
     @property
     def num_answers(self) -> int:
@@ -107,6 +109,7 @@ class Shape:
                 yield event(self._role_chunk(index))
 
     def events_of(self, delta: Delta) -> Iterator[bytes]:
+        self._num_told[delta.index] += len(delta.tokens) // TOKEN_DTYPE.itemsize
         self._usage += delta.ending.usage if delta.ending is not None else NO_USAGE
         shows = delta.text or delta.reasoning or delta.calls or delta.logprobs or delta.echoed or delta.ending
         if shows or self.presentation.return_token_ids:
@@ -116,7 +119,7 @@ class Shape:
     def closing(self) -> Iterator[bytes]:
         if self.presentation.include_usage:
             # Last of a stream that asked for it: no choices.
-            yield event({**self._chunk([]), "usage": usage_body(self._usage)})
+            yield event(self._chunk([], usage_body(self._usage)))
         yield DONE
 
     def failure(self, error: ApiError) -> bytes:
@@ -124,16 +127,25 @@ class Shape:
 
     # --- chunks ---------------------------------------------------------------------------------------------------
 
-    def _chunk(self, choices: list[Body]) -> Body:
+    def _chunk(self, choices: list[Body], usage: Body | None) -> Body:
         chunk = self._frame("chat.completion.chunk" if self.is_chat else "text_completion", choices)
-        if self.presentation.include_usage:
-            chunk["usage"] = None
+        if self.presentation.include_usage or self.presentation.usage_so_far:
+            chunk["usage"] = usage
         return chunk
+
+    def _usage_so_far(self, index: int) -> Body | None:
+        """Of this answer and its prompt; what was cached is known at the end."""
+        if not self.presentation.usage_so_far:
+            return None
+        prompt, num_told = self.call.prompts[index // self.call.num_choices], self._num_told[index]
+        num_prompt = prompt.num_prompt_tokens
+        return {"prompt_tokens": num_prompt, "completion_tokens": num_told, "total_tokens": num_prompt + num_told}
 
     def _role_chunk(self, index: int) -> Body:
         """First of an answer in a chat stream."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        chunk = self._chunk([choice], self._usage_so_far(index))
         if self.presentation.return_token_ids and index == 0:
             chunk["prompt_token_ids"] = self._prompt_ids(0)
         return chunk
@@ -157,7 +169,7 @@ class Shape:
             choice["token_ids"] = unpack_tokens(delta.tokens)
             if is_first and not self.is_chat:
                 choice["prompt_token_ids"] = self._prompt_ids(delta.index)
-        return self._chunk([choice])
+        return self._chunk([choice], self._usage_so_far(delta.index))
 
     # --- whole ----------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ def answer_schemas() -> dict[str, Schema]:
         "Tokenized": exactly(tokenized),
         "Detokenized": exactly({"prompt": TEXT}),
         "Usage": _usage(),
+        "UsageSoFar": exactly(_COUNTS),
         "TokenLogprob": _token_logprob(),
         "ChatLogprobs": _chat_logprobs(),
         "CompletionLogprobs": _completion_logprobs(),
@@ -49,7 +50,8 @@ def answer_schemas() -> dict[str, Schema]:
 
 
 _REASONING: dict[str, Schema] = dict.fromkeys(REASONING, TEXT)
-_MAY_USE: Schema = nullable({"$ref": ref("Usage")})
+_COUNTS: dict[str, Schema] = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
+_MAY_USE: Schema = {"anyOf": [{"$ref": ref("Usage")}, {"$ref": ref("UsageSoFar")}, {"type": "null"}]}
 _REASONS = ("stop", "length", None)
 
 
@@ -68,9 +70,8 @@ def _frame(kind: str, choice: Schema, optional: dict[str, Schema], usage: str | 
 
 def _usage() -> Schema:
     details = exactly({"cached_tokens": COUNT, "cache_write_tokens": COUNT})
-    counts = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
     of_answer = exactly({"reasoning_tokens": COUNT})
-    return exactly({**counts, "prompt_tokens_details": details}, {"completion_tokens_details": of_answer})
+    return exactly({**_COUNTS, "prompt_tokens_details": details}, {"completion_tokens_details": of_answer})
 
 
 def _choice(required: dict[str, Schema], logprobs: str, optional: dict[str, Schema], *more_reasons: str) -> Schema:

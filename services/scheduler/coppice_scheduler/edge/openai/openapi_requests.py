@@ -201,7 +201,8 @@ def _output_formats() -> dict[str, Schema]:
 
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 _STREAM: dict[str, Schema] = {
-    "include_usage": one_of("boolean"),
+    "include_usage": one_of("boolean", "The last chunk has the usage of all answers."),
+    "continuous_usage_stats": one_of("boolean", "Each chunk has the usage of its answer so far."),
     **{name: refusal.described() for name, refusal in STREAM_OPTIONS_REFUSED.items()},
 }
 _CACHE: dict[str, Schema] = {

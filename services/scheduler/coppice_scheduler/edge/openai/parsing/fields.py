@@ -130,9 +130,9 @@ COMPLETION_REFUSED: Mapping[str, Refusal] = {
     **REFUSED,
     ADDS_SPECIAL_TOKENS: Refusal("Send the token ids that /tokenize makes of the prompt without them.", (True,)),
 }
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 STREAM_OPTIONS_REFUSED: Mapping[str, Refusal] = {
     "include_obfuscation": Refusal("Events are as long as their text; TLS hides the text alone.", _OFF),
-    "continuous_usage_stats": Refusal("include_usage tells the usage at the end.", _OFF),
 }
 
 CHAT = FieldTable(SUPPORTED | CHAT_ONLY, NO_EFFECT.keys(), CHAT_REFUSED, _OF_ONE_ROUTE)

@@ -23,7 +23,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 from coppice_scheduler.edge.http.field_table import Notes, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
 from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
-from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION, STREAM_OPTIONS_REFUSED
+from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION, STREAM_OPTIONS, STREAM_OPTIONS_REFUSED
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
 from coppice_scheduler.edge.openai.parsing.template_values import prompt_end_of, template_values_of
@@ -31,14 +31,13 @@ from coppice_scheduler.edge.openai.parsing.tools import tool_use_of, tools_of
 from coppice_scheduler.edge.text.tokenizer import SLICE, TOKEN_DTYPE
 from coppice_scheduler.edge.text.tools.tool import ToolUse
 
-_STREAM_OPTIONS = ("include_usage",)
-
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
     """How the answer is shown. None of it reaches the engine."""
 
-    include_usage: bool = False
+    include_usage: bool = False  # of all answers, behind them
+    usage_so_far: bool = False  # of its answer in each chunk
     return_token_ids: bool = False
     tokens_as_ids: bool = False  # log-probabilities name tokens `token_id:5`
     include_reasoning: bool = True
@@ -178,17 +177,18 @@ def _max_tokens(fields: Fields) -> int | None:
 
 def _presentation(fields: Fields, streams: bool) -> Presentation:
     return Presentation(
-        _include_usage(fields, streams),
+        *_usage_options(fields, streams),
         fields.flag("return_token_ids"),
         fields.flag("return_tokens_as_token_ids"),
         fields.flag("include_reasoning", default=True),
     )
 
 
-def _include_usage(fields: Fields, streams: bool) -> bool:
+def _usage_options(fields: Fields, streams: bool) -> tuple[bool, bool]:
+    """`include_usage` and `continuous_usage_stats`."""
     options = fields.get("stream_options")
     if options is None:
-        return False
+        return False, False
     if not isinstance(options, dict):
         raise fields.wrong("stream_options", "an object")
     inner = Fields(options, "stream_options.")
@@ -197,12 +197,13 @@ def _include_usage(fields: Fields, streams: bool) -> bool:
         if name in STREAM_OPTIONS_REFUSED:
             inner.flag(name)
             STREAM_OPTIONS_REFUSED[name].check(param, value)
-        elif name not in _STREAM_OPTIONS:
-            message = f"{param} is not supported; known: {', '.join(_STREAM_OPTIONS)}."
+        elif name not in STREAM_OPTIONS:
+            message = f"{param} is not supported; known: {', '.join(STREAM_OPTIONS)}."
             raise invalid(message, param=param, code="unsupported_parameter")
     if not streams:
         raise invalid("stream_options is only for stream: true.", param="stream_options")
-    return inner.flag("include_usage")
+    include_usage, so_far = (inner.flag(name) for name in STREAM_OPTIONS)
+    return include_usage, so_far
 
 
 # --- prompts ------------------------------------------------------------------------------------------------------
