@@ -28,9 +28,9 @@ class CompiledGrammars:
         except GrammarError as error:
             raise UsageError(f"{field} cannot be used: {error}") from None
 
-    def open(self, _: DomainId, grammar: str) -> GrammarGuide:
+    def open(self, _: DomainId, grammar: str, request_id: str) -> GrammarGuide:
         """Of a grammar that was checked."""
-        return GrammarGuide(self._compiled(grammar))
+        return GrammarGuide(self._compiled(grammar), request_id)
 
     def _compiled(self, grammar: str) -> Compiled:
         if grammar not in self._kept:

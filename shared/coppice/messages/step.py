@@ -55,6 +55,7 @@ class SequenceStart(Record, frozen=True):
     # Where the KV of computed tokens beyond `shared` is copied from, into the first of `owned`: a sequence that this
     # session attached in an earlier plan; this one may detach it. 0 = nothing is copied.
     copy_from: SequenceId = SequenceId(0)
+    request_id: str = ""  # where it has a grammar: what the worker logs of the sequence says it
 
 
 class Growth(Record, frozen=True):

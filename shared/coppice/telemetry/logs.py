@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from coppice.errors import UsageError
@@ -31,6 +33,16 @@ class _OneLine(logging.Formatter):
             record.message = f"[request {request_id}] {record.message}"
         record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
         return super().formatMessage(record)
+
+
+@contextmanager
+def about_request(request_id: str) -> Iterator[None]:
+    """What is logged within is about this request, and says so; the empty id is none."""
+    token = REQUEST_ID.set(request_id)
+    try:
+        yield
+    finally:
+        REQUEST_ID.reset(token)
 
 
 def configure_logging(level: LogLevel = "info") -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
+from coppice.telemetry.logs import configure_logging
 from coppice_scheduler.core.engine import SubmitFailed
 from coppice_scheduler.core.state.request import Finish, Refused, RefusedReason, Request
 from coppice_scheduler.edge.base.engine import RequestRefused
@@ -33,7 +33,9 @@ def faulty(house: House) -> None:
     house.doors.planner._core = Faulty()  # type: ignore[assignment]
 
 
-def test_a_request_that_cannot_be_decided_on_is_refused_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_cannot_be_decided_on_is_refused_alone(
+    capfd: pytest.CaptureFixture[str], restored_logging: None
+) -> None:
     async def test(house: House) -> None:
         faulty(house)
         engine = await house.open(0)
@@ -49,11 +51,11 @@ def test_a_request_that_cannot_be_decided_on_is_refused_alone(caplog: pytest.Log
         engine.finish("other")
         assert [output.finish for output in await hanging] == [Finish.STOP]
 
-    with caplog.at_level(logging.ERROR):
-        run(test)
-    (record,) = [record for record in caplog.records if "poison" in record.getMessage()]
-    assert record.exc_info is not None, "with its traceback"
-    assert "tenant t" in record.getMessage()
+    configure_logging("error")
+    run(test)
+    said, _, traceback = capfd.readouterr().err.partition("\n")
+    assert "coppice.scheduler: [request poison] a request of tenant t is refused" in said
+    assert "KeyError: 'a fault of ours'" in traceback
 
 
 def test_a_fault_in_the_middle_of_a_change_ends_the_planner() -> None:

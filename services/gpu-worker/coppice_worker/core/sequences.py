@@ -72,7 +72,7 @@ class SequenceTable:
         guide = None
         if start.sampling.grammar:
             assert self.open_guide is not None, "whoever attaches looks"
-            guide = self.open_guide(start.domain, start.sampling.grammar)
+            guide = self.open_guide(start.domain, start.sampling.grammar, start.request_id)
         self.sampling.put(slot, start.sampling, start.num_prompt_tokens or count, guide)
         return slot
 

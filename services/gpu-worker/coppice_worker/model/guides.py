@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from coppice.grammar import GrammarError, Grammars, Matcher
 from coppice.ids import DomainId
+from coppice.telemetry.logs import about_request
 from coppice_worker.core.batch.guides import UInt32
 from coppice_worker.model.config.info import ModelInfo
 
@@ -46,7 +47,7 @@ class GuideMaker:
         self._changed = threading.Condition()
         threading.Thread(target=self._run, args=(load,), name="grammars", daemon=True).start()
 
-    def open(self, domain: DomainId, grammar: str) -> GrammarGuide:
+    def open(self, domain: DomainId, grammar: str, request_id: str = "") -> GrammarGuide:
         """Begins to compile what is not kept."""
         kept = self._kept.setdefault(domain, _Kept())
         self._kept.move_to_end(domain)
@@ -59,7 +60,7 @@ class GuideMaker:
             with self._changed:
                 self._waiting.setdefault(domain, deque()).append(compiled)
                 self._changed.notify()
-        return GrammarGuide(compiled)
+        return GrammarGuide(compiled, request_id)
 
     def _run(self, load: Callable[[], Grammars]) -> None:
         loaded: Future[Grammars] = Future()
@@ -121,8 +122,9 @@ class _Kept:
 class GrammarGuide:
     """A `Guide` by a grammar that is being compiled."""
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, request_id: str = "") -> None:
         self._compiled = compiled
+        self._request_id = request_id
         self._matcher: Matcher | None = None  # has taken the first `_num_taken` tokens of the output
         self._num_taken = 0
 
@@ -139,7 +141,8 @@ class GrammarGuide:
             self._num_taken = len(output)
             self._matcher.fill(words)
         except GrammarError as error:
-            _log.warning("a grammar cannot be followed: %s", error)
+            with about_request(self._request_id):
+                _log.warning("a grammar cannot be followed: %s", error)
             return False
         return True
 

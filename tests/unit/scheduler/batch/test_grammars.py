@@ -43,6 +43,15 @@ def ends_of(bench: Bench, name: str) -> list[OutputErrorCode | None]:
     return [output.error.code if output.error else None for output in ended]
 
 
+def test_the_worker_is_told_whose_grammar_it_is() -> None:
+    bench = Bench(settings(extend_more_blocks=0))
+    bench.submit("plain", 3, max_new=9)
+    bench.submit("guided", 3, max_new=9, sampling=GRAMMAR)
+    bench.settle()
+    begun = [start for plan in bench.plans for start in plan.attach]
+    assert sorted(start.request_id for start in begun) == ["", "guided"], "what logs nothing has none"
+
+
 # --- it cannot be followed
 
 

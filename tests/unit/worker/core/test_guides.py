@@ -71,14 +71,14 @@ class Stack:
     """A core and an executor; block 4n and those after it are sequence n's, at most 4."""
 
     def __init__(self) -> None:
-        self.opened: list[tuple[str, str]] = []
+        self.opened: list[tuple[str, str, str]] = []
         self.guides: list[Counting] = []
         self.core = ready_core(settings(num_blocks=32), self.open)
         self.executor = Obeying(self.core.settings.pool)
         self._step = 0
 
-    def open(self, domain: str, grammar: str) -> Counting:
-        self.opened.append((domain, grammar))
+    def open(self, domain: str, grammar: str, request_id: str) -> Counting:
+        self.opened.append((domain, grammar, request_id))
         self.guides.append(Counting(**json.loads(grammar)))
         return self.guides[-1]
 
@@ -122,8 +122,17 @@ def unguided(num_steps: int, *numbers: int) -> list[dict[int, list[int]]]:
 def test_whoever_wants_a_grammar_gets_a_guide_of_its_own_for_its_domain() -> None:
     stack = Stack()
     starts = [guided(1), plain(2), guided(3, first=7), guided(4, first=7)]
-    stack.begin(*[msgspec.structs.replace(begun, domain=f"d{begun.sequence_id % 2}") for begun in starts])
-    assert stack.opened == [("d1", '{"first": 100}'), ("d1", '{"first": 7}'), ("d0", '{"first": 7}')]
+    stack.begin(
+        *[
+            msgspec.structs.replace(begun, domain=f"d{begun.sequence_id % 2}", request_id=f"r{begun.sequence_id}")
+            for begun in starts
+        ]
+    )
+    assert stack.opened == [
+        ("d1", '{"first": 100}', "r1"),
+        ("d1", '{"first": 7}', "r3"),
+        ("d0", '{"first": 7}', "r4"),
+    ]
     assert len(set(map(id, stack.guides))) == 3
 
 

@@ -40,8 +40,9 @@ class Guide(Protocol):
         """
 
 
-# Of a sequence's domain and grammar: nothing that was compiled for one domain serves another.
-OpenGuide = Callable[[DomainId, str], Guide]
+# Of a sequence's domain, its grammar, and the id of its request for the log. Nothing that was compiled for one domain
+# serves another.
+OpenGuide = Callable[[DomainId, str, str], Guide]
 
 LOCAL = {"is_local": True}  # metadata of fields that stay in this process
 

@@ -114,6 +114,7 @@ def _news(worker: Worker, rows: PlanRows) -> tuple[bytes, tuple[SequenceStart, .
 def _start_of(worker: Worker, sequence: Sequence) -> SequenceStart:
     request = sequence.request
     lease = sequence.lease
+    sampling = request.request.sampling
     return SequenceStart(
         sequence_id=sequence.sequence_id,
         lease_id=lease.lease_id,
@@ -122,11 +123,12 @@ def _start_of(worker: Worker, sequence: Sequence) -> SequenceStart:
         shared=lease.shared,
         shared_seals=lease.shared_seals,
         owned=bytes(lease.owned),
-        sampling=request.request.sampling,
+        sampling=sampling,
         traceparent=request.request.traceparent,
         num_prompt_tokens=request.num_prompt_tokens,
         domain=request.request.domain,
         copy_from=take_copy(worker, sequence),
+        request_id=request.request.request_id if sampling.grammar else "",
     )
 
 

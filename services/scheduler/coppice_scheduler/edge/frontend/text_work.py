@@ -14,7 +14,8 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -56,6 +57,7 @@ class TextWork:
 class _Job:
     work: Callable[[], Any]
     result: asyncio.Future[Any]
+    context: Context = field(default_factory=copy_context)  # of the request: what is logged in the thread says which
 
 
 class _Lane:
@@ -91,7 +93,7 @@ class _Lane:
                 self._lines[tenant] = line  # its next turn comes after those of all others
             self._num_free -= 1
             self._running[tenant] += 1
-            done = loop.run_in_executor(self._threads, job.work)
+            done = loop.run_in_executor(self._threads, job.context.run, job.work)
             done.add_done_callback(partial(self._ended, tenant, job))
 
     def _next(self) -> str | None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from coppice.telemetry.logs import about_request
 from coppice.tls.credentials import Credentials
 from coppice_scheduler.core.engine import SchedulerCore, SubmitFailed
 from coppice_scheduler.core.state.request import (
@@ -163,7 +164,7 @@ class Doors:
     def _submit(self, door: Door, request: Request, now_ns: int) -> None:
         refused = self._decided(request, now_ns)
         if refused is not None:
-            self._refusal_log.refused(request.tenant, refused, self.planner.stats, now_ns)
+            self._refusal_log.refused(request, refused, self.planner.stats, now_ns)
             door.refusals.append(RefusedRequest(request.request_id, refused))
             return
         if request.streams:
@@ -177,9 +178,8 @@ class Doors:
         try:
             return self.planner.core.submit(request, now_ns)
         except SubmitFailed:
-            _log.exception(
-                "request %s of tenant %s is refused, for a fault of ours", request.request_id, request.tenant
-            )
+            with about_request(request.request_id):
+                _log.exception("a request of tenant %s is refused, for a fault of ours", request.tenant)
             return Refused(RefusedReason.INTERNAL, "The server failed on this request. It has been logged.", 0)
 
     def _close(self, door: Door) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import coppice
+from coppice.telemetry.logs import REQUEST_ID
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
@@ -107,6 +108,25 @@ def test_tenants_take_turns() -> None:
         bench.let_go()
         await asyncio.gather(*tasks)
         assert bench.begun == ["a0", "a1", "b0", "c0", "a2", "b1", "a3"]
+
+    run(test)
+
+
+def test_what_is_logged_in_a_thread_says_whose_request_it_is() -> None:
+    async def test(bench: Bench) -> None:
+        work = TextWork(long_threads=1)
+
+        async def request(tenant: str, name: str) -> tuple[str, str]:
+            """Its work, which waits its turn behind that of others, and sees an id."""
+            REQUEST_ID.set(name)  # a task has a context of its own
+            wait = bench.work(name)
+            return await work.run(tenant, LONG, lambda: (wait(), REQUEST_ID.get()))
+
+        tasks = [asyncio.create_task(request(*names)) for names in (("a", "a0"), ("a", "a1"), ("b", "b0"))]
+        await bench.until("a0")
+        bench.let_go()
+        assert await asyncio.gather(*tasks) == [("a0", "a0"), ("a1", "a1"), ("b0", "b0")]
+        assert REQUEST_ID.get() == ""
 
     run(test)
 

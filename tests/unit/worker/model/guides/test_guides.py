@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 
 from coppice.grammar import GrammarError, Grammars
 from coppice.ids import DomainId
+from coppice.telemetry.logs import configure_logging
 from coppice_bench.split.byte_tokenizer import EOS_ID, NUM_TOKENS, write_byte_tokenizer
 from coppice_worker.model.config.info import ModelInfo
 from coppice_worker.model.config.rope_config import RopeConfig
@@ -271,6 +272,19 @@ def test_a_grammar_that_cannot_be_compiled_is_told_by_its_guide_and_the_next_is_
         (again,) = making.open(A, grammar)
         assert again.is_ready
         assert not fill(again)
+
+
+def test_the_log_says_whose_grammar_cannot_be_followed(
+    capfd: pytest.CaptureFixture[str], restored_logging: None
+) -> None:
+    configure_logging("warning")
+    with made() as making:
+        guides = [making.maker.open(A, "bad:", request_id) for request_id in ("chatcmpl-job-7", "")]
+        making.compiled(*guides)
+        assert [fill(guide) for guide in guides] == [False, False]
+    first, second = (line.partition(" coppice.worker: ")[2] for line in capfd.readouterr().err.splitlines())
+    assert first == "[request chatcmpl-job-7] a grammar cannot be followed: it has no end"
+    assert second == "a grammar cannot be followed: it has no end"
 
 
 @pytest.mark.parametrize("error", [GrammarError("no end token"), OSError("no such file"), Panic("panic")])
