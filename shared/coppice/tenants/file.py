@@ -106,10 +106,19 @@ def parse_tenants(path: Path, content: bytes) -> TenantsFile:
     try:
         return TenantsFile.model_validate(data)
     except ValidationError as error:
-        # A tenant with a mistake does not count as one, so a file of nothing else would also be called empty.
-        found = [problem for problem in error.errors(include_url=False) if problem["type"] != "too_short"]
-        problems = [_explain(path, root, dict(problem)) for problem in found or error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        places = [problem["loc"] for problem in found]
+        problems = [
+            _explain(path, root, dict(problem))
+            for problem in found
+            if problem["type"] != "too_short" or not _has_within(places, problem["loc"])
+        ]
         raise UsageError("; ".join(problems), hint="see deploy/tenants.example.yaml") from None
+
+
+def _has_within(places: Iterable[tuple[str | int, ...]], place: tuple[str | int, ...]) -> bool:
+    """An entry with a mistake does not count as one, so a list of nothing else would also be called empty."""
+    return any(other[: len(place)] == place and other != place for other in places)
 
 
 def _refuse_double_keys(path: Path, node: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,6 +15,10 @@ from coppice.tenants.keys import ApiKeys
 _MODES = ("private", "strict", "disabled")
 
 ModeName = Literal["private", "strict", "disabled", "shared"]
+MIN_CONTEXT = 2  # a prompt has one token at least, and so has its answer
+Models = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})
+]
 
 
 class SharedMode(BaseModel):
@@ -43,6 +47,10 @@ class Tenant(BaseModel):
     requests_per_minute: int = Field(0, ge=0)  # 0: no limit
     tokens_per_minute: int = Field(0, ge=0)  # prompt and output together; 0: no limit
     zero_on_change: bool = False  # blocks are zeroed between this domain and others; always so if strict or disabled
+    models: Models | None = None  # that it may ask for, by name; None: all that are served
+    max_context: int | None = Field(None, ge=MIN_CONTEXT)  # tokens of prompt and output together; the service's caps it
+    max_retain_ms: int | None = Field(None, ge=0)  # that it may ask to keep a prompt; the service's caps it, 0: never
+    shows_cached_tokens: bool = True  # its usage tells how much of a prompt was found, and how much can be found now
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -51,6 +59,14 @@ class Tenant(BaseModel):
             hint = "write mode: {shared: GROUP}" if value == "shared" else nearest(value, [*_MODES, "shared"])
             raise ValueError(f"{value!r} is no mode; {hint}")
         return value
+
+    @field_validator("models")
+    @classmethod
+    def _models_differ(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        twice = [name for at, name in enumerate(names or ()) if name in (names or ())[:at]]
+        if twice:
+            raise ValueError(f"{twice[0]!r} is named twice")
+        return names
 
     @model_validator(mode="after")
     def _keys_differ(self) -> Self:

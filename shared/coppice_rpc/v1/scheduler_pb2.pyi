@@ -304,7 +304,7 @@ class GenerateRequest(_message.Message):
     prompt_cache_key: _builtins.str
     """prompts with a key belong together: they are expected again"""
     prompt_cache_ttl_ms: _builtins.int
-    """the prompt should stay cached for so long; the operator's limit caps it"""
+    """the prompt should stay cached for so long; the operator's limits cap it"""
     cache_salt: _builtins.str
     """prefixes are shared with requests of this salt alone; 1 to 256 characters"""
     json_object: _builtins.bool
@@ -557,6 +557,7 @@ class GenerateUsage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
+    """0 where the operator shows none to this tenant; cache_write_tokens likewise"""
     completion_tokens: _builtins.int
     cache_write_tokens: _builtins.int
     """of the prompt, computed and made findable"""

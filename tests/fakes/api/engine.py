@@ -194,6 +194,10 @@ class FakeEngine:
         if request_id in self._hanging:
             self._hanging[request_id].set()
 
+    def let_go(self, request_id: str) -> None:
+        """One that hangs comes to its end."""
+        self._hanging[request_id].set()
+
     async def abort(self, tenant: str, names: tuple[str, ...]) -> int:
         self.aborts.append((tenant, names))
         if self.lost is not None:

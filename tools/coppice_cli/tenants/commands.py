@@ -56,6 +56,12 @@ def add(
     weight: Annotated[float | None, typer.Option(help="Share of the service while others want some, too.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="0: no limit.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="Prompt and output together; 0: no limit.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="That it may ask for; may be repeated. Default: all.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")] = None,
+    max_retain_ms: Annotated[int | None, typer.Option(help="That it may ask to keep a prompt; 0: never.")] = None,
+    shows_cached_tokens: Annotated[
+        bool | None, typer.Option("--shows-cached-tokens/--hides-cached-tokens", help="In usage. Default: shown.")
+    ] = None,
 ) -> None:
     """Add a tenant, and print its key. The key is stored nowhere: this is the only time that it is shown."""
     from coppice_cli.tenants.operations import add_tenant
@@ -74,6 +80,10 @@ def add(
         "weight": weight,
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
+        "models": model or None,
+        "max_context": max_context,
+        "max_retain_ms": max_retain_ms,
+        "shows_cached_tokens": shows_cached_tokens,
     }
     _show_key(add_tenant(file, tenant_id, fields, key_name), f"tenant {tenant_id} is added")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from coppice.tenants.keys import ApiKey
 from coppice.tenants.tenant import Tenant
 from coppice_cli.tenants.yaml_edits import time_text
 
+_COLUMNS = ("tenant", "mode", "guarantee", "maximum", "weight", "requests", "waiting", "per minute", "narrowed", "keys")
+
 
 def show_tenants(path: Path, now: datetime, *, as_json: bool) -> None:
     """Raises UsageError."""
@@ -26,7 +29,7 @@ def show_tenants(path: Path, now: datetime, *, as_json: bool) -> None:
         typer.echo(json.dumps({"version": version_of(content), "tenants": plain}))
         return
     table = Table(title=f"{path}, version {version_of(content)}", title_justify="left")
-    for column in ("tenant", "mode", "guarantee", "maximum", "weight", "requests", "waiting", "per minute", "keys"):
+    for column in _COLUMNS:
         table.add_column(column, overflow="fold")
     for tenant in tenants:
         table.add_row(*_row(tenant, now))
@@ -54,8 +57,21 @@ def _row(tenant: Tenant, now: datetime) -> list[str]:
         str(tenant.concurrency),
         str(tenant.max_queued),
         ", ".join(rates) or "-",
+        "\n".join(_narrowed(tenant)) or "-",
         "\n".join(f"{key.label}{_ending(key, now)}" for key in tenant.api_key_sha256) or "none: nobody can call",
     ]
+
+
+def _narrowed(tenant: Tenant) -> Iterator[str]:
+    """What is narrower than what the service has."""
+    if tenant.models is not None:
+        yield f"models: {', '.join(tenant.models)}"
+    if tenant.max_context is not None:
+        yield f"context: {tenant.max_context:,}"
+    if tenant.max_retain_ms is not None:
+        yield f"kept: {tenant.max_retain_ms:,} ms"
+    if not tenant.shows_cached_tokens:
+        yield "cached tokens: hidden"
 
 
 def _ending(key: ApiKey, now: datetime) -> str:

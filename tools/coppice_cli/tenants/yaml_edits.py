@@ -18,7 +18,7 @@ import yaml
 
 from coppice.errors import UsageError
 
-Field = str | int | float | Mapping[str, str]
+Field = str | int | float | Mapping[str, str] | list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,11 @@ def _entry(indent: str, fields: Mapping[str, Field]) -> str:
 
 
 def _value(value: Field) -> str:
-    """Keys come as YAML already; a group's mode is a mapping."""
+    """Keys come as YAML already; a group's mode is a mapping, names of models are a list."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {scalar(text)}" for key, text in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(json.dumps(text, ensure_ascii=False) for text in value)}]"
     return value if isinstance(value, str) else json.dumps(value)
 
 

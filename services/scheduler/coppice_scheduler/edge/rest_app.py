@@ -19,6 +19,7 @@ from coppice_scheduler.edge.anthropic.errors import error_body
 from coppice_scheduler.edge.anthropic.openapi import anthropic_routes
 from coppice_scheduler.edge.anthropic.routes import MESSAGES_PATH, add_anthropic
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, not_ready
+from coppice_scheduler.edge.base.tenant_model import ContextLimit
 from coppice_scheduler.edge.frontend.body_budget import NO_ROOM_CODES
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http.field_table import Reading, UnknownFields
@@ -50,7 +51,7 @@ def create_app(
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
     _add_abort(app, frontdoor)
-    reading = Reading(frontdoor.model.max_context, unknown_fields, frontdoor.template_variables)
+    reading = Reading(ContextLimit(frontdoor.model.max_context), unknown_fields, frontdoor.template_variables)
     generation = Generation(frontdoor, body_timeout_s, first_byte_s, reading)
     add_anthropic(app, frontdoor, generation, reading, body_timeout_s)
     add_openai(app, frontdoor, generation, reading, body_timeout_s)

@@ -10,6 +10,7 @@ import pytest
 
 from coppice_scheduler.edge.anthropic.request import parse_message
 from coppice_scheduler.edge.base.errors import ApiError
+from coppice_scheduler.edge.base.tenant_model import ContextLimit
 from coppice_scheduler.edge.frontend.generation_spec import MAX_MESSAGES
 from coppice_scheduler.edge.http.field_table import NAME_CHARS, Notes, Reading, UnknownFields, without_effect
 from coppice_scheduler.edge.openai.parsing.schema import parse_chat
@@ -45,7 +46,7 @@ APIS = pytest.mark.parametrize(
 
 
 def ignored(parse: Parse, body: dict[str, Any], unknown: UnknownFields) -> tuple[str, ...]:
-    names: tuple[str, ...] = parse(json.dumps(body).encode(), Reading(1000, unknown)).ignored
+    names: tuple[str, ...] = parse(json.dumps(body).encode(), Reading(ContextLimit(1000), unknown)).ignored
     return names
 
 

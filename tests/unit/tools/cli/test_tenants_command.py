@@ -89,6 +89,21 @@ def test_a_tenant_is_added_behind_the_others_and_all_else_stays(path: Path) -> N
     assert key not in after
 
 
+def test_a_tenant_is_added_with_what_narrows_the_service_for_it(path: Path) -> None:
+    options = ["--model", 'org/"ü"', "--model", "on", "--max-context", "4096", "--max-retain-ms", "0"]
+    found = CliRunner().invoke(app, ["tenants", "add", str(path), "new", *options, "--hides-cached-tokens"])
+    assert found.exit_code == 0
+    added = load_tenants(path).tenants[-1]
+    assert added.models == ('org/"ü"', "on")
+    assert (added.max_context, added.max_retain_ms, added.shows_cached_tokens) == (4096, 0, False)
+    plain = json.loads(CliRunner().invoke(app, ["tenants", "show", str(path), "--json"]).stdout)["tenants"][-1]
+    assert plain["models"] == list(added.models)
+    assert (plain["max_context"], plain["max_retain_ms"], plain["shows_cached_tokens"]) == (4096, 0, False)
+    table = " ".join(CliRunner().invoke(app, ["tenants", "show", str(path)]).stdout.split())
+    for words in ("4,096", "0 ms", "hidden"):
+        assert words in table
+
+
 @pytest.mark.parametrize("text", ["", "tenants:\n- id: a\n  api_key_sha256: " + D["a"]])
 def test_a_tenant_is_added_to_a_file_without_a_last_newline_and_to_none(path: Path, text: str) -> None:
     path.unlink()
@@ -274,6 +289,22 @@ def test_the_schema_takes_all_forms_of_keys() -> None:
     for keys in (D["a"], [D["a"]], {"sha256": D["a"]}, [{"sha256": D["a"], "name": "n"}, D["b"]]):
         assert validator.is_valid({"tenants": [{"id": "a", "api_key_sha256": keys}]})
     assert not validator.is_valid({"tenants": [{"id": "a", "api_key_sha256": "abc"}]})
+
+
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [
+        ("models", [["x"], ["x", "y"], None], [[], [""], ["x", "x"], "x"]),
+        ("max_context", [2, 4096, None], [1, "all"]),
+        ("max_retain_ms", [0, 1000, None], [-1]),
+        ("shows_cached_tokens", [True, False], [0]),
+    ],
+)
+def test_the_schema_knows_what_narrows_the_service(field: str, right: list[object], wrong: list[object]) -> None:
+    validator = jsonschema_rs.validator_for(schema_of_file())
+    for value, is_right in [*((value, True) for value in right), *((value, False) for value in wrong)]:
+        file = {"tenants": [{"id": "a", "api_key_sha256": D["a"], field: value}]}
+        assert validator.is_valid(file) == is_right, value
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("24h", 86400), ("7d", 604800)])

@@ -45,7 +45,7 @@ class MessagesApi:
 
     async def _counted(self, tenant: Tenant, raw: bytes) -> Response:
         model, chat, ignored = await self._frontdoor.read(tenant, raw, lambda raw: parse_count(raw, self._reading))
-        self._frontdoor.check_model(model)
+        self._frontdoor.check_model(tenant, model)
         tokens = await self._frontdoor.tokenize(tenant, chat, "messages", add_special_tokens=True)
         body = json.dumps({"input_tokens": len(tokens) // TOKEN_DTYPE.itemsize})
         return Response(body, media_type="application/json", headers=ignored_header(ignored))

@@ -78,10 +78,13 @@ def internal() -> ApiError:
     return ApiError(ErrorKind.INTERNAL, "The server failed on this request. It has been logged.", code="internal")
 
 
-def model_not_found(asked: str, served: str) -> ApiError:
+def model_not_found(asked: str | None, served: str | None) -> ApiError:
+    """The same for what never was and what this tenant may not ask for. `served`: what it may ask for, if anything."""
+    what = "No model was named" if asked is None else f"The model {asked[:_SHOWN_CHARS]!r} does not exist"
+    has = "none for this tenant" if served is None else repr(served)
     return ApiError(
         ErrorKind.NOT_FOUND,
-        f"The model {asked[:_SHOWN_CHARS]!r} does not exist; this server has {served!r}.",
+        f"{what}; this server has {has}.",
         param="model",
         code="model_not_found",
     )

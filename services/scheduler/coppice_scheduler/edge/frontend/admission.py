@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coppice.ids import DomainId
 from coppice.messages.sampling import COMPLETION_TOKENS
+from coppice.namespaces import digest_salt
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.engine import ModelInfo
-from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.base.json_size import check_json_size
+from coppice_scheduler.edge.base.tenant_model import ContextLimit
 from coppice_scheduler.edge.frontend.generation_spec import (
     ASSISTANT,
+    MAX_CACHE_SALT,
     MAX_MESSAGES,
     MAX_PROMPT_LOGPROBS,
     MAX_PROMPTS,
@@ -110,6 +114,21 @@ def deadline_ns_of(spec: GenerationSpec, arrived_ns: int) -> int | None:
     return arrived_ns + int(spec.timeout_s * 1e9)
 
 
+def capped_retain_ms(spec: GenerationSpec, tenant: Tenant, most_ms: int) -> int:
+    """How long the prompt is kept: as asked, up to the service's maximum and the tenant's."""
+    return min(spec.retain_ms, most_ms, most_ms if tenant.max_retain_ms is None else tenant.max_retain_ms)
+
+
+def salt_of(spec: GenerationSpec, domain: DomainId) -> bytes:
+    """Digest of the client's salt, empty without one. The text goes no further. Raises ApiError."""
+    if spec.cache_salt is None:
+        return b""
+    if not 1 <= len(spec.cache_salt) <= MAX_CACHE_SALT:
+        count = len(spec.cache_salt)
+        raise invalid(f"cache_salt has {count} characters; it must have 1 to {MAX_CACHE_SALT}.", param="cache_salt")
+    return digest_salt(domain, spec.cache_salt)
+
+
 def size_of(chat: ChatPrompt) -> int:
     """Characters of text that take as long to render. A template may look at its values once for each message."""
     texts = sum(len(m.content) + len(m.name or "") + len(m.reasoning or "") + _MESSAGE_COST for m in chat.messages)
@@ -136,11 +155,10 @@ class PromptReader:
         self._text_work = text_work
         self._tokenizer = tokenizer
         self._template = template
-        self._max_context = model.max_context
         self._chat_max_tokens = chat_max_tokens
         self.vocab_size = model.vocab_size or tokenizer.vocab_size
 
-    async def admit(self, tenant: str, spec: GenerationSpec) -> tuple[Admitted, ...]:
+    async def admit(self, tenant: str, spec: GenerationSpec, context: ContextLimit) -> tuple[Admitted, ...]:
         """All prompts of a call, or ApiError for the first that cannot run."""
         if spec.goes_on:
             check_goes_on(spec.output_format)
@@ -156,24 +174,31 @@ class PromptReader:
             )
         admitted = []
         for prompt in spec.prompts:
-            read = await self._read(tenant, prompt, spec.prompt_field, at_most=self._max_context - 1)
+            read = await self._read(tenant, prompt, spec.prompt_field, context, at_most=context.num_tokens - 1)
             text = prompt.text if isinstance(prompt, TextPrompt) else None
-            admitted.append(Admitted(read.tokens, self._room(read.tokens, spec), text, read.opens_reasoning))
+            admitted.append(Admitted(read.tokens, self._room(read.tokens, spec, context), text, read.opens_reasoning))
         _check_prompt_logprobs(sum(prompt.num_prompt_tokens for prompt in admitted), spec)
         return tuple(admitted)
 
     async def tokens_of(
-        self, tenant: str, prompt: Prompt, field: str, *, add_special_tokens: bool = True, at_most: int | None = None
+        self, tenant: str, prompt: Prompt, field: str, context: ContextLimit, *, add_special_tokens: bool = True
     ) -> bytes:
         """Packed tokens of one prompt; `field` is what an error names. A chat has its special tokens in its template.
 
-        Raises ApiError, also where a text has more than `at_most` tokens.
+        Raises ApiError, also for a text that is far beyond the context.
         """
-        read = await self._read(tenant, prompt, field, add_special_tokens=add_special_tokens, at_most=at_most)
+        read = await self._read(tenant, prompt, field, context, add_special_tokens=add_special_tokens)
         return read.tokens
 
     async def _read(
-        self, tenant: str, prompt: Prompt, field: str, *, add_special_tokens: bool = True, at_most: int | None
+        self,
+        tenant: str,
+        prompt: Prompt,
+        field: str,
+        context: ContextLimit,
+        *,
+        add_special_tokens: bool = True,
+        at_most: int | None = None,
     ) -> _Read:
         if isinstance(prompt, ChatPrompt):
             chat = prompt
@@ -182,31 +207,34 @@ class PromptReader:
 
             def rendered() -> _Read:
                 text = self._template.render_now(chat.messages, chat.template_values, chat.tools, chat.end)
-                return _Read(self._encoded(text, field, False, at_most), opens_reasoning(self._reasoning, chat, text))
+                tokens = self._encoded(text, field, context, False, at_most)
+                return _Read(tokens, opens_reasoning(self._reasoning, chat, text))
 
             return await self._text_work.run(tenant, size, rendered)
         if isinstance(prompt, TextPrompt):
             text = prompt.text
             if not text:
                 raise invalid("The prompt is empty.", param=field, code="empty")
-            self._refuse_hopeless(text, field)
+            self._refuse_hopeless(text, field, context)
             return await self._text_work.run(
-                tenant, len(text), lambda: _Read(self._encoded(text, field, add_special_tokens, at_most))
+                tenant, len(text), lambda: _Read(self._encoded(text, field, context, add_special_tokens, at_most))
             )
         self.check_ids(prompt.tokens, field)
         return _Read(prompt.tokens)
 
-    def _encoded(self, text: str, field: str, add_special_tokens: bool, at_most: int | None) -> bytes:
-        self._refuse_hopeless(text, field)
+    def _encoded(
+        self, text: str, field: str, context: ContextLimit, add_special_tokens: bool, at_most: int | None
+    ) -> bytes:
+        self._refuse_hopeless(text, field, context)
         try:
             return self._tokenizer.encode_now(text, add_special_tokens=add_special_tokens, at_most=at_most)
         except TooManyTokens as error:
-            raise too_long(str(error.num_tokens), self._max_context, field) from None
+            raise context.too_long(str(error.num_tokens), field) from None
 
-    def _refuse_hopeless(self, text: str, field: str) -> None:
+    def _refuse_hopeless(self, text: str, field: str, context: ContextLimit) -> None:
         at_least = self._tokenizer.at_least_tokens(text)
-        if at_least >= self._max_context:
-            raise too_long(f"at least {at_least}", self._max_context, field)
+        if at_least >= context.num_tokens:
+            raise context.too_long(f"at least {at_least}", field)
 
     def check_ids(self, tokens: bytes, field: str) -> None:
         """Raises ApiError for what is no list of token ids of this model."""
@@ -220,24 +248,19 @@ class PromptReader:
                 code="invalid_token_id",
             )
 
-    def _room(self, tokens: bytes, spec: GenerationSpec) -> int:
+    def _room(self, tokens: bytes, spec: GenerationSpec, context: ContextLimit) -> int:
         """How many tokens may follow."""
         num_tokens = len(tokens) // TOKEN_DTYPE.itemsize
         if not num_tokens:
             raise invalid("The prompt is empty.", param=spec.prompt_field, code="empty")
-        room = self._max_context - num_tokens
+        room = context.num_tokens - num_tokens
         if room < 1:
-            raise too_long(str(num_tokens), self._max_context, spec.prompt_field)
+            raise context.too_long(str(num_tokens), spec.prompt_field)
         if spec.max_tokens is None:
             wanted = (self._chat_max_tokens or room) if spec.is_chat else COMPLETION_TOKENS
             return min(wanted, room)
         if spec.max_tokens > room and not spec.fills_context:
-            raise invalid(
-                f"This model's context is {self._max_context} tokens; {num_tokens} in the prompt and max_tokens "
-                f"{spec.max_tokens} are {num_tokens + spec.max_tokens}. At most {room} tokens can follow this prompt.",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+            raise context.too_many(num_tokens, spec.max_tokens)
         # The engine samples at least one; TextStream shows none of it where none was asked for.
         return min(max(spec.max_tokens, 1), room)
 
@@ -257,13 +280,3 @@ def _check_prompt_logprobs(num_tokens: int, spec: GenerationSpec) -> None:
                 f"{'stream' if spec.streams else 'answer'}. Ask for fewer of them, or shorten the prompt.",
                 param=name,
             )
-
-
-def too_long(num_tokens: str, max_context: int, field: str) -> ApiError:
-    """The refusal of a prompt that leaves no room for a token."""
-    return invalid(
-        f"This model's context is {max_context} tokens and must hold at least one new one; the prompt has "
-        f"{num_tokens} tokens. Shorten it.",
-        param=field,
-        code="context_length_exceeded",
-    )

@@ -46,6 +46,7 @@ class Call:
     prompts: tuple[Admitted, ...]
     num_choices: int  # of each prompt; answer i belongs to prompt i // num_choices
     num_candidates: int  # of each prompt, of which the best are its choices; as many run
+    shows_cached_tokens: bool  # to the client; spans have them in any case
     _runs: tuple[Run | BeamRun, ...]
     _span: CallSpan
 
@@ -74,7 +75,7 @@ class Call:
                     if delta.ending is not None:
                         usage += delta.ending.usage
                         reasons.append(delta.ending.reason)
-                    yield delta
+                    yield delta if self.shows_cached_tokens else _without_cached_tokens(delta)
             error = None
         except BaseException as raised:
             error = code_of(raised)
@@ -280,7 +281,13 @@ def _chosen(prompt: int, held: dict[int, list[Delta]], ended: dict[int, Ending],
 
 
 def _of_output(usage: Usage) -> Usage:
-    return replace(usage, prompt_tokens=0, cached_tokens=0, written_tokens=0)
+    return replace(usage.without_cached_tokens(), prompt_tokens=0)
+
+
+def _without_cached_tokens(delta: Delta) -> Delta:
+    if delta.ending is None:
+        return delta
+    return replace(delta, ending=replace(delta.ending, usage=delta.ending.usage.without_cached_tokens()))
 
 
 def _score(ending: Ending) -> float:

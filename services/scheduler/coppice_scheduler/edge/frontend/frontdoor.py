@@ -20,26 +20,31 @@ from msgspec.structs import replace
 from opentelemetry.context import Context
 
 from coppice.grammar import Grammars
-from coppice.ids import DomainId
 from coppice.messages.index import Reuse
 from coppice.messages.sampling import BIAS
-from coppice.namespaces import digest_salt
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Request, TenantLimitsLeft
 from coppice_scheduler.edge.base.engine import Engine, ModelInfo
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, invalid, model_not_found, not_ready
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, invalid, not_ready
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.request_id import RequestId, request_id_of
+from coppice_scheduler.edge.base.tenant_model import ContextLimit, check_model, context_of, models_of
 from coppice_scheduler.edge.beams.run import BeamRun
 from coppice_scheduler.edge.beams.search import BeamOptions
-from coppice_scheduler.edge.frontend.admission import Admitted, PromptReader, check_width, deadline_ns_of
+from coppice_scheduler.edge.frontend.admission import (
+    Admitted,
+    PromptReader,
+    capped_retain_ms,
+    check_width,
+    deadline_ns_of,
+    salt_of,
+)
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.calls import Call, Run, abort_calls, outputs_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
 from coppice_scheduler.edge.frontend.generation_spec import (
-    MAX_CACHE_SALT,
     MAX_LOGIT_BIASES,
     MAX_PROMPTS,
     MAX_RUNS,
@@ -169,14 +174,21 @@ class FrontDoor:
             return parse(raw)
         return await self.text_work.run(tenant.id, len(raw), lambda: parse(raw))
 
-    def check_model(self, asked: str) -> None:
-        """Raises ApiError (NOT_FOUND)."""
-        if asked != self.model.id:
-            raise model_not_found(asked, self.model.id)
+    def models_of(self, tenant: Tenant) -> tuple[ModelInfo, ...]:
+        """That the tenant may ask for, as it may use them."""
+        return models_of(self.model, tenant)
+
+    def context_of(self, tenant: Tenant) -> ContextLimit:
+        return context_of(self.model, tenant)
+
+    def check_model(self, tenant: Tenant, asked: str | None) -> ModelInfo:
+        """The model as the tenant may use it; None asks for what is served. Raises ApiError (NOT_FOUND)."""
+        return check_model(self.model, tenant, asked)
 
     async def tokenize(self, tenant: Tenant, prompt: Prompt, field: str, *, add_special_tokens: bool) -> bytes:
         """Packed tokens of a prompt as a generation would have them. Raises ApiError; `field` is what it names."""
-        return await self._prompts.tokens_of(tenant.id, prompt, field, add_special_tokens=add_special_tokens)
+        context = self.context_of(tenant)
+        return await self._prompts.tokens_of(tenant.id, prompt, field, context, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, tenant: Tenant, tokens: bytes, field: str) -> str:
         """Text of packed tokens, special ones by their names. Raises ApiError."""
@@ -199,7 +211,7 @@ class FrontDoor:
         `client`: the trace context that came with the call.
         """
         arrived_ns = time.monotonic_ns()
-        self.check_model(spec.model)
+        self.check_model(tenant, spec.model)
         request_id = request_id or request_id_of(None)
         call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{request_id.unique}"
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
@@ -208,11 +220,11 @@ class FrontDoor:
             spec = await self._with_tools(tenant.id, spec)
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = deadline_ns_of(spec, arrived_ns)
-            salt = _salt(spec, tenant.domain)
+            salt = salt_of(spec, tenant.domain)
             check_width(spec, tenant)
             if not self._engine.accepts:
                 raise not_ready()
-            admitted = await self._prompts.admit(tenant.id, spec)
+            admitted = await self._prompts.admit(tenant.id, spec, self.context_of(tenant))
             wanted = self.syntax.behind_reasoning(spec.output_format, admitted[0].opens_reasoning)
             spec = dataclasses.replace(spec, output_format=wanted)
             sampling = replace(sampling, grammar=await self._grammars.grammar_of(tenant.id, spec))
@@ -239,7 +251,7 @@ class FrontDoor:
             or self.syntax.counts_tokens(spec.tool_use, is_chat=spec.is_chat),
             deadline_ns=deadline_ns,
             reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
-            retain_ms=min(spec.retain_ms, self._max_retain_ms),
+            retain_ms=capped_retain_ms(spec, tenant, self._max_retain_ms),
             names=request_id.names,
             salt=salt,
         )
@@ -251,6 +263,7 @@ class FrontDoor:
             prompts=admitted,
             num_choices=spec.n,
             num_candidates=spec.n if spec.uses_beams else spec.num_candidates,
+            shows_cached_tokens=tenant.shows_cached_tokens,
             _runs=tuple(self._runs(whole, admitted, echoes, options, span, tenant)),
             _span=span,
         )
@@ -380,13 +393,3 @@ def _units_to_open(spec: GenerationSpec) -> int:
     num_prompts = min(len(spec.prompts), MAX_PROMPTS)
     num_answers = min(max(spec.num_candidates, 0) * num_prompts, MAX_RUNS)
     return 2 * num_prompts + num_answers // 4
-
-
-def _salt(spec: GenerationSpec, domain: DomainId) -> bytes:
-    """Digest of the client's salt, empty without one. The text goes no further. Raises ApiError."""
-    if spec.cache_salt is None:
-        return b""
-    if not 1 <= len(spec.cache_salt) <= MAX_CACHE_SALT:
-        count = len(spec.cache_salt)
-        raise invalid(f"cache_salt has {count} characters; it must have 1 to {MAX_CACHE_SALT}.", param="cache_salt")
-    return digest_salt(domain, spec.cache_salt)

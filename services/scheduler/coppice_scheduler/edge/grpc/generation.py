@@ -138,18 +138,18 @@ class Generation:
                 yield response_of(delta, self._frontdoor.token_texts, num_prompt_logprobs)
 
     async def _list_models(self, request: pb.ListModelsRequest, caller: _Caller) -> Answers:
-        model = self._frontdoor.model
-        yield pb.ListModelsResponse(models=[pb.Model(id=model.id, max_context=model.max_context)])
+        models = self._frontdoor.models_of(caller.tenant)
+        yield pb.ListModelsResponse(models=[pb.Model(id=model.id, max_context=model.max_context) for model in models])
 
     async def _tokenize(self, request: pb.TokenizeRequest, caller: _Caller) -> Answers:
-        self._frontdoor.check_model(request.model)
+        model = self._frontdoor.check_model(caller.tenant, request.model)
         adds = request.add_special_tokens if request.HasField("add_special_tokens") else True
         prompt = tokenize_prompt(request)
         tokens = await self._frontdoor.tokenize(caller.tenant, prompt, "prompt", add_special_tokens=adds)
-        yield pb.TokenizeResponse(tokens=tokens, max_context=self._frontdoor.model.max_context)
+        yield pb.TokenizeResponse(tokens=tokens, max_context=model.max_context)
 
     async def _detokenize(self, request: pb.DetokenizeRequest, caller: _Caller) -> Answers:
-        self._frontdoor.check_model(request.model)
+        self._frontdoor.check_model(caller.tenant, request.model)
         yield pb.DetokenizeResponse(text=await self._frontdoor.detokenize(caller.tenant, request.tokens, "tokens"))
 
     async def _abort(self, request: pb.AbortRequest, caller: _Caller) -> Answers:

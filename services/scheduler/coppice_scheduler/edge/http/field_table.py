@@ -20,6 +20,7 @@ from typing import Any
 
 from coppice.settings import nearest
 from coppice_scheduler.edge.base.errors import ApiError, invalid
+from coppice_scheduler.edge.base.tenant_model import ContextLimit
 
 NAMED_MAX = 16  # fields in the header that lists them
 NAME_CHARS = 64
@@ -39,7 +40,7 @@ class UnknownFields(StrEnum):
 class Reading:
     """What a body is read against."""
 
-    max_context: int  # tokens
+    context: ContextLimit
     unknown_fields: UnknownFields = UnknownFields.REFUSE
     template_variables: frozenset[str] = frozenset()  # what a client may give the chat template
 

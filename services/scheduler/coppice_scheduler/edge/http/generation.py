@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
@@ -116,7 +116,8 @@ class Generation:
         unkept: tuple[str, ...],
     ) -> Response:
         try:
-            asked = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: surface.parse(raw, self._reading))
+            reading = replace(self._reading, context=self._frontdoor.context_of(tenant))
+            asked = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: surface.parse(raw, reading))
             self._warn_of(asked.ignored, surface.fields)
             call = await self._frontdoor.open(tenant, asked.spec, parent, request_id)
         except ApiError as error:

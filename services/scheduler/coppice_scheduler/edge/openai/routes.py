@@ -30,13 +30,12 @@ def add_openai(
 
 def _add_models(app: FastAPI, frontdoor: FrontDoor) -> None:
     async def list_models(request: Request) -> Response:
-        caller_of(frontdoor, request)
-        return JSONResponse({"object": "list", "data": [model_body(frontdoor.model)]})
+        models = frontdoor.models_of(caller_of(frontdoor, request))
+        return JSONResponse({"object": "list", "data": [model_body(model) for model in models]})
 
     async def get_model(request: Request, model_id: str) -> Response:
-        caller_of(frontdoor, request)
-        frontdoor.check_model(model_id)
-        return JSONResponse(model_body(frontdoor.model))
+        tenant = caller_of(frontdoor, request)
+        return JSONResponse(model_body(frontdoor.check_model(tenant, model_id)))
 
     app.api_route("/v1/models", methods=READ)(list_models)
     app.api_route("/v1/models/{model_id:path}", methods=READ)(get_model)

@@ -58,53 +58,51 @@ class TokensApi:
         return await answer_to_body(self._frontdoor, request, self._body_timeout_s, respond)
 
     async def _tokenized(self, tenant: Tenant, raw: bytes) -> bytes:
-        asked = await self._frontdoor.read(tenant, raw, self._tokenize_asked)
+        asked = await self._frontdoor.read(tenant, raw, lambda raw: self._tokenize_asked(tenant, raw))
         tokens = await self._frontdoor.tokenize(tenant, asked.prompt, asked.field, add_special_tokens=asked.adds)
         return await self._frontdoor.text_work.run(
-            tenant.id, len(tokens), lambda: self._tokens_body(tokens, asked.shows_names)
+            tenant.id, len(tokens), lambda: self._tokens_body(tenant, tokens, asked.shows_names)
         )
 
-    def _tokenize_asked(self, raw: bytes) -> _TokenizeAsked:
-        fields = self._fields(raw, _TOKENIZE)
+    def _tokenize_asked(self, tenant: Tenant, raw: bytes) -> _TokenizeAsked:
+        fields = self._fields(tenant, raw, _TOKENIZE)
         prompt, name = _prompt(fields, self._reading)
         adds, shows_names = fields.flag("add_special_tokens", default=True), fields.flag("return_token_strs")
         fields.assert_read(_TOKENIZE)
         return _TokenizeAsked(prompt, name, adds, shows_names)
 
-    def _tokens_body(self, tokens: bytes, shows_names: bool) -> bytes:
+    def _tokens_body(self, tenant: Tenant, tokens: bytes, shows_names: bool) -> bytes:
         """The answer, written in slices: other threads get their turn between two of them."""
         step = SLICE * TOKEN_DTYPE.itemsize
         slices = [tokens[at : at + step] for at in range(0, len(tokens), step)]
         names = "null"
         if shows_names:
             names = _json_list([self._frontdoor.token_texts.name_of(i) for i in unpack_tokens(s)] for s in slices)
-        count, max_context = len(tokens) // TOKEN_DTYPE.itemsize, self._frontdoor.model.max_context
+        count, max_context = len(tokens) // TOKEN_DTYPE.itemsize, self._frontdoor.context_of(tenant).num_tokens
         ids = _json_list(unpack_tokens(part) for part in slices)
         body = f'{{"count":{count},"max_model_len":{max_context},"tokens":{ids},"token_strs":{names}}}'
         return body.encode("utf-8", "replace")
 
     async def _detokenized(self, tenant: Tenant, raw: bytes) -> bytes:
-        tokens = await self._frontdoor.read(tenant, raw, self._detokenize_asked)
+        tokens = await self._frontdoor.read(tenant, raw, lambda raw: self._detokenize_asked(tenant, raw))
         text = await self._frontdoor.detokenize(tenant, tokens, "tokens")
         return json.dumps({"prompt": text}, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
-    def _detokenize_asked(self, raw: bytes) -> bytes:
-        fields = self._fields(raw, _DETOKENIZE)
+    def _detokenize_asked(self, tenant: Tenant, raw: bytes) -> bytes:
+        fields = self._fields(tenant, raw, _DETOKENIZE)
         tokens = fields.get("tokens")
         if not isinstance(tokens, list):
             raise fields.wrong("tokens", "a list of token ids")
         fields.assert_read(_DETOKENIZE)
         return packed_ids(tokens, "tokens")
 
-    def _fields(self, raw: bytes, known: tuple[str, ...]) -> Fields:
+    def _fields(self, tenant: Tenant, raw: bytes, known: tuple[str, ...]) -> Fields:
         body = parse_object(raw)
         for name in body:
             if name not in known:
                 raise unknown_field(name, known)
         fields = Fields(body)
-        model = fields.text("model")
-        if model is not None:
-            self._frontdoor.check_model(model)
+        self._frontdoor.check_model(tenant, fields.text("model"))
         return fields
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coppice_scheduler.core.state.request import Finish, Output
@@ -25,6 +25,10 @@ class Usage:
     cached_tokens: int
     written_tokens: int = 0  # of the prompt, computed and made findable for others
     reasoning_tokens: int = 0  # of the completion
+
+    def without_cached_tokens(self) -> Usage:
+        """Without what the cache knew of the prompt, and what it knows now: each of both gives the other away."""
+        return replace(self, cached_tokens=0, written_tokens=0)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(

@@ -66,8 +66,8 @@ class World:
     def metric(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, {"model_name": MODEL, "tenant": "default", **labels})
 
-    async def deltas(self, spec: GenerationSpec) -> list[Delta]:
-        call = await self.frontdoor.open(TENANT, spec)
+    async def deltas(self, spec: GenerationSpec, **of_tenant: object) -> list[Delta]:
+        call = await self.frontdoor.open(TENANT.model_copy(update=of_tenant), spec)
         async with aclosing(call.deltas()) as deltas:
             return [delta async for delta in deltas]
 
@@ -264,7 +264,8 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-def test_a_call_is_a_span_with_the_cores_marks_below_it(spans: InMemorySpanExporter) -> None:
+@pytest.mark.parametrize("tells", [True, False], ids=["all of it told", "cached tokens hidden"])
+def test_a_call_is_a_span_with_the_cores_marks_below_it(spans: InMemorySpanExporter, tells: bool) -> None:
     async def test() -> None:
         world = World()
         start = time.monotonic_ns()
@@ -274,7 +275,9 @@ def test_a_call_is_a_span_with_the_cores_marks_below_it(spans: InMemorySpanExpor
         )
         chat = GenerationSpec(MODEL, (ChatPrompt((ChatMessage("user", "secret words"),)),), max_tokens=9)
         before_ns = time.time_ns()
-        await world.deltas(chat)
+        ending = (await world.deltas(chat, shows_cached_tokens=tells))[-1].ending
+        assert ending is not None
+        assert (ending.usage.cached_tokens, ending.usage.written_tokens) == ((1, 2) if tells else (0, 0))
         found = by_name(spans)
         call = found[f"chat {MODEL}"]
         assert call.context is not None

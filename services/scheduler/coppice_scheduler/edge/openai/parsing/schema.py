@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from coppice_scheduler.edge.base.errors import ApiError, invalid
-from coppice_scheduler.edge.frontend.admission import too_long
+from coppice_scheduler.edge.base.tenant_model import ContextLimit
 from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_LOGIT_BIASES,
     MAX_PROMPTS,
@@ -70,7 +70,7 @@ def parse_completion(raw: bytes, reading: Reading) -> ParsedRequest:
     body = parse_object(raw)
     ignored = COMPLETION.check(body, reading.unknown_fields)
     fields = Fields(body)
-    parsed = _parse(fields, prompts_of(fields, reading.max_context), fields.integer("logprobs"), ignored)
+    parsed = _parse(fields, prompts_of(fields, reading.context), fields.integer("logprobs"), ignored)
     fields.assert_read(COMPLETION.supported)
     return parsed
 
@@ -209,8 +209,8 @@ def _usage_options(fields: Fields, streams: bool) -> tuple[bool, bool]:
 # --- prompts ------------------------------------------------------------------------------------------------------
 
 
-def prompts_of(fields: Fields, max_context: int) -> tuple[Prompt, ...]:
-    """Text, a list of texts, token ids, or a list of lists of token ids: at most as many as the model takes."""
+def prompts_of(fields: Fields, context: ContextLimit) -> tuple[Prompt, ...]:
+    """Text, a list of texts, token ids, or a list of lists of token ids: at most as many as the tenant may send."""
     value = fields.get("prompt")
     if value is None:
         raise invalid("prompt is required.", param="prompt", code="missing")
@@ -221,20 +221,20 @@ def prompts_of(fields: Fields, max_context: int) -> tuple[Prompt, ...]:
     if not value:
         raise invalid("prompt is an empty list.", param="prompt", code="empty")
     if type(value[0]) is int:
-        return (_token_prompt(value, max_context),)
+        return (_token_prompt(value, context),)
     if len(value) > MAX_PROMPTS:
         raise invalid(f"prompt has {len(value)} entries; at most {MAX_PROMPTS} are taken.", param="prompt")
     if all(isinstance(item, str) for item in value):
         return tuple(TextPrompt(item) for item in value)
     if all(isinstance(item, list) for item in value):
-        return tuple(_token_prompt(item, max_context) for item in value)
+        return tuple(_token_prompt(item, context) for item in value)
     raise fields.wrong("prompt", "a string, a list of strings, token ids or a list of those")
 
 
-def _token_prompt(ids: list[Any], max_context: int) -> TokenPrompt:
+def _token_prompt(ids: list[Any], context: ContextLimit) -> TokenPrompt:
     """The length is looked at before the entries are. Raises ApiError."""
-    if len(ids) >= max_context:
-        raise too_long(str(len(ids)), max_context, "prompt")
+    if len(ids) >= context.num_tokens:
+        raise context.too_long(str(len(ids)), "prompt")
     return TokenPrompt(packed_ids(ids, "prompt"))
 
 

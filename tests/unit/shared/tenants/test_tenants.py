@@ -10,7 +10,7 @@ from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.keys import digest_of_key
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
-EXAMPLE = Path(__file__).parents[3] / "deploy" / "tenants.example.yaml"
+EXAMPLE = Path(__file__).parents[4] / "deploy" / "tenants.example.yaml"
 
 
 def write(tmp_path: Path, text: str) -> Path:
