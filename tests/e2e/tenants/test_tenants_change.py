@@ -99,6 +99,35 @@ def test_a_tenant_is_added_and_served_and_nobody_notices(changing: Stack, path: 
     assert usage["prompt_tokens_details"]["cached_tokens"] == 48, "what others have cached is there still"
 
 
+def limits_told(stack: Stack, key: str) -> set[tuple[int, int]]:
+    """(context, cached tokens) that a tenant is told, by several connections: each front door gets some of them."""
+    told = set()
+    for _ in range(6):
+        context = stack.post("/tokenize", {"prompt": "one"}, key)[1]["max_model_len"]
+        usage = stack.post("/v1/completions", {**BODY, "prompt": list(range(1, 60))}, key)[1]["usage"]
+        told.add((context, usage["prompt_tokens_details"]["cached_tokens"]))
+    return told
+
+
+@pytest.mark.wide
+def test_what_narrows_a_tenant_reaches_all_front_doors(changing: Stack, path: Path, keys: dict[str, str]) -> None:
+    before = path.read_text()
+    body = {**BODY, "prompt": list(range(1, 60))}
+    assert changing.post("/v1/completions", body, keys["zeta"])[0] == 200
+    context = changing.post("/tokenize", {"prompt": "one"}, keys["acme"])[1]["max_model_len"]
+    assert limits_told(changing, keys["zeta"]) == {(context, 48)}
+    path.write_text(before + "    max_context: 64\n    shows_cached_tokens: false\n")
+    wait_until(lambda: limits_told(changing, keys["zeta"]) == {(64, 0)}, "both front doors to hear of it")
+    code, answer = changing.post("/v1/completions", {**body, "max_tokens": 6}, keys["zeta"])
+    assert (code, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert "This tenant's context is 64 tokens" in answer["error"]["message"]
+    path.write_text(before + "    models: [other]\n")
+    wait_until(lambda: {status(changing, keys["zeta"]) for _ in range(6)} == {404}, "both front doors to hear of it")
+    assert status(changing, keys["acme"]) == 200, "others have what they had"
+    path.write_text(before)
+    wait_until(lambda: {status(changing, keys["zeta"]) for _ in range(6)} == {200}, "all to be as before")
+
+
 @pytest.mark.wide
 def test_shares_that_a_worker_cannot_keep_are_refused_by_the_cache(changing: Stack, path: Path) -> None:
     url, before = f"http://127.0.0.1:{changing.cache_http}/readyz", path.read_bytes()
