@@ -30,7 +30,7 @@ _CONTEXT = "400 context_length_exceeded max_tokens"  # found out when the prompt
 PHASES = {
     "calm": Phase(),
     "fair": Phase({"200": 10}),
-    "texts": Phase({"200": 3}),
+    "texts": Phase({"200": 1}),
     "ids": Phase({_CONTEXT: 10}),
     "refused": Phase({r"400 \S+ temperature": 50, _CONTEXT: 50}),
     "strangers": Phase({"401 .*": 50}),
