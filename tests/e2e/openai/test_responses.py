@@ -41,7 +41,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 def test_an_agent_goes_on_and_finds_what_came_before(client: openai.OpenAI, stack: Stack) -> None:
     items: list[Any] = [{"role": "user", "content": "Mend the test. " * 8}]
-    before = 0
+    before = 0  # tokens of the last prompt and of its answer, which is a part of the next
     for turn in range(TURNS):
         options: Any = {
             "model": "tiny",
@@ -59,7 +59,7 @@ def test_an_agent_goes_on_and_finds_what_came_before(client: openai.OpenAI, stac
             response = events.get_final_response()
         assert response.usage is not None
         assert response.usage.input_tokens_details.cached_tokens >= 0.9 * before, f"turn {turn}"
-        before = response.usage.input_tokens
+        before = response.usage.total_tokens
         (call,) = response.output
         assert call.type == "function_call"
         assert json.loads(call.arguments).keys() == {"path"}
