@@ -103,10 +103,11 @@ def socket_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    """For tests that set up a process's logging, which is theirs, too."""
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """A test may set up a process's logging, which is that of all other tests, too."""
     root = logging.getLogger()
-    before = root.handlers[:], root.level
+    handlers, level = root.handlers[:], root.level
     yield
-    root.handlers[:], root.level = before
+    root.handlers[:] = handlers
+    root.setLevel(level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,12 @@ import grpc
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.e2e.stack import Stack
 from tests.fakes.api.client_calls import COMBINATIONS, ask, check
-from tests.fakes.oracle import beams_of_transformers
+from tests.fakes.oracle import beams_of_transformers, model_of, random_tokens
 
 BLOCK = 16
 CLOSE = 2e-3  # fp32 on both sides
@@ -32,12 +30,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(256) for _ in range(count)]
+    return model_of(checkpoint)
 
 
 def logprobs_of(model: Any, ids: list[int]) -> list[float]:
@@ -58,7 +51,7 @@ def test_openai_in_every_combination(client: openai.OpenAI, stream: bool, kind: 
 
 
 def test_choices_are_the_ones_of_their_seeds(stack: Stack, client: openai.OpenAI) -> None:
-    prompt = tokens(40, seed=3)
+    prompt = random_tokens(40, seed=3)
     options: Any = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 1.0, "seed": 7}
     choices = client.completions.create(n=4, **options).choices
     assert choices[0].text == client.completions.create(**options).choices[0].text
@@ -69,7 +62,7 @@ def test_choices_are_the_ones_of_their_seeds(stack: Stack, client: openai.OpenAI
 
 
 def test_a_scored_prompt_has_the_log_probabilities_of_transformers(client: openai.OpenAI, model: Any) -> None:
-    ids = tokens(70, seed=4)
+    ids = random_tokens(70, seed=4)
     for _ in range(2):  # the second time it is cached, and computed all the same
         scored = client.completions.create(model="tiny", prompt=ids, max_tokens=0, echo=True, logprobs=1)
         logprobs = scored.choices[0].logprobs
@@ -83,7 +76,7 @@ def test_a_scored_prompt_has_the_log_probabilities_of_transformers(client: opena
 
 
 def test_prompt_logprobs_are_those_of_transformers(stack: Stack, model: Any) -> None:
-    ids = tokens(70, seed=14)
+    ids = random_tokens(70, seed=14)
     with torch.inference_mode():
         rows = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
     fields: Any = {"prompt_logprobs": 3, "n": 2, "temperature": 1.0}
@@ -102,7 +95,7 @@ def test_prompt_logprobs_are_those_of_transformers(stack: Stack, model: Any) -> 
 
 
 def test_the_best_of_many_is_the_likeliest_of_them(stack: Stack, model: Any) -> None:
-    prompt = tokens(30, seed=15)
+    prompt = random_tokens(30, seed=15)
     fields: Any = {"temperature": 1.5, "seed": 3, "ignore_eos": True}
 
     def likelihood(choice: Any) -> float:
@@ -124,7 +117,7 @@ def test_a_beam_search_finds_what_transformers_finds(
 ) -> None:
     ends = sorted(load_checkpoint_text(checkpoint).eos_token_ids)
     for seed, stops in ((16, []), (17, [7, 99, 130, 201])):
-        prompt = tokens(37, seed=seed)
+        prompt = random_tokens(37, seed=seed)
         fields: Any = {"use_beam_search": True, "n": 3, "best_of": 5, "length_penalty": length_penalty}
         answer = stack.complete(prompt, 9, **fields, stop_token_ids=stops)
         limits: Any = {"max_tokens": 9, "length_penalty": length_penalty}
@@ -136,7 +129,7 @@ def test_a_beam_search_finds_what_transformers_finds(
 
 
 def test_an_answer_has_the_log_probabilities_of_transformers(stack: Stack, model: Any) -> None:
-    prompt = tokens(20, seed=5)
+    prompt = random_tokens(20, seed=5)
     choice = stack.complete(prompt, 10, logprobs=2)["choices"][0]
     ids = choice["token_ids"]
     expected = logprobs_of(model, prompt + ids)[len(prompt) - 1 :]
@@ -146,7 +139,7 @@ def test_an_answer_has_the_log_probabilities_of_transformers(stack: Stack, model
 
 
 def test_sampling_options_change_what_is_chosen(stack: Stack) -> None:
-    prompt = tokens(20, seed=6)
+    prompt = random_tokens(20, seed=6)
 
     def ids(**fields: Any) -> list[int]:
         found: list[int] = stack.complete(prompt, 8, **fields)["choices"][0]["token_ids"]
@@ -164,7 +157,7 @@ def test_sampling_options_change_what_is_chosen(stack: Stack) -> None:
 
 
 def test_usage_says_what_was_cached_and_written(stack: Stack) -> None:
-    prompt = tokens(100, seed=7)
+    prompt = random_tokens(100, seed=7)
     first = stack.complete(prompt, 1, prompt_cache_key="k", prompt_cache_options={"ttl": "30m"})["usage"]
     second = stack.complete(prompt, 1)["usage"]
     whole = 100 // BLOCK * BLOCK
@@ -173,7 +166,13 @@ def test_usage_says_what_was_cached_and_written(stack: Stack) -> None:
 
 
 def test_a_deadline_ends_a_request_by_name(stack: Stack) -> None:
-    body = {"model": "tiny", "prompt": tokens(30, seed=8), "max_tokens": 1900, "ignore_eos": True, "timeout": 0.2}
+    body = {
+        "model": "tiny",
+        "prompt": random_tokens(30, seed=8),
+        "max_tokens": 1900,
+        "ignore_eos": True,
+        "timeout": 0.2,
+    }
     status, answer = stack.post("/v1/completions", body)
     assert (status, answer["error"]["code"]) in ((504, "deadline_exceeded"), (429, "deadline"))
     stack.wait_at_rest()
@@ -187,7 +186,7 @@ def test_tokens_and_the_description_are_served(stack: Stack) -> None:
 
 
 def test_grpc_has_choices_and_the_same_log_probabilities(stack: Stack) -> None:
-    prompt = tokens(40, seed=9)
+    prompt = random_tokens(40, seed=9)
     expected = stack.complete(prompt, 6, logprobs=1)["choices"][0]["logprobs"]["token_logprobs"]
     with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
         request = scheduler_pb2.GenerateRequest(

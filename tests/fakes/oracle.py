@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,21 @@ TIE = 1e-4
 PAD = 319  # of a vocabulary of 320; the models have no use for it
 
 
+def model_of(checkpoint: Path) -> Any:
+    """The model of `transformers`, in fp32 on the CPU."""
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(256) for _ in range(count)]
+
+
 class Oracle:
     """Greedy continuations in fp32 on the CPU, never stopping early."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._model = model_of(checkpoint)
 
     def check(self, prompt: list[int], tokens: list[int]) -> None:
         """Assert that `tokens` is the greedy continuation of `prompt`, up to the first tie that went the other way.

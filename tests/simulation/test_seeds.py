@@ -16,7 +16,7 @@ from coppice_sim.shrink import Case
 from coppice_sim.world import Scope
 
 STEPS = 2_000
-FEW_SEEDS = (1, 19, 50, 62, 68, 82)  # together they show every kind of trouble
+FEW_SEEDS = (8, 28, 29, 61, 115, 139)  # together they show every kind of trouble
 BARE = Scope(tiers=False, demands=False)
 
 # Each must happen in some run, or the runs show nothing about it.
@@ -70,6 +70,7 @@ SOMETIMES = (
     "reclaim forced through a fence",
     "reincarnated",
     "result of a session that is over",
+    "requests left a worker that was gone",
     "retry after a crash",
     "scheduler refused: fenced",
     "scheduler refused: superseded",
@@ -131,7 +132,7 @@ def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
 )
 def test_crashes_of_the_cache_and_no_stale_grant(crashes: int) -> None:
     """I4, I5, I8, I12 and whatever else is asked after every event; here what happened on the way."""
-    sometimes = crash_the_cache(crashes, 500)
+    sometimes = crash_the_cache(crashes, 680)
     for name in ("replayed", "refused_generation", "refused_seal", "refused_parent", "leases_pinned"):
         assert sometimes[f"log: {name}"] > crashes // 10, name
     assert sometimes["published after a restart"] > crashes // 10

@@ -81,9 +81,7 @@ def test_what_cannot_be_used_is_replaced(served: Served) -> None:
         assert len(answer.headers["x-request-id"]) == 32
 
 
-def test_a_line_of_the_log_says_whose_request_failed(
-    served: Served, capfd: pytest.CaptureFixture[str], restored_logging: None
-) -> None:
+def test_a_line_of_the_log_says_whose_request_failed(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging("error")
 
     def broken(request: object) -> Script:

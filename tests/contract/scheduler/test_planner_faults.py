@@ -33,9 +33,7 @@ def faulty(house: House) -> None:
     house.doors.planner._core = Faulty()  # type: ignore[assignment]
 
 
-def test_a_request_that_cannot_be_decided_on_is_refused_alone(
-    capfd: pytest.CaptureFixture[str], restored_logging: None
-) -> None:
+def test_a_request_that_cannot_be_decided_on_is_refused_alone(capfd: pytest.CaptureFixture[str]) -> None:
     async def test(house: House) -> None:
         faulty(house)
         engine = await house.open(0)

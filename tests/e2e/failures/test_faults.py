@@ -17,12 +17,14 @@ from tests.e2e.stack import Stack, wait_until
 from tests.fakes.oracle import Oracle
 
 NUM_CLIENTS = 4
+NEW_PREFIX = 4  # prompts that share one
 
 
 class Load:
     """Clients that ask again and again until stopped; every answer is kept and later compared with the oracle.
 
     With `num_prompts`, each client asks for so many and then for the same again: what is cached does not grow any more.
+    It has to be a multiple of `NEW_PREFIX`: the second round begins with a prefix, as the first did.
     """
 
     def __init__(self, stack: Stack, num_prompts: int | None = None) -> None:
@@ -41,7 +43,7 @@ class Load:
                 return
             if turn == 0 or (self._num_prompts and turn % self._num_prompts == 0):
                 rng = random.Random(index)
-            if turn % 4 == 0:  # a prefix that is new prefers no worker
+            if turn % NEW_PREFIX == 0:  # a prefix that is new prefers no worker
                 common = [rng.randrange(256) for _ in range(64)]
             prompt = common + [rng.randrange(256) for _ in range(rng.randrange(1, 40))]
             body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True,

@@ -89,6 +89,8 @@ def test_streams_go_on_when_their_worker_is_killed(pair: Stack, oracle: Oracle, 
         pair.services["worker-1"].start()
     check_whole(streams, oracle)
     assert "lost worker worker-1" in pair.services["scheduler"].log.read_text()
+    if comes_back:
+        pair.restore()  # it may still be starting
     pair.wait_at_rest()
 
 

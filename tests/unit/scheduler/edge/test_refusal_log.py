@@ -31,7 +31,7 @@ def test_a_full_queue_is_one_line_in_a_while(caplog: pytest.LogCaptureFixture) -
     assert "3 refused since" in second
 
 
-def test_the_line_says_which_request_was_refused(capfd: pytest.CaptureFixture[str], restored_logging: None) -> None:
+def test_the_line_says_which_request_was_refused(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging("warning")
     RefusalLog().refused(REQUEST, FULL, SchedulerCore(SchedulerSettings(instance=b"instance")).stats(), 0)
     logging.getLogger("coppice.scheduler").warning("of no request")

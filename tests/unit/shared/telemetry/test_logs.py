@@ -10,7 +10,7 @@ from coppice.errors import UsageError
 from coppice.telemetry.logs import configure_logging
 
 
-def test_a_log_record_is_one_line(capfd: pytest.CaptureFixture[str], restored_logging: None) -> None:
+def test_a_log_record_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging("warning")
     logging.getLogger("coppice.test").info("unseen")
     logging.getLogger("coppice.test").warning("two\nlines from %s", "w0")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -100,12 +101,24 @@ def test_the_first_audit_must_be_possible(tmp_path: Path) -> None:
             CliRunner().invoke(app, [*command, *more], catch_exceptions=False)
 
 
+@contextmanager
+def killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[None]:
+    """`Popen` waits for its process, also when a test has failed."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_the_command_serves_metrics_until_ctrl_c() -> None:
     environ = {**os.environ, KEY_VARIABLES["victim"]: VICTIM, KEY_VARIABLES["attacker"]: ATTACKER}
     with openai_server(Tenants(shares=True)) as server:
         command = [sys.executable, "-m", "coppice_cli", "audit", "isolation", "--base-url", server.url, "--samples=8"]
         command += ["--prompt-tokens=32", "--watch=3600", "--metrics-port=0"]
-        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching:
+        with (
+            subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching,
+            killed_at_the_end(watching),
+        ):
             assert watching.stderr is not None
             lines = iter(watching.stderr.readline, "")
             url = next(line for line in lines if line.startswith("metrics on ")).split()[2].rstrip(";")
@@ -144,7 +157,10 @@ def test_with_tls_metrics_are_for_those_who_show_a_certificate_and_sigterm_ends_
     with openai_server(Tenants(shares=True)) as server:
         command = [sys.executable, "-m", "coppice_cli", "audit", "isolation", "--base-url", server.url, "--samples=8"]
         command += ["--prompt-tokens=32", "--watch=3600", "--metrics-host=0.0.0.0", "--metrics-port=0", *flags]
-        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching:
+        with (
+            subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching,
+            killed_at_the_end(watching),
+        ):
             assert watching.stderr is not None
             lines = iter(watching.stderr.readline, "")
             url = next(line for line in lines if line.startswith("metrics on ")).split()[2].rstrip(";")
@@ -154,7 +170,7 @@ def test_with_tls_metrics_are_for_those_who_show_a_certificate_and_sigterm_ends_
             scraped = urllib.request.urlopen(url, timeout=60, context=monitor.client_context()).read().decode()
             nobody = ssl.create_default_context(cafile=tmp_path / "ca.pem")
             nobody.check_hostname = False
-            with pytest.raises(OSError, match=r"(?i)certificate required|reset|closed"):
+            with pytest.raises(OSError, match=r"(?i)certificate required|reset|closed|EOF"):
                 urllib.request.urlopen(url, timeout=60, context=nobody).read()
             watching.send_signal(signal.SIGTERM)
             rest = watching.stderr.read()

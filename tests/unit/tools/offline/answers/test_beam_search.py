@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import coppice
 from coppice import LLM, BeamSearchOptions, Generation, SamplingOptions, UsageError
@@ -25,7 +24,7 @@ from coppice_scheduler.core.state.request import Finish, Output, Request
 from coppice_scheduler.edge.beams.search import BeamOptions
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from coppice_scheduler.edge.text.detokenizer import DetokenizerFactory
-from tests.fakes.oracle import beams_of_transformers
+from tests.fakes.oracle import beams_of_transformers, model_of, random_tokens
 from tests.unit.tools.offline.test_offline_stream import is_at_rest
 
 CLOSE = 1e-3
@@ -34,12 +33,7 @@ WIDE = BeamSearchOptions(beam_width=4, max_tokens=12, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(256) for _ in range(count)]
+    return model_of(checkpoint)
 
 
 def found_by_transformers(
@@ -66,7 +60,7 @@ def test_answers_and_scores_are_those_of_transformers(
     llm: LLM, model: Any, checkpoint: Path, width: int, num_told: int | None, num_stops: int, length_penalty: float
 ) -> None:
     eos = sorted(load_checkpoint_text(checkpoint).eos_token_ids)
-    prompts = [tokens(37, seed=width), tokens(3, seed=width + 1), tokens(16, seed=1)]
+    prompts = [random_tokens(37, seed=width), random_tokens(3, seed=width + 1), random_tokens(16, seed=1)]
     with torch.inference_mode():
         stops = model(torch.tensor([prompts[0]])).logits[0, -1].topk(40).indices.tolist()[1::4][:num_stops]
     options = BeamSearchOptions(
@@ -143,7 +137,7 @@ def test_one_beam_is_greedy_and_a_wide_search_is_likelier(llm: LLM) -> None:
 
 def test_searches_need_little_memory_and_few_places(llm: LLM, checkpoint: Path) -> None:
     """Less than all searches at once would take, and than one of them has beams."""
-    prompts = [tokens(30, seed=seed) for seed in range(5)]
+    prompts = [random_tokens(30, seed=seed) for seed in range(5)]
     expected = [ids_of(generation) for generation in llm.beam_search(prompts, WIDE)]
     with LLM(checkpoint, num_blocks=8, max_running=3, threads=1) as small:
         assert [ids_of(generation) for generation in small.beam_search(prompts, WIDE)] == expected
@@ -246,8 +240,8 @@ def test_what_cannot_end_is_refused_and_what_just_fits_is_found(llm: LLM, checkp
     """The last token of an answer needs no place."""
     with LLM(checkpoint, num_blocks=3, threads=1) as small:
         with pytest.raises(UsageError, match="38 tokens and answers of 12 need room for 49; the KV memory holds 48"):
-            small.beam_search(["x", tokens(38, seed=3)], WIDE)
-        fitting = tokens(37, seed=3)
+            small.beam_search(["x", random_tokens(38, seed=3)], WIDE)
+        fitting = random_tokens(37, seed=3)
         assert ids_of(small.beam_search(fitting, WIDE)[0]) == ids_of(llm.beam_search(fitting, WIDE)[0])
         assert is_at_rest(small)
 

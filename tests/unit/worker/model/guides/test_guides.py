@@ -274,9 +274,7 @@ def test_a_grammar_that_cannot_be_compiled_is_told_by_its_guide_and_the_next_is_
         assert not fill(again)
 
 
-def test_the_log_says_whose_grammar_cannot_be_followed(
-    capfd: pytest.CaptureFixture[str], restored_logging: None
-) -> None:
+def test_the_log_says_whose_grammar_cannot_be_followed(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging("warning")
     with made() as making:
         guides = [making.maker.open(A, "bad:", request_id) for request_id in ("chatcmpl-job-7", "")]
