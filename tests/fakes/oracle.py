@@ -15,7 +15,8 @@ PAD = 319  # of a vocabulary of 320; the models have no use for it
 
 def model_of(checkpoint: Path) -> Any:
     """The model of `transformers`, in fp32 on the CPU."""
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    return model.eval()
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
