@@ -166,13 +166,8 @@ def test_usage_says_what_was_cached_and_written(stack: Stack) -> None:
 
 
 def test_a_deadline_ends_a_request_by_name(stack: Stack) -> None:
-    body = {
-        "model": "tiny",
-        "prompt": random_tokens(30, seed=8),
-        "max_tokens": 1900,
-        "ignore_eos": True,
-        "timeout": 0.2,
-    }
+    prompt = random_tokens(30, seed=8)
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1900, "ignore_eos": True, "timeout": 0.2}
     status, answer = stack.post("/v1/completions", body)
     assert (status, answer["error"]["code"]) in ((504, "deadline_exceeded"), (429, "deadline"))
     stack.wait_at_rest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -102,31 +105,32 @@ def test_the_first_audit_must_be_possible(tmp_path: Path) -> None:
 
 
 @contextmanager
-def killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[None]:
-    """`Popen` waits for its process, also when a test has failed."""
-    try:
-        yield
-    finally:
-        process.kill()
-
-
-def test_the_command_serves_metrics_until_ctrl_c() -> None:
+def audits_again_and_again(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command at work on a server that leaks, and the URL of its metrics. Whatever fails, it is ended."""
     environ = {**os.environ, KEY_VARIABLES["victim"]: VICTIM, KEY_VARIABLES["attacker"]: ATTACKER}
     with openai_server(Tenants(shares=True)) as server:
         command = [sys.executable, "-m", "coppice_cli", "audit", "isolation", "--base-url", server.url, "--samples=8"]
-        command += ["--prompt-tokens=32", "--watch=3600", "--metrics-port=0"]
-        with (
-            subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching,
-            killed_at_the_end(watching),
-        ):
-            assert watching.stderr is not None
-            lines = iter(watching.stderr.readline, "")
-            url = next(line for line in lines if line.startswith("metrics on ")).split()[2].rstrip(";")
-            verdict = next(line for line in lines if line.startswith("leak; answers: "))
-            scraped = urllib.request.urlopen(url, timeout=60).read().decode()
-            watching.send_signal(signal.SIGINT)
-            rest = watching.stderr.read()
-            assert watching.wait(60) == EXIT_OK
+        command += ["--prompt-tokens=32", "--watch=3600", "--metrics-port=0", *flags]
+        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching:
+            try:
+                assert watching.stderr is not None
+                yield watching, line_of(watching.stderr, "metrics on ").split()[2].rstrip(";")
+            finally:
+                watching.kill()
+
+
+def line_of(lines: IO[str], start: str) -> str:
+    return next(line for line in iter(lines.readline, "") if line.startswith(start))
+
+
+def test_the_command_serves_metrics_until_ctrl_c() -> None:
+    with audits_again_and_again() as (watching, url):
+        assert watching.stderr is not None
+        verdict = line_of(watching.stderr, "leak; answers: ")
+        scraped = urllib.request.urlopen(url, timeout=60).read().decode()
+        watching.send_signal(signal.SIGINT)
+        rest = watching.stderr.read()
+        assert watching.wait(60) == EXIT_OK
     assert "8 of 8 of the victim's prompts were reported as cached" in verdict
     assert "coppice_isolation_audit_leak 1.0" in scraped
     assert rest.splitlines() == ["stopped"]
@@ -153,27 +157,20 @@ def test_metrics_beyond_loopback_need_tls_or_a_word(tmp_path: Path) -> None:
 def test_with_tls_metrics_are_for_those_who_show_a_certificate_and_sigterm_ends_it(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     flags, monitor = authority.flags("monitor", "canary"), authority.credentials("monitor", "prometheus")
-    environ = {**os.environ, KEY_VARIABLES["victim"]: VICTIM, KEY_VARIABLES["attacker"]: ATTACKER}
-    with openai_server(Tenants(shares=True)) as server:
-        command = [sys.executable, "-m", "coppice_cli", "audit", "isolation", "--base-url", server.url, "--samples=8"]
-        command += ["--prompt-tokens=32", "--watch=3600", "--metrics-host=0.0.0.0", "--metrics-port=0", *flags]
-        with (
-            subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as watching,
-            killed_at_the_end(watching),
-        ):
-            assert watching.stderr is not None
-            lines = iter(watching.stderr.readline, "")
-            url = next(line for line in lines if line.startswith("metrics on ")).split()[2].rstrip(";")
-            assert url.startswith("https://0.0.0.0:")
-            url = url.replace("0.0.0.0", "127.0.0.1")
-            next(line for line in lines if line.startswith("leak; answers: "))
-            scraped = urllib.request.urlopen(url, timeout=60, context=monitor.client_context()).read().decode()
-            nobody = ssl.create_default_context(cafile=tmp_path / "ca.pem")
-            nobody.check_hostname = False
-            with pytest.raises(OSError, match=r"(?i)certificate required|reset|closed|EOF"):
-                urllib.request.urlopen(url, timeout=60, context=nobody).read()
-            watching.send_signal(signal.SIGTERM)
-            rest = watching.stderr.read()
-            assert watching.wait(60) == EXIT_OK
+    with audits_again_and_again("--metrics-host=0.0.0.0", *flags) as (watching, url):
+        assert watching.stderr is not None
+        assert url.startswith("https://0.0.0.0:")
+        url = url.replace("0.0.0.0", "127.0.0.1")
+        line_of(watching.stderr, "leak; answers: ")
+        scraped = urllib.request.urlopen(url, timeout=60, context=monitor.client_context()).read().decode()
+        nobody = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        nobody.check_hostname = False
+        plain = socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), timeout=60)
+        # It says nothing, so that nothing of it is unread when the other side closes: the alert arrives.
+        with nobody.wrap_socket(plain) as silent, pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"):
+            silent.recv(1)
+        watching.send_signal(signal.SIGTERM)
+        rest = watching.stderr.read()
+        assert watching.wait(60) == EXIT_OK
     assert "coppice_isolation_audit_leak 1.0" in scraped
     assert rest.splitlines() == ["stopped"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from coppice import LLM, SamplingOptions
 from coppice_offline.interface.results import TokenLogprob
+from tests.fakes.oracle import model_of
 
 PROMPT = "a prompt that is longer than a block or two of sixteen tokens"
 OPTIONS = SamplingOptions(max_tokens=10, seed=4, temperature=0.8, ignore_eos=True, logprobs=3)
@@ -17,7 +17,7 @@ OPTIONS = SamplingOptions(max_tokens=10, seed=4, temperature=0.8, ignore_eos=Tru
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return model_of(checkpoint)
 
 
 def check(model: torch.nn.Module, ids: list[int], first: int, found: list[TokenLogprob], num_top: int) -> None:

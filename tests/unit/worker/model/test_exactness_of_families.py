@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import LLAMA3_ROPE, YARN_ROPE, Family, write_tiny_checkpoint
+from tests.fakes.oracle import model_of
 from tests.fakes.scheduler.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 
 TIE_MARGIN = 1e-4  # logits closer than this may order either way in float32
@@ -49,7 +49,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 
 def oracle_logits(checkpoint: Path, tokens: list[int]) -> torch.Tensor:
     """[len(tokens), vocab] of one full forward pass without any cache."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = model_of(checkpoint)
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
     return logits
@@ -85,7 +85,7 @@ def test_greedy_matches_oracle(tmp_path: Path, name: str, block_size: int) -> No
 def test_matches_generate(tmp_path: Path, family: Family) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, family, seed=3, eos_token_id=None)
     prompt = [int(t) for t in np.random.default_rng(1).integers(0, 256, 50)]
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = model_of(checkpoint)
     with torch.inference_mode():
         expected = model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, 50), max_new_tokens=24, do_sample=False, pad_token_id=0

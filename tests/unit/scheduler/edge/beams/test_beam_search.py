@@ -11,12 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
 
 from coppice_scheduler.edge.beams.search import BeamOptions, BeamSearch, Finished, Likely
 from coppice_scheduler.edge.text.tokenizer import unpack_tokens
 from tests.fakes.checkpoints import write_tiny_checkpoint
-from tests.fakes.oracle import PAD, beams_of_transformers
+from tests.fakes.oracle import PAD, beams_of_transformers, model_of
 
 CLOSE = 1e-4
 PROMPT = [5, 80, 200, 31]
@@ -25,7 +24,7 @@ PROMPT = [5, 80, 200, 31]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("model"), seed=3)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return model_of(folder)
 
 
 def ours(model: Any, prompt: list[int], options: BeamOptions) -> list[Finished]:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from coppice.ids import SequenceId
 from coppice.messages.sampling import LIKELY_MAX
@@ -27,6 +27,7 @@ from coppice_worker.model.decoder.logits import change_logits
 from coppice_worker.model.decoder.sampler import sample
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.oracle import model_of
 from tests.fakes.worker.worker_plans import EPOCH, compute, h, handles, lease, ready_core, settings, u32
 
 VOCAB = 40
@@ -203,7 +204,7 @@ PROMPT = [5, 9, 200, 9]
 def test_generation_with_a_repetition_penalty_is_that_of_transformers(
     checkpoint: Path, bursts: tuple[int, ...]
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = model_of(checkpoint)
     prompt = torch.tensor([PROMPT])
     generate = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     with torch.inference_mode():

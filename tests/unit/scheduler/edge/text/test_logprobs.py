@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoModelForCausalLM
 
 from coppice.ids import SequenceId
 from coppice.messages.step import SamplingParams, SequenceStart, StepPlan, StepResult, TokenLogprobs
@@ -16,6 +15,7 @@ from coppice_worker.model.decoder import outputs
 from coppice_worker.model.decoder.logits import token_logprobs
 from coppice_worker.model.executor import TorchExecutor
 from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.oracle import model_of
 from tests.fakes.worker.worker_plans import compute, h, handles, lease, ready_core, settings, u32
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,7 +56,7 @@ class Served:
 
 def oracle(checkpoint: Path, tokens: list[int]) -> torch.Tensor:
     """[len(tokens), vocab] log-probabilities of what follows each token."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = model_of(checkpoint)
     with torch.inference_mode():
         return torch.log_softmax(model(torch.tensor([tokens]), use_cache=False).logits[0].float(), dim=-1)
 

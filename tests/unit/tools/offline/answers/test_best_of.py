@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from coppice import LLM, Completion, Generation, SamplingOptions
+from tests.fakes.oracle import model_of
 
 PROMPT = "a prompt that is longer than a block or two of sixteen tokens"
 CHAT = [{"role": "user", "content": "Hello?"}]
@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "Hello?"}]
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return model_of(checkpoint)
 
 
 def mean_logprob(model: torch.nn.Module, prompt: list[int], ids: list[int]) -> float:
