@@ -19,7 +19,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 from opentelemetry.context import Context
 
-from coppice.grammar import Grammars
 from coppice.messages.index import Reuse
 from coppice.messages.sampling import BIAS
 from coppice.tenants.directory import TenantDirectory
@@ -52,6 +51,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     Prompt,
 )
 from coppice_scheduler.edge.frontend.grammar_check import GrammarCheck
+from coppice_scheduler.edge.frontend.grammars.compiler import GrammarCompiler
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, sampling_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
@@ -101,7 +101,7 @@ class FrontDoor:
         self.loop_share = LoopShare()
         vocab_size = engine.model.vocab_size or checkpoint.raw.get_vocab_size(with_added_tokens=True)
         self._grammars = GrammarCheck(
-            lambda: Grammars(checkpoint.raw.to_str(), vocab_size, checkpoint.eos_token_ids), self.text_work
+            lambda: GrammarCompiler(checkpoint.raw.to_str(), vocab_size, checkpoint.eos_token_ids), self.text_work
         )
         template = ChatTemplate(checkpoint)
         self.template_variables = template.variables

@@ -1,7 +1,8 @@
 """Whether the grammar of a call can be used, found out before anything is reserved for it.
 
-A worker compiles it once more; what is refused here never gets there. Compiling happens in the long lane of `TextWork`:
-one at a time for each tenant, so many of one tenant's wait for each other and for nobody else.
+A process beside this one compiles it, within limits that end it and nothing else (`grammars/compiler_process.py`). A
+worker compiles it once more; what is refused here never gets there. The long lane of `TextWork` waits for it: one at a
+time for each tenant, so many of one tenant's wait for each other and for nobody else.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Lock
+from typing import Protocol
 
-from coppice.grammar import GrammarError, Grammars
+from coppice.grammar import GrammarError
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
@@ -27,22 +29,29 @@ TENANTS_MAX = 256  # whose grammars are known
 _SHOWN_CHARS = 400  # of what is wrong
 
 
+class Compiler(Protocol):
+    """`GrammarCompiler`, or `Grammars` in this process."""
+
+    def compile(self, grammar: str, /) -> object:
+        """Raises GrammarError."""
+
+
 class GrammarCheck:
     """Used from one event loop."""
 
     def __init__(
-        self, load: Callable[[], Grammars], text_work: TextWork, thread_time: Callable[[], float] = time.thread_time
+        self, load: Callable[[], Compiler], text_work: TextWork, thread_time: Callable[[], float] = time.thread_time
     ) -> None:
         """`load` is called once: by `load`, or in a thread with the first grammar."""
         self._load = load
         self._text_work = text_work
         self._thread_time = thread_time
         self._loading = Lock()
-        self._loaded: Grammars | str | None = None  # or why they cannot be
+        self._loaded: Compiler | str | None = None  # or why they cannot be
         self._known: OrderedDict[str, _Known] = OrderedDict()  # by tenant
 
     def load(self) -> None:
-        """Takes half a second for 128,000 tokens, in which nothing else of the process runs."""
+        """Takes half a second for 128,000 tokens."""
         with suppress(GrammarError):  # it is told to those who ask for a grammar
             self._grammars()
 
@@ -76,7 +85,7 @@ class GrammarCheck:
             raise _refusal(wanted, f"compiling it takes more than the {COMPILE_MAX_S:g} s that it may take")
         return grammar
 
-    def _grammars(self) -> Grammars:
+    def _grammars(self) -> Compiler:
         with self._loading:
             if self._loaded is None:
                 try:

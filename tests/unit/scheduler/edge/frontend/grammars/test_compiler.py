@@ -1,0 +1,87 @@
+"""A hostile grammar is refused by a process that it may bring down, and leaves nothing behind for the next one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import coppice
+from coppice.grammar import GrammarError
+from coppice_scheduler.edge.frontend.grammars.compiler import GrammarCompiler
+from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
+
+TOKENIZER = (Path(coppice.__file__).parent / "demo_model/tokenizer.json").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(TOKENIZER, 4096, (0,))
+
+
+def made(kind: FormatKind, wanted: Any) -> str:
+    text = wanted if isinstance(wanted, str) else json.dumps(wanted, separators=(",", ":"))
+    return grammar_of(OutputFormat(kind, text, "f"))
+
+
+SLOW_OR_LARGE = "compiling it takes more"
+HOSTILE: dict[str, tuple[FormatKind, Any, str]] = {
+    "patterns of one string": (
+        FormatKind.JSON,
+        {"allOf": [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(1, 60)]},
+        SLOW_OR_LARGE,
+    ),
+    "expressions that must all match": (
+        FormatKind.GRAMMAR,
+        "start: A\nA: " + " & ".join(f"/(.*a.{{{count}}}b.*)/" for count in range(1, 30)),
+        SLOW_OR_LARGE,
+    ),
+    "a rule that is nothing but another, in a circle": (
+        FormatKind.GRAMMAR,
+        "start: a0\n" + "\n".join(f'a{place}: a{(place + 1) % 3000} | "x"' for place in range(3000)),
+        SLOW_OR_LARGE,
+    ),
+    "optional letters": (FormatKind.REGEX, "a?" * 20_000 + "a" * 20_000, SLOW_OR_LARGE),
+    "a schema that means itself": (
+        FormatKind.JSON,
+        {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}}},
+        "circular",
+    ),
+    "nesting": (FormatKind.REGEX, "(" * 30_000 + "a" + ")" * 30_000, "nest"),
+}
+HONEST: dict[str, tuple[FormatKind, Any]] = {
+    "any object": (FormatKind.JSON_OBJECT, ""),
+    "regex": (FormatKind.REGEX, "[a-z]+@[a-z]+"),
+    "enum": (FormatKind.JSON, {"enum": [f"v{number}" for number in range(5_000)]}),
+    "fields": (FormatKind.JSON, {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(200)}}),
+    "repetitions": (FormatKind.REGEX, "(?:[a-z]{0,300}){0,300}"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_and_the_next_one_is_taken(compiler: GrammarCompiler, name: str) -> None:
+    kind, wanted, words = HOSTILE[name]
+    before = compiler._process.pid
+    with pytest.raises(GrammarError, match=words):
+        compiler.compile(made(kind, wanted))
+    compiler.compile(made(FormatKind.REGEX, "ab"))
+    assert compiler._process.pid == before
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_one_is_taken(compiler: GrammarCompiler, name: str) -> None:
+    compiler.compile(made(*HONEST[name]))
+
+
+def test_a_process_that_somebody_ended_is_started_again() -> None:
+    compiler = GrammarCompiler(TOKENIZER, 4096, (0,))
+    compiler._process.kill()
+    compiler._process.wait()
+    compiler.compile(made(FormatKind.REGEX, "ab"))
+
+
+def test_a_tokenizer_that_cannot_be_used_is_told() -> None:
+    with pytest.raises(GrammarError, match="tokenizer cannot be used"):
+        GrammarCompiler("{}", 4096, (0,))
