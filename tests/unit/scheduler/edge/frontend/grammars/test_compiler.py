@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import coppice
 from coppice.grammar import GrammarError
 from coppice_scheduler.edge.frontend.grammars.compiler import GrammarCompiler
+from coppice_scheduler.edge.frontend.grammars.compiler_process import MODULE
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
 
 TOKENIZER = (Path(coppice.__file__).parent / "demo_model/tokenizer.json").read_text(encoding="utf-8")
@@ -43,6 +46,11 @@ HOSTILE: dict[str, tuple[FormatKind, Any, str]] = {
         "start: a0\n" + "\n".join(f'a{place}: a{(place + 1) % 3000} | "x"' for place in range(3000)),
         SLOW_OR_LARGE,
     ),
+    "properties": (
+        FormatKind.JSON,
+        {"type": "object", "properties": {f"p{number}": {} for number in range(5_500)}},
+        "more than the 0.25 s",
+    ),
     "optional letters": (FormatKind.REGEX, "a?" * 20_000 + "a" * 20_000, SLOW_OR_LARGE),
     "a schema that means itself": (
         FormatKind.JSON,
@@ -73,6 +81,25 @@ def test_a_hostile_grammar_is_refused_and_the_next_one_is_taken(compiler: Gramma
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_one_is_taken(compiler: GrammarCompiler, name: str) -> None:
     compiler.compile(made(*HONEST[name]))
+
+
+# Where a processor's time is no limit, memory is: this takes 30 MB and not 0.1 s.
+LITTLE_MEMORY = f"""
+import sys
+from coppice.grammar import Grammars
+from {MODULE.rpartition(".")[0]} import compiler_process
+compiler_process.CPU_MAX_S, compiler_process.MEMORY_MAX_BYTES = 60, int(sys.argv[1]) << 20
+grammar = "start: /" + "abcdefgh" * 8_000 + "/"
+print(compiler_process._check(Grammars(sys.stdin.read(), 4096, (0,)), grammar))
+"""
+
+
+@pytest.mark.parametrize(("num_mb", "words"), [(8, "more memory"), (256, "")])
+def test_memory_is_a_limit_of_its_own(num_mb: int, words: str) -> None:
+    command = [sys.executable, "-c", LITTLE_MEMORY, str(num_mb)]
+    said = subprocess.run(command, input=TOKENIZER, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert words in said
+    assert bool(words) == bool(said.strip())
 
 
 def test_a_process_that_somebody_ended_is_started_again() -> None:
