@@ -156,7 +156,7 @@ def until_open(redis_url: str, content: Content) -> float:
     """Seconds from the start of a process until its only worker is open with all blocks cached."""
     grpc_port, session_port, http_port = 27_071, 27_081, 28_071
     argv = [sys.executable, "-m", "coppice_cache", f"--grpc-port={grpc_port}", f"--http-port={http_port}"]
-    argv += [f"--session-port={session_port}", f"--redis-url={redis_url}", "--log-level=warning"]
+    argv += ["--admin-grpc-port=0", f"--session-port={session_port}", f"--redis-url={redis_url}", "--log-level=warning"]
     began_s = time.perf_counter()
     process = subprocess.Popen(argv, env={**os.environ, "COPPICE_SEAL_KEY": KEY})
     try:

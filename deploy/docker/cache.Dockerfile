@@ -19,8 +19,8 @@ COPY --from=built /opt/coppice /opt/coppice
 USER coppice
 WORKDIR /var/lib/coppice
 ENV PATH=/opt/coppice/bin:$PATH
-# 7071: gRPC (PrefixIndex). 7081: sessions. 8071: admin REST, /metrics, /healthz, /readyz.
-EXPOSE 7071 7081 8071
+# 7071: gRPC (PrefixIndex). 7073: gRPC of operators. 7081: sessions. 8071: admin REST, /metrics, /healthz, /readyz.
+EXPOSE 7071 7073 7081 8071
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=6 CMD ["coppice", "health", "127.0.0.1:7071"]
 ENTRYPOINT ["python", "-m", "coppice_cache"]
 CMD ["--host", "0.0.0.0"]

@@ -126,9 +126,9 @@ def test_who_is_inside_without_a_certificate_hears_nothing(stack: Stack) -> None
 import socket, ssl
 context = ssl.create_default_context()
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-for host, port in (("cache", 7081), ("cache", 7071), ("cache", 8071), ("worker-cpu", 7082), ("worker-cpu", 7072),
-                   ("worker-cpu", 8072), ("scheduler-metrics", 8073)):
-    context.set_alpn_protocols(["h2"] if port in (7071, 7072) else [])
+for host, port in (("cache", 7081), ("cache", 7071), ("cache", 7073), ("cache", 8071), ("worker-cpu", 7082),
+                   ("worker-cpu", 7072), ("worker-cpu", 8072), ("scheduler-metrics", 8073)):
+    context.set_alpn_protocols(["h2"] if port in (7071, 7072, 7073) else [])
     for wrap in (lambda plain: plain, context.wrap_socket):
         try:
             with wrap(socket.create_connection((host, port), timeout=20)) as connection:
@@ -139,7 +139,7 @@ for host, port in (("cache", 7081), ("cache", 7071), ("cache", 8071), ("worker-c
         print(host, port, heard[:2] in (b"", b"\\x15\\x03"), heard[:20])
 """
     said = stack.beside("internal", code)
-    assert [line.split()[2] for line in said.stdout.splitlines()] == ["True"] * 14, said.stdout + said.stderr
+    assert [line.split()[2] for line in said.stdout.splitlines()] == ["True"] * 16, said.stdout + said.stderr
 
 
 def test_redis_asks_for_its_password(stack: Stack) -> None:

@@ -87,6 +87,7 @@ class Stack:
 
     def __enter__(self) -> Self:
         self.cache_grpc, self.cache_http, self.port, self.grpc_port = (free_port() for _ in range(4))
+        self.cache_admin = free_port()
         self.metrics_port, self.cache_sessions = free_port(), free_port()
         self.worker_http = [free_port() for _ in range(self.num_workers)]
         self.worker_grpc = [free_port() for _ in range(self.num_workers)]
@@ -95,7 +96,8 @@ class Stack:
         tenants = [f"--tenants={self.tenants}"] if self.tenants else []
         metrics = [f"--metrics-port={self.metrics_port}"] if self.tenants else []
         self._add("cache", "coppice_cache", f"--grpc-port={self.cache_grpc}", f"--http-port={self.cache_http}",
-                  f"--session-port={self.cache_sessions}", *tenants, *self.cache_args)  # fmt: skip
+                  f"--session-port={self.cache_sessions}", f"--admin-grpc-port={self.cache_admin}",
+                  *tenants, *self.cache_args)  # fmt: skip
         for index in range(self.num_workers):
             self._add_worker(index)
         self._add("scheduler", "coppice_scheduler", f"--cache=127.0.0.1:{self.cache_sessions}", f"--port={self.port}",

@@ -101,9 +101,10 @@ def heard(connection: socket.socket, request: bytes = REQUESTS[0]) -> bytes:
 def test_all_ports_inside_speak_tls_alone(stack: Stack, certificates: Path) -> None:
     context = ssl.create_default_context(cafile=certificates / "ca.pem")
     context.check_hostname = False
-    ports = (stack.cache_sessions, stack.worker_sessions[0], stack.cache_http, stack.worker_http[0], stack.cache_grpc)
+    ports = (stack.cache_sessions, stack.worker_sessions[0], stack.cache_http, stack.worker_http[0], stack.cache_grpc,
+             stack.cache_admin)  # fmt: skip
     for port in ports:
-        context.set_alpn_protocols(["h2"] if port == stack.cache_grpc else [])
+        context.set_alpn_protocols(["h2"] if port in (stack.cache_grpc, stack.cache_admin) else [])
         with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, context.wrap_socket(plain) as tls:
             assert tls.version() == "TLSv1.3"
             assert heard(tls) == b"", "it wants a certificate of us"
@@ -121,7 +122,7 @@ def test_health_commands_take_the_certificate_of_a_service(stack: Stack, certifi
     ca = ("--tls-ca", str(certificates / "ca.pem"))
     stem = certificates / "worker-worker-0"
     files = ("--tls-cert", f"{stem}.pem", "--tls-key", f"{stem}-key.pem", *ca)
-    for port in (stack.cache_grpc, stack.worker_grpc[0]):
+    for port in (stack.cache_grpc, stack.cache_admin, stack.worker_grpc[0]):
         assert CliRunner().invoke(app, ["health", f"127.0.0.1:{port}", *files]).exit_code == 0
         assert CliRunner().invoke(app, ["health", f"127.0.0.1:{port}"]).exit_code == 1
 

@@ -68,10 +68,12 @@ def running(options: StackOptions) -> Iterator[Stack]:
 
 def _commands(options: StackOptions, folder: Path) -> tuple[dict[str, list[str]], Stack]:
     """Of each service, in the order in which they start; they are ended the other way round."""
-    cache_grpc, cache_http, sessions, steps, worker_grpc, worker_http, rest, grpc, metrics = free_addresses(9)
+    cache_grpc, admin_grpc, cache_http, sessions, steps, worker_grpc, worker_http, rest, grpc, metrics = free_addresses(
+        10
+    )
     authority = Authority(folder)
     cache = ["--session-port", str(sessions.port), "--grpc-port", str(cache_grpc.port)]
-    cache += ["--http-port", str(cache_http.port)]
+    cache += ["--admin-grpc-port", str(admin_grpc.port), "--http-port", str(cache_http.port)]
     worker = ["--worker-id", "worker-0", "--cache", str(sessions), "--session-port", str(steps.port)]
     worker += ["--grpc-port", str(worker_grpc.port), "--http-port", str(worker_http.port), "--device", "cpu"]
     worker += ["--model", str(options.model), "--num-blocks", str(options.num_blocks)]

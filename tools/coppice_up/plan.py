@@ -29,6 +29,7 @@ class StackPlan:
     rest: Address
     grpc: Address
     cache_sessions: UnixAddress
+    cache_admin_grpc: Address
     cache_http: Address
     worker_http: tuple[Address, ...]
     scheduler_metrics: Address
@@ -72,12 +73,13 @@ def plan_stack(
     check_free(grpc, "--grpc-port")
     # More than are needed: those that the front door has are free still, but spoken for.
     internal = [
-        address for address in free_addresses(6 + 2 * options.workers) if address.port not in (rest.port, grpc.port)
+        address for address in free_addresses(7 + 2 * options.workers) if address.port not in (rest.port, grpc.port)
     ]
-    valkey, cache_grpc, cache_http, metrics, *worker_ports = internal[: 4 + 2 * options.workers]
+    valkey, metrics, *ports = internal[: 5 + 2 * options.workers]
+    cache_ports, worker_ports = (ports[0], ports[1], ports[2]), ports[3:]
     cache_sessions = UnixAddress(f"{socket_dir}/cache")
     redis_url = options.redis_url or f"redis://{valkey}/0"
-    cache = _cache_child(options, services, log_dir, cache_sessions, (cache_grpc, cache_http), redis_url, environ)
+    cache = _cache_child(options, services, log_dir, cache_sessions, cache_ports, redis_url, environ)
     workers = tuple(
         _worker_child(options, services, checkpoint, log_dir, cache_sessions, index, worker_ports[2 * index :])
         for index in range(options.workers)
@@ -91,7 +93,8 @@ def plan_stack(
         rest=rest,
         grpc=grpc,
         cache_sessions=cache_sessions,
-        cache_http=cache_http,
+        cache_admin_grpc=cache_ports[1],
+        cache_http=cache_ports[2],
         worker_http=tuple(worker_ports[1::2]),
         scheduler_metrics=rest.reached if options.tenants is None else metrics,
         model_name=checkpoint.name,
@@ -128,13 +131,14 @@ def _cache_child(
     services: Services,
     log_dir: Path,
     sessions: UnixAddress,
-    ports: tuple[Address, Address],
+    ports: tuple[Address, Address, Address],
     redis_url: str,
     environ: Mapping[str, str],
 ) -> ChildSpec:
-    grpc, http = ports
+    grpc, admin_grpc, http = ports
     argv = [
         *(*services.cache, "--host", grpc.host, "--grpc-port", str(grpc.port)),
+        *("--admin-grpc-port", str(admin_grpc.port)),
         *("--session-address", str(sessions), "--http-port", str(http.port)),
         *("--redis-url", redis_url, "--epoch-file", str(log_dir / "cache.epoch")),
     ]

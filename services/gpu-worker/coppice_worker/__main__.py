@@ -165,7 +165,7 @@ def _core_settings(settings: WorkerSettings, loaded: Loaded, address: str) -> Wo
 def _listen(settings: WorkerSettings, tls: Credentials | None, audit: AuditLog) -> tuple[SessionListener, GrpcServer]:
     flag = "--grpc-port"
     try:
-        address = Address(settings.host, settings.grpc_port)
+        address = Address(settings.http_listens_on, settings.grpc_port)  # nobody but operators calls it
         server = GrpcServer(str(address), SERVICES, None, settings.worker_id, tls=tls, audit=audit)
         flag, sessions = settings.sessions()
         return SessionListener(sessions, tls), server

@@ -59,7 +59,7 @@ class ListeningSettings(TlsSettings):
     http_host: str | None = Field(
         None,
         min_length=1,
-        description="Address of the HTTP port, such as one in a network of operators; unless given, that of --host.",
+        description="Address of the ports for operators, HTTP and their gRPC; unless given, that of --host.",
     )
     session_port: int = 0
     session_address: SessionAddressText | None = Field(
@@ -75,7 +75,7 @@ class ListeningSettings(TlsSettings):
 
     @property
     def http_listens_on(self) -> str:
-        """Host of the HTTP port."""
+        """Host of the HTTP port, and of gRPC for operators."""
         return self.http_host or self.host
 
     def sessions(self) -> tuple[str, SessionAddress]:

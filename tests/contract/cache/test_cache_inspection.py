@@ -247,7 +247,7 @@ def test_the_ticker_audits_now_and_then(keep: Keep) -> None:
 
 @pytest.fixture
 def stub(cache: Cache, client: UnaryClient, keep: Keep) -> Any:
-    channel = grpc.insecure_channel(f"127.0.0.1:{cache.port}", options=CHANNEL_OPTIONS)
+    channel = grpc.insecure_channel(f"127.0.0.1:{cache.admin_port}", options=CHANNEL_OPTIONS)
     channel.stop = channel.close  # type: ignore[attr-defined]
     keep(channel)
     return cache_admin_pb2_grpc.PrefixIndexAdminStub(channel)

@@ -80,24 +80,24 @@ WRONG: dict[str, tuple[list[str], dict[str, str], str]] = {
 def test_wrong_settings_end_with_2_and_one_line(
     run: Callable[..., Ended], flags: list[str], variables: dict[str, str], named: str
 ) -> None:
-    ended = run("--grpc-port", "0", "--http-port", "0", *flags, **variables)
+    ended = run("--grpc-port", "0", "--admin-grpc-port", "0", "--http-port", "0", *flags, **variables)
     assert ended.code == 2
     assert len(ended.lines) == 1
     assert named in ended.lines[0]
     assert "secret" not in ended.lines[0]
 
 
-@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+@pytest.mark.parametrize("flag", ["--grpc-port", "--admin-grpc-port", "--http-port"])
 def test_a_port_in_use_ends_with_1_and_uses_up_no_epoch(run: Callable[..., Ended], flag: str, tmp_path: Path) -> None:
     file = tmp_path / "epoch"
-    if flag == "--grpc-port":
+    if flag != "--http-port":
         taken = GrpcServer("127.0.0.1:0", (), None, "taken")
         taken.start()
         port, free = taken.port, lambda: taken.stop(0)
     else:
         listener = socket.create_server(("127.0.0.1", 0))
         port, free = listener.getsockname()[1], listener.close
-    ports = {"--grpc-port": "0", "--http-port": "0", flag: str(port)}
+    ports = {"--grpc-port": "0", "--admin-grpc-port": "0", "--http-port": "0", flag: str(port)}
     ended = run(*[word for pair in ports.items() for word in pair], "--epoch-file", str(file))
     free()
     assert ended.code == 1
@@ -140,7 +140,7 @@ def test_a_signal_ends_the_process_in_order_with_0(tmp_path: Path) -> None:
 LOWERED = """
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-sys.argv = ["coppice_cache", "--grpc-port", "0", "--session-port", "0", "--http-port", "0"]
+sys.argv = ["coppice_cache", "--grpc-port", "0", "--admin-grpc-port", "0", "--session-port", "0", "--http-port", "0"]
 runpy.run_module("coppice_cache", run_name="__main__")
 """
 

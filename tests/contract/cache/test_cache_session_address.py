@@ -25,7 +25,7 @@ WORKER = "unix:/run/coppice/worker-0"
 
 
 def command(path: Path, *more: str) -> list[str]:
-    ports = ["--grpc-port=0", "--http-port=0"]
+    ports = ["--grpc-port=0", "--admin-grpc-port=0", "--http-port=0"]
     return [sys.executable, "-m", "coppice_cache", *ports, f"--session-address=unix:{path}", *more]
 
 

@@ -74,25 +74,30 @@ def code_of(channel: grpc.Channel, method: str) -> grpc.StatusCode:
 @pytest.mark.parametrize("role", Role)
 def test_every_rpc_is_refused_to_the_wrong_role(cache: Cache, authority: Authority, role: Role) -> None:
     tls = authority.credentials(role, "x")
-    with open_channel(f"127.0.0.1:{cache.port}", tls, server=Role.CACHE) as channel:
-        for method in METHODS:
-            if role in RPCS[method]:
-                continue
-            assert code_of(channel, method) is grpc.StatusCode.PERMISSION_DENIED, method
+    for method in METHODS:
+        with open_channel(address_of(cache, method), tls, server=Role.CACHE) as channel:
+            if role not in RPCS[method]:
+                assert code_of(channel, method) is grpc.StatusCode.PERMISSION_DENIED, method
 
 
 def test_the_right_role_is_answered(cache: Cache, authority: Authority) -> None:
     for role, method in ((Role.SCHEDULER, "PrefixIndex/Stats"), (Role.OPERATOR, "PrefixIndexAdmin/ListPins")):
         tls = authority.credentials(role, "x")
-        with open_channel(f"127.0.0.1:{cache.port}", tls, server=Role.CACHE) as channel:
+        with open_channel(address_of(cache, method), tls, server=Role.CACHE) as channel:
             assert code_of(channel, f"/coppice_rpc.v1.{method}") is grpc.StatusCode.OK
+
+
+def address_of(cache: Cache, method: str) -> str:
+    """Of the listener that has this method."""
+    return f"127.0.0.1:{cache.admin_port if 'PrefixIndexAdmin' in method else cache.port}"
 
 
 @pytest.mark.parametrize("role", Role)
 def test_health_is_for_all_who_have_a_certificate(cache: Cache, authority: Authority, role: Role) -> None:
-    with open_channel(f"127.0.0.1:{cache.port}", authority.credentials(role, "x")) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == 1
+    for port in (cache.port, cache.admin_port):
+        with open_channel(f"127.0.0.1:{port}", authority.credentials(role, "x")) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == 1
 
 
 def test_without_a_certificate_of_the_ca_there_is_no_call(cache: Cache, authority: Authority, tmp_path: Path) -> None:
@@ -224,7 +229,10 @@ def grpc_serving_over(cache: Cache, tls: Credentials) -> Callable[[], bool]:
 def test_a_public_address_without_tls_is_refused(flag: str) -> None:
     name = f"--{flag.replace('_', '-')}"
     with pytest.raises(UsageError, match=rf"{name} 0\.0\.0\.0 can be reached from other machines"):
-        CacheProcess(CacheSettings(**{flag: "0.0.0.0"}, grpc_port=0, session_port=0, http_port=0), SignalEvent())
+        CacheProcess(
+            CacheSettings(**{flag: "0.0.0.0"}, grpc_port=0, admin_grpc_port=0, session_port=0, http_port=0),
+            SignalEvent(),
+        )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback is one address")
@@ -232,4 +240,5 @@ def test_operators_have_an_address_of_their_own_where_one_is_given(keep: Keep) -
     cache = keep(Cache(http_host="127.0.0.2"))
     with urllib.request.urlopen(f"http://127.0.0.2:{cache.http_port}/healthz", timeout=WAIT_S) as answer:
         assert answer.status == 200
+    wait_for(grpc_serving(Address("127.0.0.2", cache.admin_port), None), "gRPC of operators there, too")
     wait_for(grpc_serving(Address("127.0.0.1", cache.port), None), "gRPC where the rest is")

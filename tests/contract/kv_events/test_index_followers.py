@@ -139,7 +139,7 @@ def router_of(world: World, keep: Keep, publisher: int = 0, worker_id: str = "w"
 def test_followers_see_what_is_in_the_trees(keep: Keep) -> None:
     world = World(keep)
     world.use(10)
-    watcher = keep(Watcher(world.cache.port, with_tokens=False))
+    watcher = keep(Watcher(world.cache.admin_port, with_tokens=False))
     world.is_followed_by(watcher)
     assert watcher.snapshot_blocks
     router = router_of(world, keep)
@@ -155,7 +155,7 @@ def test_followers_see_what_is_in_the_trees(keep: Keep) -> None:
 
 def test_followers_see_invalidations_and_the_end_of_a_worker(keep: Keep) -> None:
     world = World(keep)
-    watcher = keep(Watcher(world.cache.port, with_tokens=False))
+    watcher = keep(Watcher(world.cache.admin_port, with_tokens=False))
     router = router_of(world, keep)
     world.use(12)
     world.invalidate("a")
@@ -180,7 +180,7 @@ def test_followers_see_invalidations_and_the_end_of_a_worker(keep: Keep) -> None
 
 def test_followers_see_what_follows_a_prefix_go_and_come_again(keep: Keep) -> None:
     world = World(keep)
-    watcher = keep(Watcher(world.cache.port, with_tokens=False))
+    watcher = keep(Watcher(world.cache.admin_port, with_tokens=False))
     router = router_of(world, keep)
     for _ in range(4):
         world.use(12)
@@ -197,7 +197,7 @@ def test_a_cut_connection_resumes_and_a_long_one_starts_over(keep: Keep, monkeyp
     monkeypatch.setattr(service_module, "EventHub", partial(EventHub, events_max=64))
     world = World(keep)
     world.use(5)
-    proxy = keep(TcpProxy(world.cache.port))
+    proxy = keep(TcpProxy(world.cache.admin_port))
     watcher = keep(Watcher(proxy.port, with_tokens=False))
     world.is_followed_by(watcher)
     for times, snapshots in ((5, 1), (60, 2)):
@@ -230,7 +230,7 @@ def test_a_slow_reader_does_not_hold_up_the_core(keep: Keep, monkeypatch: pytest
     """Nobody reads this stream at first; the service goes on, and the reader has everything in the end."""
     monkeypatch.setattr(service_module, "EventHub", partial(EventHub, events_max=16))
     world = World(keep)
-    watcher = keep(Watcher(world.cache.port, with_tokens=False))
+    watcher = keep(Watcher(world.cache.admin_port, with_tokens=False))
     world.use(60)
     world.is_followed_by(watcher)
     router = router_of(world, keep)
@@ -241,7 +241,7 @@ def test_a_slow_reader_does_not_hold_up_the_core(keep: Keep, monkeypatch: pytest
 def test_a_restart_of_the_service_is_another_stream(keep: Keep) -> None:
     world = World(keep)
     world.use(5)
-    watcher = keep(Watcher(world.cache.port, with_tokens=False))
+    watcher = keep(Watcher(world.cache.admin_port, with_tokens=False))
     world.is_followed_by(watcher)
     before = watcher.stream
     watcher.drop()
@@ -266,6 +266,7 @@ def test_a_signal_ends_followers_and_publishers_in_order(keep: Keep, tmp_path: P
     endpoint = f"ipc://{tmp_path}/kv"
     flags = [
         "--grpc-port=0",
+        "--admin-grpc-port=0",
         "--http-port=0",
         "--session-port=0",
         "--kv-events-zmq",
@@ -276,7 +277,8 @@ def test_a_signal_ends_followers_and_publishers_in_order(keep: Keep, tmp_path: P
     with log.open("wb") as sink:
         process = subprocess.Popen([sys.executable, "-m", "coppice_cache", *flags], stderr=sink)
     try:
-        port = wait_for(lambda: re.search(r"gRPC on [^ ]*:(\d+)", log.read_text()), "the service listens", START_S)
+        said = r"for operators REST on \S+, gRPC on \S*:(\d+)"
+        port = wait_for(lambda: re.search(said, log.read_text()), "the service listens", START_S)
         watcher = keep(Watcher(int(port[1]), with_tokens=False))
         router = keep(ZmqRouter(endpoint, endpoint + "r"))
         router.replay()

@@ -79,7 +79,7 @@ def rest(audited: Audited) -> Iterator[TestClient]:
 
 @pytest.fixture
 def channel(audited: Audited) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(f"127.0.0.1:{audited.cache.port}") as opened:
+    with grpc.insecure_channel(f"127.0.0.1:{audited.cache.admin_port}") as opened:
         yield opened
 
 

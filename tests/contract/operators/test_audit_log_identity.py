@@ -30,7 +30,7 @@ def test_who_asks_is_named_by_its_certificate(keep: Keep, tmp_path: Path) -> Non
 
     for name, role in (("ann", Role.OPERATOR), ("w0", Role.WORKER), ("w0", Role.WORKER)):
         credentials = authority.credentials(role, name)
-        with open_channel(f"127.0.0.1:{cache.port}", credentials, server=Role.CACHE) as channel:
+        with open_channel(f"127.0.0.1:{cache.admin_port}", credentials, server=Role.CACHE) as channel:
             unpin(channel)
         connection = http.client.HTTPSConnection(
             "127.0.0.1", cache.http_port, context=credentials.client_context(), timeout=WAIT_S

@@ -91,6 +91,16 @@ def test_a_port_that_is_taken(run: Run, checkpoint: Path) -> None:
     refused(error, str(port))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback is one address")
+def test_grpc_listens_where_operators_are(run: Run, checkpoint: Path) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        port = listener.getsockname()[1]
+        flags = ("--http-host=127.0.0.2", f"--grpc-port={port}", "--num-blocks=4", "--http-port=0", "--session-port=0")
+        code, error = run(f"--model={checkpoint}", *flags)
+    assert code == 1
+    refused(error, f"127.0.0.2:{port}")
+
+
 def test_a_socket_that_others_could_reach(run: Run, checkpoint: Path, socket_dir: Path) -> None:
     socket_dir.chmod(0o755)
     address = f"--session-address=unix:{socket_dir}/worker"

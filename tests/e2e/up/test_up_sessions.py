@@ -59,7 +59,8 @@ def ports_of(pid: int) -> set[int]:
 
 
 def named_ports(command: list[str]) -> set[int]:
-    return {int(command[command.index(flag) + 1]) for flag in ("--grpc-port", "--http-port")}
+    flags = ("--grpc-port", "--admin-grpc-port", "--http-port")
+    return {int(command[command.index(flag) + 1]) for flag in flags if flag in command}
 
 
 def answer(up: Up) -> str:

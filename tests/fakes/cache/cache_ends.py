@@ -64,6 +64,7 @@ class Cache:
     def __init__(self, **settings: Any) -> None:
         values = {
             "grpc_port": 0,
+            "admin_grpc_port": 0,
             "session_port": 0,
             "http_port": 0,
             "heartbeat_ms": 50,
@@ -77,7 +78,8 @@ class Cache:
         self.broken = SignalEvent()
         self.process = CacheProcess(self._settings, self.broken)
         self.process.start()
-        self.port, self.http_port = self.process.grpc_port, self.process.http_port
+        self.port, self.admin_port = self.process.grpc_port, self.process.admin_grpc_port
+        self.http_port = self.process.http_port
         self.sessions = str(self.process.session_address)
 
     def stop(self) -> None:
@@ -86,8 +88,8 @@ class Cache:
 
     def restart(self, **changes: Any) -> None:
         self.stop()
-        ports = {"grpc_port": self.port, "session_address": self.sessions, "http_port": self.http_port}
-        values = {**self._settings.model_dump(), **ports, **changes}
+        ports = {"grpc_port": self.port, "admin_grpc_port": self.admin_port, "http_port": self.http_port}
+        values = {**self._settings.model_dump(), **ports, "session_address": self.sessions, **changes}
         self._settings = CacheSettings(**values)
         self._start()
 

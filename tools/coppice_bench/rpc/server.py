@@ -37,7 +37,7 @@ from coppice_cache.edge.settings import CacheSettings
 _EPOCH = CacheEpoch(1)
 _TOKENS_MAX = 1 << 17
 _ZEROS = bytes(_TOKENS_MAX // BLOCK_SIZE * SEAL_BYTES)
-_SETTINGS = {"grpc_port": 0, "session_port": 0, "http_port": 0, "seal_key": "5e" * 32}
+_SETTINGS = {"grpc_port": 0, "admin_grpc_port": 0, "session_port": 0, "http_port": 0, "seal_key": "5e" * 32}
 _GRACE_S = 0.2
 
 

@@ -96,13 +96,13 @@ def single_stack(max_steps_in_flight: int, checkpoint: Path | None) -> Iterator[
 @contextmanager
 def split_stack(max_context: int, checkpoint: Path | None) -> Iterator[Stack]:
     """Cache service, worker and scheduler as processes of their own, over Unix sockets as in `coppice up`."""
-    grpc, http, worker_grpc, metrics = free_addresses(4)
+    grpc, admin_grpc, http, worker_grpc, metrics = free_addresses(5)
     key = {"COPPICE_SEAL_KEY": secrets.token_hex(32)}
     with ExitStack() as running:
         folder = running.enter_context(tempfile.TemporaryDirectory(prefix="coppice-split-"))
         sessions, steps = f"unix:{folder}/cache", f"unix:{folder}/worker"
         cache = ["-m", "coppice_cache", "--grpc-port", str(grpc.port), "--session-address", sessions]
-        cache += ["--http-port", str(http.port)]
+        cache += ["--admin-grpc-port", str(admin_grpc.port), "--http-port", str(http.port)]
         running.enter_context(Process("cache", *cache, "--log-level", "error", environment=key))
         worker = None
         if checkpoint is None:

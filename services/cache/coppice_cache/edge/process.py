@@ -65,12 +65,13 @@ class CacheProcess:
         self._epoch_file = EpochFile(Path(settings.epoch_file)) if settings.epoch_file else None
         self.kv_events = open_publishers(settings, plan) if plan is not None else []
         try:
-            self._grpc, self._sessions, self._http = _listen(settings, tls, self._audit)
+            self._grpc, self._admin_grpc, self._sessions, self._http = _listen(settings, tls, self._audit)
         except UnavailableError:
             for publisher in self.kv_events:
                 publisher.stop()
             raise
-        self.grpc_port, self.session_address, self.http_port = self._grpc.port, self._sessions.address, self._http.port
+        self.grpc_port, self.admin_grpc_port = self._grpc.port, self._admin_grpc.port
+        self.session_address, self.http_port = self._sessions.address, self._http.port
         self._tracing = configure_tracing("coppice-cache", settings.otlp_endpoint, tls=tls)
         self._epoch_in_redis = EpochInRedis(redis, Vouchers(*core.seal_keys)) if redis is not None else None
         self._service = IndexService(
@@ -91,7 +92,7 @@ class CacheProcess:
         self._watchers = Watchers(self._service.hub, self._slices, token_rule(settings, directory))
         self._grpc.add(PrefixIndexServicer(self._service).add_to)
         admin = PrefixIndexAdminServicer(self._watchers, Inspection(self._service), self._audit)
-        self._grpc.add(admin.add_to)
+        self._admin_grpc.add(admin.add_to)
 
     def start(self) -> None:
         metrics = CollectorRegistry()
@@ -126,13 +127,17 @@ class CacheProcess:
         if self._registry is not None:
             self._registry.start()
         self._grpc.start()
+        self._admin_grpc.start()
         self._sessions.start((self._service.clients.server, self._service.workers.server))
         self._readiness.is_serving = True
         self._grpc.set_ready(True)
-        grpc = Address(self._settings.host, self.grpc_port)
-        rest = Address(self._settings.http_listens_on, self.http_port)
-        epoch = self._service.cache_epoch
-        _log.info("cache epoch %d; gRPC on %s, sessions on %s, REST on %s", epoch, grpc, self.session_address, rest)
+        self._admin_grpc.set_ready(True)
+        operators = self._settings.http_listens_on
+        grpc, rest = Address(self._settings.host, self.grpc_port), Address(operators, self.http_port)
+        _log.info(
+            "cache epoch %d; gRPC on %s, sessions on %s; for operators REST on %s, gRPC on %s",
+            *(self._service.cache_epoch, grpc, self.session_address, rest, Address(operators, self.admin_grpc_port)),
+        )
 
     def look_at_tenants(self, *, always: bool = False) -> None:
         """Take a tenants file that changed; `always`: read it in any case."""
@@ -151,13 +156,15 @@ class CacheProcess:
         _log.info("stopping")
         self._readiness.is_serving = False
         self._grpc.set_ready(False)
+        self._admin_grpc.set_ready(False)
         if self._recovery is not None:
             self._recovery.stop()
         self._sessions.close()
         self._service.close()
         for publisher in self.kv_events:
             publisher.stop()
-        self._grpc.stop(GRACE_S)
+        for server in (self._grpc, self._admin_grpc):
+            server.stop(GRACE_S)
         self._watchers.stop()
         if self._registry is not None:
             self._registry.stop()
@@ -187,15 +194,17 @@ class CacheProcess:
 
 def _listen(
     settings: CacheSettings, tls: Credentials | None, audit: AuditLog
-) -> tuple[GrpcServer, SessionListener, AdminServer]:
+) -> tuple[GrpcServer, GrpcServer, SessionListener, AdminServer]:
     """Take all ports before an epoch is used up. Raises UnavailableError."""
     http = AdminServer(settings.http_listens_on, settings.http_port, tls=tls)
     flag = "--grpc-port"
     try:
         address = Address(settings.host, settings.grpc_port)
-        grpc = GrpcServer(str(address), (*SERVICES, *ADMIN_SERVICES), None, "cache", tls=tls, audit=audit)
+        grpc = GrpcServer(str(address), SERVICES, None, "cache", tls=tls, audit=audit)
+        flag, address = "--admin-grpc-port", Address(settings.http_listens_on, settings.admin_grpc_port)
+        admin = GrpcServer(str(address), ADMIN_SERVICES, None, "cache admin", tls=tls, audit=audit)
         flag, sessions = settings.sessions()
-        return grpc, SessionListener(sessions, tls), http
+        return grpc, admin, SessionListener(sessions, tls), http
     except PortInUse as error:
         http.stop()
         raise UnavailableError(str(error), hint=f"choose another {flag}") from error

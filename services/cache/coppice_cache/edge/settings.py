@@ -26,6 +26,9 @@ class CacheSettings(ListeningSettings):
     env_prefix: ClassVar[str] = "COPPICE_CACHE_"
 
     grpc_port: int = Field(7071, ge=0, le=65535, description="Port of the PrefixIndex service; 0 takes a free one.")
+    admin_grpc_port: int = Field(
+        7073, ge=0, le=65535, description="Port of PrefixIndexAdmin, where the admin REST listens; 0 takes a free one."
+    )
     session_port: int = Field(
         7081, ge=0, le=65535, description="Port for sessions of schedulers and workers; 0 takes a free one."
     )

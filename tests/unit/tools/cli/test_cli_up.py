@@ -109,7 +109,11 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
         assert child.stop_grace_s > float(flag(child.argv, "--drain-s")), "what runs has to end before it is killed"
     assert scheduler.stop_turn < first.stop_turn == second.stop_turn < cache.stop_turn
     ports = [flag(c.argv, f) for c in (cache, first, second) for f in ("--grpc-port", "--http-port")]
-    ports += [flag(scheduler.argv, "--port"), flag(scheduler.argv, "--grpc-port")]
+    ports += [
+        flag(cache.argv, "--admin-grpc-port"),
+        flag(scheduler.argv, "--port"),
+        flag(scheduler.argv, "--grpc-port"),
+    ]
     assert len(set(ports)) == len(ports)
 
 
@@ -182,6 +186,12 @@ def test_welcome_gives_addresses_an_example_and_a_warning(tmp_path: Path) -> Non
     text = "\n".join(welcome(stack, options))
     for words in (stack.rest_url + "/v1", str(stack.grpc), str(stack.cache_http), "curl -N", "development setup"):
         assert words in text
+    assert f"cache admin    http://{stack.cache_http} (gRPC {stack.cache_admin_grpc})" in text
+    cache = stack.stages[1][0].argv
+    assert (flag(cache, "--admin-grpc-port"), flag(cache, "--http-port")) == (
+        str(stack.cache_admin_grpc.port),
+        str(stack.cache_http.port),
+    )
     assert "sessions       unix:/run/coppice/cache (--cache of a further worker)" in text
 
 
