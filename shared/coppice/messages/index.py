@@ -20,6 +20,7 @@ class NoCapacityReason(Enum):
     DOMAIN_MAXIMUM = "domain_maximum"  # the domain holds its maximum; passes when it gives blocks back
     NEVER_FITS = "never_fits"  # more blocks than the pool or the domain's maximum can ever give
     NO_WORKER = "no_worker"  # no candidate is registered with an open ledger
+    DOMAIN_UNKNOWN = "domain_unknown"  # the tenants file here has no such domain; passes when a newer one has it
 
 
 class NotPublishedReason(Enum):

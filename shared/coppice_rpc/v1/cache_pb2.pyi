@@ -306,6 +306,8 @@ class NoCapacity(_message.Message):
         DOMAIN_MAXIMUM: NoCapacity._Reason.ValueType  # 2
         NEVER_FITS: NoCapacity._Reason.ValueType  # 3
         NO_WORKER: NoCapacity._Reason.ValueType  # 4
+        DOMAIN_UNKNOWN: NoCapacity._Reason.ValueType  # 5
+        """the tenants file has no such domain; passes when a newer one has it"""
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     REASON_UNSPECIFIED: NoCapacity.Reason.ValueType  # 0
@@ -313,6 +315,8 @@ class NoCapacity(_message.Message):
     DOMAIN_MAXIMUM: NoCapacity.Reason.ValueType  # 2
     NEVER_FITS: NoCapacity.Reason.ValueType  # 3
     NO_WORKER: NoCapacity.Reason.ValueType  # 4
+    DOMAIN_UNKNOWN: NoCapacity.Reason.ValueType  # 5
+    """the tenants file has no such domain; passes when a newer one has it"""
 
     REASON_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int

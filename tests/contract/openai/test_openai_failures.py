@@ -58,6 +58,7 @@ def test_the_openai_client_sees_a_rate_limit(served: Served) -> None:
     [
         (OutputErrorCode.QUEUE_TIMEOUT, 429),
         (OutputErrorCode.TENANT_MAXIMUM, 429),
+        (OutputErrorCode.TENANT_NOT_READY, 503),
         (OutputErrorCode.WORKER_LOST, 503),
         (OutputErrorCode.NEVER_FITS, 400),
         (OutputErrorCode.INTERNAL, 500),

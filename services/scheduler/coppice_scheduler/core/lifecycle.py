@@ -196,7 +196,7 @@ class Lifecycle:
         self.counts.running += 1
         self.counts.tenant_running[request.request.tenant] += 1
         request.status = RequestStatus.RUNNING
-        request.domain_blocked = False
+        request.no_room = None
         request.flight_until_ns = 0
         if request.num_grants == 0:
             request.num_cached_tokens = grant.num_cached_tokens

@@ -33,7 +33,7 @@ def cached(world: World, domain: DomainId) -> int:
 def test_a_new_domain_is_served_and_waits_until_it_is_known() -> None:
     one = world(DomainConfig(A))
     answer = one.acquire(1, tokens(8), domain=B)
-    assert answer == NoCapacity(lease_id(1), NoCapacityReason.DOMAIN_MAXIMUM, 500), "the next look may find it listed"
+    assert answer == NoCapacity(lease_id(1), NoCapacityReason.DOMAIN_UNKNOWN, 500), "the next look may find it listed"
     held = one.granted(2, tokens(8), domain=A)
     change(one, DomainConfig(A), DomainConfig(B, guarantee_share=0.5))
     assert isinstance(one.acquire(1, tokens(8), domain=B), Grant)

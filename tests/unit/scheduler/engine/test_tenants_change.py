@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from coppice.ids import DomainId
-from coppice.messages.index import Acquire
+from coppice.messages.index import Acquire, NoCapacityReason
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
 from coppice_scheduler.core.state.settings import Maximum, SchedulerSettings, TenantLimits, TenantSettings
 from tests.fakes.scheduler.scheduler_bench import Bench
@@ -137,3 +137,40 @@ def test_without_a_file_whoever_comes_is_served() -> None:
     plain = Bench()
     assert reason(plain, "x", "anybody") is None
     assert plain.ops(Acquire)
+
+
+def with_a_new_domain(max_running: int = 8) -> Bench:
+    """Tenant a is in domain d, and b in one that the cache service has not heard of."""
+    world = bench(a=TenantLimits(), max_running=max_running)
+    limits = {"a": TenantLimits(), "b": TenantLimits()}
+    domains = {"a": D, "b": DomainId("new")}
+    maximums = {D: Maximum(), DomainId("new"): Maximum()}
+    world.core.set_tenants(TenantSettings(limits, domains, frozenset(), {}, maximums), world.now_ns)
+    world.advance()
+    return world
+
+
+def test_a_tenant_that_the_cache_does_not_know_waits_alone_and_is_told_why() -> None:
+    world = with_a_new_domain(max_running=2)
+    assert world.submit("b1", 4, tenant="b", domain="new") is None
+    world.answer_with(world.no(world.batches[0][0], NoCapacityReason.DOMAIN_UNKNOWN, retry_after_ms=500))
+    for name in ("a1", "a2"):
+        assert reason(world, name, "a") is None
+    world.answer()
+    assert world.core.stats().running == 2, "others run, in all the slots there are"
+    world.advance(499)
+    assert world.ops(Acquire) == []
+    world.advance(world.settings.queue_timeout_ms - 499)
+    error = world.last("b1").error
+    assert error is not None
+    assert (error.code, error.retry_after_ms) == (OutputErrorCode.TENANT_NOT_READY, world.settings.queue_timeout_ms)
+    assert "does not know domain new" in error.message
+
+
+def test_it_runs_as_soon_as_the_cache_knows_it() -> None:
+    world = with_a_new_domain()
+    assert world.submit("b1", 4, tenant="b", domain="new") is None
+    world.answer_with(world.no(world.batches[0][0], NoCapacityReason.DOMAIN_UNKNOWN, retry_after_ms=500))
+    world.advance(500)
+    world.answer()
+    assert world.core.stats().running == 1

@@ -179,7 +179,11 @@ def test_never_fits_ends_the_request() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "code"),
-    [(POOL_FULL, OutputErrorCode.QUEUE_TIMEOUT), (DOMAIN_MAXIMUM, OutputErrorCode.TENANT_MAXIMUM)],
+    [
+        (POOL_FULL, OutputErrorCode.QUEUE_TIMEOUT),
+        (DOMAIN_MAXIMUM, OutputErrorCode.TENANT_MAXIMUM),
+        (NoCapacityReason.DOMAIN_UNKNOWN, OutputErrorCode.TENANT_NOT_READY),
+    ],
 )
 def test_waiting_has_an_end(reason: NoCapacityReason, code: OutputErrorCode) -> None:
     bench = Bench(settings(queue_timeout_ms=100))

@@ -47,7 +47,7 @@ def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
     if (pending := still_waiting(state, session, op)) is not None:
         return pending
     if state.domains.awaits(op.domain):
-        return NoCapacity(op.lease_id, NoCapacityReason.DOMAIN_MAXIMUM, _UNLISTED_RETRY_MS)
+        return NoCapacity(op.lease_id, NoCapacityReason.DOMAIN_UNKNOWN, _UNLISTED_RETRY_MS)
     config = state.domains.config(op.domain)
     placements = _placements(state, op, config)
     if len(placements) > 1:

@@ -107,8 +107,8 @@ def _no_room(life: Lifecycle, request: RequestState | None, lease: Lease, answer
         return
     if request is not None:
         life.refused(request, lease)
-        request.domain_blocked = answer.reason is NoCapacityReason.DOMAIN_MAXIMUM
-    if answer.reason is NoCapacityReason.DOMAIN_MAXIMUM:
+        request.no_room = answer.reason
+    if answer.reason in (NoCapacityReason.DOMAIN_MAXIMUM, NoCapacityReason.DOMAIN_UNKNOWN):
         life.gates.domain_full(lease.domain, retry_ns, past=lease.past_gate)
     elif request is not None:
         life.gates.pool_full(request, retry_ns, past=lease.past_gate, shares=life.shares)

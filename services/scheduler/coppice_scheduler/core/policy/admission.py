@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coppice.ids import TOKEN_BYTES
+from coppice.messages.index import NoCapacityReason
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.queue_room import QueueRoom
 from coppice_scheduler.core.queue.quarantine import words
@@ -17,6 +18,7 @@ from coppice_scheduler.core.state.request import (
     Request,
 )
 from coppice_scheduler.core.state.request_bounds import out_of_bounds
+from coppice_scheduler.core.state.sequences import RequestState
 
 RETRY_AFTER_MS_MIN = 100
 STRICT_RETRY_AFTER_MS = 1000  # an estimate would tell of the other tenants
@@ -195,11 +197,17 @@ def expire(life: Lifecycle, now_ns: int) -> None:
             life.queue.stay_on(request, now_ns)
             continue
         waited_ms = (now_ns - request.queued_ns) // NS_PER_MS
-        if request.domain_blocked:
-            code = OutputErrorCode.TENANT_MAXIMUM
-            why = f"domain {request.request.domain} held its maximum of blocks; send fewer requests at a time"
-        else:
-            code = OutputErrorCode.QUEUE_TIMEOUT
-            why = "no worker had room; send it again later"
+        code, why = _why_it_waited(request)
         error = OutputError(code, f"waited {waited_ms} ms in the queue: {why}", life.settings.queue_timeout_ms)
         life.finish(request, Finish.ERROR, now_ns, error=error)
+
+
+def _why_it_waited(request: RequestState) -> tuple[OutputErrorCode, str]:
+    domain = request.request.domain
+    if request.no_room is NoCapacityReason.DOMAIN_MAXIMUM:
+        why = f"domain {domain} held its maximum of blocks; send fewer requests at a time"
+        return OutputErrorCode.TENANT_MAXIMUM, why
+    if request.no_room is NoCapacityReason.DOMAIN_UNKNOWN:
+        why = f"the cache service does not know domain {domain} yet; send it again later, or tell the operator"
+        return OutputErrorCode.TENANT_NOT_READY, why
+    return OutputErrorCode.QUEUE_TIMEOUT, "no worker had room; send it again later"

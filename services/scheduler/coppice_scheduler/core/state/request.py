@@ -80,6 +80,7 @@ class OutputErrorCode(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
     NEVER_FITS = "never_fits"
     TENANT_MAXIMUM = "tenant_maximum"  # its domain held all it may hold for too long
+    TENANT_NOT_READY = "tenant_not_ready"  # the cache service's tenants file did not have its domain for too long
     DEADLINE = "deadline"  # the request's own
     TENANT_REMOVED = "tenant_removed"  # or moved to another domain
     KEY_REVOKED = "key_revoked"  # the key that the request came with

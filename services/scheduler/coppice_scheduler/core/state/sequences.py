@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
+from coppice.messages.index import NoCapacityReason
 from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.core.state.fairness import FairShares
 from coppice_scheduler.core.state.leases import Lease
@@ -88,7 +89,7 @@ class RequestState:
     sent_before: int = 0  # `num_sent_tokens` of the stays that are over
     fresh_logprobs: list[TokenLogprobs] = field(default_factory=list)  # that did not leave yet
     num_logprob_positions: int = 0  # of its tokens, those before this one were reported
-    domain_blocked: bool = False  # its last refusal was its own domain's maximum
+    no_room: NoCapacityReason | None = None  # why its last acquire was refused
     asked_under: LeaseId = NO_LEASE  # it asked under this id in vain and does so again: the cache may remember it
     flight_until_ns: int = 0  # until then it may wait for another's prefill; 0: it has not waited in this stay
     wake_ns: int = 0  # when a sleeper asks again, woken or not
