@@ -79,6 +79,7 @@ class Stack:
     block_size: int = 16
     num_workers: int = 1
     tenants: Path | None = None
+    cache_tenants: Path | None = None  # where the cache has a file of its own
     cache_args: list[str] = field(default_factory=list)
     worker_args: list[str] = field(default_factory=list)
     scheduler_args: list[str] = field(default_factory=list)
@@ -94,10 +95,11 @@ class Stack:
         self.worker_sessions = [free_port() for _ in range(self.num_workers)]
         self.folder.mkdir(parents=True, exist_ok=True)
         tenants = [f"--tenants={self.tenants}"] if self.tenants else []
+        cache_tenants = [f"--tenants={self.cache_tenants}"] if self.cache_tenants else tenants
         metrics = [f"--metrics-port={self.metrics_port}"] if self.tenants else []
         self._add("cache", "coppice_cache", f"--grpc-port={self.cache_grpc}", f"--http-port={self.cache_http}",
                   f"--session-port={self.cache_sessions}", f"--admin-grpc-port={self.cache_admin}",
-                  *tenants, *self.cache_args)  # fmt: skip
+                  *cache_tenants, *self.cache_args)  # fmt: skip
         for index in range(self.num_workers):
             self._add_worker(index)
         self._add("scheduler", "coppice_scheduler", f"--cache=127.0.0.1:{self.cache_sessions}", f"--port={self.port}",

@@ -1,7 +1,7 @@
 """Messages between a scheduler (or any other client) and the cache service.
 
     client -> cache   OpBatch, Reattach, LeaseSet, MatchQueries
-    cache -> client   AnswerBatch, Workers, Reattached, LeaseDigest, Wake, Reclaim, MatchHints
+    cache -> client   AnswerBatch, Workers, Reattached, LeaseDigest, Wake, Reclaim, MatchHints, TenantsVersion
 
 Every op is idempotent under its lease id: a repeated one gets the same answer and changes nothing. Answers of a batch
 stand in the order of its ops. Tokens are packed u32, handles packed u64, seals packed 16 bytes, all little endian.
@@ -370,10 +370,19 @@ class MatchHints(Message, frozen=True):
     hints: tuple[MatchHint, ...]
 
 
+class TenantsVersion(Message, frozen=True):
+    """Of the tenants file that counts at the cache service; said at each connection and on every change.
+
+    The services compare it, and their cores never hear of it.
+    """
+
+    version: str  # empty: there is no file, and any domain is served
+
+
 def lease_hash(lease_id: LeaseId) -> int:
     """64-bit share of one lease in a LeaseDigest. Client-chosen ids are random enough to be folded."""
     return int.from_bytes(lease_id[:8], "little") ^ int.from_bytes(lease_id[8:], "little")
 
 
 FromClient = OpBatch | Reattach | LeaseSet | MatchQueries
-ToClient = AnswerBatch | Workers | Reattached | LeaseDigest | Wake | Reclaim | MatchHints
+ToClient = AnswerBatch | Workers | Reattached | LeaseDigest | Wake | Reclaim | MatchHints | TenantsVersion

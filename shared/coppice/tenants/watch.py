@@ -32,11 +32,11 @@ class TenantsWatch(Collector):
     """
 
     def __init__(self, path: str | Path, audit: AuditLog | None = None) -> None:
-        self._path = Path(path)
+        self.path = Path(path)
         self._audit = audit
-        self._seen = self._last = _identity(self._path)  # of what was read, and of the last look
-        self.content = read_tenants(self._path)
-        self.directory = TenantDirectory.parse(self._path, self.content)
+        self._seen = self._last = _identity(self.path)  # of what was read, and of the last look
+        self.content = read_tenants(self.path)
+        self.directory = TenantDirectory.parse(self.path, self.content)
         self.problem = ""  # what is wrong with the newest file; empty when it counts
         self.num_errors = 0
         self._tell(TenantDirectory(()), self.directory)
@@ -47,19 +47,19 @@ class TenantsWatch(Collector):
         It must lie still, as half a file may look like a whole one with fewer tenants. `apply` takes what was found to
         be right, and its bytes; it may refuse it with UsageError, and then has done nothing.
         """
-        identity, last = _identity(self._path), self._last
+        identity, last = _identity(self.path), self._last
         self._last = identity
         if not always and (identity == self._seen or identity != last):
             return
         self._seen = identity
         try:
-            content = read_tenants(self._path)
+            content = read_tenants(self.path)
             if content != self.content:
-                directory = TenantDirectory.parse(self._path, content)
+                directory = TenantDirectory.parse(self.path, content)
                 apply(directory, content)
                 before, self.content, self.directory = self.directory, content, directory
                 self._tell(before, directory)
-                _log.info("tenants file %s: version %s counts from now on", self._path, directory.version)
+                _log.info("tenants file %s: version %s counts from now on", self.path, directory.version)
             self.problem = ""
         except UsageError as error:
             self.num_errors += 1
@@ -82,7 +82,7 @@ class TenantsWatch(Collector):
             self._audit.ended(act, done=False)
 
     def _act(self) -> Act:
-        return Act("tenants", str(self._path), "file")
+        return Act("tenants", str(self.path), "file")
 
     @property
     def notes(self) -> tuple[str, ...]:

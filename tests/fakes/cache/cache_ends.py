@@ -27,6 +27,7 @@ from coppice.messages.index import (
     Op,
     OpBatch,
     Reattached,
+    TenantsVersion,
     Workers,
 )
 from coppice.messages.registration import Fence, FenceAck, Register, Registered
@@ -279,6 +280,7 @@ class StreamClient:
         self.batches: list[AnswerBatch] = []
         self.reattached: list[Reattached] = []
         self.digests: list[LeaseDigest] = []
+        self.tenants: list[TenantsVersion] = []
         self.rejected: list[Reject] = []
         self.attachment = 0
         self.link = LinkClient(codec.INDEX, cache.sessions, self, "stream", "cache", epoch=epoch)
@@ -304,6 +306,7 @@ class StreamClient:
             AnswerBatch: self.batches,
             Reattached: self.reattached,
             LeaseDigest: self.digests,
+            TenantsVersion: self.tenants,
         }
         heard[type(body)].append(body)
 

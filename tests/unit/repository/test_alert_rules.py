@@ -13,7 +13,7 @@ import yaml
 from tests.unit.repository.test_deploy_files import ROOT, metric_names, names_in
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
-PLACES = ("services/*/*/edge/**/*metrics.py", "shared/coppice/tenants/watch.py", "tools/coppice_audit/watch.py")
+PLACES = ("services/*/*/edge/**/*metrics.py", "shared/coppice/tenants/*.py", "tools/coppice_audit/watch.py")
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,7 @@ class CacheProcess:
             failed=self._failed,
             observer=LeaseSpans(self._tracing),
             audit_interval_s=settings.audit_interval_s,
+            tenants_version=directory.version if settings.tenants else "",
         )
         self._registry = None
         if redis is not None and self._epoch_in_redis is not None:
@@ -147,7 +148,7 @@ class CacheProcess:
     def _set_tenants(self, directory: TenantDirectory, content: bytes) -> None:
         rule = token_rule(self._settings, directory)
         try:
-            self._service.set_domains(domain_configs(directory))
+            self._service.set_domains(domain_configs(directory), directory.version)
         except SettingsRefused as refused:
             raise UsageError(str(refused)) from refused
         self._watchers.set_rule(rule)

@@ -28,6 +28,7 @@ from coppice.edge.signal_event import SignalEvent
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.garbage import shorten_pauses
 from coppice.telemetry.metrics_server import serve_metrics
+from coppice.tenants.agreement import TenantsAgreement
 from coppice.tenants.directory import DEFAULT_TENANT_ID
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
@@ -102,7 +103,9 @@ def serve(settings: ServiceSettings) -> None:
         registry = merged_registry(folder, PlannerCollector(lambda: doors.planner.stats, model.id))
         if watch is not None:
             registry.register(watch)
-        with _metrics_listener(settings, registry, doors, watch, tls):
+        agreement = TenantsAgreement(watch, lambda: doors.planner.cache_tenants_version)
+        registry.register(agreement)
+        with _metrics_listener(settings, registry, doors, agreement, tls):
             shorten_pauses()
             doors.planner.start()
             processes = DoorProcesses(doors, start, listener, settings.front_doors, changed)
@@ -116,6 +119,7 @@ def serve(settings: ServiceSettings) -> None:
                     processes.tend()
                     if reload is not None:
                         reload.tend()
+                    agreement.tend(time.monotonic())
                 if not failures:
                     _drain(doors, settings.drain_s)
                     processes.stop(DOOR_END_S)
@@ -138,7 +142,7 @@ def _metrics_listener(
     settings: ServiceSettings,
     registry: CollectorRegistry,
     doors: Doors,
-    watch: TenantsWatch | None,
+    agreement: TenantsAgreement,
     tls: Credentials | None,
 ) -> Iterator[None]:
     """/metrics on a port of its own, where one is wanted."""
@@ -151,7 +155,7 @@ def _metrics_listener(
         port,
         registry,
         lambda: doors.planner.problems,
-        notes=lambda: watch.notes if watch is not None else (),
+        notes=lambda: agreement.notes,
         flag="--metrics-port",
         tls=tls,
     )

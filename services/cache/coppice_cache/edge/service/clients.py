@@ -16,7 +16,7 @@ from typing import Any
 from coppice.edge import codec
 from coppice.edge.link_server import LinkServer, SessionRefused
 from coppice.ids import SchedulerEpoch
-from coppice.messages.index import ToClient
+from coppice.messages.index import TenantsVersion, ToClient
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLink, ServerLinks
 from coppice_cache.core.base.errors import MessageRefused
@@ -48,7 +48,9 @@ class ClientSessions:
         outlived: Outlived,
         receive: Receive,
         now_ns: Callable[[], int],
+        tenants_version: str,
     ) -> None:
+        self._tenants = TenantsVersion(tenants_version)
         self._locked = locked
         self._outlived = outlived
         self._receive = receive
@@ -78,6 +80,12 @@ class ClientSessions:
         if client.link is not None:
             farewell = Reject(RejectCode.FENCED, f"session epoch {epoch} is over: it was silent for too long")
             self.server.end(client.link, farewell)
+
+    def set_tenants_version(self, version: str) -> None:
+        self._tenants = TenantsVersion(version)
+        for epoch, client in self._by_epoch.items():
+            if client.link is not None:
+                self.tell(epoch, self._tenants)
 
     def forget_all(self) -> None:
         self._by_epoch.clear()
@@ -143,7 +151,7 @@ class ClientSessions:
             core.heard_client(epoch, self._now_ns())
             client.link = link
             pending, client.pending = client.pending, []
-            for message in pending:
+            for message in (*pending, self._tenants):
                 self.tell(epoch, message)
 
     def session_heard(self, link: ServerLink[Any]) -> None:

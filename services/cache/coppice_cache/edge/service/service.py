@@ -70,6 +70,7 @@ class IndexService:
         failed: Callable[[BaseException], None],
         observer: OpObserver,
         audit_interval_s: float = 0.0,
+        tenants_version: str = "",
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.settings = settings
@@ -81,7 +82,12 @@ class IndexService:
         self.hub = EventHub(_new_stream())
         self._unproved_sessions = 0  # that claimed to be of before, without a voucher
         self.clients = ClientSessions(
-            self._locked, self._links(), outlived=self._outlived, receive=self._receive, now_ns=now_ns
+            self._locked,
+            self._links(),
+            outlived=self._outlived,
+            receive=self._receive,
+            now_ns=now_ns,
+            tenants_version=tenants_version,
         )
         self.workers = WorkerSessions(self._locked, self._links(), outlived=self._outlived, now_ns=now_ns)
         self._stopping = threading.Event()
@@ -104,11 +110,15 @@ class IndexService:
             self._ticker.join(timeout=5)
         self._collector.stop()
 
-    def set_domains(self, configs: tuple[DomainConfig, ...]) -> None:
-        """Other domains or shares from now on, for this core and those that follow it. Raises SettingsRefused."""
+    def set_domains(self, configs: tuple[DomainConfig, ...], tenants_version: str) -> None:
+        """Other domains or shares from now on, for this core and those that follow it. Raises SettingsRefused.
+
+        `tenants_version`: of the file that has them, which sessions are told.
+        """
         with self.entered() as core:
             core.set_domains(configs, self.now_ns())
             self.settings = core.state.settings
+            self.clients.set_tenants_version(tenants_version)
 
     # ---- unary forms ----
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from coppice.addresses import UnixAddress, parse_session_address
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import ToClient, Workers
+from coppice.messages.index import TenantsVersion, ToClient, Workers
 from coppice.messages.step import StepResult
 from coppice.session.link import Attached
 from coppice.tls.credentials import Credentials
@@ -71,6 +71,7 @@ class Planner:
             is_local=isinstance(parse_session_address(cache_address), UnixAddress),
         )
         self._index_is_attached = False
+        self.cache_tenants_version: str | None = None  # as the cache service said last
         self._epoch = self._refused_epoch = SchedulerEpoch(0)
         self._turning = threading.Lock()  # held by whoever is at a turn
         self._is_running = False
@@ -209,6 +210,9 @@ class Planner:
         self._core.index_attached(epoch, CacheEpoch(attached.server_epoch), attached.fresh, time.monotonic_ns())
 
     def _index_message(self, message: ToClient) -> None:
+        if isinstance(message, TenantsVersion):
+            self.cache_tenants_version = message.version
+            return
         if isinstance(message, Workers):
             self._workers.listed(message)
         self._core.index_message(message, time.monotonic_ns())
