@@ -20,7 +20,10 @@ REQUEST_BYTES_MAX = 8 * 1024 * 1024  # a prompt of 2^20 tokens, or several of fe
 # Every open call keeps a thread. One party that fills both bounds leaves 64 of them.
 CALLS = Bounds(threads=512, waits=256, party_calls=192)
 HEALTH_CALLS = Bounds(threads=64, waits=32, party_calls=64)  # apart: health answers while others are busy
-CONNECTION_STREAMS_MAX = 32  # further calls wait at the client
+# Further calls wait at the client. gRPC refuses new ones with REFUSED_STREAM, too, while those that have ended are not
+# freed here yet: so it is not flooded by streams that are reset at once, and a client that says many in one instant
+# tries some again (docs/OPERATING.md has the policy).
+CONNECTION_STREAMS_MAX = 32
 CONNECTIONS_MAX = 256
 _MINUTE_MS = 60_000
 
