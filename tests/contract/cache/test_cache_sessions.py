@@ -28,7 +28,7 @@ from coppice.messages.index import (
     Released,
     lease_hash,
 )
-from coppice.session.frames import RejectCode
+from coppice.session.frames import Hello, Reject, RejectCode
 from coppice_rpc.v1 import cache_pb2 as pb
 from tests.fakes.cache.cache_ends import CALL_S, Cache, FakeWorker, StreamClient, UnaryClient, claim, lease, prompt
 from tests.fakes.waiting import wait_for
@@ -198,6 +198,18 @@ def test_what_a_replaced_worker_still_says_is_ignored(cache: Cache, keep: Keep) 
     newer = keep(FakeWorker(cache)).wait_registered()
     workers.session_body(old, worker.register_message())
     workers.session_heard(old)
+    assert [entry["worker_epoch"] for entry in cache.stats()["workers"]] == [newer.epoch]
+
+
+def test_a_replaced_worker_does_not_take_its_id_back(cache: Cache, keep: Keep) -> None:
+    """Two processes under one id would else throw each other out for ever."""
+    worker = keep(FakeWorker(cache)).wait_registered()
+    workers = cache.process._service.workers
+    old = workers._by_id[worker.worker_id].link
+    newer = keep(FakeWorker(cache)).wait_registered()
+    answer = workers.session_opening(Hello(old.key, 9, 0, received=0, epoch=0, name=str(worker.worker_id)))
+    assert isinstance(answer, Reject)
+    assert answer.code is RejectCode.FENCED
     assert [entry["worker_epoch"] for entry in cache.stats()["workers"]] == [newer.epoch]
 
 
