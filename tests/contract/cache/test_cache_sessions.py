@@ -213,6 +213,16 @@ def test_a_replaced_worker_does_not_take_its_id_back(cache: Cache, keep: Keep) -
     assert [entry["worker_epoch"] for entry in cache.stats()["workers"]] == [newer.epoch]
 
 
+def test_few_keys_of_replaced_workers_are_kept(cache: Cache, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coppice_cache.edge.service.workers.REPLACED_KEYS_MAX", 2)
+    workers = cache.process._service.workers
+    keys = []
+    for _ in range(4):
+        worker = keep(FakeWorker(cache)).wait_registered()
+        keys.append(workers._by_id[worker.worker_id].link.key)
+    assert list(workers._replaced_keys) == keys[1:3], "the oldest is forgotten, and the newest was not replaced"
+
+
 def test_what_an_ended_client_still_says_is_ignored(cache: Cache, keep: Keep) -> None:
     keep(FakeWorker(cache)).wait_registered()
     service = cache.process._service
