@@ -8,7 +8,6 @@ from coppice.errors import UsageError
 from coppice.settings import parse_settings
 from coppice.telemetry.logs import configure_logging
 from coppice_scheduler.edge.base.settings import ServiceSettings
-from coppice_scheduler.edge.http.field_table import IGNORED_HEADER
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script
 from tests.fakes.api.rest import MODEL, Served, events_of, read_until_closed, serving
@@ -58,21 +57,6 @@ def test_the_id_of_an_answer_contains_it_and_is_unique(served: Served) -> None:
 
 def chat() -> dict[str, object]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "one"}]}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
-def test_a_key_of_idempotency_is_told_to_have_no_effect(served: Served, path: str, stream: bool) -> None:
-    body: dict[str, object] = {"model": MODEL, "stream": stream, "metadata": {}}
-    prompts: dict[str, dict[str, object]] = {"/v1/completions": {"prompt": "one"}, "/v1/responses": {"input": "one"}}
-    body |= prompts.get(path, {**chat(), "max_tokens": 5})
-    without = served.http.post(path, json=body)
-    first, again = (served.http.post(path, json=body, headers={"Idempotency-Key": "k"}) for _ in range(2))
-    listed = [name for name in (without.headers.get(IGNORED_HEADER),) if name]
-    for answer in (first, again):
-        assert answer.status_code == 200
-        assert answer.headers[IGNORED_HEADER] == ", ".join(["idempotency-key", *listed])
-    assert len(served.engine.requests) == 3, "each is computed"
 
 
 def test_what_cannot_be_used_is_replaced(served: Served) -> None:

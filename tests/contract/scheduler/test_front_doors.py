@@ -18,6 +18,7 @@ from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, Request, TokenBatch
 from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo, RequestRefused
+from coppice_scheduler.edge.base.idempotency import Claim, ClaimState, FirstOutcome, Settled
 from coppice_scheduler.edge.ipc.door_channel import DoorChannel
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
@@ -59,6 +60,10 @@ class House:
         def received(message: FromDoor) -> None:
             if isinstance(message, Asks):
                 self.doors.asked(door, message)
+            elif isinstance(message, Claim):
+                self.doors.claimed(door, message)
+            elif isinstance(message, Settled):
+                self.doors.settled(door, message)
 
         channel = DoorChannel(ours, received, lambda: self.doors.closed(door), **options)
         door = Door(number, channel)
@@ -366,5 +371,23 @@ def test_an_abort_that_waits_hears_that_the_planner_is_gone() -> None:
         engine.end_streams("it is over")
         with pytest.raises(EngineLost, match="it is over"):
             await waiting
+
+    run(test)
+
+
+def test_a_call_with_a_key_is_found_by_another_front_door_of_the_tenant_alone() -> None:
+    async def test(house: House) -> None:
+        one, two = await house.open(1), await house.open(2)
+        first = await one.claim("a", b"k", b"call", is_strict=False)
+        assert first.state is ClaimState.MINE
+        assert (await two.claim("b", b"k", b"call", is_strict=False)).state is ClaimState.MINE
+        waits = asyncio.create_task(two.claim("a", b"k", b"call", is_strict=False))
+        assert (await two.claim("a", b"k", b"other", is_strict=False)).state is ClaimState.ANOTHER
+        assert not waits.done()
+        outcome = FirstOutcome(b"answer", "user")
+        one.settle(first.number, outcome)
+        told = await asyncio.wait_for(waits, WAIT_S)
+        assert (told.state, told.outcome) == (ClaimState.ANSWERED, outcome)
+        assert (await two.claim("a", b"k", b"call", is_strict=False)).outcome == outcome
 
     run(test)

@@ -23,6 +23,8 @@ from coppice_scheduler.core.state.request import (
     TenantLimitsLeft,
 )
 from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo, RequestRefused
+from coppice_scheduler.edge.base.idempotency import Claim, Claimed, FirstOutcome, Settled
+from coppice_scheduler.edge.planner.answer_table import AnswerTable, Told
 
 
 def pack(ids: list[int]) -> bytes:
@@ -102,6 +104,10 @@ class FakeEngine:
     running: dict[str, Request] = field(default_factory=dict)
     aborts: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # (tenant, names), as asked for
     lost: OutputError | None = None  # what aborts fail with
+    answers: AnswerTable = field(default_factory=AnswerTable)
+    num_claims: int = 0
+    some_claimed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _claims: dict[int, asyncio.Future[Claimed]] = field(default_factory=dict)
     _hanging: dict[str, asyncio.Event] = field(default_factory=dict)
     max_running: int = 0
     some_cancelled: threading.Event = field(default_factory=threading.Event)
@@ -206,6 +212,24 @@ class FakeEngine:
         for request in meant:
             self.end(request.request_id, OutputError(OutputErrorCode.ABORTED, "The request was aborted."))
         return len(meant)
+
+    async def claim(self, tenant: str, key: bytes, call: bytes, *, is_strict: bool) -> Claimed:
+        if self.lost is not None:
+            raise EngineLost(self.lost)
+        self.num_claims += 1
+        number = self.num_claims
+        answer: asyncio.Future[Claimed] = asyncio.get_running_loop().create_future()
+        self._claims[number] = answer
+        self._tell(self.answers.claim(0, Claim(number, tenant, key, call, is_strict), 0))
+        self.some_claimed.release()
+        return await answer
+
+    def settle(self, number: int, outcome: FirstOutcome | None) -> None:
+        self._tell(self.answers.settle(0, Settled(number, outcome), 0))
+
+    def _tell(self, told: list[Told]) -> None:
+        for _, claimed in told:
+            self._claims.pop(claimed.number).set_result(claimed)
 
     @property
     def accepts(self) -> bool:

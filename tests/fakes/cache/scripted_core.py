@@ -17,6 +17,7 @@ from coppice_scheduler.core.state.request import (
     SchedulerStats,
     TokenBatch,
 )
+from coppice_scheduler.core.state.settings import TenantSettings
 from tests.fakes.api.engine import pack, unpack
 
 TURN_NS = 1_000_000
@@ -72,6 +73,9 @@ class ScriptedCore:
 
     def next_wakeup_ns(self) -> int | None:
         return self.now_ns + TURN_NS if self.running else None
+
+    def set_tenants(self, settings: TenantSettings, now_ns: int) -> None:
+        """All tenants are alike here."""
 
     def drain(self) -> None:
         self.draining = True

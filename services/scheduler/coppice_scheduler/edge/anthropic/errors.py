@@ -14,6 +14,8 @@ TYPES = {
     ErrorKind.METHOD: "invalid_request_error",
     ErrorKind.TIMEOUT: "invalid_request_error",
     ErrorKind.TOO_LARGE: "request_too_large",
+    ErrorKind.CONFLICT: "invalid_request_error",
+    ErrorKind.MISMATCH: "invalid_request_error",
     ErrorKind.BUSY: "rate_limit_error",
     ErrorKind.ABORTED: "invalid_request_error",  # they have none for it; others are sent again
     ErrorKind.INTERNAL: "api_error",

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from coppice.messages.record import Record
 from coppice_scheduler.core.state.request import Output, OutputError, Refused, Request, SchedulerStats
+from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
 
 
 class ModelInfo(Record, frozen=True):
@@ -74,6 +75,17 @@ class Engine(Protocol):
 
     def end(self, request_id: str, error: OutputError) -> None:
         """End with this error. Unknown and finished ids are ignored."""
+        ...
+
+    async def claim(self, tenant: str, key: bytes, call: bytes, *, is_strict: bool) -> Claimed:
+        """Whether a call with this `Idempotency-Key` computes, or the first one's outcome, once it is there.
+
+        Whichever front door that came by. After MINE, `settle` must follow. Not to be cancelled. Raises EngineLost.
+        """
+        ...
+
+    def settle(self, number: int, outcome: FirstOutcome | None) -> None:
+        """How the call ended whose claim of this number was MINE. None: nobody is to be told."""
         ...
 
     async def abort(self, tenant: str, names: tuple[str, ...]) -> int:

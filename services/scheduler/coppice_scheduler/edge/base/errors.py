@@ -23,7 +23,9 @@ class ErrorKind(Enum):
     NOT_FOUND = (404, "not_found_error")
     METHOD = (405, "invalid_request_error")
     TIMEOUT = (408, "invalid_request_error")
+    CONFLICT = (409, "invalid_request_error")
     TOO_LARGE = (413, "invalid_request_error")
+    MISMATCH = (422, "invalid_request_error")
     BUSY = (429, "rate_limit_error")
     ABORTED = (499, "aborted_error")  # as google.rpc.Code maps CANCELLED; clients send 409 and 5xx again by themselves
     INTERNAL = (500, "server_error")

@@ -75,6 +75,15 @@ class FrontDoorMetrics:
             (*names, "code"),
             registry=registry,
         )
+        self._replayed = Counter(
+            "coppice:requests_replayed",
+            "Calls that got the outcome of an earlier one with the same Idempotency-Key.",
+            names,
+            registry=registry,
+        )
+
+    def replayed(self, tenant: str) -> None:
+        self._replayed.labels(self._model, self._labels.label(tenant)).inc()
 
     def first_token(self, tenant: str, seconds: float, num_prompt_tokens: int) -> None:
         label = self._labels.label(tenant)

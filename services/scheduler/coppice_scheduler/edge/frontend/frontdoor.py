@@ -87,9 +87,9 @@ class FrontDoor:
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
-        self._engine = engine
+        self.engine = self._engine = engine
         self._calls = CallsByKey(engine, tenants)
-        self._metrics = metrics
+        self.metrics = self._metrics = metrics
         self._max_retain_ms = max_retain_ms
         self._defaults = checkpoint.defaults
         self._eos_token_ids = checkpoint.eos_token_ids

@@ -28,6 +28,8 @@ CODES = {
     ErrorKind.METHOD: grpc.StatusCode.UNIMPLEMENTED,
     ErrorKind.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorKind.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.CONFLICT: grpc.StatusCode.ABORTED,  # of REST alone, as the next one
+    ErrorKind.MISMATCH: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.ABORTED: grpc.StatusCode.CANCELLED,
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,

@@ -16,6 +16,7 @@ READABLE = (
     HEADER,
     "request-id",
     "x-coppice-ignored-fields",
+    "idempotent-replayed",
     "retry-after",
     "retry-after-ms",
     *rate_headers(ALL_LIMITS),

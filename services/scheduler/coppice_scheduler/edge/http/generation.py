@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,6 +24,7 @@ from coppice_scheduler.edge.frontend.calls import Call
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
 from coppice_scheduler.edge.http.field_table import NAMED_MAX, FieldTable, Reading, UnknownFields, ignored_header
+from coppice_scheduler.edge.http.idempotency import IDEMPOTENCY_KEY, CallKey, answer_once, call_key_of
 from coppice_scheduler.edge.http.long_lists import write_json
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
@@ -31,7 +33,6 @@ from coppice_scheduler.edge.text.text_stream import Delta
 
 log = logging.getLogger("coppice.scheduler.http")
 WARNINGS_MAX = 256  # of unknown fields, in the life of a front door
-IDEMPOTENCY_KEY = "idempotency-key"  # a header that promises what is not kept here: a retry is computed again
 _ENTRY_BYTES = 64  # of JSON, for a token with its log-probability
 _SHORT_BYTES = 16 * 1024  # some 2 ms
 FIRST_BYTE_S = 0.5  # after it was taken, a stream that has nothing to tell begins with empty lines
@@ -98,11 +99,10 @@ class Generation:
     async def answer(self, request: Request, surface: Surface[A]) -> Response:
         tenant = caller_of(self._frontdoor, request)
         parent = context_from_headers(request.headers)
-        unkept = (IDEMPOTENCY_KEY,) if IDEMPOTENCY_KEY in request.headers else ()
         with self._frontdoor.bodies.body(tenant) as body:
             await read_body(request, self._body_timeout_s, body, self._frontdoor.loop_share)
             answer = await unless_disconnected(
-                request.receive, lambda: self._answer(tenant, body, surface, parent, id_of(request), unkept)
+                request.receive, lambda: self._answer(tenant, body, surface, parent, request)
             )
         return answer if answer is not None else Response(status_code=CLIENT_CLOSED_STATUS)
 
@@ -112,18 +112,39 @@ class Generation:
         body: Body,
         surface: Surface[A],
         parent: Context,
+        request: Request,
+    ) -> Response:
+        sent, path = request.headers.get(IDEMPOTENCY_KEY), request.url.path
+        reading = replace(self._reading, context=self._frontdoor.context_of(tenant))
+
+        def parse(raw: bytes) -> tuple[A, CallKey | None]:
+            return surface.parse(raw, reading), call_key_of(sent, path, raw)
+
+        with _named(surface):
+            asked, key = await self._frontdoor.read(tenant, body.take_bytes(), parse)
+        self._warn_of(asked.ignored, surface.fields)
+        is_kept = key is not None and not asked.spec.streams
+        if is_kept:
+            self._frontdoor.check_model(tenant, asked.spec.model)  # before an answer of an earlier call is told
+        unkept = (IDEMPOTENCY_KEY,) if key is not None and not is_kept else ()
+        computed = self._computed(tenant, body, surface, parent, id_of(request), asked, unkept)
+        del asked  # what the client sent is not kept while the call runs
+        if key is None or not is_kept:
+            return await computed
+        return await answer_once(self._frontdoor, tenant, key, computed)
+
+    async def _computed(
+        self,
+        tenant: Tenant,
+        body: Body,
+        surface: Surface[A],
+        parent: Context,
         request_id: RequestId,
+        asked: A,
         unkept: tuple[str, ...],
     ) -> Response:
-        try:
-            reading = replace(self._reading, context=self._frontdoor.context_of(tenant))
-            asked = await self._frontdoor.read(tenant, body.take_bytes(), lambda raw: surface.parse(raw, reading))
-            self._warn_of(asked.ignored, surface.fields)
+        with _named(surface):
             call = await self._frontdoor.open(tenant, asked.spec, parent, request_id)
-        except ApiError as error:
-            if error.param == "messages":
-                error.param = surface.prompt_field
-            raise
         shape, headers, streams = (
             surface.shape(call, asked),
             self._headers(asked, surface.strict_field, unkept),
@@ -156,6 +177,17 @@ class Generation:
                 if not is_known and len(self._warned_of) < WARNINGS_MAX:
                     self._warned_of.add(name)
                     log.warning("the field %r, which clients send, has no effect here", name)
+
+
+@contextlib.contextmanager
+def _named(surface: Surface[Any]) -> Iterator[None]:
+    """Errors name the field where this API has the conversation."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param == "messages":
+            error.param = surface.prompt_field
+        raise
 
 
 async def _gather(call: Call, shape: AnswerShape) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from coppice.edge.codec import MalformedFrame
 from coppice.edge.wire import Splitter, WireGarbled, framed
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
 from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo
+from coppice_scheduler.edge.base.idempotency import Claim, Claimed, FirstOutcome, Settled
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     FROM_DOOR,
@@ -53,6 +55,8 @@ class DoorEngine(asyncio.Protocol):
         self._aborts: list[Abort] = []
         self._num_aborts = 0  # so far
         self._abort_answers: dict[int, asyncio.Future[int]] = {}  # by number of the question
+        self._num_claims = 0  # so far
+        self._claim_answers: dict[int, asyncio.Future[Claimed]] = {}  # by number of the claim
         self._collecting_since_s = 0.0
         self._lost: OutputError | None = None
         self.changed = asyncio.Event()  # readiness, or one of the two below
@@ -115,6 +119,22 @@ class DoorEngine(asyncio.Protocol):
         finally:
             del self._abort_answers[number]
 
+    async def claim(self, tenant: str, key: bytes, call: bytes, *, is_strict: bool) -> Claimed:
+        if self._lost is not None:
+            raise EngineLost(self._lost)
+        self._num_claims += 1
+        number = self._num_claims
+        answer: asyncio.Future[Claimed] = asyncio.get_running_loop().create_future()
+        self._claim_answers[number] = answer
+        self.send(Claim(number, tenant, key, call, is_strict))
+        try:
+            return await answer
+        finally:
+            del self._claim_answers[number]
+
+    def settle(self, number: int, outcome: FirstOutcome | None) -> None:
+        self.send(Settled(number, outcome))
+
     @property
     def tenants_refused(self) -> bool:
         return self._standing.tenants_refused
@@ -150,7 +170,8 @@ class DoorEngine(asyncio.Protocol):
         """End all streams with an error, now and from now on."""
         self._lost = OutputError(OutputErrorCode.SCHEDULER_LOST, why, retry_after_ms=1000)
         self._streams.end_all(self._lost)
-        for answer in self._abort_answers.values():
+        waiting: list[asyncio.Future[Any]] = [*self._abort_answers.values(), *self._claim_answers.values()]
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(EngineLost(self._lost))
         self.changed.set()
@@ -168,6 +189,10 @@ class DoorEngine(asyncio.Protocol):
             if message.ready != self._standing.ready:
                 self.changed.set()
             self._standing = message
+        elif isinstance(message, Claimed):
+            claimed = self._claim_answers.get(message.number)
+            if claimed is not None and not claimed.done():
+                claimed.set_result(message)
         elif isinstance(message, Tenants):
             self.tenants_changed(message.content)
         elif isinstance(message, Stop):

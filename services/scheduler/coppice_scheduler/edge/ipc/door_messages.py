@@ -2,6 +2,7 @@
 
 planner -> door   Start, then PlannerState (at changes, and a few times a second), Turn (one per turn), Tenants, Stop
 door -> planner   Serving or CannotServe, then Asks (one per turn of its loop), Beat (each second)
+    of calls with an `Idempotency-Key`: Claim to the planner, Claimed to the door, Settled to the planner
 
 An Abort may concern requests of other front doors. The answer to it follows, in a Turn, when they have ended.
 """
@@ -12,6 +13,7 @@ from coppice.edge.codec import Codec
 from coppice.messages.record import Message, Record
 from coppice_scheduler.core.state.request import Finish, Output, Refused, Request, SchedulerStats, TokenBatch
 from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.idempotency import Claim, Claimed, Settled
 
 DOOR_SHIFT = 24  # a request's number names its door in the bits above
 DOORS_MAX = 256  # at once, with those that died a moment ago
@@ -104,7 +106,7 @@ class Stop(Message, frozen=True):
     """Serve what is there, take nothing new, end."""
 
 
-ToDoor = Start | PlannerState | Tenants | Turn | Stop
-FromDoor = Serving | CannotServe | Asks | Beat
+ToDoor = Start | PlannerState | Tenants | Turn | Stop | Claimed
+FromDoor = Serving | CannotServe | Asks | Beat | Claim | Settled
 TO_DOOR: Codec[ToDoor] = Codec(ToDoor)
 FROM_DOOR: Codec[FromDoor] = Codec(FromDoor)

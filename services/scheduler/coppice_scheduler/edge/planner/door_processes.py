@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_USAGE, CoppiceError, UsageError
+from coppice_scheduler.edge.base.idempotency import Claim, Settled
 from coppice_scheduler.edge.base.metrics import MULTIPROCESS_VARIABLE
 from coppice_scheduler.edge.ipc.door_channel import DoorChannel
 from coppice_scheduler.edge.ipc.door_messages import (
@@ -167,6 +168,10 @@ class DoorProcesses:
         def received(message: FromDoor) -> None:
             if isinstance(message, Asks):
                 self._doors.asked(door, message)
+            elif isinstance(message, Claim):
+                self._doors.claimed(door, message)
+            elif isinstance(message, Settled):
+                self._doors.settled(door, message)
             elif isinstance(message, Serving):
                 one.serves = True
                 self._doors.opened(door)

@@ -31,6 +31,7 @@ from coppice_scheduler.core.state.request import (
     TokenBatch,
 )
 from coppice_scheduler.core.state.settings import TenantSettings
+from coppice_scheduler.edge.base.idempotency import Claim, Settled
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     Abort,
@@ -42,6 +43,7 @@ from coppice_scheduler.edge.ipc.door_messages import (
     ToDoor,
     Turn,
 )
+from coppice_scheduler.edge.planner.answer_table import AnswerTable, Told
 from coppice_scheduler.edge.planner.call_names import CallNames
 from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, Planner
 from coppice_scheduler.edge.planner.refusals import RefusalLog
@@ -90,6 +92,7 @@ class Doors:
         self._standing: tuple[bool, bool] | None = None  # (ready, accepts), as last told
         self._told_ns = 0
         self._refusal_log = RefusalLog()
+        self._answers = AnswerTable()
         self._tenants: Tenants | None = None  # what counts, where it changed since the start
         self._tenants_refused = False
 
@@ -114,6 +117,7 @@ class Doors:
 
         def in_turn() -> None:
             self.planner.core.set_tenants(settings, time.monotonic_ns())
+            self._tell_claims(self._answers.keep_tenants(settings.limits))
             self._tenants = Tenants(content)
             for door in self._doors.values():
                 door.channel.send(self._tenants)
@@ -131,6 +135,14 @@ class Doors:
 
     def asked(self, door: Door, asks: Asks) -> None:
         self.planner.later(lambda: self._ask(door, asks))
+
+    def claimed(self, door: Door, claim: Claim) -> None:
+        """A call with an `Idempotency-Key` came."""
+        self.planner.later(lambda: self._tell_claims(self._answers.claim(door.number, claim, time.monotonic_ns())))
+
+    def settled(self, door: Door, settled: Settled) -> None:
+        """A call with an `Idempotency-Key` has ended."""
+        self.planner.later(lambda: self._tell_claims(self._answers.settle(door.number, settled, time.monotonic_ns())))
 
     def closed(self, door: Door) -> None:
         """`door` is gone. Whatever it asked for is cancelled."""
@@ -155,6 +167,11 @@ class Doors:
             self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
         for abort in asks.aborts:
             door.aborted.append(Aborted(abort.number, self._abort(abort, now_ns)))
+
+    def _tell_claims(self, told: list[Told]) -> None:
+        for number, claimed in told:
+            if number in self._doors:
+                self._doors[number].channel.send(claimed)
 
     def _abort(self, abort: Abort, now_ns: int) -> int:
         """The number of requests that ended; what ended earlier in this turn is none of them."""
@@ -190,6 +207,7 @@ class Doors:
             self._names.remove(request_id)
             self.planner.core.cancel(request_id, now_ns, Finish.CANCELLED)
         door.requests.clear()
+        self._tell_claims(self._answers.close_door(door.number))
 
     def _deliver(self, effects: Effects) -> None:
         tokens = by_door(effects.tokens)
@@ -219,6 +237,7 @@ class Doors:
         if standing == self._standing and now_ns - self._told_ns < STATS_EVERY_NS:
             return
         self._standing, self._told_ns = standing, now_ns
+        self._answers.expire(now_ns)
         for door in self._doors.values():
             door.channel.send(PlannerState(*standing, self.planner.stats, self._tenants_refused))
 

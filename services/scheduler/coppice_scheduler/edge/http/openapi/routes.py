@@ -16,7 +16,9 @@ _ERRORS = {
     401: "The API key is missing or not known.",
     404: "The model does not exist.",
     408: "The body did not arrive in time.",
+    409: "Too many calls wait for the first one with this Idempotency-Key.",
     413: "The body is too large.",
+    422: "The Idempotency-Key was used for another call.",
     429: "A limit is reached, or the deadline cannot be met; Retry-After says when to come back.",
     499: "Another call of the tenant ended it.",
     500: "The server failed.",
@@ -32,9 +34,13 @@ _RETRY_HEADERS = {
 _ANSWER_HEADERS = {
     HEADER: {"description": "The client's own, or one of ours.", "schema": {"type": "string"}},
     IGNORED_HEADER: {
-        "description": "Fields that were taken without effect, and `idempotency-key`.",
+        "description": "Fields that were taken without effect; `idempotency-key` where it was.",
         "schema": {"type": "string"},
     },
+}
+_ANSWER_HEADERS["idempotent-replayed"] = {
+    "description": "`true`: the answer of the first call with this `Idempotency-Key`.",
+    "schema": {"const": "true"},
 }
 _TIMES: dict[str, Schema] = {
     "x": {"type": "string", "pattern": "^[0-9.]+s$"},
@@ -77,7 +83,7 @@ def document(version: str, paths: dict[str, Any], schemas: dict[str, Schema]) ->
 def post(name: str, summary: str, request: str | Schema, ok: Schema, *, generates: bool, error: str = ERROR) -> Schema:
     """A route that reads a body. `error`: the schema of its refusals."""
     schema = {"$ref": ref(request)} if isinstance(request, str) else request
-    statuses = (*_BODY_STATUSES, 499, 504) if generates else _BODY_STATUSES
+    statuses = (*_BODY_STATUSES, 409, 422, 499, 504) if generates else _BODY_STATUSES
     return {
         "post": {
             "operationId": name,
@@ -111,7 +117,7 @@ def _errors(statuses: tuple[int, ...], error: str) -> dict[str, Schema]:
     for status in sorted(statuses):
         content = {JSON: {"schema": {"$ref": ref(error)}}}
         found[str(status)] = {"description": _ERRORS[status], "content": content}
-        if status in (429, 503):
+        if status in (409, 429, 503):
             found[str(status)]["headers"] = _RETRY_HEADERS
     return found
 
