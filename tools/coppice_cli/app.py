@@ -79,7 +79,8 @@ QueuedTokens = Annotated[
 ToolParser = Annotated[
     str,
     typer.Option(
-        help="How the model writes calls of tools: hermes, llama3_json, mistral, mistral_args, pythonic or none. "
+        help="How the model writes calls of tools: hermes, llama3_json, mistral, mistral_args, "
+        "pythonic, qwen3_coder, glm45 or none. "
         "Default: as its chat template says."
     ),
 ]

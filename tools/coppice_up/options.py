@@ -13,7 +13,7 @@ from coppice_up.ports import LOOPBACK
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
-TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic")
+TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic", "qwen3_coder", "glm45")
 REASONING_PARSERS = ("auto", "none", "think", "mistral")
 WORKERS_MAX = 16
 RANKS_MAX = 64

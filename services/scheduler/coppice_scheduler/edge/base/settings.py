@@ -41,7 +41,9 @@ class ServiceSettings(TlsSettings):
         description="Fields of a body that nobody has heard of: refuse, or ignore, which a header of the answer tells; "
         "warn: ignore, and name each once in the log.",
     )
-    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic"] = Field(
+    tool_parser: Literal[
+        "auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic", "qwen3_coder", "glm45"
+    ] = Field(
         "auto",
         description="How the model writes calls of tools; auto: as its chat template says; none: tools are refused.",
     )

@@ -256,7 +256,7 @@ class FrontDoor:
             salt=salt,
         )
         # What the client sent is not kept while the call runs.
-        tool_use = dataclasses.replace(spec.tool_use, tools=()) if spec.tool_use is not None else None
+        tool_use = self.syntax.tools.read_by(spec.tool_use) if spec.tool_use is not None else None
         options = dataclasses.replace(spec, prompts=(), output_format=None, tool_use=tool_use)
         return Call(
             call_id=call_id,

@@ -35,8 +35,8 @@ _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "ke
 
 
 def format_for_grammar(tool_format: ToolFormat) -> ToolFormat:
-    """A JSON schema says how JSON is written, so forced calls of Python's syntax are written as JSON instead."""
-    return LLAMA3_JSON if tool_format.is_python else tool_format
+    """A JSON schema says how JSON is written, so forced calls of other syntaxes are written as JSON."""
+    return tool_format if tool_format.has_grammar else LLAMA3_JSON
 
 
 def calls_grammar(use: ToolUse, tool_format: ToolFormat, token_of: TokenOf, answer_schema: str | None = None) -> str:

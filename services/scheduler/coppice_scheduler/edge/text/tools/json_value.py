@@ -39,6 +39,10 @@ class JsonValueEnd:
                 return at
         return None
 
+    @property
+    def is_in_string(self) -> bool:
+        return self._is_string
+
     def _see(self, character: str) -> None:
         if character == "\\":
             self._is_escaped = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tokenizers import Tokenizer as RawTokenizer
 
 from coppice.grammar import GrammarError
@@ -15,6 +17,7 @@ from coppice_scheduler.edge.text.tools.formats import FORMATS, ToolFormat, forma
 from coppice_scheduler.edge.text.tools.json_calls import JsonCalls
 from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
 from coppice_scheduler.edge.text.tools.tool import ToolMode, ToolUse
+from coppice_scheduler.edge.text.tools.xml_calls import XmlCalls
 
 AUTO, NO_PARSER = "auto", "none"  # or the name of a format
 TOOLS = "tools"  # what errors name
@@ -52,16 +55,23 @@ class ToolSupport:
 
     def ignores_strict(self, use: ToolUse) -> bool:
         """Whether tools are strict, and that changes nothing here."""
-        is_free = use.mode is ToolMode.AUTO and self._format is not None and self._format.is_python
+        is_free = use.mode is ToolMode.AUTO and self._format is not None and not self._format.has_grammar
         return is_free and any(tool.is_strict for tool in use.allowed)
 
+    def read_by(self, use: ToolUse) -> ToolUse:
+        """What `parser` needs of it: schemas say which values of XML are strings, and nothing else of the rest."""
+        needs_schemas = self._format is not None and self._format.xml is not None
+        return use if needs_schemas else replace(use, tools=())
+
     def parser(self, use: ToolUse) -> CallParser | None:
-        """Reads one answer; None where nothing may be called. The tools of `use` themselves are not needed."""
+        """Reads one answer; None where nothing may be called. `use` is as `read_by` has it."""
         if use.mode is ToolMode.NONE:
             return None
         tool_format = self._written(use, self._format_or_refusal())
         if tool_format.is_python:
             return PythonCalls(use.names, tool_format.new_id, use.calls_max)
+        if tool_format.xml is not None:
+            return XmlCalls(tool_format, use.tools, use.names, tool_format.new_id, use.calls_max)
         is_forced = use.mode is ToolMode.REQUIRED
         return JsonCalls(tool_format, use.names, tool_format.new_id, use.calls_max, is_forced=is_forced)
 
@@ -75,7 +85,7 @@ class ToolSupport:
         if wanted is not None:
             return calls_grammar(use, written, token_of, _schema_of(wanted, written))
         is_bound = any(tool.is_strict for tool in use.allowed) or len(use.names) < len(use.tools)
-        return text_grammar(use, written, token_of) if is_bound and not tool_format.is_python else None
+        return text_grammar(use, written, token_of) if is_bound and tool_format.has_grammar else None
 
     def _written(self, use: ToolUse, tool_format: ToolFormat) -> ToolFormat:
         return format_for_grammar(tool_format) if use.mode is ToolMode.REQUIRED else tool_format
@@ -95,7 +105,7 @@ class ToolSupport:
 
 def _schema_of(wanted: OutputFormat, written: ToolFormat) -> str:
     """Of an answer that is no call. Raises ApiError."""
-    if wanted.kind not in (FormatKind.JSON, FormatKind.JSON_OBJECT) or written.is_bare:
+    if wanted.kind not in (FormatKind.JSON, FormatKind.JSON_OBJECT) or not written.has_grammar or written.is_bare:
         raise _unsupported(
             f"{TOOLS} cannot be combined with {wanted.field} here"
             + (": calls of this model look like an answer in JSON." if written.is_bare else ".")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice_scheduler.edge.text.markers import SPACE_MAX
-from coppice_scheduler.edge.text.tools.call_parser import HELD_MAX, CallDelta, CallParser, Said
+from coppice_scheduler.edge.text.tools.call_parser import HELD_MAX
 from coppice_scheduler.edge.text.tools.formats import (
     FORMATS,
     HERMES,
@@ -22,76 +20,11 @@ from coppice_scheduler.edge.text.tools.formats import (
     ToolFormat,
 )
 from coppice_scheduler.edge.text.tools.json_calls import PARSED_MAX, JsonCalls
-from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
 from coppice_scheduler.edge.text.tools.tool import ToolCall
+from tests.fakes.api.read_calls import NAMES, parser_of, read, taken
 from tests.fakes.api.written_calls import written
 
-NAMES = frozenset({"f", "g.h", "get-it", "get_weather"})
 HERMES_F = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-
-
-@dataclass
-class Read:
-    text: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    order: list[str | int] = field(default_factory=list)  # texts and numbers of calls
-    is_done: bool = False
-    is_open: bool = False
-
-
-def taken(parser: CallParser) -> tuple[str, list[CallDelta]]:
-    """Text and calls apart."""
-    found = parser.take()
-    text = "".join(each.text for each in found if isinstance(each, Said))
-    return text, [each for each in found if isinstance(each, CallDelta)]
-
-
-def parser_of(tool_format: ToolFormat, calls_max: int | None = None) -> CallParser:
-    numbers = count()
-
-    def new_id() -> str:
-        return f"id{next(numbers)}"
-
-    if tool_format.is_python:
-        return PythonCalls(NAMES, new_id, calls_max)
-    return JsonCalls(tool_format, NAMES, new_id, calls_max)
-
-
-def read(tool_format: ToolFormat, pieces: list[str], calls_max: int | None = None, *, was_cut: bool = False) -> Read:
-    parser, found = parser_of(tool_format, calls_max), Read()
-    for piece in [*pieces, None]:
-        if piece is None:
-            parser.flush(was_cut=was_cut)
-        else:
-            parser.feed(piece)
-        new = parser.take()
-        indexes = [delta.index for delta in new if isinstance(delta, CallDelta)]
-        assert len({*indexes}) == len(indexes), "a piece of each call at most"
-        for delta in new:
-            if isinstance(delta, Said):
-                assert "".join(pieces)[: delta.end].endswith(delta.text), "it is told where it stands"
-                found.text += delta.text
-                if found.order and isinstance(found.order[-1], str):
-                    delta = Said(f"{found.order.pop()}{delta.text}", delta.end)
-                found.order.append(delta.text)
-                continue
-            if delta.index not in found.order:
-                found.order.append(delta.index)
-            assert found.order[-1] == delta.index, "nothing is said within a call"
-            assert delta.name or delta.arguments, "nothing is told of nothing"
-            if delta.name:
-                assert delta.index == len(found.calls)
-                found.calls.append((delta.name, ""))
-                found.ids.append(delta.call_id)
-            else:
-                assert not delta.call_id
-            name, arguments = found.calls[delta.index]
-            found.calls[delta.index] = (name, arguments + delta.arguments)
-    assert parser.num_calls == len(found.calls)
-    found.is_done, found.is_open = parser.is_done, parser.is_open
-    return found
-
 
 CASES: list[tuple[ToolFormat, str, str | None, list[tuple[str, str]]]] = [
     (HERMES, "Nothing.", "Nothing.", []),
@@ -199,6 +132,8 @@ PARTS = st.sampled_from(
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool", "; ", ", ", "\n", " "),
         *(" " * 100, " " * 300),
         *("[", "]", "{", "}", '"name"', '"arguments"', '"parameters"', ":", '"f"', '"', "\\", "'", "(", ")", "a=", "1"),
+        *("<function=f>", "<parameter=a>", "</parameter>", "</function>", "f<arg_key>a</arg_key>", "<arg_value>"),
+        *("</arg_value>", "<function=", "</tool_call", "<arg_key>a</arg_key>"),
         *("f", "f(", "g.h(", "text", "null", '{"name": "f", "arguments": {"a": 1}}', 'f[ARGS]{"a": 1}', "f(a=1)"),
     ]
 )
@@ -227,7 +162,7 @@ ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), JSON,
 
 
 @given(
-    st.sampled_from([each for each in FORMATS.values() if not each.is_python]),
+    st.sampled_from([each for each in FORMATS.values() if each.has_grammar]),
     st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3),
     st.booleans(),
     st.integers(1, 9),
@@ -242,6 +177,10 @@ def test_calls_are_read_as_they_are_written(
     assert found.calls == [(call.name, call.arguments) for call in calls], "as the model wrote them"
 
 
+XML_ARGUMENT = {
+    "qwen3_coder": "<parameter=a>\n1\n</parameter>\n",
+    "glm45": "<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n",
+}
 PYTHON_NAMES = st.sampled_from(["a", "b2", "long_name"])
 
 
@@ -263,6 +202,8 @@ def test_texts_and_calls_come_in_the_order_in_which_they_were_written(size: int)
 @pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda each: each.name)
 def test_after_as_many_calls_as_there_may_be_the_answer_is_over(tool_format: ToolFormat) -> None:
     calls = [ToolCall("", "f", '{"a": 1}')] * 3
+    if tool_format.xml is not None:
+        calls = [ToolCall("", "f", XML_ARGUMENT[tool_format.name])] * 3
     answer = "[f(a=1), f(a=1), f(a=1)]" if tool_format.is_python else written(tool_format, calls)
     for size in (1, 1000):
         found = read(tool_format, [answer[at : at + size] for at in range(0, len(answer), size)], calls_max=2)

@@ -17,11 +17,13 @@ from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt
 from coppice_scheduler.edge.text.chat import ChatMessage, ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat
+from coppice_scheduler.edge.text.tools.call_parser import CallDelta
 from coppice_scheduler.edge.text.tools.formats import FORMATS, MISTRAL
 from coppice_scheduler.edge.text.tools.json_calls import JsonCalls
 from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
 from coppice_scheduler.edge.text.tools.tool import MAX_TOOL_CHARS, Tool, ToolCall, ToolMode, ToolUse, check_tools
 from coppice_scheduler.edge.text.tools.tool_support import AUTO, NO_PARSER, ToolSupport
+from coppice_scheduler.edge.text.tools.xml_calls import XmlCalls
 from coppice_up.options import TOOL_PARSERS
 from tests.fakes.api.rest import DEMO
 
@@ -35,8 +37,11 @@ TEMPLATES = {
     "mistral": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}{{ '[TOOL_CALLS] [' }}",
     "mistral_args": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}{{ '[TOOL_CALLS]' + 'f' + '[ARGS]' }}",
     "pythonic": "{% if tools %}Use [func_name1(params_name1=params_value1), func_name2()]{% endif %}",
+    "qwen3_coder": "{% if tools %}<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>{% endif %}",
+    "glm45": "{% if tools %}<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>{% endif %}",
 }
-XML = "{% if tools %}<tool_call>\n<function=f>\n<parameter=a>1</parameter>{% endif %}"
+READERS = {"pythonic": PythonCalls, "qwen3_coder": XmlCalls, "glm45": XmlCalls}
+XML = "{% if tools %}<function=f>{...}</function>{% endif %}"
 
 
 def checkpoint_with(template: str | None, tool_template: str | None = None) -> CheckpointText:
@@ -52,12 +57,25 @@ def support(template: str | None, parser: str = AUTO, tool_template: str | None 
 def test_the_format_is_that_of_the_template(name: str) -> None:
     assert support(TEMPLATES[name]).format_name == name
     parser = support(TEMPLATES[name]).parser(USE)
-    assert isinstance(parser, PythonCalls if name == "pythonic" else JsonCalls)
+    assert isinstance(parser, READERS.get(name, JsonCalls))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_schemas_are_kept_where_they_say_how_values_are_read(name: str) -> None:
+    tools = support(TEMPLATES[name])
+    use = replace(USE, tools=(replace(TOOL, parameters='{"properties": {"a": {"type": "string"}}}'),))
+    kept = tools.read_by(use)
+    assert kept.tools == (use.tools if name in ("qwen3_coder", "glm45") else ())
+    if kept.tools:
+        parser = tools.parser(kept)
+        assert parser is not None
+        parser.feed("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>")
+        parser.feed("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>")
+        assert [found.arguments for found in parser.take() if isinstance(found, CallDelta)] == ['{"a": "1"}']
 
 
 def test_an_operator_may_say_which_format_it_is_or_that_there_is_none() -> None:
     assert support(XML).format_name == ""
-    assert support("{% if tools %}<tool_call>f\n<arg_key>a</arg_key>{% endif %}").format_name == ""
     assert support('{% if tools %}{"tool_name": "f", "parameters": {}}{% endif %}').format_name == ""
     assert support(XML, "hermes").format_name == "hermes"
     assert support(TEMPLATES["hermes"], "pythonic").format_name == "pythonic"
@@ -160,9 +178,9 @@ def test_when_an_answer_is_bound(name: str) -> None:
     part = replace(USE, tools=(TOOL, replace(TOOL, name="g")))
     assert is_bound(replace(USE, mode=ToolMode.REQUIRED))
     assert not is_bound(USE)
-    assert is_bound(strict) == (name != "pythonic"), "no grammar knows Python's syntax"
-    assert is_bound(part) == (name != "pythonic")
-    assert tools.ignores_strict(strict) == (name == "pythonic")
+    assert is_bound(strict) == (name not in READERS), "no grammar knows these"
+    assert is_bound(part) == (name not in READERS)
+    assert tools.ignores_strict(strict) == (name in READERS)
     assert not tools.ignores_strict(USE)
     assert not tools.ignores_strict(replace(strict, mode=ToolMode.REQUIRED))
 
@@ -177,7 +195,11 @@ def test_a_form_beside_tools() -> None:
     forced = support(TEMPLATES["hermes"]).output_format(replace(USE, mode=ToolMode.REQUIRED), form)
     assert forced is not None
     assert "answer" not in str(forced.value)
-    for name, wanted in (("hermes", replace(form, kind=FormatKind.REGEX, value="a")), ("llama3_json", form)):
+    for name, wanted in (
+        ("hermes", replace(form, kind=FormatKind.REGEX, value="a")),
+        ("llama3_json", form),
+        ("glm45", form),
+    ):
         with pytest.raises(ApiError, match="tools cannot be combined with response_format"):
             support(TEMPLATES[name]).output_format(USE, wanted)
 
