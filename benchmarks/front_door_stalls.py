@@ -26,6 +26,7 @@ from coppice.garbage import shorten_pauses
 from coppice.tenants.directory import TenantDirectory
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, Request, SchedulerStats
 from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_PROMPTS
@@ -63,6 +64,12 @@ class OneToken:
 
     def end(self, request_id: str, error: OutputError) -> None:
         """Likewise."""
+
+    async def claim(self, tenant: str, key: bytes, call: bytes, *, is_strict: bool) -> Claimed:
+        raise NotImplementedError  # no call has a key
+
+    def settle(self, number: int, outcome: FirstOutcome | None) -> None:
+        raise NotImplementedError
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(0, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -9,11 +9,10 @@ from coppice_scheduler.edge.text.tools.call_parser import CallDelta, CallParser,
 from coppice_scheduler.edge.text.tools.formats import ToolFormat
 from coppice_scheduler.edge.text.tools.json_calls import JsonCalls
 from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
-from coppice_scheduler.edge.text.tools.tool import Tool
 from coppice_scheduler.edge.text.tools.xml_calls import XmlCalls
 
 NAMES = frozenset({"f", "g.h", "get-it", "get_weather"})
-TOOLS = (Tool("f", '{"properties": {"s": {"type": "string"}, "e": {"enum": ["x"]}, "a": {"type": "integer"}}}'),)
+TEXTS = {"f": frozenset({"s", "e"})}
 
 
 @dataclass
@@ -42,7 +41,7 @@ def parser_of(tool_format: ToolFormat, calls_max: int | None = None) -> CallPars
     if tool_format.is_python:
         return PythonCalls(NAMES, new_id, calls_max)
     if tool_format.xml is not None:
-        return XmlCalls(tool_format, TOOLS, NAMES, new_id, calls_max)
+        return XmlCalls(tool_format, TEXTS, NAMES, new_id, calls_max)
     return JsonCalls(tool_format, NAMES, new_id, calls_max)
 
 

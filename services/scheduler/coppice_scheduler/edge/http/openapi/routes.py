@@ -42,6 +42,12 @@ _ANSWER_HEADERS["idempotent-replayed"] = {
     "description": "`true`: the answer of the first call with this `Idempotency-Key`.",
     "schema": {"const": "true"},
 }
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "New with each call, the same when it is sent again: it gets the first one's answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
 _TIMES: dict[str, Schema] = {
     "x": {"type": "string", "pattern": "^[0-9.]+s$"},
     "anthropic": {"type": "string", "format": "date-time"},
@@ -84,10 +90,12 @@ def post(name: str, summary: str, request: str | Schema, ok: Schema, *, generate
     """A route that reads a body. `error`: the schema of its refusals."""
     schema = {"$ref": ref(request)} if isinstance(request, str) else request
     statuses = (*_BODY_STATUSES, 409, 422, 499, 504) if generates else _BODY_STATUSES
+    keyed = {"parameters": [_IDEMPOTENCY_KEY]} if generates else {}
     return {
         "post": {
             "operationId": name,
             "summary": summary,
+            **keyed,
             "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
             "responses": _with_limits({"200": ok, **_errors(statuses, error)}, error),
         }

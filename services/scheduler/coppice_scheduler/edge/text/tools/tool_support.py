@@ -17,7 +17,7 @@ from coppice_scheduler.edge.text.tools.formats import FORMATS, ToolFormat, forma
 from coppice_scheduler.edge.text.tools.json_calls import JsonCalls
 from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
 from coppice_scheduler.edge.text.tools.tool import ToolMode, ToolUse
-from coppice_scheduler.edge.text.tools.xml_calls import XmlCalls
+from coppice_scheduler.edge.text.tools.xml_calls import XmlCalls, text_arguments
 
 AUTO, NO_PARSER = "auto", "none"  # or the name of a format
 TOOLS = "tools"  # what errors name
@@ -59,9 +59,10 @@ class ToolSupport:
         return is_free and any(tool.is_strict for tool in use.allowed)
 
     def read_by(self, use: ToolUse) -> ToolUse:
-        """What `parser` needs of it: schemas say which values of XML are strings, and nothing else of the rest."""
-        needs_schemas = self._format is not None and self._format.xml is not None
-        return use if needs_schemas else replace(use, tools=())
+        """What `parser` needs of it."""
+        is_xml = self._format is not None and self._format.xml is not None
+        texts = {tool.name: text_arguments(tool.parameters) for tool in use.allowed} if is_xml else {}
+        return replace(use, tools=(), texts=texts)
 
     def parser(self, use: ToolUse) -> CallParser | None:
         """Reads one answer; None where nothing may be called. `use` is as `read_by` has it."""
@@ -71,7 +72,7 @@ class ToolSupport:
         if tool_format.is_python:
             return PythonCalls(use.names, tool_format.new_id, use.calls_max)
         if tool_format.xml is not None:
-            return XmlCalls(tool_format, use.tools, use.names, tool_format.new_id, use.calls_max)
+            return XmlCalls(tool_format, use.texts, use.names, tool_format.new_id, use.calls_max)
         is_forced = use.mode is ToolMode.REQUIRED
         return JsonCalls(tool_format, use.names, tool_format.new_id, use.calls_max, is_forced=is_forced)
 

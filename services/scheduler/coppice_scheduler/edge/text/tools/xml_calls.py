@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from coppice_scheduler.edge.text.markers import SPACE_MAX, length_begun, whole_characters
 from coppice_scheduler.edge.text.tools.call_parser import CallParser, Found, Steps
 from coppice_scheduler.edge.text.tools.formats import ToolFormat
 from coppice_scheduler.edge.text.tools.json_value import JsonValueEnd
-from coppice_scheduler.edge.text.tools.tool import NAME, Tool
+from coppice_scheduler.edge.text.tools.tool import NAME
 
 WAITS_MAX = 1024  # characters of a name or a key, with what is around it
 _HEAD_BEGUN = re.compile(r"\s*+[\w.:/<=>-]*+\s*+<?+[/\w]*+", re.ASCII)
@@ -25,11 +25,12 @@ class XmlCalls(CallParser):
     def __init__(
         self,
         tool_format: ToolFormat,
-        tools: Iterable[Tool],
+        texts: Mapping[str, frozenset[str]],
         names: frozenset[str],
         new_id: Callable[[], str],
         calls_max: int | None = None,
     ) -> None:
+        """`texts`: by name of a tool, its `text_arguments`."""
         super().__init__(names, new_id, calls_max)
         assert tool_format.xml is not None
         self._opens, xml = tool_format.opens, tool_format.xml
@@ -38,7 +39,7 @@ class XmlCalls(CallParser):
         self._value_closes, self._space = xml.value_closes, xml.space
         self._closing_texts = xml.closings
         self._closings = tuple(re.compile(rf"\s*{re.escape(each)}") for each in xml.closings)
-        self._texts = {tool.name: text_arguments(tool.parameters) for tool in tools}
+        self._texts = texts
 
     def _steps(self) -> Steps:
         while (yield from self._text()):
@@ -75,7 +76,7 @@ class XmlCalls(CallParser):
         self._ran_out = False
         key = yield from self._match(self._key, *self._closings)
         while key is not None and key.re is self._key:
-            value = yield from self._value()
+            value = yield from self._value(is_text=key[1] in texts)
             if value is None:
                 return True
             opening = ", " if num_arguments else "{"
@@ -110,17 +111,26 @@ class XmlCalls(CallParser):
             if len(rest) > WAITS_MAX or not may_come or not (yield from self._more()):
                 return None
 
-    def _value(self) -> Generator[None, None, str | None]:
-        """The text of the value at `_at`, to behind its closing; None where it has none."""
-        begin, first = self._at, -1
+    def _value(self, *, is_text: bool) -> Generator[None, None, str | None]:
+        """The text of the value at `_at`, to behind its closing; None where it has none.
+
+        Within a string of JSON a closing is text. A value that is a text has no strings: its first closing counts.
+        """
+        begin = fed = searched = self._at
+        first, string = -1, _OpenString()
         while True:
-            end = self._held.find(self._value_closes, self._at)
+            end = self._held.find(self._value_closes, searched)
             if end >= 0:
                 first = end if first < 0 else first
-                self._at = end + len(self._value_closes)
-                if not _goes_on(self._held[begin:end]):
+                searched = end + len(self._value_closes)
+                string.feed(self._held[fed:end])
+                fed = end
+                if is_text or not string.is_open:
+                    self._at = searched
                     return self._without_space(self._held[begin:end])
-            elif not (yield from self._more()):
+                continue
+            searched = max(searched, len(self._held) - len(self._value_closes) + 1)
+            if not (yield from self._more()):
                 if first < 0:
                     return None
                 self._ran_out = False
@@ -146,12 +156,22 @@ def _is_text(schema: dict[str, Any]) -> bool:
     return schema.get("type") in ("string", ["string"])
 
 
-def _goes_on(value: str) -> bool:
-    """Whether it is JSON within a string, where a closing is text."""
-    text = value.lstrip()
-    end = JsonValueEnd()
-    is_json = text[:1] in ("{", "[") and text[:1] != ""
-    return is_json and end.find(text, 0) is None and end.is_in_string
+class _OpenString:
+    """Whether text, which comes in pieces, is JSON that stops within a string: there a closing is text."""
+
+    def __init__(self) -> None:
+        self._end = JsonValueEnd()
+        self._may_be: bool | None = None  # an object or a list that has not ended
+
+    def feed(self, text: str) -> None:
+        if self._may_be is None and (text := text.lstrip()):
+            self._may_be = text[0] in "{["
+        if self._may_be:
+            self._may_be = self._end.find(text, 0) is None
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._may_be) and self._end.is_in_string
 
 
 def _as_json(value: str) -> str:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice_scheduler.edge.text.tools.formats import GLM45, QWEN3_CODER, ToolFormat
+from coppice_scheduler.edge.text.tools.json_value import JsonValueEnd
 from coppice_scheduler.edge.text.tools.tool import ToolCall
 from coppice_scheduler.edge.text.tools.xml_calls import text_arguments
 from tests.fakes.api.read_calls import read
@@ -121,3 +122,24 @@ def test_the_schema_says_which_values_are_text() -> None:
     assert text_arguments(json.dumps({"properties": kinds})) == {"text", "words", "word"}
     for schema in ("{}", "true", '{"properties": []}'):
         assert text_arguments(schema) == frozenset()
+
+
+@pytest.mark.parametrize("num_closings", [200, 2000])
+def test_a_value_is_read_once_however_many_closings_it_has_within_strings(
+    num_closings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an answer full of them would hold up the front door."""
+    num_read = 0
+    found_by = JsonValueEnd.find
+
+    def find(self: JsonValueEnd, text: str, at: int) -> int | None:
+        nonlocal num_read
+        num_read += len(text) - at
+        return found_by(self, text, at)
+
+    monkeypatch.setattr(JsonValueEnd, "find", find)
+    value = ["</parameter>" * num_closings]
+    values = xml_value(QWEN3_CODER, "c", value)
+    found = read(QWEN3_CODER, [written(QWEN3_CODER, [ToolCall("", "f", values)])])
+    assert [json.loads(arguments) for _, arguments in found.calls] == [{"c": value}]
+    assert num_read <= len(values)
