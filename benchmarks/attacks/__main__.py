@@ -8,6 +8,7 @@ as each phase lasts. The attacker, a process of its own:
 
     calm     nothing
     fair     ordinary requests, 16 at once: its share of the chip, which is not an attack
+    full     ordinary requests, for 256 answers at once: as many as a tenant may have, whose steps are as full
     texts    1.9 MB of text to /tokenize, 8 at once, again and again
     ids      1.9 MB of token ids, 8 at once, again and again
     refused  wrong fields and prompts that are too long, 64 at once, again and again
@@ -25,9 +26,9 @@ as each phase lasts. The attacker, a process of its own:
 
 Phases take turns, `calm` before each of them, so that whatever else the machine does meets all alike; those of TLS have
 a `calm_tls` and a `fair_tls` at their door. Printed are the median and the 99th percentile of each in milliseconds, and
-over the percentile of `fair`, how many of the victim's requests failed, and what the attacker was told. An attack that
-did not reach what it attacks (`phases.py`) is named under `missed`, and the exit code is 1. All of them run on the same
-machine: the attacker runs at the lowest priority, so that it takes what the others leave of the processors.
+over the percentiles of `fair` and `full`, how many of the victim's requests failed, and what the attacker was told. An
+attack that did not reach what it attacks (`phases.py`) is named under `missed`, and the exit code is 1. All of them run
+on the same machine: the attacker runs at the lowest priority, so that it takes what the others leave of the processors.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from typing import Any
 
 from benchmarks.attacks.attacker import Target
 from benchmarks.attacks.over_rest import CONTEXT
-from benchmarks.attacks.phases import ATTACKS, CALM, FAIR, PHASES, PLAIN, TLS, missed
+from benchmarks.attacks.phases import ATTACKS, CALM, FAIR, FULL, PHASES, PLAIN, TLS, missed
 from benchmarks.attacks.victim import Seen, Victim
 from benchmarks.serve_model import write_model
 from coppice.errors import CoppiceError
@@ -105,9 +106,11 @@ class Battle:
             if not (seen.first_token_ms or seen.failures):
                 continue
             shown = seen.summary() | {"told": dict(self.told[name])}
-            fair = self.seen[FAIR[PHASES[name].door]].summary().get("p99_ms")
-            if fair and "p99_ms" in shown:
-                shown["p99_over_fair"] = shown["p99_ms"] / fair
+            for measures, told in ((FAIR, "p99_over_fair"), (FULL, "p99_over_full")):
+                measure = measures.get(PHASES[name].door)
+                p99_ms = self.seen[measure].summary().get("p99_ms") if measure else None
+                if p99_ms and "p99_ms" in shown:
+                    shown[told] = shown["p99_ms"] / p99_ms
             phases[name] = shown
         lacking = [lack for name in phases for lack in missed(name, self.told[name], rounds)]
         return {"phases": phases, "missed": lacking}
@@ -135,13 +138,14 @@ def measure(arguments: argparse.Namespace, phases: list[str]) -> dict[str, Any]:
 
 
 def chosen_phases(text: str) -> list[str]:
-    """Those that were named, in our order, each door's `fair` with them: it is the measure of the others there."""
+    """Those that were named, in our order, each door's `fair` and `full` with them: they measure the others there."""
     names = text.split(",")
     unknown = [name for name in names if name not in ATTACKS]
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(ATTACKS)}")
     doors = {PHASES[name].door for name in names}
-    return [name for name in ATTACKS if name in names or name in [FAIR[door] for door in doors]]
+    measures = [measured[door] for measured in (FAIR, FULL) for door in doors & measured.keys()]
+    return [name for name in ATTACKS if name in names or name in measures]
 
 
 def main() -> int:

@@ -30,6 +30,7 @@ _CONTEXT = "400 context_length_exceeded max_tokens"  # found out when the prompt
 PHASES = {
     "calm": Phase(),
     "fair": Phase({"200": 10}),
+    "full": Phase({"200": 64}),
     "texts": Phase({"200": 1}),
     "ids": Phase({_CONTEXT: 10}),
     "refused": Phase({r"400 \S+ temperature": 50, _CONTEXT: 50}),
@@ -49,6 +50,7 @@ PHASES = {
 }
 CALM = {PLAIN: "calm", TLS: "calm_tls"}
 FAIR = {PLAIN: "fair", TLS: "fair_tls"}
+FULL = {PLAIN: "full"}  # the same with steps as full as the attacker may make them
 ATTACKS = tuple(name for name in PHASES if name not in CALM.values())
 
 

@@ -29,6 +29,7 @@ def test_choices_of_several_prompts_are_in_order_and_forks_of_their_first(served
     requests = served.engine.requests
     ids = [request.request_id for request in requests]
     assert [request.fork_of for request in requests] == [None, ids[0], ids[0], None, ids[3], ids[3]]
+    assert [request.num_to_come for request in requests] == [6, 5, 4, 3, 2, 1]
     assert [unpack(request.tokens) for request in requests] == [served.ids("one two")] * 3 + [served.ids("three")] * 3
     seeds = [request.sampling.seed for request in requests]
     assert seeds[0] == 11

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import aclosing
 
 import pytest
 from msgspec.structs import replace
 
 from coppice.edge.wire import Splitter, packed
-from coppice.ids import DomainId
-from coppice.messages.step import SamplingParams
-from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, Request, TokenBatch
-from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo, RequestRefused
-from coppice_scheduler.edge.base.idempotency import Claim, ClaimState, FirstOutcome, Settled
+from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, TokenBatch
+from coppice_scheduler.edge.base.engine import EngineLost, RequestRefused
+from coppice_scheduler.edge.base.idempotency import ClaimState, FirstOutcome
 from coppice_scheduler.edge.ipc.door_channel import DoorChannel
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
@@ -29,91 +24,13 @@ from coppice_scheduler.edge.ipc.door_messages import (
     Aborted,
     Asks,
     Cancel,
-    FromDoor,
     Turn,
 )
-from coppice_scheduler.edge.planner.doors import Door, Doors, by_door
+from coppice_scheduler.edge.planner.doors import by_door
 from tests.fakes.api.engine import pack, unpack
-from tests.fakes.cache.scripted_core import HANGS, ScriptedCore
+from tests.fakes.cache.scripted_core import HANGS
+from tests.fakes.scheduler.house import House, read, request, run, until
 from tests.fakes.waiting import WAIT_S
-
-MODEL = ModelInfo("m", 64, 0)
-
-
-@dataclass
-class House:
-    """A planner on a scripted core, and the front doors that the test opens."""
-
-    core: ScriptedCore = field(default_factory=ScriptedCore)
-    failures: list[BaseException] = field(default_factory=list)
-    channels: list[DoorChannel] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        core: Any = self.core
-        self.doors = Doors(core, "127.0.0.1:1", "s", self.failures.append)
-        self.doors.planner.start()
-
-    def connect(self, number: int, **options: Any) -> socket.socket:
-        """The far end of a new front door's connection."""
-        ours, theirs = socket.socketpair()
-
-        def received(message: FromDoor) -> None:
-            if isinstance(message, Asks):
-                self.doors.asked(door, message)
-            elif isinstance(message, Claim):
-                self.doors.claimed(door, message)
-            elif isinstance(message, Settled):
-                self.doors.settled(door, message)
-
-        channel = DoorChannel(ours, received, lambda: self.doors.closed(door), **options)
-        door = Door(number, channel)
-        self.channels.append(channel)
-        channel.start()
-        self.doors.opened(door)
-        return theirs
-
-    async def open(self, number: int) -> DoorEngine:
-        engine = DoorEngine(number, MODEL)
-        await asyncio.get_running_loop().create_connection(lambda: engine, sock=self.connect(number))
-        return engine
-
-    def stop(self) -> None:
-        for channel in self.channels:
-            channel.close()
-            channel.join()
-        self.doors.planner.stop()
-
-
-@asynccontextmanager
-async def house() -> AsyncIterator[House]:
-    built = House()
-    try:
-        yield built
-    finally:
-        await asyncio.to_thread(built.stop)
-
-
-def run(test: Callable[[House], Awaitable[None]]) -> None:
-    async def in_house() -> None:
-        async with house() as built:
-            await asyncio.wait_for(test(built), WAIT_S)
-
-    asyncio.run(in_house())
-
-
-def request(name: str, tokens: list[int], tenant: str = "t", names: tuple[str, ...] = ()) -> Request:
-    return Request(name, tenant, DomainId("d"), pack(tokens), SamplingParams(), 4, names=names)
-
-
-async def read(engine: DoorEngine, name: str, tokens: list[int], *whose: Any) -> list[Output]:
-    """All but the one that only says that the request was taken."""
-    outputs = [output async for output in engine.generate(request(name, tokens, *whose))]
-    return [output for output in outputs if output.tokens or output.finish]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def test_tokens_of_many_requests_get_to_their_readers() -> None:
@@ -161,6 +78,23 @@ def test_refusals_and_early_ends() -> None:
             await anext(outputs)
         await until(lambda: ("leaves", Finish.CANCELLED) in house.core.cancelled)
         assert house.core.cancelled == [("stops", Finish.STOP), ("leaves", Finish.CANCELLED)]
+
+    run(test)
+
+
+def test_of_a_call_that_is_refused_the_rest_is_not_looked_at() -> None:
+    """The front door ends the call; a flood of wide calls would cost the planner each of their requests."""
+
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        wide = [read(engine, f"wide-{place}", [], "t", ("wide",)) for place in range(5)]
+        others = [read(engine, "other", [1], "t", ("other",)), read(engine, "nameless", [1])]
+        done = await asyncio.gather(*wide, *others, return_exceptions=True)
+        assert [each.refused.reason for each in done[:5] if isinstance(each, RequestRefused)] == [
+            RefusedReason.EMPTY
+        ] * 5
+        assert not [each for each in done[5:] if isinstance(each, BaseException)]
+        assert sorted(house.core.submitted) == ["nameless", "other", "wide-0"]
 
     run(test)
 

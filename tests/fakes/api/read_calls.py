@@ -12,7 +12,7 @@ from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
 from coppice_scheduler.edge.text.tools.xml_calls import XmlCalls
 
 NAMES = frozenset({"f", "g.h", "get-it", "get_weather"})
-TEXTS = {"f": frozenset({"s", "e"})}
+TEXTS = frozenset({("f", "s"), ("f", "e")})
 
 
 @dataclass

@@ -172,6 +172,17 @@ def test_at_the_concurrency_limit_retry_after_is_the_time_until_one_of_them_ends
     assert (refused.reason, refused.retry_after_ms) == (RefusedReason.TENANT_CONCURRENCY, expected_ms)
 
 
+def test_a_call_of_many_requests_comes_in_whole_or_not_at_all() -> None:
+    bench = Bench(settings(tenants={"t": TenantLimits(max_concurrency=4)}))
+    assert bench.submit("a", 2) is None
+    refused = bench.submit("b0", 2, num_to_come=4)
+    assert refused is not None
+    assert refused.reason is RefusedReason.TENANT_CONCURRENCY
+    assert refused.message.endswith("has 1 requests at work, its maximum is 4, and this call needs 4 places")
+    assert [bench.submit(f"c{place}", 2, num_to_come=3 - place) for place in range(3)] == [None] * 3
+    assert reason(bench.submit("d", 2)) is RefusedReason.TENANT_CONCURRENCY
+
+
 def test_the_time_that_a_request_took_is_measured_from_its_arrival() -> None:
     bench = Bench(settings(tenants={"t": TenantLimits(max_concurrency=1)}))
     bench.submit("a", 1, max_new=1)

@@ -67,7 +67,7 @@ def _without_room(life: Lifecycle, room: QueueRoom, request: Request, num_tokens
     if has_place and request.fork_of is not None:
         return None
     return (
-        (None if has_place else _beyond_concurrency(life, request.tenant, 1, num_tokens))
+        (None if has_place else _beyond_concurrency(life, request.tenant, request.num_to_come, num_tokens))
         or _beyond_line(life, request.tenant, num_tokens)
         or _beyond_rate(life, request, num_tokens, now_ns)
         or _beyond_queue(life, room, request.tenant, num_tokens)

@@ -36,6 +36,9 @@ class Request(Record, frozen=True):
     salt: bytes = b""  # SALT_BYTES of `digest_salt`: its prefixes are shared with this salt alone; empty = none
     names: tuple[str, ...] = ()  # that its tenant knows it by; others of that tenant may have the same
     num_places: int = 0  # above 0: it is no prompt but a call, open until it ends, with so many steps at once at most
+    num_to_come: U32 = (
+        1  # requests of its call from this one on: its tenant's concurrency has room for all, or for none
+    )
     step_of: str | None = None  # request id of the open call that this is a step of
 
 

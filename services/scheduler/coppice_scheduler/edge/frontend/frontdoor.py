@@ -315,6 +315,7 @@ class FrontDoor:
                     ),
                     # Log-probabilities of a prompt come from computing it: an answer that echoes them is no fork.
                     fork_of=first if choice and not echoes_logprobs else None,
+                    num_to_come=len(prompts) * count - index,
                 )
                 # The last of a prompt's answers pays for all: they begin in one turn, and the forks find the first.
                 units = count if choice == count - 1 else 0

@@ -161,8 +161,14 @@ class Doors:
 
     def _ask(self, door: Door, asks: Asks) -> None:
         now_ns = time.monotonic_ns()
+        refused: dict[tuple[str, ...], Refused] = {}  # by names of the call
         for request in asks.requests:
-            self._submit(door, request, now_ns)
+            why = refused.get(request.names) or self._submit(door, request, now_ns)
+            if why is None:
+                continue
+            door.refusals.append(RefusedRequest(request.request_id, why))
+            if request.names:  # its front door ends the whole call
+                refused[request.names] = why
         for cancel in asks.cancels:
             self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
         for abort in asks.aborts:
@@ -178,17 +184,17 @@ class Doors:
         request_ids = self._names.find(abort.tenant, abort.names)
         return sum(self.planner.core.end(request_id, _ABORTED, now_ns) for request_id in request_ids)
 
-    def _submit(self, door: Door, request: Request, now_ns: int) -> None:
+    def _submit(self, door: Door, request: Request, now_ns: int) -> Refused | None:
         refused = self._decided(request, now_ns)
         if refused is not None:
             self._refusal_log.refused(request, refused, self.planner.stats, now_ns)
-            door.refusals.append(RefusedRequest(request.request_id, refused))
-            return
+            return refused
         if request.streams:
             door.taken.append(Output(request.request_id, b""))
         door.requests.add(request.request_id)
         self._door_of[request.request_id] = door
         self._names.add(request)
+        return None
 
     def _decided(self, request: Request, now_ns: int) -> Refused | None:
         """The core's word on it. A fault that changed nothing is this request's alone; any other ends the planner."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from coppice_scheduler.edge.base.errors import invalid
@@ -48,8 +48,8 @@ class ToolUse:
     mode: ToolMode = ToolMode.AUTO
     names: frozenset[str] = frozenset()  # of the tools that it may call
     calls_max: int | None = None  # in one answer; None: any number
-    # By tool, arguments whose values are strings, where a parser has to know: XML has no quotes.
-    texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    # Tools with their arguments whose values are strings, where a parser has to know: XML has no quotes.
+    texts: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def allowed(self) -> tuple[Tool, ...]:

@@ -61,18 +61,19 @@ class ToolSupport:
     def read_by(self, use: ToolUse) -> ToolUse:
         """What `parser` needs of it."""
         is_xml = self._format is not None and self._format.xml is not None
-        texts = {tool.name: text_arguments(tool.parameters) for tool in use.allowed} if is_xml else {}
-        return replace(use, tools=(), texts=texts)
+        pairs = ((tool.name, name) for tool in use.allowed if is_xml for name in text_arguments(tool.parameters))
+        return replace(use, tools=(), texts=frozenset(pairs))
 
     def parser(self, use: ToolUse) -> CallParser | None:
-        """Reads one answer; None where nothing may be called. `use` is as `read_by` has it."""
+        """Reads one answer; None where nothing may be called. Of `use` it takes what `read_by` leaves."""
         if use.mode is ToolMode.NONE:
             return None
         tool_format = self._written(use, self._format_or_refusal())
         if tool_format.is_python:
             return PythonCalls(use.names, tool_format.new_id, use.calls_max)
         if tool_format.xml is not None:
-            return XmlCalls(tool_format, use.texts, use.names, tool_format.new_id, use.calls_max)
+            texts = (self.read_by(use) if use.tools else use).texts
+            return XmlCalls(tool_format, texts, use.names, tool_format.new_id, use.calls_max)
         is_forced = use.mode is ToolMode.REQUIRED
         return JsonCalls(tool_format, use.names, tool_format.new_id, use.calls_max, is_forced=is_forced)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any
 
 from coppice_scheduler.edge.text.markers import SPACE_MAX, length_begun, whole_characters
@@ -25,12 +25,12 @@ class XmlCalls(CallParser):
     def __init__(
         self,
         tool_format: ToolFormat,
-        texts: Mapping[str, frozenset[str]],
+        texts: frozenset[tuple[str, str]],
         names: frozenset[str],
         new_id: Callable[[], str],
         calls_max: int | None = None,
     ) -> None:
-        """`texts`: by name of a tool, its `text_arguments`."""
+        """`texts`: names of tools, each with one of its `text_arguments`."""
         super().__init__(names, new_id, calls_max)
         assert tool_format.xml is not None
         self._opens, xml = tool_format.opens, tool_format.xml
@@ -72,15 +72,16 @@ class XmlCalls(CallParser):
             self._say(opening_ends)
             return False
         self._begin(head[1])
-        texts, num_arguments = self._texts.get(head[1], frozenset()), 0
+        num_arguments = 0
         self._ran_out = False
         key = yield from self._match(self._key, *self._closings)
         while key is not None and key.re is self._key:
-            value = yield from self._value(is_text=key[1] in texts)
+            is_text = (head[1], key[1]) in self._texts
+            value = yield from self._value(is_text=is_text)
             if value is None:
                 return True
             opening = ", " if num_arguments else "{"
-            said = json.dumps(value, ensure_ascii=False) if key[1] in texts else _as_json(value)
+            said = json.dumps(value, ensure_ascii=False) if is_text else _as_json(value)
             self._argue(f"{opening}{json.dumps(key[1], ensure_ascii=False)}: {said}")
             num_arguments += 1
             self._drop_read()

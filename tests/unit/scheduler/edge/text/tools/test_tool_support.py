@@ -66,9 +66,9 @@ def test_of_schemas_what_says_how_values_are_read_is_kept(name: str) -> None:
     use = replace(USE, tools=(replace(TOOL, parameters='{"properties": {"a": {"type": "string"}}}'),))
     kept = tools.read_by(use)
     assert kept.tools == ()
-    assert kept.texts == ({"f": {"a"}} if name in ("qwen3_coder", "glm45") else {})
-    if kept.texts:
-        parser = tools.parser(kept)
+    assert kept.texts == ({("f", "a")} if name in ("qwen3_coder", "glm45") else set())
+    for each in (kept, use) if kept.texts else ():
+        parser = tools.parser(each)
         assert parser is not None
         parser.feed("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>")
         parser.feed("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>")
