@@ -8,7 +8,8 @@ as each phase lasts. The attacker, a process of its own:
 
     calm     nothing
     fair     ordinary requests, 16 at once: its share of the chip, which is not an attack
-    full     ordinary requests, for 256 answers at once: as many as a tenant may have, whose steps are as full
+    full     64 streams of four choices that are read: as many answers at once as a tenant may have, its share of the
+             chip and of the memory where it takes all it may
     texts    1.9 MB of text to /tokenize, 8 at once, again and again
     ids      1.9 MB of token ids, 8 at once, again and again
     refused  wrong fields and prompts that are too long, 64 at once, again and again

@@ -53,7 +53,7 @@ async def _nothing(target: Target, told: Counter[str]) -> None:
 ATTACKS: dict[str, Attack] = {
     "calm": _nothing,
     "fair": over_rest.fair,
-    "full": over_rest.full,
+    "full": over_tcp.full,
     "texts": over_rest.texts,
     "ids": over_rest.ids,
     "refused": over_rest.refused,

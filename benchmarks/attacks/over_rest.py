@@ -37,13 +37,6 @@ async def fair(target: Target, told: Counter[str]) -> None:
     await _loops(16, target, told, calls)
 
 
-async def full(target: Target, told: Counter[str]) -> None:
-    """Ordinary requests, for as many answers at once as a tenant may have."""
-    numbers = itertools.count()
-    calls = (_call(COMPLETIONS, prompt=f"{number} A list is", max_tokens=64, n=4) for number in numbers)
-    await _loops(64, target, told, calls)
-
-
 async def texts(target: Target, told: Counter[str]) -> None:
     """To be tokenised, and answered with as many ids."""
     text = "the quick brown fox jumps over the lazy dog " * (NUM_BYTES // 44)

@@ -8,6 +8,8 @@ import resource
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from benchmarks.attacks.over_rest import NUM_BYTES
@@ -20,6 +22,7 @@ _CONNECTIONS = 10_000
 _OPENING = 50  # at once
 _PAUSE_S = 0.2
 _LOOK_S = 1.0
+_READ_S = 0.05
 _HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n"
 _STATUS_BYTES = len(b"HTTP/1.1 200")
 
@@ -30,11 +33,20 @@ async def bodies(target: Target, told: Counter[str]) -> None:
     await _hold(150, head + b'{"prompt":"' + b"x" * NUM_BYTES, target, told)
 
 
+async def full(target: Target, told: Counter[str]) -> None:
+    """Streams, as many as a tenant may have answers at work. They are read: no attack."""
+    await _hold(64, _streamed(target), target, told, look=_taken, look_s=_READ_S)
+
+
 async def unread(target: Target, told: Counter[str]) -> None:
-    """Streams, as many as a tenant may have answers at work."""
+    """The same, and nothing is read."""
+    await _hold(64, _streamed(target), target, told)
+
+
+def _streamed(target: Target) -> bytes:
     body = {"model": MODEL_NAME, "prompt": "x", "n": 4, "max_tokens": 400, "stream": True, "ignore_eos": True}
     raw = json.dumps(body).encode()
-    await _hold(64, _HEAD.format(target.key, len(raw)).encode() + raw, target, told)
+    return _HEAD.format(target.key, len(raw)).encode() + raw
 
 
 async def idle(target: Target, told: Counter[str]) -> None:
@@ -60,8 +72,15 @@ async def hellos(target: Target, told: Counter[str]) -> None:
     await asyncio.gather(*(again_and_again() for _ in range(64)))
 
 
-async def _hold(count: int, raw: bytes, target: Target, told: Counter[str]) -> None:
-    """So many connections that send this and read nothing; another for each that the server closes."""
+async def _hold(
+    count: int,
+    raw: bytes,
+    target: Target,
+    told: Counter[str],
+    look: Callable[[socket.socket], bytes | None] | None = None,
+    look_s: float = _LOOK_S,
+) -> None:
+    """So many connections that send this and read nothing, or `look`; another for each that the server closes."""
     opening = asyncio.Semaphore(_OPENING)
     loop = asyncio.get_running_loop()
 
@@ -74,11 +93,11 @@ async def _hold(count: int, raw: bytes, target: Target, told: Counter[str]) -> N
             await loop.sock_sendall(connection, raw)
             told["held"] += 1
             is_answered = False
-            while (said := _peeked(connection)) != b"":
+            while (said := (look or _peeked)(connection)) != b"":
                 if said and not is_answered:
                     told[f"answered {said[-3:].decode(errors='replace')}"] += 1
                     is_answered = True
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(look_s)
             told["closed"] += 1
 
     async def again_and_again() -> None:
@@ -100,3 +119,12 @@ def _peeked(connection: socket.socket) -> bytes | None:
         return None
     except ConnectionError:
         return b""
+
+
+def _taken(connection: socket.socket) -> bytes | None:
+    """The same, and all is read."""
+    said = _peeked(connection)
+    with suppress(OSError):  # there is no more now
+        while said and connection.recv(1 << 16):
+            pass
+    return said

@@ -6,7 +6,7 @@ hear, and how often in a round.
     told     `200`, `400 CODE PARAM`           an answer over REST; code and param of its error
              `Generate INVALID_ARGUMENT`       an answer over gRPC
              `held`, `answered 200`, `closed`  a connection that was opened and sent what it had to; what it was told
-                                               without reading on; that the server closed it
+                                               at first; that the server closed it
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONTEXT = "400 context_length_exceeded max_tokens"  # found out when the prompt
 PHASES = {
     "calm": Phase(),
     "fair": Phase({"200": 10}),
-    "full": Phase({"200": 64}),
+    "full": Phase({"answered 200": 60}),
     "texts": Phase({"200": 1}),
     "ids": Phase({_CONTEXT: 10}),
     "refused": Phase({r"400 \S+ temperature": 50, _CONTEXT: 50}),
