@@ -8,7 +8,6 @@ import resource
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ async def bodies(target: Target, told: Counter[str]) -> None:
 
 async def full(target: Target, told: Counter[str]) -> None:
     """Streams, as many as a tenant may have answers at work. They are read: no attack."""
-    await _hold(64, _streamed(target), target, told, look=_taken, look_s=_READ_S)
+    await _hold(64, _streamed(target), target, told, reads=True)
 
 
 async def unread(target: Target, told: Counter[str]) -> None:
@@ -72,15 +71,9 @@ async def hellos(target: Target, told: Counter[str]) -> None:
     await asyncio.gather(*(again_and_again() for _ in range(64)))
 
 
-async def _hold(
-    count: int,
-    raw: bytes,
-    target: Target,
-    told: Counter[str],
-    look: Callable[[socket.socket], bytes | None] | None = None,
-    look_s: float = _LOOK_S,
-) -> None:
-    """So many connections that send this and read nothing, or `look`; another for each that the server closes."""
+async def _hold(count: int, raw: bytes, target: Target, told: Counter[str], *, reads: bool = False) -> None:
+    """So many connections that send this and read nothing, or all; another for each that the server closes."""
+    look, look_s = (_taken, _READ_S) if reads else (_peeked, _LOOK_S)
     opening = asyncio.Semaphore(_OPENING)
     loop = asyncio.get_running_loop()
 
@@ -93,7 +86,7 @@ async def _hold(
             await loop.sock_sendall(connection, raw)
             told["held"] += 1
             is_answered = False
-            while (said := (look or _peeked)(connection)) != b"":
+            while (said := look(connection)) != b"":
                 if said and not is_answered:
                     told[f"answered {said[-3:].decode(errors='replace')}"] += 1
                     is_answered = True

@@ -101,8 +101,14 @@ def heard(connection: socket.socket, request: bytes = REQUESTS[0]) -> bytes:
 def test_all_ports_inside_speak_tls_alone(stack: Stack, certificates: Path) -> None:
     context = ssl.create_default_context(cafile=certificates / "ca.pem")
     context.check_hostname = False
-    ports = (stack.cache_sessions, stack.worker_sessions[0], stack.cache_http, stack.worker_http[0], stack.cache_grpc,
-             stack.cache_admin)  # fmt: skip
+    ports = (
+        stack.cache_sessions,
+        stack.worker_sessions[0],
+        stack.cache_http,
+        stack.worker_http[0],
+        stack.cache_grpc,
+        stack.cache_admin,
+    )
     for port in ports:
         context.set_alpn_protocols(["h2"] if port in (stack.cache_grpc, stack.cache_admin) else [])
         with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, context.wrap_socket(plain) as tls:

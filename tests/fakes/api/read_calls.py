@@ -45,6 +45,11 @@ def parser_of(tool_format: ToolFormat, calls_max: int | None = None) -> CallPars
     return JsonCalls(tool_format, NAMES, new_id, calls_max)
 
 
+def in_pieces(answer: str, size: int) -> list[str]:
+    """Of so many characters each, but for the last."""
+    return [answer[at : at + size] for at in range(0, len(answer), size)]
+
+
 def read(tool_format: ToolFormat, pieces: list[str], calls_max: int | None = None, *, was_cut: bool = False) -> Read:
     parser, found = parser_of(tool_format, calls_max), Read()
     for piece in [*pieces, None]:

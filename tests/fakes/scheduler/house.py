@@ -43,12 +43,8 @@ class House:
         ours, theirs = socket.socketpair()
 
         def received(message: FromDoor) -> None:
-            if isinstance(message, Asks):
-                self.doors.asked(door, message)
-            elif isinstance(message, Claim):
-                self.doors.claimed(door, message)
-            elif isinstance(message, Settled):
-                self.doors.settled(door, message)
+            if isinstance(message, (Asks, Claim, Settled)):
+                self.doors.heard(door, message)
 
         channel = DoorChannel(ours, received, lambda: self.doors.closed(door), **options)
         door = Door(number, channel)

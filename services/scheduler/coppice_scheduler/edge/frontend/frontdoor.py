@@ -87,9 +87,9 @@ class FrontDoor:
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
-        self.engine = self._engine = engine
+        self.engine = engine
         self._calls = CallsByKey(engine, tenants)
-        self.metrics = self._metrics = metrics
+        self.metrics = metrics
         self._max_retain_ms = max_retain_ms
         self._defaults = checkpoint.defaults
         self._eos_token_ids = checkpoint.eos_token_ids
@@ -121,17 +121,17 @@ class FrontDoor:
 
     @property
     def model(self) -> ModelInfo:
-        return self._engine.model
+        return self.engine.model
 
     @property
     def ready(self) -> bool:
-        return self._engine.ready
+        return self.engine.ready
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What anybody may know of the tenants file; what is wrong with one is for the operator's port and the log."""
         version = self._calls.directory.version
-        refused = ("a newer tenants file is refused",) if self._engine.tenants_refused else ()
+        refused = ("a newer tenants file is refused",) if self.engine.tenants_refused else ()
         return (f"tenants file: version {version}", *refused) if version else ()
 
     def set_tenants(self, directory: TenantDirectory) -> None:
@@ -155,18 +155,18 @@ class FrontDoor:
         try:
             self._limits.count(tenant)
         except ApiError as error:
-            self._metrics.failed(tenant.id, code_of(error), 0)
+            self.metrics.failed(tenant.id, code_of(error), 0)
             raise
 
     def limits_left(self, tenant: Tenant) -> TenantLimitsLeft:
         """What is left of the tenant's limits per minute. What other front doors took was told a moment ago."""
-        told = self._engine.stats().limits_left.get(tenant.id, TenantLimitsLeft(None, None))
+        told = self.engine.stats().limits_left.get(tenant.id, TenantLimitsLeft(None, None))
         counted = [left for left in (self._limits.left(tenant), told.requests) if left is not None]
         return TenantLimitsLeft(min(counted, key=lambda left: left.left, default=None), told.tokens)
 
     async def abort(self, tenant: Tenant, asked: str) -> int:
         """End the tenant's calls of this id; how many answers ended. Raises ApiError (NOT_FOUND)."""
-        return await abort_calls(self._engine, tenant, asked)
+        return await abort_calls(self.engine, tenant, asked)
 
     async def read(self, tenant: Tenant, raw: bytes, parse: Callable[[bytes], T]) -> T:
         """What `parse` makes of a body, beside the loop where the body is large. Raises what `parse` raises."""
@@ -222,7 +222,7 @@ class FrontDoor:
             deadline_ns = deadline_ns_of(spec, arrived_ns)
             salt = salt_of(spec, tenant.domain)
             check_width(spec, tenant)
-            if not self._engine.accepts:
+            if not self.engine.accepts:
                 raise not_ready()
             admitted = await self._prompts.admit(tenant.id, spec, self.context_of(tenant))
             wanted = self.syntax.behind_reasoning(spec.output_format, admitted[0].opens_reasoning)
@@ -231,7 +231,7 @@ class FrontDoor:
             echoes = await self._echoes(tenant.id, admitted, spec)
         except BaseException as error:
             code = code_of(error)
-            self._metrics.failed(tenant.id, code, 0)
+            self.metrics.failed(tenant.id, code, 0)
             span.end(NO_USAGE, (), code)
             raise
         whole = Request(
@@ -321,7 +321,7 @@ class FrontDoor:
                 units = count if choice == count - 1 else 0
                 make_stream = self._stream_maker(index, prompt, echoes[place], spec, is_extra_choice=choice > 0)
                 yield Run(
-                    self._engine, self._metrics, request, span, make_stream, self._calls, tenant, self.loop_share, units
+                    self.engine, self.metrics, request, span, make_stream, self._calls, tenant, self.loop_share, units
                 )
 
     def _beam_run(
@@ -335,9 +335,9 @@ class FrontDoor:
             replace(whole, request_id=f"{whole.request_id}-{place * spec.n}", tokens=prompt.tokens),
             BeamOptions(spec.num_candidates, spec.length_penalty, prompt.max_new_tokens, whole.stop_token_ids),
             makers,
-            lambda request: outputs_of(request, self._engine, self._calls, tenant, span),
-            self._engine.finish,
-            self._metrics,
+            lambda request: outputs_of(request, self.engine, self._calls, tenant, span),
+            self.engine.finish,
+            self.metrics,
             lambda: self.loop_share.take(tenant.id, spec.num_candidates),
             lambda first: span.timeline(first.timeline),
         )

@@ -18,11 +18,11 @@ from typing import Protocol
 from coppice.grammar import GrammarError
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
+from coppice_scheduler.edge.frontend.grammars.compiler_process import CPU_MAX_S, TOO_SLOW
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
 from coppice_scheduler.edge.text.tools.call_grammar import what_is_wrong
 
-COMPILE_MAX_S = 0.25  # of a processor; a worker spends as much once more
 KNOWN_BYTES_MAX = 1 << 19  # of a tenant's grammars that were found good
 KNOWN_OVERHEAD = 1 << 10  # bytes that the smallest counts for
 TENANTS_MAX = 256  # whose grammars are known
@@ -81,8 +81,8 @@ class GrammarCheck:
             took_s = self._thread_time() - began_s
         except GrammarError as error:
             raise _refusal(wanted, str(error)) from None
-        if took_s > COMPILE_MAX_S:
-            raise _refusal(wanted, f"compiling it takes more than the {COMPILE_MAX_S:g} s that it may take")
+        if took_s > CPU_MAX_S:
+            raise _refusal(wanted, TOO_SLOW)
         return grammar
 
     def _grammars(self) -> Compiler:

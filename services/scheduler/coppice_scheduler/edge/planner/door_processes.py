@@ -166,12 +166,8 @@ class DoorProcesses:
         door = Door(number, door_channel)
 
         def received(message: FromDoor) -> None:
-            if isinstance(message, Asks):
-                self._doors.asked(door, message)
-            elif isinstance(message, Claim):
-                self._doors.claimed(door, message)
-            elif isinstance(message, Settled):
-                self._doors.settled(door, message)
+            if isinstance(message, (Asks, Claim, Settled)):
+                self._doors.heard(door, message)
             elif isinstance(message, Serving):
                 one.serves = True
                 self._doors.opened(door)

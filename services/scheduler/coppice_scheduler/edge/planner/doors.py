@@ -133,6 +133,15 @@ class Doors:
 
         self.planner.later(in_turn)
 
+    def heard(self, door: Door, message: Asks | Claim | Settled) -> None:
+        """What a front door says of its calls."""
+        if isinstance(message, Asks):
+            self.asked(door, message)
+        elif isinstance(message, Claim):
+            self.claimed(door, message)
+        else:
+            self.settled(door, message)
+
     def asked(self, door: Door, asks: Asks) -> None:
         self.planner.later(lambda: self._ask(door, asks))
 

@@ -14,7 +14,8 @@ from coppice.grammar import Grammars, Matcher
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 from coppice_scheduler.edge.frontend import grammar_check
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec, TextPrompt
-from coppice_scheduler.edge.frontend.grammar_check import COMPILE_MAX_S, KNOWN_OVERHEAD, GrammarCheck
+from coppice_scheduler.edge.frontend.grammar_check import KNOWN_OVERHEAD, GrammarCheck
+from coppice_scheduler.edge.frontend.grammars.compiler_process import CPU_MAX_S
 from coppice_scheduler.edge.frontend.text_work import TextWork
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
@@ -203,9 +204,9 @@ def test_tenants_with_known_forms_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 def test_what_takes_too_long_to_compile_is_refused_and_not_kept() -> None:
     async def test() -> None:
         world = World()
-        world.grammars.cost_s = COMPILE_MAX_S
+        world.grammars.cost_s = CPU_MAX_S
         assert await world.ask(regex("a"))
-        world.grammars.cost_s = COMPILE_MAX_S * 1.01
+        world.grammars.cost_s = CPU_MAX_S * 1.01
         assert await world.ask(regex("a")), "it is known"
         for _ in range(2):
             param, code, message = await world.refusal(regex("b"))

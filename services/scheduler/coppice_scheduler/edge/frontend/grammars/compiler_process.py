@@ -25,7 +25,7 @@ MEMORY_MAX_BYTES = 128 << 20  # that one grammar may add
 STACK_MAX_BYTES = 2 << 20  # less than a worker's thread has: nesting that fits here fits there
 MODULE = "coppice_scheduler.edge.frontend.grammars.compiler_process"
 _SIZE = struct.Struct(">I")
-_TOO_SLOW = f"compiling it takes more than the {CPU_MAX_S:g} s that it may take"
+TOO_SLOW = f"compiling it takes more than the {CPU_MAX_S:g} s that it may take"
 _TOO_MUCH = f"compiling it takes more memory than the {MEMORY_MAX_BYTES >> 20} MiB that it may take, or nests too deep"
 
 
@@ -72,7 +72,7 @@ def _check(grammars: Grammars, grammar: str) -> str:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == 0:
         return said.decode()
-    return _TOO_SLOW if code == -signal.SIGPROF else _TOO_MUCH
+    return TOO_SLOW if code == -signal.SIGPROF else _TOO_MUCH
 
 
 def _compile_and_exit(grammars: Grammars, grammar: str, writes: int) -> None:

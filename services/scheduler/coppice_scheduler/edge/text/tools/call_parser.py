@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from coppice_scheduler.edge.text.markers import SPACE_MAX
+from coppice_scheduler.edge.text.markers import SPACE_MAX, length_begun
 from coppice_scheduler.edge.text.tools.tool import ToolCall
 
 HELD_MAX = 1 << 18  # characters that wait until it is known what they are
@@ -146,6 +146,19 @@ class CallParser:
         said, self._held, self._at = self._held[:length], self._held[length:], 0
         if said and not self._is_forced:
             self._found.append(Said(said, self._num_fed - len(self._held)))
+
+    def _text_before(self, opens: str) -> Found:
+        """Gives text up to where `opens` stands. White space before it is dropped with it. False: it does not come."""
+        while True:
+            at = self._held.find(opens)
+            end = at if at >= 0 else len(self._held) - length_begun(self._held, opens)
+            self._say(max(len(self._held[:end].rstrip()), end - SPACE_MAX))
+            if at >= 0:
+                return True
+            if not (yield from self._more()):
+                if not self.num_calls or (self._held.strip() and not self._was_cut):
+                    self._say(len(self._held))
+                return False
 
     def _say_rest(self) -> Steps:
         while True:

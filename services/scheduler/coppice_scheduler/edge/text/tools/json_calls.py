@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Generator
 
-from coppice_scheduler.edge.text.markers import SPACE_MAX, length_begun, whole_characters
+from coppice_scheduler.edge.text.markers import SPACE_MAX, whole_characters
 from coppice_scheduler.edge.text.tools.call_parser import CallParser, Found, Steps
 from coppice_scheduler.edge.text.tools.formats import ARGUMENTS_MARKER, MISTRAL, ToolFormat
 from coppice_scheduler.edge.text.tools.json_value import JsonValueEnd
@@ -45,7 +45,7 @@ class JsonCalls(CallParser):
             if not self.is_done:
                 yield from self._say_rest()
             return
-        while (yield from self._text()):
+        while (yield from self._text_before(self._opens)):
             yield from self._calls_in_turn()
             if self.is_done or self.is_open:
                 return
@@ -68,19 +68,6 @@ class JsonCalls(CallParser):
                 return True
             if not text or not _PYTHON_TAG.startswith(text) or not (yield from self._more()):
                 return first != "" and first in "{["
-
-    def _text(self) -> Found:
-        """Gives text up to where calls open. White space before them is dropped with them. False: none open."""
-        while True:
-            at = self._held.find(self._opens)
-            end = at if at >= 0 else len(self._held) - length_begun(self._held, self._opens)
-            self._say(max(len(self._held[:end].rstrip()), end - SPACE_MAX))
-            if at >= 0:
-                return True
-            if not (yield from self._more()):
-                if not self.num_calls or (self._held.strip() and not self._was_cut):
-                    self._say(len(self._held))
-                return False
 
     def _another(self) -> Found:
         """Whether a call follows without an opening. Else what closes calls is dropped."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator
 from typing import Any
 
-from coppice_scheduler.edge.text.markers import SPACE_MAX, length_begun, whole_characters
+from coppice_scheduler.edge.text.markers import whole_characters
 from coppice_scheduler.edge.text.tools.call_parser import CallParser, Found, Steps
 from coppice_scheduler.edge.text.tools.formats import ToolFormat
 from coppice_scheduler.edge.text.tools.json_value import JsonValueEnd
@@ -42,24 +42,11 @@ class XmlCalls(CallParser):
         self._texts = texts
 
     def _steps(self) -> Steps:
-        while (yield from self._text()):
+        while (yield from self._text_before(self._opens)):
             if (yield from self._call()):
                 self._end()
                 if self.is_done or self.is_open:
                     return
-
-    def _text(self) -> Found:
-        """Gives text up to where calls open. White space before them is dropped with them. False: none open."""
-        while True:
-            at = self._held.find(self._opens)
-            end = at if at >= 0 else len(self._held) - length_begun(self._held, self._opens)
-            self._say(max(len(self._held[:end].rstrip()), end - SPACE_MAX))
-            if at >= 0:
-                return True
-            if not (yield from self._more()):
-                if not self.num_calls or (self._held.strip() and not self._was_cut):
-                    self._say(len(self._held))
-                return False
 
     def _call(self) -> Found:
         """From its opening on. False: it is none; the opening is text then."""

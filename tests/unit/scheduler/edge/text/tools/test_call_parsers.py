@@ -21,7 +21,7 @@ from coppice_scheduler.edge.text.tools.formats import (
 )
 from coppice_scheduler.edge.text.tools.json_calls import PARSED_MAX, JsonCalls
 from coppice_scheduler.edge.text.tools.tool import ToolCall
-from tests.fakes.api.read_calls import NAMES, parser_of, read, taken
+from tests.fakes.api.read_calls import NAMES, in_pieces, parser_of, read, taken
 from tests.fakes.api.written_calls import written
 
 HERMES_F = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -121,8 +121,7 @@ def test_what_is_said_and_what_is_called(
 ) -> None:
     """`text` None: all of it is text."""
     for size in (1, 2, 3, 7, 1000):
-        pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
-        found = read(tool_format, pieces)
+        found = read(tool_format, in_pieces(answer, size))
         assert (found.text, found.calls) == (answer if text is None else text, calls)
         assert found.ids == [f"id{number}" for number in range(len(calls))]
 
@@ -172,7 +171,7 @@ def test_calls_are_read_as_they_are_written(
 ) -> None:
     calls = [ToolCall("", name, json.dumps(arguments, ensure_ascii=is_ascii)) for name, arguments in wanted]
     answer = written(tool_format, calls)
-    found = read(tool_format, [answer[at : at + size] for at in range(0, len(answer), size)])
+    found = read(tool_format, in_pieces(answer, size))
     assert found.text == ""
     assert found.calls == [(call.name, call.arguments) for call in calls], "as the model wrote them"
 
@@ -195,7 +194,7 @@ def test_python_literals_become_json(wanted: list[tuple[str, dict[str, object]]]
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_texts_and_calls_come_in_the_order_in_which_they_were_written(size: int) -> None:
     answer = f"One {HERMES_F} two {HERMES_F}{HERMES_F} three"
-    found = read(HERMES, [answer[at : at + size] for at in range(0, len(answer), size)])
+    found = read(HERMES, in_pieces(answer, size))
     assert found.order == ["One", 0, " two", 1, 2, " three"]
 
 
@@ -206,7 +205,7 @@ def test_after_as_many_calls_as_there_may_be_the_answer_is_over(tool_format: Too
         calls = [ToolCall("", "f", XML_ARGUMENT[tool_format.name])] * 3
     answer = "[f(a=1), f(a=1), f(a=1)]" if tool_format.is_python else written(tool_format, calls)
     for size in (1, 1000):
-        found = read(tool_format, [answer[at : at + size] for at in range(0, len(answer), size)], calls_max=2)
+        found = read(tool_format, in_pieces(answer, size), calls_max=2)
         assert (found.text, found.calls, found.is_done) == ("", [("f", '{"a": 1}')] * 2, True)
         parser = parser_of(tool_format, calls_max=1)
         for piece in (answer, answer):
@@ -251,8 +250,7 @@ def test_an_answer_that_was_cut_has_no_rest_of_an_opening_and_no_call_that_looks
     tool_format: ToolFormat, answer: str, text: str, calls: list[tuple[str, str]]
 ) -> None:
     for size in (1, 3, 1000):
-        pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
-        found = read(tool_format, pieces, was_cut=True)
+        found = read(tool_format, in_pieces(answer, size), was_cut=True)
         assert (found.text, found.calls) == (text, calls)
         assert found.is_open == bool(calls and not calls[0][1].endswith("}"))
 

@@ -12,7 +12,7 @@ from coppice_scheduler.edge.text.tools.formats import GLM45, QWEN3_CODER, ToolFo
 from coppice_scheduler.edge.text.tools.json_value import JsonValueEnd
 from coppice_scheduler.edge.text.tools.tool import ToolCall
 from coppice_scheduler.edge.text.tools.xml_calls import text_arguments
-from tests.fakes.api.read_calls import read
+from tests.fakes.api.read_calls import in_pieces, read
 from tests.fakes.api.written_calls import written
 
 QWEN_F = (
@@ -43,7 +43,7 @@ def test_what_is_said_and_what_is_called(
 ) -> None:
     """`text` None: all of it is text."""
     for size in (1, 2, 3, 7, 1000):
-        found = read(tool_format, [answer[at : at + size] for at in range(0, len(answer), size)])
+        found = read(tool_format, in_pieces(answer, size))
         assert (found.text, found.calls) == (answer if text is None else text, calls)
 
 
@@ -63,8 +63,7 @@ def test_an_answer_that_was_cut_has_no_rest_of_an_opening_and_no_call_that_looks
     tool_format: ToolFormat, answer: str, text: str, calls: list[tuple[str, str]]
 ) -> None:
     for size in (1, 3, 1000):
-        pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
-        found = read(tool_format, pieces, was_cut=True)
+        found = read(tool_format, in_pieces(answer, size), was_cut=True)
         assert (found.text, found.calls) == (text, calls)
         assert found.is_open == bool(calls and not calls[0][1].endswith("}"))
 
@@ -102,7 +101,7 @@ def test_values_of_xml_become_json_whatever_is_in_them(
     wanted = [{**each, "c": [closing]} if "c" in each else each for each in wanted]
     values = ("".join(xml_value(tool_format, key, value) for key, value in each.items()) for each in wanted)
     answer = written(tool_format, [ToolCall("", "f", value) for value in values])
-    found = read(tool_format, [answer[at : at + size] for at in range(0, len(answer), size)])
+    found = read(tool_format, in_pieces(answer, size))
     assert (found.text, found.is_open) == ("", False)
     assert [json.loads(arguments) for _, arguments in found.calls] == wanted
     assert found == read(tool_format, [answer])
