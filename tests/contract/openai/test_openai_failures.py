@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 from contextlib import ExitStack
-from itertools import pairwise
 
 import httpx
 import openai
 import pytest
-import uvicorn
 from prometheus_client import generate_latest
-from starlette.applications import Starlette
 
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
-from coppice_scheduler.edge.http_server import ACCEPTS_PER_TURN, uvicorn_config
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, echo, unpack
 from tests.fakes.api.rest import MODEL, WAIT_S, Served, error_of, events_of, read_until_closed, serving
@@ -181,18 +176,65 @@ def test_too_many_headers_and_too_many_requests() -> None:
 
 
 def test_one_connection_too_many_is_told_so_and_hurts_nobody() -> None:
-    with serving(max_connections=2, excess_connections=1, excess_timeout_s=1.0) as served:
-        with served.connect(), served.connect():
-            response = served.complete()
-            assert error_of(response, 503)["code"] == "too_many_connections"
-            assert (response.headers["retry-after"], response.headers["connection"]) == ("1", "close")
-            with served.connect() as silent:
-                assert read_until_closed(silent) == b"", "closed before its time as a client that is served"
-            with served.connect() as excess, served.connect() as beyond:
-                assert read_until_closed(beyond) == b""
-                excess.sendall(b"GET /healthz HTTP/1.1\r\n")
-                assert read_until_closed(excess).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    with serving(max_connections=2, excess_connections=2) as served, ExitStack() as open_:
+        for _ in range(2):
+            begun(open_.enter_context(served.connect()))
+        response = served.complete()
+        assert error_of(response, 503)["code"] == "too_many_connections"
+        assert (response.headers["retry-after"], response.headers["connection"]) == ("1", "close")
+        with served.connect() as excess:
+            excess.sendall(b"GET /healthz HTTP/1.1\r\n")
+            assert read_until_closed(excess).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        open_.close()
         assert served.complete().status_code == 200
+
+
+def test_connections_that_say_nothing_make_room_for_others() -> None:
+    """The one that has been silent longest goes first; nobody who has said something does."""
+    with serving(max_connections=3, excess_connections=1, header_timeout_s=3600.0) as served, ExitStack() as open_:
+        kept = open_.enter_context(served.connect())
+        begun(kept)
+        silent = [open_.enter_context(served.connect()) for _ in range(5)]
+        assert [read_until_closed(connection) for connection in silent[:2]] == [b""] * 2
+        assert served.complete().status_code == 200
+        assert read_until_closed(silent[2]) == b""
+        silent[4].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert is_healthy(silent[4])
+        kept.sendall(b"Host: x\r\n\r\n")
+        assert is_healthy(kept)
+
+
+def test_with_no_room_and_nobody_silent_newcomers_are_cut() -> None:
+    with serving(max_connections=1, excess_connections=0) as served, served.connect() as kept:
+        begun(kept)
+        with served.connect() as beyond:
+            assert read_until_closed(beyond) == b""
+        kept.sendall(b"Host: x\r\n\r\n")
+        assert is_healthy(kept)
+
+
+def test_a_connection_that_says_nothing_is_cut_in_time() -> None:
+    with serving(header_timeout_s=0.5) as served, served.connect() as silent:
+        assert read_until_closed(silent) == b""
+        assert served.complete().status_code == 200
+
+
+def begun(connection: socket.socket) -> None:
+    """A request without its end, which the front door has begun to read."""
+    connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert is_healthy(connection)
+    connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+
+
+def is_healthy(connection: socket.socket) -> bool:
+    """What the answer says, which may come in parts."""
+    answer = b""
+    while not answer.endswith(b"ok\n"):
+        part = connection.recv(65536)
+        if not part:
+            return False
+        answer += part
+    return answer.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\r\n\r\n", b"GET /\r\n\r\n"])
@@ -212,26 +254,3 @@ def test_what_is_no_http_is_refused_and_not_written_to_the_log(
     upgrade = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
     assert answer_to(upgrade).startswith(b"HTTP/1.1 200 OK")
     assert caplog.messages == []
-
-
-def test_a_crowd_of_new_connections_leaves_others_their_turns() -> None:
-    """asyncio would accept as many at once as may wait."""
-
-    async def most_at_once(num_clients: int) -> int:
-        with socket.create_server(("127.0.0.1", 0), backlog=num_clients) as listener, ExitStack() as clients:
-            for _ in range(num_clients):
-                clients.enter_context(socket.create_connection(listener.getsockname()))
-            server = uvicorn.Server(uvicorn_config(Starlette(), "127.0.0.1", 0))
-            server.config.load()
-            server.lifespan = server.config.lifespan_class(server.config)
-            await server.startup([listener])
-            connections, turns = server.server_state.connections, [0]
-            while turns[-1] < num_clients:
-                await asyncio.sleep(0)
-                turns.append(len(connections))
-            for connection in list(connections):
-                connection.transport.abort()
-            server.servers[0].close()
-            return max(after - before for before, after in pairwise(turns))
-
-    assert asyncio.run(most_at_once(100)) <= ACCEPTS_PER_TURN + 1

@@ -9,7 +9,6 @@ in the first frame. The planner's process says when to end; a front door that lo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import select
@@ -19,10 +18,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from coppice.edge.wire import Splitter, packed
@@ -32,14 +29,14 @@ from coppice.telemetry.logs import configure_logging
 from coppice.telemetry.traces import Tracing, configure_tracing
 from coppice.tenants.directory import TenantDirectory
 from coppice.tls.identity import Role
-from coppice_scheduler.edge.base.file_limit import BACKLOG, connections_within_limit
+from coppice_scheduler.edge.base.file_limit import connections_within_limit
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics, merged_registry
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import Generation
 from coppice_scheduler.edge.grpc.server import ConnectionLimits, GenerationServer
 from coppice_scheduler.edge.http.field_table import UnknownFields
-from coppice_scheduler.edge.http_server import HttpLimits, uvicorn_config
+from coppice_scheduler.edge.http_server import HttpLimits, HttpServer, uvicorn_config
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
     FROM_DOOR,
@@ -58,28 +55,6 @@ SERVICE = "coppice-scheduler"  # in traces
 CLOSE_GRACE_S = 2.0  # for answers that are complete to reach their clients
 CUT_GRACE_S = 0.5  # for what is left after that to hear that it was cut off
 ORPHAN_S = CLOSE_GRACE_S + 1.0  # a front door without a planner lives no longer
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, and with a longer queue before it than it accepts in one turn."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def stop_listening(self) -> None:
-        for server in self.servers if self.started else ():
-            server.close()
-
-    def cut_off(self) -> None:
-        """End all connections, whatever their clients have not read."""
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
 
 
 def main() -> int:
@@ -162,7 +137,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     limits = HttpLimits(max_connections=connections.rest)
     tls = settings.public_tls()
     app = create_app(frontdoor, registry, unknown_fields=UnknownFields(settings.unknown_fields))
-    rest = _Server(uvicorn_config(app, settings.host, settings.port, limits, tls, settings.cors_origins))
+    rest = HttpServer(uvicorn_config(app, settings.host, settings.port, limits, tls, settings.cors_origins), limits)
     grpc_limits = ConnectionLimits(connections.grpc)
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()

@@ -1,8 +1,8 @@
 """Limits of the HTTP listener that uvicorn leaves open: slow senders, slow readers, too many of either.
 
-    connection made --10 s--> headers complete --30 s (in the app)--> body complete --> answer
-         |                                                              write buffer full --10 s--> aborted
-         +-- one too many: 503 at its first bytes, without reading them; closed at 1 s if it sends none
+    accepted --10 s--> first byte --10 s--> headers complete --30 s (in the app)--> body complete --> answer
+                           |                                            write buffer full --10 s--> aborted
+                           +-- one too many: 503, without reading it
 
 A client that does not read in time loses its connection; the request behind it is cancelled by the disconnect.
 """
@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,16 +24,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coppice.tls.entrance import HANDSHAKE_S, HANDSHAKES_MAX, Handshakes, TlsEntrance, behind_tls
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
+from coppice_scheduler.edge.base.file_limit import BACKLOG
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.base.request_id import HEADER, request_id_of
 from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http.request_ids import RequestIds
 from coppice_scheduler.edge.rest_app import error_response
+from coppice_scheduler.edge.silent_connections import SilentConnections
 
 _BUSY_RETRY_MS = 1000
-# asyncio takes so many of them before anybody else has a turn, and calls that the backlog as well: who opens thousands
-# of connections at once would stop all streams for as long as they take.
-ACCEPTS_PER_TURN = 32
 # Of one connection, in one turn; asyncio has 256 KiB, and many large bodies may come at once.
 READ_BYTES = 64 * 1024
 # What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.
@@ -52,7 +52,7 @@ class HttpLimits:
     max_connections: int = 10_000
     max_handshakes: int = HANDSHAKES_MAX  # at once; above it whoever has been at it longest is cut
     handshake_timeout_s: float = HANDSHAKE_S
-    excess_connections: int = 256  # above them and as many, they are cut without a word
+    excess_connections: int = 256  # above them and as many, the silent are cut, or newcomers where none is silent
     excess_timeout_s: float = 1.0
 
 
@@ -80,8 +80,52 @@ def uvicorn_config(
         proxy_headers=False,
         timeout_keep_alive=limits.keep_alive_s,
         h11_max_incomplete_event_size=limits.max_header_bytes,
-        backlog=ACCEPTS_PER_TURN,
     )
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn with a listener that keeps silent connections apart, and without its own signal handlers.
+
+    `serve` wants the sockets to listen on. `config`: of `uvicorn_config`, with the same limits.
+    """
+
+    def __init__(self, config: uvicorn.Config, limits: HttpLimits | None = None) -> None:
+        super().__init__(config)
+        self._limits = limits or HttpLimits()
+        self._listeners: list[SilentConnections] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+            self._listeners.append(self._listens_on(listener))
+        self.servers = self._listeners  # type: ignore[assignment]  # it closes them
+        self.started = True
+
+    def _listens_on(self, listener: socket.socket) -> SilentConnections:
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        limits = self._limits
+        return SilentConnections(
+            listener,
+            lambda: make(config=self.config, **state),
+            num_open=lambda: len(self.server_state.connections),
+            connections_max=limits.max_connections + limits.excess_connections,
+            timeout_s=limits.header_timeout_s,
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def cut_off(self) -> None:
+        """End all connections, whatever their clients have not read."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class _Guard:
@@ -141,11 +185,7 @@ class _LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        excess = len(self.connections) - self.limits.max_connections
-        if excess > self.limits.excess_connections:
-            transport.abort()
-            return
-        self._is_excess = excess > 0
+        self._is_excess = len(self.connections) > self.limits.max_connections
         transport.set_write_buffer_limits(high=self.limits.send_buffer_bytes)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own name
         raw = transport.get_extra_info("socket")
