@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from coppice_bench.processor_time import processor_time_s
 from coppice_bench.report import describe_run, note, rounded
 from coppice_bench.serve.fleet import Gathered, run_part
 from coppice_bench.serve.load.client import Part
@@ -40,7 +39,6 @@ LOADS: dict[str, dict[str, Any]] = {
     },
     "alone": {"requests": 4, "concurrency": 1, "input_tokens": 256, "output_tokens": 64},
 }
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Peer:
@@ -51,20 +49,7 @@ class Peer:
 
     def cpu_s(self) -> float:
         """Processor time of the process and all below it, so far."""
-        parents, ticks = {}, {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(folder.name)] = int(fields[1])
-            ticks[int(folder.name)] = int(fields[11]) + int(fields[12])
-        return sum(spent for pid, spent in ticks.items() if self._is_below(pid, parents)) / _TICKS_PER_S
-
-    def _is_below(self, pid: int, parents: dict[int, int]) -> bool:
-        while pid and pid != self.pid:
-            pid = parents.get(pid, 0)
-        return pid == self.pid != 0
+        return processor_time_s(self.pid)
 
 
 def measure(peer: Peer, load: dict[str, Any]) -> dict[str, float]:

@@ -12,6 +12,10 @@ sessions and TLS for clients, certificates on curve P-256. Only one of them has 
 Of a round the median of its times to the first token counts, and its output tokens per second. `added_ms` is the median
 over rounds of TLS minus none, `ratio` that of TLS over none, each with the quartiles and ends of its rounds beside it.
 `within` says whether they keep to 0.3 ms and 3 percent. The first round warms up and is left out.
+
+Our client shares the processors with the stack and does TLS as well. `cpu_us_per_token` tells processor time of a load
+for an output token, by process: what TLS added to the scheduler and its front doors is ours, what it added to the
+client is not.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ import numpy as np
 
 from benchmarks.serve_model import write_model
 from coppice.errors import CoppiceError
+from coppice_bench.processor_time import processor_time_s
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
 from coppice_bench.serve.fleet import Gathered, run_part
 from coppice_bench.serve.load.answer import Answer
@@ -62,6 +67,7 @@ class Rounds:
     idle_ms: list[float] = field(default_factory=list)
     fresh_ms: list[float] = field(default_factory=list)
     output_tok_s: list[float] = field(default_factory=list)
+    cpu_us_per_token: dict[str, list[float]] = field(default_factory=dict)  # by process
 
 
 class Asker:
@@ -110,16 +116,27 @@ async def single_requests(stacks: dict[str, Stack], count: int, *, is_fresh: boo
     return {name: median(found) for name, found in times.items()}
 
 
-def output_tok_s(stack: Stack, requests: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Load:
+    output_tok_s: float
+    cpu_us_per_token: dict[str, float]
+
+
+def under_load(stack: Stack, requests: int) -> Load:
     """Raises CoppiceError when a request fails."""
     options = ServeOptions(url=stack.url, requests=requests, concurrency=32, input_tokens=256, output_tokens=64)
     options.check()
     gathered = Gathered()
-    run_part(Part(options, look(options), secrets.randbits(62)), gathered, lambda record: None)
+    part = Part(options, look(options), secrets.randbits(62))
+    before_s = {name: processor_time_s(pid) for name, pid in stack.pids.items()}
+    run_part(part, gathered, lambda record: None)
+    cpu_s = {name: processor_time_s(pid) - before_s[name] for name, pid in stack.pids.items()}
+    cpu_s["client"] = gathered.client_cpu_s
     found = summary(gathered.records, options, gathered.start_s)
     if found["errors"]:
         raise CoppiceError(f"the load failed: {found['errors']}")
-    return float(found["output_tok_s"])
+    num_tokens = found["requests"] * found["output_tokens_mean"]
+    return Load(float(found["output_tok_s"]), {name: spent * 1e6 / num_tokens for name, spent in cpu_s.items()})
 
 
 def measure(stacks: dict[str, Stack], rounds: int, requests: int, load: int) -> dict[str, Rounds]:
@@ -128,15 +145,17 @@ def measure(stacks: dict[str, Stack], rounds: int, requests: int, load: int) -> 
         note(f"round {number} of {rounds}" + ("" if number else ", which warms up"))
         idle = asyncio.run(single_requests(stacks, requests, is_fresh=False))
         fresh = asyncio.run(single_requests(stacks, requests, is_fresh=True))
-        rates = {}
+        loads = {}
         for name in list(stacks) if number % 2 else reversed(list(stacks)):
-            rates[name] = output_tok_s(stacks[name], load)
+            loads[name] = under_load(stacks[name], load)
             time.sleep(SETTLE_S)
         if number:
             for name, of_stack in found.items():
                 of_stack.idle_ms.append(idle[name])
                 of_stack.fresh_ms.append(fresh[name])
-                of_stack.output_tok_s.append(rates[name])
+                of_stack.output_tok_s.append(loads[name].output_tok_s)
+                for process, spent_us in loads[name].cpu_us_per_token.items():
+                    of_stack.cpu_us_per_token.setdefault(process, []).append(spent_us)
     return found
 
 
@@ -154,6 +173,10 @@ def compared(none: Rounds, tls: Rounds) -> dict[str, Any]:
             "none_output_tok_s": median(none.output_tok_s),
             "tls_output_tok_s": median(tls.output_tok_s),
             "ratio": ratio,
+            "cpu_us_per_token": {
+                process: {"none": median(before), "tls": median(tls.cpu_us_per_token[process])}
+                for process, before in none.cpu_us_per_token.items()
+            },
         },
         "within": {
             "idle": added["idle"]["median"] <= ADDED_MS_MAX,

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coppice.errors import CoppiceError
@@ -46,13 +46,14 @@ class StackOptions:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One that serves. `ca` is what clients of `url` have to trust, None without TLS."""
+    """One that serves. `ca` is what clients of `url` have to trust, None without TLS. `pids`: of each service."""
 
     url: str
     host: str
     port: int
     grpc_port: int
     ca: Path | None
+    pids: Mapping[str, int] = field(default_factory=dict)
 
 
 @contextmanager
@@ -63,7 +64,8 @@ def running(options: StackOptions) -> Iterator[Stack]:
         commands, stack = _commands(options, folder)
         processes = [children.enter_context(_process(name, argv, folder)) for name, argv in commands.items()]
         _wait_ready(stack, processes, folder)
-        yield stack
+        pids = {name: process.pid for name, process in zip(commands, processes, strict=True)}
+        yield replace(stack, pids=pids)
 
 
 def _commands(options: StackOptions, folder: Path) -> tuple[dict[str, list[str]], Stack]:
