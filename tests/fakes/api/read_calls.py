@@ -24,6 +24,13 @@ class Read:
     is_done: bool = False
     is_open: bool = False
 
+    def say(self, texts: list[str]) -> None:
+        """These come next, as one text; then there are none any more."""
+        if text := "".join(texts):
+            self.text += text
+            self.order.append(text)
+        texts.clear()
+
 
 def taken(parser: CallParser) -> tuple[str, list[CallDelta]]:
     """Text and calls apart."""
@@ -52,6 +59,7 @@ def in_pieces(answer: str, size: int) -> list[str]:
 
 def read(tool_format: ToolFormat, pieces: list[str], calls_max: int | None = None, *, was_cut: bool = False) -> Read:
     parser, found = parser_of(tool_format, calls_max), Read()
+    whole, said = "".join(pieces), list[str]()  # texts since the latest call: joined once, since answers here are long
     for piece in [*pieces, None]:
         if piece is None:
             parser.flush(was_cut=was_cut)
@@ -62,12 +70,10 @@ def read(tool_format: ToolFormat, pieces: list[str], calls_max: int | None = Non
         assert len({*indexes}) == len(indexes), "a piece of each call at most"
         for delta in new:
             if isinstance(delta, Said):
-                assert "".join(pieces)[: delta.end].endswith(delta.text), "it is told where it stands"
-                found.text += delta.text
-                if found.order and isinstance(found.order[-1], str):
-                    delta = Said(f"{found.order.pop()}{delta.text}", delta.end)
-                found.order.append(delta.text)
+                assert whole[delta.end - len(delta.text) : delta.end] == delta.text, "it is told where it stands"
+                said.append(delta.text)
                 continue
+            found.say(said)
             if delta.index not in found.order:
                 found.order.append(delta.index)
             assert found.order[-1] == delta.index, "nothing is said within a call"
@@ -80,6 +86,7 @@ def read(tool_format: ToolFormat, pieces: list[str], calls_max: int | None = Non
                 assert not delta.call_id
             name, arguments = found.calls[delta.index]
             found.calls[delta.index] = (name, arguments + delta.arguments)
+    found.say(said)
     assert parser.num_calls == len(found.calls)
     found.is_done, found.is_open = parser.is_done, parser.is_open
     return found

@@ -16,15 +16,15 @@ from typing import Any
 
 from coppice.grammar import GrammarError
 from coppice_scheduler.edge.text.output_format import json_schema
-from coppice_scheduler.edge.text.tools.formats import ARGUMENTS_MARKER, LLAMA3_JSON, NAME_PLACE, ToolFormat
-from coppice_scheduler.edge.text.tools.tool import ToolUse
+from coppice_scheduler.edge.text.tools.formats import ARGUMENTS_MARKER, LLAMA3_JSON, MARKERS, NAME_PLACE, ToolFormat
+from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse
+from coppice_scheduler.edge.text.tools.xml_arguments import RULE, XmlArguments, is_plain
 
 TokenOf = Callable[[str], int | None]
-ARGUMENTS_RULE = "args_"  # and the place of the tool
 # What the reader of calls without an opening takes for text: its first character is none that begins JSON.
 _BLANK = r"[\s\x1c-\x1f]*"
 _NO_BARE_CALL = rf"TEXT: /{_BLANK}[^{{\[\s\x1c-\x1f](.|\n)*/ & ~/{_BLANK}<\|python_tag\|>(.|\n)*/"
-_ARGUMENTS = re.compile(rf"{ARGUMENTS_RULE}(\d+):")
+_ARGUMENTS = re.compile(rf"(?:{RULE}|json_)(\d+)[_\d]*:")
 _COMPLAINT = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| .*)?$", re.DOTALL)  # and the lines around it
 _ABOUT_PROPERTIES = frozenset(
     {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "anyOf", "oneOf", "allOf", "if"}
@@ -34,9 +34,18 @@ _ANY = r"/(.|\n)*/"
 _AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def format_for_grammar(tool_format: ToolFormat) -> ToolFormat:
-    """A JSON schema says how JSON is written, so forced calls of other syntaxes are written as JSON."""
-    return tool_format if tool_format.has_grammar else LLAMA3_JSON
+def can_be_bound(use: ToolUse, tool_format: ToolFormat) -> bool:
+    """Whether calls of these tools have a grammar in the syntax of the family. Raises GrammarError."""
+    xml = tool_format.xml
+    if xml is None:
+        return tool_format.is_json
+    return all(is_plain(_parameters(tool), xml) for tool in use.allowed)
+
+
+def format_for_grammar(use: ToolUse, tool_format: ToolFormat) -> ToolFormat:
+    """A JSON schema says how JSON is written: calls that cannot be bound otherwise are forced as JSON. Raises
+    GrammarError."""
+    return tool_format if can_be_bound(use, tool_format) else LLAMA3_JSON
 
 
 def calls_grammar(use: ToolUse, tool_format: ToolFormat, token_of: TokenOf, answer_schema: str | None = None) -> str:
@@ -67,7 +76,9 @@ class _Writing:
 
     def __init__(self, tool_format: ToolFormat, token_of: TokenOf) -> None:
         self._format = tool_format
-        self._markers = tuple(filter(None, (tool_format.opens, tool_format.closes, ARGUMENTS_MARKER)))
+        xml = "" if tool_format.xml is None else tool_format.xml.argument
+        within = (marker for marker in MARKERS if marker in xml)
+        self._markers = tuple(filter(None, (tool_format.opens, tool_format.closes, ARGUMENTS_MARKER, *within)))
         self._token_of = token_of
 
     def calls(self, use: ToolUse) -> list[str]:
@@ -89,14 +100,23 @@ class _Writing:
         tools = [(place, tool) for place, tool in enumerate(use.tools) if tool.name in use.names]
         lines = ["call: " + " | ".join(f"call_{place}" for place, _ in tools)]
         for place, tool in tools:
-            arguments = f"{ARGUMENTS_RULE}{place}"
-            written = self._joined(before.replace(NAME_PLACE, tool.name), arguments, "", self._format.after)
+            written = self._joined(before.replace(NAME_PLACE, tool.name), f"{RULE}{place}", "", self._format.after)
             try:
-                schema = _schema_text(_closed(json_schema(tool.parameters)), is_strict=tool.is_strict)
+                lines += [f"call_{place}: {written}", *self._arguments(place, tool)]
             except GrammarError as error:
                 raise GrammarError(f"the parameters of {tool.name}: {error}") from None
-            lines += [f"call_{place}: {written}", f"{arguments}: %json {schema}"]
         return lines
+
+    def _arguments(self, place: int, tool: Tool) -> list[str]:
+        parameters, xml = _parameters(tool), self._format.xml
+        if xml is None:
+            return [f"{RULE}{place}: %json {_schema_text(parameters, is_strict=tool.is_strict)}"]
+
+        def described(schema: dict[str, Any]) -> str:
+            return _schema_text(schema, is_strict=tool.is_strict)
+
+        has_token = self._token_of(xml.value_closes) is not None
+        return XmlArguments(xml, self._literal, described, has_token).rules(place, parameters)
 
     def _joined(self, before: str, rule: str, more: str = "", after: str = "") -> str:
         return " ".join(filter(None, (self._literal(before), rule, more, self._literal(after))))
@@ -120,6 +140,11 @@ def what_is_wrong(grammar: str, problem: str) -> tuple[int | None, str]:
     number = int(found[1])
     rule = _ARGUMENTS.match(lines[number - 1]) if number <= len(lines) else None
     return int(rule[1]) if rule else None, found[2]
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of its arguments. Raises GrammarError."""
+    return _closed(json_schema(tool.parameters))
 
 
 def _closed(parameters: dict[str, Any]) -> dict[str, Any]:

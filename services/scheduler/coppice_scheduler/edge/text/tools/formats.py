@@ -1,5 +1,5 @@
 """How families of models write calls of tools. A format is data: one reader and one grammar serve all whose arguments
-are JSON. Python's syntax and XML have a reader each.
+are JSON. Python's syntax and XML have a reader each, XML rules of its own in the grammar.
 
     hermes        <tool_call>\\n{"name": "f", "arguments": {"a": 1}}\\n</tool_call>
     llama3_json   {"name": "f", "parameters": {"a": 1}}; {...}       instead of text
@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 NAME_PLACE = "NAME"  # in `before`
+KEY_PLACE, VALUE_PLACE = "KEY", "VALUE"  # in `argument`
 ARGUMENTS_MARKER = "[ARGS]"
 
 
 @dataclass(frozen=True, slots=True)
 class XmlSyntax:
-    """What stands around names and values. Those of names and keys are regexes."""
+    """What stands around names and values. Those of names and keys are regexes; `argument` is how one is written."""
 
     name_opens: str
     name_closes: str
@@ -34,7 +35,9 @@ class XmlSyntax:
     key_closes: str
     value_closes: str
     closings: tuple[str, ...]
+    argument: str
     space: str = ""  # of which one is dropped on each side of a value
+    has_python_words: bool = False  # True, False and None, where no other JSON is around them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ class ToolFormat:
         return not self.opens
 
     @property
-    def has_grammar(self) -> bool:
-        """Whether calls can be bound as the family writes them."""
+    def is_json(self) -> bool:
+        """Whether arguments are JSON, so that any schema of them is a grammar."""
         return not self.is_python and self.xml is None
 
     def new_id(self) -> str:
@@ -106,7 +109,17 @@ QWEN3_CODER = ToolFormat(
     between="\n",
     opens="<tool_call>",
     closes="</tool_call>",
-    xml=XmlSyntax("<function=", ">", "<parameter=", ">", "</parameter>", ("</function>", "</tool_call>"), space="\n"),
+    xml=XmlSyntax(
+        name_opens="<function=",
+        name_closes=">",
+        key_opens="<parameter=",
+        key_closes=">",
+        value_closes="</parameter>",
+        closings=("</function>", "</tool_call>"),
+        argument="<parameter=KEY>\nVALUE\n</parameter>\n",
+        space="\n",
+        has_python_words=True,
+    ),
 )
 GLM45 = ToolFormat(
     name="glm45",
@@ -116,7 +129,13 @@ GLM45 = ToolFormat(
     opens="<tool_call>",
     closes="</tool_call>",
     xml=XmlSyntax(
-        "", "(?=<arg_key>|</tool_call>)", "<arg_key>", r"</arg_key>\s*<arg_value>", "</arg_value>", ("</tool_call>",)
+        name_opens="",
+        name_closes="(?=<arg_key>|</tool_call>)",
+        key_opens="<arg_key>",
+        key_closes=r"</arg_key>\s*<arg_value>",
+        value_closes="</arg_value>",
+        closings=("</tool_call>",),
+        argument="<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
     ),
 )
 

@@ -50,6 +50,7 @@ class ToolUse:
     calls_max: int | None = None  # in one answer; None: any number
     # Tools with their arguments whose values are strings, where a parser has to know: XML has no quotes.
     texts: frozenset[tuple[str, str]] = frozenset()
+    in_json: bool = False  # forced calls are written as JSON, which is not how the family writes them
 
     @property
     def allowed(self) -> tuple[Tool, ...]:

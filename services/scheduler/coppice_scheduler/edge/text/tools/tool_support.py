@@ -11,9 +11,9 @@ from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.text.chat import ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
 from coppice_scheduler.edge.text.output_format import ANY_OBJECT, FormatKind, OutputFormat
-from coppice_scheduler.edge.text.tools.call_grammar import calls_grammar, format_for_grammar, text_grammar
+from coppice_scheduler.edge.text.tools.call_grammar import calls_grammar, can_be_bound, format_for_grammar, text_grammar
 from coppice_scheduler.edge.text.tools.call_parser import CallParser
-from coppice_scheduler.edge.text.tools.formats import FORMATS, ToolFormat, format_of_template
+from coppice_scheduler.edge.text.tools.formats import FORMATS, LLAMA3_JSON, ToolFormat, format_of_template
 from coppice_scheduler.edge.text.tools.json_calls import JsonCalls
 from coppice_scheduler.edge.text.tools.python_calls import PythonCalls
 from coppice_scheduler.edge.text.tools.tool import ToolMode, ToolUse
@@ -55,42 +55,42 @@ class ToolSupport:
 
     def ignores_strict(self, use: ToolUse) -> bool:
         """Whether tools are strict, and that changes nothing here."""
-        is_free = use.mode is ToolMode.AUTO and self._format is not None and not self._format.has_grammar
-        return is_free and any(tool.is_strict for tool in use.allowed)
+        if use.mode is not ToolMode.AUTO or self._format is None or not any(tool.is_strict for tool in use.allowed):
+            return False
+        return not can_be_bound(use, self._format)
 
     def read_by(self, use: ToolUse) -> ToolUse:
         """What `parser` needs of it."""
-        is_xml = self._format is not None and self._format.xml is not None
-        pairs = ((tool.name, name) for tool in use.allowed if is_xml for name in text_arguments(tool.parameters))
-        return replace(use, tools=(), texts=frozenset(pairs))
+        if self._format is None or self._format.xml is None:
+            return replace(use, tools=())
+        pairs = ((tool.name, name) for tool in use.allowed for name in text_arguments(tool.parameters))
+        in_json = use.mode is ToolMode.REQUIRED and not can_be_bound(use, self._format)
+        return replace(use, tools=(), texts=frozenset(pairs), in_json=in_json)
 
     def parser(self, use: ToolUse) -> CallParser | None:
         """Reads one answer; None where nothing may be called. Of `use` it takes what `read_by` leaves."""
         if use.mode is ToolMode.NONE:
             return None
-        tool_format = self._written(use, self._format_or_refusal())
+        use = self.read_by(use) if use.tools else use
+        tool_format, is_forced = self._format_or_refusal(), use.mode is ToolMode.REQUIRED
+        if is_forced and (use.in_json or tool_format.is_python):
+            tool_format = LLAMA3_JSON
         if tool_format.is_python:
             return PythonCalls(use.names, tool_format.new_id, use.calls_max)
         if tool_format.xml is not None:
-            texts = (self.read_by(use) if use.tools else use).texts
-            return XmlCalls(tool_format, texts, use.names, tool_format.new_id, use.calls_max)
-        is_forced = use.mode is ToolMode.REQUIRED
+            return XmlCalls(tool_format, use.texts, use.names, tool_format.new_id, use.calls_max)
         return JsonCalls(tool_format, use.names, tool_format.new_id, use.calls_max, is_forced=is_forced)
 
     def _grammar(self, use: ToolUse, tool_format: ToolFormat, wanted: OutputFormat | None) -> str | None:
         token_of = self._raw.token_to_id
-        written = self._written(use, tool_format)
         if use.mode is ToolMode.REQUIRED:
-            return calls_grammar(use, written, token_of)
+            return calls_grammar(use, format_for_grammar(use, tool_format), token_of)
         if use.mode is ToolMode.NONE:
             return None
         if wanted is not None:
-            return calls_grammar(use, written, token_of, _schema_of(wanted, written))
+            return calls_grammar(use, tool_format, token_of, _schema_of(wanted, use, tool_format))
         is_bound = any(tool.is_strict for tool in use.allowed) or len(use.names) < len(use.tools)
-        return text_grammar(use, written, token_of) if is_bound and tool_format.has_grammar else None
-
-    def _written(self, use: ToolUse, tool_format: ToolFormat) -> ToolFormat:
-        return format_for_grammar(tool_format) if use.mode is ToolMode.REQUIRED else tool_format
+        return text_grammar(use, tool_format, token_of) if is_bound and can_be_bound(use, tool_format) else None
 
     def _format_or_refusal(self) -> ToolFormat:
         """Raises ApiError."""
@@ -105,9 +105,10 @@ class ToolSupport:
         return self._format
 
 
-def _schema_of(wanted: OutputFormat, written: ToolFormat) -> str:
-    """Of an answer that is no call. Raises ApiError."""
-    if wanted.kind not in (FormatKind.JSON, FormatKind.JSON_OBJECT) or not written.has_grammar or written.is_bare:
+def _schema_of(wanted: OutputFormat, use: ToolUse, written: ToolFormat) -> str:
+    """Of an answer that is no call. Raises ApiError, GrammarError."""
+    is_json = wanted.kind in (FormatKind.JSON, FormatKind.JSON_OBJECT)
+    if not is_json or written.is_bare or not can_be_bound(use, written):
         raise _unsupported(
             f"{TOOLS} cannot be combined with {wanted.field} here"
             + (": calls of this model look like an answer in JSON." if written.is_bare else ".")

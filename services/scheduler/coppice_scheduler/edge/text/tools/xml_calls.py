@@ -134,10 +134,11 @@ def text_arguments(parameters: str) -> frozenset[str]:
     schema: Any = json.loads(parameters)
     properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
     items = properties.items() if isinstance(properties, dict) else ()
-    return frozenset(name for name, each in items if isinstance(each, dict) and _is_text(each))
+    return frozenset(name for name, each in items if isinstance(each, dict) and is_text(each))
 
 
-def _is_text(schema: dict[str, Any]) -> bool:
+def is_text(schema: dict[str, Any]) -> bool:
+    """Whether a value that this describes is a string, and written without quotes."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if "type" not in schema and isinstance(values, list):
         return bool(values) and all(isinstance(value, str) for value in values)

@@ -64,15 +64,21 @@ class Vocabulary:
             return False
         return True
 
-    def random_answer(self, grammar: str, rng: random.Random) -> str:
+    def random_answer(self, grammar: str, rng: random.Random, ends: tuple[str, ...] = ()) -> str:
+        """`ends`: what ends a text that may be of any length, and which chance alone would hardly write."""
         matcher, ids = self.matcher(grammar), []
         words = np.zeros((self.size + 31) // 32, np.uint32)
+        begun: list[int] = []  # what is left of an end
         while len(ids) < 4000:
             matcher.fill(words)
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: self.size])
             if EOS in allowed and len(ids) > 60:
                 break
-            token = int(rng.choice(allowed.tolist()))
+            if not begun and ends and rng.random() < 0.1:
+                begun = self.raw.encode(rng.choice(ends), add_special_tokens=False).ids
+            if begun and begun[0] not in allowed:
+                begun = []
+            token = begun.pop(0) if begun else int(rng.choice(allowed.tolist()))
             if token == EOS:
                 break
             ids.append(token)
@@ -89,7 +95,7 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
 
 @pytest.fixture(params=FORMATS.values(), ids=lambda each: each.name)
 def tool_format(request: pytest.FixtureRequest) -> ToolFormat:
-    return format_for_grammar(request.param)
+    return format_for_grammar(REQUIRED, request.param)
 
 
 def test_forced_calls_are_written_as_the_family_writes_them(vocabulary: Vocabulary, tool_format: ToolFormat) -> None:

@@ -161,7 +161,7 @@ ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), JSON,
 
 
 @given(
-    st.sampled_from([each for each in FORMATS.values() if each.has_grammar]),
+    st.sampled_from([each for each in FORMATS.values() if each.is_json]),
     st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3),
     st.booleans(),
     st.integers(1, 9),

@@ -179,11 +179,34 @@ def test_when_an_answer_is_bound(name: str) -> None:
     part = replace(USE, tools=(TOOL, replace(TOOL, name="g")))
     assert is_bound(replace(USE, mode=ToolMode.REQUIRED))
     assert not is_bound(USE)
-    assert is_bound(strict) == (name not in READERS), "no grammar knows these"
-    assert is_bound(part) == (name not in READERS)
-    assert tools.ignores_strict(strict) == (name in READERS)
+    assert is_bound(strict) == (name != "pythonic"), "no grammar knows it"
+    assert is_bound(part) == (name != "pythonic")
+    assert tools.ignores_strict(strict) == (name == "pythonic")
     assert not tools.ignores_strict(USE)
     assert not tools.ignores_strict(replace(strict, mode=ToolMode.REQUIRED))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+def test_calls_in_xml_whose_schema_says_what_xml_cannot(name: str) -> None:
+    """Forced as JSON and read as JSON; free where nothing forces them."""
+    tools = support(TEMPLATES[name])
+    dated = replace(TOOL, parameters='{"properties": {"a": {"type": "string", "format": "date"}}}', is_strict=True)
+    free = replace(USE, tools=(dated,))
+    forced = replace(free, mode=ToolMode.REQUIRED)
+    assert tools.output_format(free, None) is None
+    assert tools.ignores_strict(free)
+    assert isinstance(tools.parser(free), XmlCalls)
+    grammar = tools.output_format(forced, None)
+    assert grammar is not None
+    assert '"parameters' in str(grammar.value)
+    for use in (forced, tools.read_by(forced)):
+        parser = tools.parser(use)
+        assert parser is not None
+        parser.feed('{"name": "f", "parameters": {"a": "2026-01-02"}}')
+        assert "".join(each.arguments for each in parser.take() if isinstance(each, CallDelta)) == '{"a": "2026-01-02"}'
+    plain = replace(USE, mode=ToolMode.REQUIRED)
+    for use in (plain, tools.read_by(plain)):
+        assert isinstance(tools.parser(use), XmlCalls)
 
 
 def test_a_form_beside_tools() -> None:
@@ -199,7 +222,7 @@ def test_a_form_beside_tools() -> None:
     for name, wanted in (
         ("hermes", replace(form, kind=FormatKind.REGEX, value="a")),
         ("llama3_json", form),
-        ("glm45", form),
+        ("pythonic", form),
     ):
         with pytest.raises(ApiError, match="tools cannot be combined with response_format"):
             support(TEMPLATES[name]).output_format(USE, wanted)
