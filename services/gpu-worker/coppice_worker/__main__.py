@@ -142,7 +142,7 @@ def _drain(service: WorkerService, stopping: StopRequests, drain_s: float) -> No
     if sequences := service.running().sequences:
         text = "stopping: %d running sequences get %.0f s to end; a second signal cuts them"
         _log.info(text, sequences, drain_s)
-    if not service.drain(lambda seconds: stopping.cuts_within(seconds) or time.monotonic() >= ends_s):
+    if not service.drain(lambda seconds: stopping.cuts_within(seconds) or time.monotonic() >= ends_s, ends=True):
         _log.warning("%d running sequences are cut", service.running().sequences)
 
 

@@ -50,6 +50,7 @@ RPCS: Mapping[str, frozenset[Role]] = {
     f"{_ADMIN}ListPins": _OPERATOR,
     f"{_ADMIN}Watch": _OPERATOR,
     f"{_WORKERS}Drain": _OPERATOR,
+    f"{_WORKERS}Undrain": _OPERATOR,
     f"{_WORKERS}Stats": _OPERATOR,
     f"{_REFLECTION}ServerReflectionInfo": _OPERATOR,
     "/grpc.health.v1.Health/Check": _ALL,

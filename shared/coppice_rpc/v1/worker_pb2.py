@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oppice_rpc/v1/worker.proto\x12\x0e\x63oppice_rpc.v1\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x14\n\x12WorkerStatsRequest\"\xa7\x01\n\x13WorkerStatsResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x03 \x01(\x04\x12\x16\n\x0etokens_sampled\x18\x04 \x01(\x04\x12\x10\n\x08refusals\x18\x05 \x01(\x04\x12\x11\n\tsequences\x18\x06 \x01(\x04\x12\x15\n\rblocks_in_use\x18\x07 \x01(\x04\x32\xa0\x01\n\x06Worker\x12\x44\n\x05\x44rain\x12\x1c.coppice_rpc.v1.DrainRequest\x1a\x1d.coppice_rpc.v1.DrainResponse\x12P\n\x05Stats\x12\".coppice_rpc.v1.WorkerStatsRequest\x1a#.coppice_rpc.v1.WorkerStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oppice_rpc/v1/worker.proto\x12\x0e\x63oppice_rpc.v1\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x10\n\x0eUndrainRequest\"\x11\n\x0fUndrainResponse\"\x14\n\x12WorkerStatsRequest\"\xb9\x01\n\x13WorkerStatsResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x03 \x01(\x04\x12\x16\n\x0etokens_sampled\x18\x04 \x01(\x04\x12\x10\n\x08refusals\x18\x05 \x01(\x04\x12\x11\n\tsequences\x18\x06 \x01(\x04\x12\x15\n\rblocks_in_use\x18\x07 \x01(\x04\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x32\xec\x01\n\x06Worker\x12\x44\n\x05\x44rain\x12\x1c.coppice_rpc.v1.DrainRequest\x1a\x1d.coppice_rpc.v1.DrainResponse\x12J\n\x07Undrain\x12\x1e.coppice_rpc.v1.UndrainRequest\x1a\x1f.coppice_rpc.v1.UndrainResponse\x12P\n\x05Stats\x12\".coppice_rpc.v1.WorkerStatsRequest\x1a#.coppice_rpc.v1.WorkerStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINREQUEST']._serialized_end=61
   _globals['_DRAINRESPONSE']._serialized_start=63
   _globals['_DRAINRESPONSE']._serialized_end=78
-  _globals['_WORKERSTATSREQUEST']._serialized_start=80
-  _globals['_WORKERSTATSREQUEST']._serialized_end=100
-  _globals['_WORKERSTATSRESPONSE']._serialized_start=103
-  _globals['_WORKERSTATSRESPONSE']._serialized_end=270
-  _globals['_WORKER']._serialized_start=273
-  _globals['_WORKER']._serialized_end=433
+  _globals['_UNDRAINREQUEST']._serialized_start=80
+  _globals['_UNDRAINREQUEST']._serialized_end=96
+  _globals['_UNDRAINRESPONSE']._serialized_start=98
+  _globals['_UNDRAINRESPONSE']._serialized_end=115
+  _globals['_WORKERSTATSREQUEST']._serialized_start=117
+  _globals['_WORKERSTATSREQUEST']._serialized_end=137
+  _globals['_WORKERSTATSRESPONSE']._serialized_start=140
+  _globals['_WORKERSTATSRESPONSE']._serialized_end=325
+  _globals['_WORKER']._serialized_start=328
+  _globals['_WORKER']._serialized_end=564
 # @@protoc_insertion_point(module_scope)

@@ -47,6 +47,36 @@ class DrainResponse(_message.Message):
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
+class UndrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
+
+@_typing.final
 class WorkerStatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -72,6 +102,7 @@ class WorkerStatsResponse(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     BLOCKS_IN_USE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     worker_epoch: _builtins.int
     steps: _builtins.int
     tokens_computed: _builtins.int
@@ -79,6 +110,7 @@ class WorkerStatsResponse(_message.Message):
     refusals: _builtins.int
     sequences: _builtins.int
     blocks_in_use: _builtins.int
+    draining: _builtins.bool
     def __init__(
         self,
         *,
@@ -89,10 +121,11 @@ class WorkerStatsResponse(_message.Message):
         refusals: _builtins.int = ...,
         sequences: _builtins.int = ...,
         blocks_in_use: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_in_use", b"blocks_in_use", "refusals", b"refusals", "sequences", b"sequences", "steps", b"steps", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "worker_epoch", b"worker_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_in_use", b"blocks_in_use", "draining", b"draining", "refusals", b"refusals", "sequences", b"sequences", "steps", b"steps", "tokens_computed", b"tokens_computed", "tokens_sampled", b"tokens_sampled", "worker_epoch", b"worker_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

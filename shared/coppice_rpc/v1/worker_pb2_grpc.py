@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=coppice__rpc_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=coppice__rpc_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/coppice_rpc.v1.Worker/Undrain',
+                request_serializer=coppice__rpc_dot_v1_dot_worker__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=coppice__rpc_dot_v1_dot_worker__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/coppice_rpc.v1.Worker/Stats',
                 request_serializer=coppice__rpc_dot_v1_dot_worker__pb2.WorkerStatsRequest.SerializeToString,
@@ -51,6 +56,14 @@ class WorkerServicer:
 
     def Drain(self, request, context):
         """Accept no new sequences; answers when the last live one has been detached.
+        ABORTED when somebody calls Undrain meanwhile; a caller that goes away leaves the worker draining.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Accept new sequences again. FAILED_PRECONDITION when the process was told to end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +82,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=coppice__rpc_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=coppice__rpc_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=coppice__rpc_dot_v1_dot_worker__pb2.UndrainRequest.FromString,
+                    response_serializer=coppice__rpc_dot_v1_dot_worker__pb2.UndrainResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -103,6 +121,33 @@ class Worker:
             '/coppice_rpc.v1.Worker/Drain',
             coppice__rpc_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             coppice__rpc_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coppice_rpc.v1.Worker/Undrain',
+            coppice__rpc_dot_v1_dot_worker__pb2.UndrainRequest.SerializeToString,
+            coppice__rpc_dot_v1_dot_worker__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

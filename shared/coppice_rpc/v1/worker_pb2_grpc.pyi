@@ -32,14 +32,22 @@ class WorkerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
-    """Accept no new sequences; answers when the last live one has been detached."""
+    """Accept no new sequences; answers when the last live one has been detached.
+    ABORTED when somebody calls Undrain meanwhile; a caller that goes away leaves the worker draining.
+    """
+    Undrain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]
+    """Accept new sequences again. FAILED_PRECONDITION when the process was told to end."""
     Stats: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerStatsRequest, _worker_pb2.WorkerStatsResponse]
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """Accept no new sequences; answers when the last live one has been detached."""
+    """Accept no new sequences; answers when the last live one has been detached.
+    ABORTED when somebody calls Undrain meanwhile; a caller that goes away leaves the worker draining.
+    """
+    Undrain: _aio.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]  # type: ignore[assignment]
+    """Accept new sequences again. FAILED_PRECONDITION when the process was told to end."""
     Stats: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerStatsRequest, _worker_pb2.WorkerStatsResponse]  # type: ignore[assignment]
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -49,7 +57,17 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """Accept no new sequences; answers when the last live one has been detached."""
+        """Accept no new sequences; answers when the last live one has been detached.
+        ABORTED when somebody calls Undrain meanwhile; a caller that goes away leaves the worker draining.
+        """
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _worker_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UndrainResponse, _abc.Awaitable[_worker_pb2.UndrainResponse]]:
+        """Accept new sequences again. FAILED_PRECONDITION when the process was told to end."""
 
     @_abc_1.abstractmethod
     def Stats(

@@ -21,6 +21,7 @@ from tests.fakes.waiting import WAIT_S
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 MAY_CALL = {
     "/coppice_rpc.v1.Worker/Drain": {Role.OPERATOR},
+    "/coppice_rpc.v1.Worker/Undrain": {Role.OPERATOR},
     "/coppice_rpc.v1.Worker/Stats": {Role.OPERATOR},
 }
 

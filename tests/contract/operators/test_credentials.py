@@ -82,7 +82,7 @@ OPEN_METHODS: dict[str, tuple[str, set[str]]] = {
         INTERNAL,
         {"DumpTree", "Explain", "Audit", "Invalidate", "Pin", "Unpin", "ListPins", "Watch"},
     ),
-    "Worker": (INTERNAL, {"Drain", "Stats"}),
+    "Worker": (INTERNAL, {"Drain", "Undrain", "Stats"}),
 }
 # Of gRPC itself, on every server.
 OPEN_SERVICES = {"grpc.health.v1.Health": PROBE, "grpc.reflection.v1alpha.ServerReflection": CONTRACT}

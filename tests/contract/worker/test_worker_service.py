@@ -270,6 +270,36 @@ def test_a_draining_worker_says_so_and_waits_for_its_sequences(stack: Stack, pla
     assert stack.registrar.received.get(timeout=WAIT_S).draining
 
 
+def test_an_undrained_worker_registers_as_one_that_takes_requests(stack: Stack, planner: Planner) -> None:
+    planner.next(Attached)
+    planner.step(StepPlan(1, attach=(start(1, 2, handle(3)),), rows=u32(1), row_tokens=u32(2)))
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        worker = worker_pb2_grpc.WorkerStub(channel)
+        drained = worker.Drain.future(worker_pb2.DrainRequest(), timeout=WAIT_S)
+        assert stack.registrar.received.get(timeout=WAIT_S) == Draining(WorkerEpoch(1))
+        assert worker.Stats(worker_pb2.WorkerStatsRequest(), timeout=WAIT_S).draining
+        worker.Undrain(worker_pb2.UndrainRequest(), timeout=WAIT_S)
+        again = stack.registrar.received.get(timeout=WAIT_S)
+        assert isinstance(again, Register)
+        assert not again.draining
+        assert again.worker_epoch == 1
+        with pytest.raises(grpc.RpcError) as caught:
+            drained.result()
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert not worker.Stats(worker_pb2.WorkerStatsRequest(), timeout=WAIT_S).draining
+        assert planner.step(StepPlan(2, rows=u32(1), row_tokens=u32(1))).num_tokens == 1, "what runs goes on"
+
+
+def test_a_worker_whose_process_ends_is_not_undrained(stack: Stack) -> None:
+    assert stack.service.drain(lambda seconds: False, ends=True)
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        worker = worker_pb2_grpc.WorkerStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            worker.Undrain(worker_pb2.UndrainRequest(), timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert worker.Stats(worker_pb2.WorkerStatsRequest(), timeout=WAIT_S).draining
+
+
 def test_a_forged_scheduler_epoch_changes_nothing(stack: Stack) -> None:
     """A Hello named the highest epoch there is, and the worker refused every other one until it was restarted."""
     assert is_refused(stack, (1 << 64) - 1)

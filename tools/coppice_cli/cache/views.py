@@ -49,14 +49,15 @@ def show_stats(found: Any, *, as_json: bool) -> None:
         _say(console, "no worker is registered")
         return
     workers = _table(
-        *("worker", "ledger", "blocks", "free", "leased", "cached", "draining", "leases", "fences", "nodes"),
+        *("worker", "state", "blocks", "free", "leased", "cached", "draining", "leases", "fences", "nodes"),
         *("host blocks", "cached there"),
     )
     for one in found["workers"]:
         counts = [one[f"{state}_blocks"] for state in ("free", "leased", "cached", "draining")]
         row = [one["num_blocks"], *counts, one["leases"], one["fences"], one["nodes"]]
         row += [one["num_host_blocks"], one["host_cached_blocks"]]
-        workers.add_row(one["worker_id"], "open" if one["open"] else "recovering", *map(str, row))
+        ledger = "open" if one["open"] else "recovering"
+        workers.add_row(one["worker_id"], "drains" if one["draining"] else ledger, *map(str, row))
     console.print()
     console.print(workers)
     domains = _table(

@@ -109,6 +109,7 @@ class CacheMetrics(Collector):
             ("coppice_cache_fences_pending", "Fences without acknowledgement.", lambda worker: worker.fences),
             ("coppice_cache_tree_nodes", "Nodes of all radix trees.", lambda worker: worker.nodes),
             ("coppice_cache_worker_open", "1 when the ledger grants.", lambda worker: int(worker.open)),
+            ("coppice_cache_worker_draining", "1 when it takes no new lease.", lambda worker: int(worker.draining)),
             ("coppice_cache_worker_epoch", "The live registration.", lambda worker: worker.worker_epoch),
         )
         families: list[Metric] = []

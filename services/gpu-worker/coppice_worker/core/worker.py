@@ -69,7 +69,7 @@ class WorkerCore:
         self._planning: SchedulerEpoch | None = None
         self._highest_scheduler_epoch = SchedulerEpoch(0)
         self._attachment = 0
-        self._draining = False
+        self.is_draining = False  # it takes no new lease, as the next registration says
         self._fenced = FencedEpochs()
         self._fenced_leases: OrderedDict[LeaseId, None] = OrderedDict()
         self._last_step = 0
@@ -106,7 +106,7 @@ class WorkerCore:
             max_sequences=self.settings.max_sequences,
             max_step_tokens=self.settings.max_step_tokens,
             max_context=self.settings.max_context,
-            draining=self._draining,
+            draining=self.is_draining,
             num_host_blocks=self.settings.num_host_blocks,
             host_generations=host_generations,
             host_seals=host_seals,
@@ -115,7 +115,7 @@ class WorkerCore:
 
     def drain(self) -> Draining:
         """From now on every registration says that this worker takes no new lease; so does the returned message."""
-        self._draining = True
+        self.is_draining = True
         return Draining(self.worker_epoch)
 
     def registered(self, message: Registered) -> bool:

@@ -59,6 +59,9 @@ class WorkerService:
         self._server: GrpcServer | None = None
         self._listener: SessionListener | None = None
         self._cache: _CacheSession | None = None
+        self._draining = threading.Lock()
+        self._ends = False
+        self._num_undrained = 0
         self.problems: dict[str, str] = {"registration": "not registered with the cache service yet"}
 
     def serve(self, listener: SessionListener, server: GrpcServer) -> None:
@@ -78,7 +81,7 @@ class WorkerService:
         self._cache.start()
 
     def add_to(self, server: grpc.Server) -> None:
-        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self.runner, self.drain, self._audit), server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(self, self._audit), server)
 
     def stop(self, grace_s: float) -> None:
         if self._server is not None:
@@ -99,12 +102,26 @@ class WorkerService:
         copying_ns = 0 if self._copier is None else self._copier.busy_ns(now_ns)
         return max(self.runner.busy_ns(now_ns), copying_ns)
 
-    def drain(self, pause: Callable[[float], bool]) -> bool:
+    def drain(self, pause: Callable[[float], bool], *, ends: bool = False) -> bool:
         """Have nothing new sent here, and wait until nothing runs. `pause` waits for so many seconds, and says whether
-        to give up. Returns False if it did. On any thread but that of the steps."""
-        if self._cache is not None:
-            self._cache.drain()
-        return wait_until_quiet(self.running, pause)
+        to give up. Returns False if it did, or if `undrain` was called. `ends`: the process ends then, and nobody can
+        undrain it any more. On any thread but that of the steps."""
+        with self._draining:
+            self._ends = self._ends or ends
+            if self._cache is not None:
+                self._cache.drain()
+            num_undrained = self._num_undrained
+        return wait_until_quiet(self.running, lambda seconds: pause(seconds) or self._num_undrained != num_undrained)
+
+    def undrain(self) -> bool:
+        """Have new requests sent here again. False: the process ends, and nothing was changed."""
+        with self._draining:
+            if self._ends:
+                return False
+            if self._cache is not None:
+                self._cache.undrain()
+            self._num_undrained += 1
+            return True
 
     def running(self) -> Running:
         """Of now, also while a step is computed."""
@@ -175,6 +192,10 @@ class _CacheSession:
         """Tell the cache service to send nothing new here."""
         self._runner.later(lambda: self._link.post(self._core.drain(), self._attachment))
 
+    def undrain(self) -> None:
+        """Register again, as one that takes new leases."""
+        self._runner.later(lambda: self._register(self._attachment, is_undrained=True))
+
     def link_body(self, body: Any, attachment: int) -> None:
         match body:
             case Registered():
@@ -190,8 +211,10 @@ class _CacheSession:
     def link_rejected(self, reject: Reject) -> None:
         _log.warning("the cache service refuses the session: %s", reject.message)
 
-    def _register(self, attachment: int) -> None:
+    def _register(self, attachment: int, *, is_undrained: bool = False) -> None:
         def report(core: WorkerCore) -> Register:
+            if is_undrained:
+                core.is_draining = False
             self.reported = attachment
             return core.registration()
 
@@ -285,20 +308,29 @@ class _SchedulerSessions:
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
-    def __init__(self, runner: StepRunner, drain: Callable[[Callable[[float], bool]], bool], audit: AuditLog) -> None:
-        self._runner = runner
-        self._drain = drain
+    def __init__(self, service: WorkerService, audit: AuditLog) -> None:
+        self._service = service
         self._audit = audit
 
     def Drain(self, request: Any, context: Any) -> Any:
         """Have nothing new sent here, and answer when no sequence was seen for a while: then it may be stopped."""
         self._audit.ended(Act("drain", who_calls(context), "gRPC"), done=True)
         never = threading.Event()
-        self._drain(lambda seconds: never.wait(seconds) or not context.is_active())
+        if not self._service.drain(lambda seconds: never.wait(seconds) or not context.is_active()):
+            context.abort(grpc.StatusCode.ABORTED, "the worker takes new requests again: somebody called Undrain")
         return worker_pb2.DrainResponse()
 
+    def Undrain(self, request: Any, context: Any) -> Any:
+        is_done = self._service.undrain()
+        self._audit.ended(Act("undrain", who_calls(context), "gRPC"), done=is_done)
+        if not is_done:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the worker's process ends, and was told to")
+        return worker_pb2.UndrainResponse()
+
     def Stats(self, request: Any, context: Any) -> Any:
-        epoch, stats = self._runner.ask(lambda core: (core.worker_epoch, core.stats()), ASK_TIMEOUT_S)
+        epoch, is_draining, stats = self._service.runner.ask(
+            lambda core: (core.worker_epoch, core.is_draining, core.stats()), ASK_TIMEOUT_S
+        )
         return worker_pb2.WorkerStatsResponse(
             worker_epoch=epoch,
             steps=stats.steps,
@@ -307,4 +339,5 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
             refusals=sum(stats.refusals.values()),
             sequences=stats.sequences,
             blocks_in_use=stats.blocks_with_users,
+            draining=is_draining,
         )

@@ -320,6 +320,16 @@ def test_a_strict_tenant_asks_for_the_same_whatever_others_do() -> None:
     assert said_for("plain", beside=True) != said_for("plain", beside=False), "others go where there is room"
 
 
+def test_it_is_known_when_all_workers_drain() -> None:
+    bench = two_workers(drains=True)
+    assert not bench.core.all_drain, "one of them takes requests"
+    info = WorkerInfo(W, WorkerEpoch(1), "here:0", 64, BLOCK, NAMESPACE, "m", True, draining=True)
+    bench.core.index_message(Workers(bench.cache_epoch, (info, replace(info, worker_id=V))), 0)
+    assert bench.core.all_drain
+    bench.core.index_message(Workers(bench.cache_epoch, (info, replace(info, worker_id=V, draining=False))), 0)
+    assert not bench.core.all_drain
+
+
 def test_requests_are_spread_over_workers_by_the_work_that_stands_there() -> None:
     bench = two_workers()
     bench.hold = True

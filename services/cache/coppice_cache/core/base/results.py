@@ -98,6 +98,7 @@ class WorkerStats:
     host_leased_blocks: int = 0  # that copies write
     host_cached_blocks: int = 0
     copies: int = 0  # under way, in both directions
+    draining: bool = False  # it takes no new lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def _worker_stats(worker: Worker) -> WorkerStats:
         host_leased_blocks=host_counts[BlockState.LEASED],
         host_cached_blocks=host_counts[BlockState.CACHED],
         copies=0 if worker.host is None else len(worker.host.jobs),
+        draining=worker.draining,
     )
 
 

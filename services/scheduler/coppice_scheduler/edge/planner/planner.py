@@ -112,6 +112,8 @@ class Planner:
             return ("not attached to the cache service",)
         if not self._workers.num_attached:
             return ("no worker is attached",)
+        if self._core.all_drain:
+            return ("all workers drain",)
         return ()
 
     @property
