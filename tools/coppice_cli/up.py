@@ -48,6 +48,7 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         f"  OpenAI API     {plan.rest_url}/v1",
         f"  gRPC           {plan.grpc}",
         f"  cache admin    http://{plan.cache_http} (gRPC {plan.cache_admin_grpc})",
+        f"  workers        {' '.join(map(str, plan.worker_grpc))} (gRPC; coppice worker show HOST:PORT)",
         f"  sessions       {plan.cache_sessions} (--cache of a further worker)",
         f"  metrics        {' '.join(f'http://{address}/metrics' for address in metrics)} (scheduler, cache, workers)",
         f"  logs           {plan.log_dir}" + ("" if options.log_dir else " (removed after an orderly stop)"),

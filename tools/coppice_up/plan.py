@@ -31,6 +31,7 @@ class StackPlan:
     cache_sessions: UnixAddress
     cache_admin_grpc: Address
     cache_http: Address
+    worker_grpc: tuple[Address, ...]
     worker_http: tuple[Address, ...]
     scheduler_metrics: Address
     model_name: str
@@ -95,6 +96,7 @@ def plan_stack(
         cache_sessions=cache_sessions,
         cache_admin_grpc=cache_ports[1],
         cache_http=cache_ports[2],
+        worker_grpc=tuple(worker_ports[::2]),
         worker_http=tuple(worker_ports[1::2]),
         scheduler_metrics=rest.reached if options.tenants is None else metrics,
         model_name=checkpoint.name,

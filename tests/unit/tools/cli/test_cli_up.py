@@ -187,6 +187,7 @@ def test_welcome_gives_addresses_an_example_and_a_warning(tmp_path: Path) -> Non
     for words in (stack.rest_url + "/v1", str(stack.grpc), str(stack.cache_http), "curl -N", "development setup"):
         assert words in text
     assert f"cache admin    http://{stack.cache_http} (gRPC {stack.cache_admin_grpc})" in text
+    assert f"workers        {' '.join(map(str, stack.worker_grpc))} (gRPC" in text
     cache = stack.stages[1][0].argv
     assert (flag(cache, "--admin-grpc-port"), flag(cache, "--http-port")) == (
         str(stack.cache_admin_grpc.port),
@@ -199,6 +200,7 @@ def test_every_service_tells_its_metrics_with_and_without_tenants(tmp_path: Path
     for options in (UpOptions(port=0, workers=2), UpOptions(port=0, workers=2, tenants=tmp_path / "tenants.yaml")):
         stack = plan(tmp_path, options)
         cache, *workers, scheduler = (spec.argv for stage in stack.stages[1:] for spec in stage)
+        assert [flag(worker, "--grpc-port") for worker in workers] == [str(each.port) for each in stack.worker_grpc]
         alone = flag(scheduler, "--port" if options.tenants is None else "--metrics-port")
         ports = [alone, *(flag(argv, "--http-port") for argv in (cache, *workers))]
         (line,) = (line for line in welcome(stack, options) if line.startswith("  metrics"))
