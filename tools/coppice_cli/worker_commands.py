@@ -85,7 +85,7 @@ def drain(
                 if found["draining"] and not wait:
                     typer.echo(f"it drains; {_running(found)}", err=True)
                     return
-                if found["sequences"] != seen:
+                if found["sequences"] and found["sequences"] != seen:
                     seen = found["sequences"]
                     typer.echo(_running(found), err=True)
                 time.sleep(_LOOK_S)
