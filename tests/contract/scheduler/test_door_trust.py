@@ -20,9 +20,11 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.json_size import MAX_MEMBERS
 from coppice_scheduler.edge.frontend.body_budget import SMALL_BYTES, BodyBudget
 from coppice_scheduler.edge.frontend.generation_spec import MAX_LOGIT_BIASES, MAX_MESSAGES
+from coppice_scheduler.edge.frontend.loop_share import UNIT_BYTES, LoopShare
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, SHORT_THREADS
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import CONTEXT, DEMO, MODEL, WAIT_S, Served, error_of, read_until_closed, serving
+from tests.fakes.api.text_work import SeenTextWork
 from tests.fakes.held_tokenizer import HELD, HeldTokenizer, held_checkpoint
 from tests.fakes.waiting import wait_for
 
@@ -101,6 +103,40 @@ def test_large_bodies_are_read_beside_the_loop() -> None:
 
         asyncio.run(test())
     assert seen[False] == threading.current_thread() != seen[True]
+
+
+class SeenLoopShare(LoopShare):
+    def __init__(self) -> None:
+        super().__init__()
+        self.units = 0
+
+    async def take(self, tenant: str, units: int) -> None:
+        self.units += units
+        await super().take(tenant, units)
+
+
+def test_every_route_takes_large_bodies_in_shares_and_reads_them_beside_the_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = served.http.get("/openapi.json").json()["paths"]
+    takes_body = [path for path, operations in paths.items() if "requestBody" in operations.get("post", {})]
+    assert len(takes_body) >= 9
+    body = b" " * (SHORT_SIZE + UNIT_BYTES)
+    for path in takes_body:
+        work, share = SeenTextWork(), SeenLoopShare()
+        monkeypatch.setattr(served.frontdoor, "text_work", work)
+        monkeypatch.setattr(served.frontdoor, "loop_share", share)
+        assert served.post(body, path).status_code == 400
+        assert work.sizes == [len(body)], path
+        assert share.units >= len(body) // UNIT_BYTES, path
+
+
+def test_tokens_become_text_and_json_beside_the_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = SeenTextWork()
+    monkeypatch.setattr(served.frontdoor, "text_work", work)
+    assert served.post({"tokens": [5] * 1000}, "/v1/detokenize").status_code == 200
+    count = served.post({"prompt": "one two three"}, "/v1/tokenize").json()["count"]
+    assert work.sizes == [4 * 1000, 4 * count]
 
 
 # --- lengths first ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -14,6 +15,7 @@ from coppice.tenants.keys import digest_of_key
 from coppice.tenants.tenant import Tenant
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.engine import ModelInfo
+from coppice_scheduler.edge.base.errors import ApiError
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import (
@@ -22,10 +24,13 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
 )
+from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE
 from coppice_scheduler.edge.grpc.generation import READING_MAX, Generation
+from coppice_scheduler.edge.grpc.messages import spec_of
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
-from tests.fakes.api.engine import FakeEngine
+from tests.fakes.api.engine import FakeEngine, pack
 from tests.fakes.api.grpc_served import DEMO, MODEL, WAIT_S, Served, details_of, serve
+from tests.fakes.api.text_work import SeenTextWork
 
 TENANTS = TenantDirectory(
     [
@@ -70,7 +75,7 @@ def test_every_call_counts_whatever_becomes_of_it(is_wrong: bool) -> None:
     serve(test, TENANTS)
 
 
-@pytest.mark.parametrize(
+TOO_LONG = pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0)}, "logit_bias has 1025 entries"),
@@ -82,11 +87,20 @@ def test_every_call_counts_whatever_becomes_of_it(is_wrong: bool) -> None:
         ),
     ],
 )
+
+
+@TOO_LONG
 def test_lengths_have_a_maximum(fields: dict[str, Any], words: str) -> None:
     async def test(served: Served) -> None:
         assert words in str((await served.refusal(**fields)).details())
 
     serve(test)
+
+
+@TOO_LONG
+def test_lengths_are_looked_at_before_entries_are_converted(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        spec_of(pb.GenerateRequest(model=MODEL, **fields), WAIT_S)
 
 
 class Silent:
@@ -118,11 +132,7 @@ def test_the_library_takes_in_few_messages_of_a_tenant_at_a_time() -> None:
     """It holds up to 4 MiB for each that was asked for, and does not say so."""
 
     async def test() -> None:
-        metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
-        engine = FakeEngine(ModelInfo(MODEL, 512, 1))
-        generation = Generation(FrontDoor(engine, load_checkpoint_text(DEMO), TENANTS, metrics))
-        handler: Any = generation.handler().service(cast(Any, Details()))
-        answer = handler.stream_stream
+        answer = method(front_door(), "Generate")
         calls = [Silent("b") for _ in range(READING_MAX + 5)] + [Silent("c")]
         tasks = [asyncio.create_task(anext(answer(call, call))) for call in calls]
         for _ in range(20):
@@ -139,6 +149,40 @@ def test_the_library_takes_in_few_messages_of_a_tenant_at_a_time() -> None:
     asyncio.run(test())
 
 
+class Spoken(Silent):
+    """A call whose only message comes at once."""
+
+    def __init__(self, tenant: str, message: bytes) -> None:
+        super().__init__(tenant)
+        self.message = message
+
+    async def __anext__(self) -> bytes:
+        return self.message
+
+
+def test_large_messages_are_read_beside_the_loop() -> None:
+    async def test() -> None:
+        frontdoor, work = front_door(), SeenTextWork()
+        frontdoor.text_work = work
+        tokens = pack([5] * (SHORT_SIZE // 4 + 1))
+        call = Spoken("b", pb.DetokenizeRequest(model=MODEL, tokens=tokens).SerializeToString())
+        assert [answer async for answer in method(frontdoor, "Detokenize")(call, call)]
+        assert work.sizes == [len(call.message), len(tokens)]
+
+    asyncio.run(test())
+
+
+def front_door() -> FrontDoor:
+    engine, metrics = FakeEngine(ModelInfo(MODEL, 512, 1)), FrontDoorMetrics(CollectorRegistry(), MODEL)
+    return FrontDoor(engine, load_checkpoint_text(DEMO), TENANTS, metrics)
+
+
+def method(frontdoor: FrontDoor, name: str) -> Any:
+    handler: Any = Generation(frontdoor).handler().service(cast(Any, Details(f"/coppice_rpc.v1.Generation/{name}")))
+    return handler.stream_stream
+
+
+@dataclass
 class Details:
-    method = "/coppice_rpc.v1.Generation/Generate"
-    invocation_metadata = ()
+    method: str
+    invocation_metadata: tuple[()] = ()
