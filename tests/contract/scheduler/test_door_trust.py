@@ -18,6 +18,7 @@ from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.keys import digest_of_key
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.json_size import MAX_MEMBERS
+from coppice_scheduler.edge.frontend import frontdoor
 from coppice_scheduler.edge.frontend.body_budget import SMALL_BYTES, BodyBudget
 from coppice_scheduler.edge.frontend.generation_spec import MAX_LOGIT_BIASES, MAX_MESSAGES
 from coppice_scheduler.edge.frontend.loop_share import UNIT_BYTES, LoopShare
@@ -95,11 +96,11 @@ def test_large_bodies_are_read_beside_the_loop() -> None:
         seen[len(raw) > SHORT_SIZE] = threading.current_thread()
 
     with serving() as served:
-        frontdoor, tenant = served.frontdoor, TENANTS.tenants[0]
+        read, tenant = served.frontdoor.read, TENANTS.tenants[0]
 
         async def test() -> None:
-            await frontdoor.read(tenant, bytes(SHORT_SIZE), parse)
-            await frontdoor.read(tenant, bytes(SHORT_SIZE + 1), parse)
+            await read(tenant, bytes(SHORT_SIZE), parse)
+            await read(tenant, bytes(SHORT_SIZE + 1), parse)
 
         asyncio.run(test())
     assert seen[False] == threading.current_thread() != seen[True]
@@ -137,6 +138,17 @@ def test_tokens_become_text_and_json_beside_the_loop(served: Served, monkeypatch
     assert served.post({"tokens": [5] * 1000}, "/v1/detokenize").status_code == 200
     count = served.post({"prompt": "one two three"}, "/v1/tokenize").json()["count"]
     assert work.sizes == [4 * 1000, 4 * count]
+
+
+def test_prompts_are_rendered_and_tokenised_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontdoor, "TextWork", SeenTextWork)
+    with serving() as served:
+        work = served.frontdoor.text_work
+        assert isinstance(work, SeenTextWork)
+        assert served.complete(max_tokens=1).status_code == 200
+        assert work.sizes == [len("one")]
+        assert served.chat(max_tokens=1).status_code == 200
+        assert len(work.sizes) == 2
 
 
 # --- lengths first ------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from pydantic_core import from_json
 from coppice_scheduler.edge.http import long_lists
 from coppice_scheduler.edge.http.json_body import parse_object
 from coppice_scheduler.edge.http.long_lists import SLICE_BYTES, SLICE_ENTRIES, parse_json, pieces_of, write_json
+from coppice_scheduler.edge.openai.parsing.schema import packed_ids
+from coppice_scheduler.edge.text.tokenizer import SLICE, pack_tokens, unpack_tokens
 
 IDS = [number * 7919 % 150_000 for number in range(60_000)]
 LIST = json.dumps(IDS)
@@ -90,6 +92,27 @@ def test_no_long_list_is_parsed_at_once(parse: Callable[[bytes], Any], monkeypat
     monkeypatch.setattr(long_lists, "from_json", seen)
     assert parse(f'{{"prompt": [{LIST}, {LIST}]}}'.encode()) == {"prompt": [IDS, IDS]}
     assert 0 < max(sizes, default=0) < SLICE_BYTES + 100 < len(LIST)
+
+
+class SeenList(list[int]):
+    """Remembers how much was taken of it at a time."""
+
+    def __init__(self, values: Iterable[int]) -> None:
+        super().__init__(values)
+        self.sizes: list[int] = []
+
+    def __getitem__(self, at: Any) -> Any:
+        part = super().__getitem__(at)
+        self.sizes.append(len(part))
+        return part
+
+
+@pytest.mark.parametrize("pack", [pack_tokens, lambda ids: packed_ids(ids, "prompt")], ids=["own ids", "ids of a body"])
+def test_no_long_list_is_packed_at_once(pack: Callable[[list[int]], bytes]) -> None:
+    ids = SeenList(IDS)
+    assert unpack_tokens(pack(ids)) == IDS
+    assert sum(ids.sizes) == len(IDS)
+    assert max(ids.sizes) <= SLICE < len(IDS) / 3
 
 
 @given(
