@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -125,3 +126,16 @@ def test_a_client_that_sends_it_in_time_is_answered(port: int) -> None:
         client.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         client.sendall(body)
         assert b"HTTP/1.1" in client.recv(1 << 16)
+
+
+def test_a_client_that_does_not_read_its_answers_is_let_go(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = threading.Event()
+
+    def connection_lost(self: Impatient, error: Exception | None) -> None:
+        AdminProtocol.connection_lost(self, error)
+        gone.set()
+
+    monkeypatch.setattr(Impatient, "connection_lost", connection_lost)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+        assert gone.wait(30)

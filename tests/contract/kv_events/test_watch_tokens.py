@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from coppice_cache.edge.events.watching import Watchers
 from coppice_cache.edge.service.event_hub import EventHub
 from coppice_rpc.v1 import cache_admin_pb2 as pb
 from coppice_rpc.v1 import cache_admin_pb2_grpc
+from tests.fakes.cache.cache_ends import Cache
 from tests.fakes.cache.index_trees import FakeTrees
 
 A, S = DomainId("a"), DomainId("strict")
@@ -115,6 +117,28 @@ def test_a_call_ends_whose_domain_becomes_strict(services: list[Service]) -> Non
             pass
     assert service.refusal("a")[0] is grpc.StatusCode.PERMISSION_DENIED
     assert next(of_another).stream == service.hub.position.stream
+
+
+def test_a_changed_tenants_file_changes_whose_tokens_are_given(keep: Callable[[Cache], Cache], tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    one = f"tenants:\n  - {{id: a, api_key_sha256: '{'0' * 64}'}}\n"
+    path.write_text(one)
+    cache = keep(Cache(tenants=str(path), kv_events_tokens=True))
+    request = pb.WatchRequest(domains=["tenant/b"], with_tokens=True)
+    with grpc.insecure_channel(f"127.0.0.1:{cache.admin_port}") as channel:
+        watch = cache_admin_pb2_grpc.PrefixIndexAdminStub(channel).Watch
+        open_call = watch(request, timeout=30)
+        next(open_call)
+        path.write_text(
+            f"{one}  - {{id: b, api_key_sha256: '{'1' * 64}', mode: strict, guarantee_share: 0.1, max_share: 0.1}}\n"
+        )
+        cache.process.look_at_tenants(always=True)
+        with pytest.raises(grpc.RpcError):
+            for _ in open_call:
+                pass
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watch(request, timeout=30))
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED  # type: ignore[attr-defined]
 
 
 def test_a_watcher_hears_of_the_domains_that_it_named_alone(services: list[Service]) -> None:

@@ -16,6 +16,7 @@ from coppice.edge.grpc_server import (
     REQUEST_BYTES_MAX,
     GrpcServer,
 )
+from coppice.ids import TOKEN_BYTES
 from tests.fakes.waiting import wait_for
 
 CALL_S = 30
@@ -75,6 +76,8 @@ def test_one_connection_does_not_take_all_threads(blocking: Blocking) -> None:
 
 
 def test_a_message_is_as_long_as_a_prompt_may_be(blocking: Blocking) -> None:
+    prompt = TOKEN_BYTES << 20
+    assert prompt < REQUEST_BYTES_MAX <= 2 * prompt
     with channel(blocking) as open_channel:
         echo = open_channel.unary_unary("/test/Echo")
         assert echo(bytes(REQUEST_BYTES_MAX), timeout=CALL_S) == b"%d" % REQUEST_BYTES_MAX
