@@ -230,6 +230,7 @@ def doubling(count: int) -> str:
     [
         regex("(?s:.*)a(?s:.){300}b"),  # 2 ** 300 states of a lexer
         regex("(?:[a-z]{0,300}){0,300}"),
+        regex("(?:[a-z]{0,100}){0,100}"),  # takes a second where a step may have a hundred times as much
         regex("(" * 5000 + "a" + ")" * 5000),
         lark('start: "a" start'),
         lark("start: " + "(" * 5000 + '"a"' + ")" * 5000),

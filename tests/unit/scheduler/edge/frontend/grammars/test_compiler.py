@@ -13,7 +13,7 @@ import pytest
 import coppice
 from coppice.grammar import GrammarError
 from coppice_scheduler.edge.frontend.grammars.compiler import GrammarCompiler
-from coppice_scheduler.edge.frontend.grammars.compiler_process import MODULE
+from coppice_scheduler.edge.frontend.grammars.compiler_process import MODULE, STACK_MAX_BYTES
 from coppice_scheduler.edge.text.output_format import FormatKind, OutputFormat, grammar_of
 
 TOKENIZER = (Path(coppice.__file__).parent / "demo_model/tokenizer.json").read_text(encoding="utf-8")
@@ -83,23 +83,56 @@ def test_an_honest_one_is_taken(compiler: GrammarCompiler, name: str) -> None:
     compiler.compile(made(*HONEST[name]))
 
 
-# Where a processor's time is no limit, memory is: this takes 30 MB and not 0.1 s.
+# Where a processor's time is no limit, memory is.
 LITTLE_MEMORY = f"""
 import sys
 from coppice.grammar import Grammars
 from {MODULE.rpartition(".")[0]} import compiler_process
 compiler_process.CPU_MAX_S, compiler_process.MEMORY_MAX_BYTES = 60, int(sys.argv[1]) << 20
-grammar = "start: /" + "abcdefgh" * 8_000 + "/"
-print(compiler_process._check(Grammars(sys.stdin.read(), 4096, (0,)), grammar))
+print(compiler_process._check(Grammars(sys.stdin.read(), 4096, (0,)), sys.argv[2]))
+"""
+LITERAL = f"start: /{'abcdefgh' * 8_000}/"  # takes 30 MB and not 0.1 s
+MILLION = "start: /a{1000000}b/"  # takes 30 MB, and several times as much if a lexer may be prepared for longer
+
+
+def said_by(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, input=TOKENIZER, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("num_mb", [8, 256])
+def test_memory_is_a_limit_of_its_own(num_mb: int) -> None:
+    said = said_by(LITTLE_MEMORY, str(num_mb), LITERAL)
+    assert "more memory" in said if num_mb == 8 else said == ""
+
+
+def test_what_a_lexer_is_prepared_with_is_bounded() -> None:
+    assert said_by(LITTLE_MEMORY, "60", MILLION) == ""
+    assert "more memory" in said_by(LITTLE_MEMORY, "16", MILLION)
+
+
+# The system gives the main thread more of its stack when something below is touched, as far as the limit goes.
+DEEP_STACK = f"""
+import ctypes
+import sys
+from {MODULE.rpartition(".")[0]} import compiler_process
+
+class Deep:
+    def compile(self, depth):
+        (line,) = (line for line in open("/proc/self/maps") if line.endswith("[stack]\\n"))
+        top = int(line.split()[0].partition("-")[2], 16)
+        ctypes.memset(top - int(depth), 1, 1)
+
+print(compiler_process._check(Deep(), sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(("num_mb", "words"), [(8, "more memory"), (256, "")])
-def test_memory_is_a_limit_of_its_own(num_mb: int, words: str) -> None:
-    command = [sys.executable, "-c", LITTLE_MEMORY, str(num_mb)]
-    said = subprocess.run(command, input=TOKENIZER, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert words in said
-    assert bool(words) == bool(said.strip())
+@pytest.mark.parametrize("is_within", [True, False])
+def test_the_stack_is_a_limit_of_its_own(is_within: bool) -> None:
+    assert STACK_MAX_BYTES == 2 << 20, "as a thread has on every platform, or less"
+    said = said_by(DEEP_STACK, str(STACK_MAX_BYTES // 2 if is_within else STACK_MAX_BYTES + (1 << 20)))
+    assert said == "" if is_within else "nests too deep" in said
 
 
 def test_a_process_that_somebody_ended_is_started_again() -> None:
