@@ -9,7 +9,7 @@ import typer
 
 from coppice import __version__
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
-from coppice_cli import audit_commands, certs_commands, index_commands, worker_commands
+from coppice_cli import audit_commands, certs_commands, index_commands, render_commands, worker_commands
 from coppice_cli.bench import commands as bench_commands
 from coppice_cli.cache import commands as cache_commands
 from coppice_cli.tenants import commands as tenants_commands
@@ -41,6 +41,9 @@ tenants_commands.add_to(tenants_app)
 worker_app = typer.Typer(help="How a worker stands; drain it.", no_args_is_help=True)
 app.add_typer(worker_app, name="worker")
 worker_commands.add_to(worker_app)
+render = typer.Typer(help="Manifests of a stack for an orchestrator.", no_args_is_help=True)
+app.add_typer(render, name="render")
+render_commands.add_to(render)
 certs = typer.Typer(help="Certificates for TLS between services.", no_args_is_help=True)
 app.add_typer(certs, name="certs")
 certs_commands.add_to(certs)

@@ -1,0 +1,1 @@
+"""Manifests of a stack: `coppice render kubernetes`."""

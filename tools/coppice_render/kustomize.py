@@ -1,0 +1,113 @@
+"""Files of a Kustomize tree: a base, overlays of it, and components for operators that not every cluster has.
+
+base/                    workloads, services, network policies, disruption budgets
+overlays/cpu, gpu        the base on one kind of node
+overlays/ha              gpu, spread over nodes and zones, more workers
+components/monitoring    ServiceMonitors of the Prometheus Operator, a certificate for its scrapes
+components/autoscaling   a ScaledObject of KEDA
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from coppice_render import objects
+from coppice_render.options import RenderOptions
+from coppice_render.pods import Object
+
+_HEAD = "# Made by `coppice render kubernetes`; render again rather than edit, or add an overlay of your own.\n"
+_GPU = "nvidia.com/gpu"
+_WORKER = {"kind": "StatefulSet", "name": "worker"}
+_POD = "/spec/template/spec"
+
+
+def files(options: RenderOptions) -> dict[str, str]:
+    """Text of each file by its path. Raises UsageError."""
+    options.check()
+    found: dict[str, str] = {}
+    base = {
+        "cache.yaml": objects.cache(options),
+        "scheduler.yaml": objects.scheduler(options),
+        "worker.yaml": objects.worker(options),
+        "redis.yaml": objects.redis(options),
+        "network.yaml": objects.network_policies(options),
+        "disruption.yaml": objects.disruption_budgets(),
+    }
+    for name, listed in base.items():
+        found[f"base/{name}"] = _written(*listed)
+    found["base/kustomization.yaml"] = _kustomization(namespace=options.namespace, resources=sorted(base))
+    found["overlays/cpu/kustomization.yaml"] = _overlay(["../../base"], [_device_patch(options, "cpu")])
+    found["overlays/gpu/kustomization.yaml"] = _overlay(
+        ["../../base"], [_device_patch(options, "cuda"), *_gpu_patches(options)]
+    )
+    found["overlays/ha/kustomization.yaml"] = _overlay(["../gpu"], _ha_patches(options))
+    for name, listed in (("monitoring", objects.monitors(options)), ("autoscaling", objects.autoscaling(options))):
+        found[f"components/{name}/{name}.yaml"] = _written(*listed)
+        found[f"components/{name}/kustomization.yaml"] = _kustomization("Component", resources=[f"{name}.yaml"])
+    assert all(PurePosixPath(path).suffix == ".yaml" for path in found)
+    return found
+
+
+def _device_patch(options: RenderOptions, device: str) -> Object:
+    """Of the variable, where the base has it."""
+    workload = objects.worker(options)[0]
+    names = [each["name"] for each in workload["spec"]["template"]["spec"]["containers"][0]["env"]]
+    place = names.index("COPPICE_WORKER_DEVICE")
+    return {"op": "replace", "path": f"{_POD}/containers/0/env/{place}/value", "value": device}
+
+
+def _gpu_patches(options: RenderOptions) -> list[Object]:
+    limits = f"{_POD}/containers/0/resources/limits/{_GPU.replace('/', '~1')}"
+    found: list[Object] = [
+        {"op": "add", "path": limits, "value": str(options.gpus_per_worker)},
+        {"op": "add", "path": f"{_POD}/tolerations", "value": [{"key": _GPU, "operator": "Exists"}]},
+    ]
+    if options.gpus_per_worker > 1:  # its ranks meet in shared memory
+        shared: Any = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
+        rank = {"name": "COPPICE_WORKER_TENSOR_PARALLEL", "value": str(options.gpus_per_worker)}
+        found += [
+            {"op": "add", "path": f"{_POD}/containers/0/env/-", "value": rank},
+            {"op": "add", "path": f"{_POD}/volumes/-", "value": shared},
+            {
+                "op": "add",
+                "path": f"{_POD}/containers/0/volumeMounts/-",
+                "value": {"name": "shm", "mountPath": "/dev/shm"},
+            },
+        ]
+    return found
+
+
+def _ha_patches(options: RenderOptions) -> list[Object]:
+    spread = [{"op": "add", "path": f"{_POD}/{key}", "value": value} for key, value in objects.spread().items()]
+    return [{"op": "replace", "path": "/spec/replicas", "value": max(2, options.workers)}, *spread]
+
+
+def _overlay(resources: list[str], patches: list[Object]) -> str:
+    text = yaml.safe_dump(patches, sort_keys=False)
+    return _kustomization(resources=resources, patches=[{"target": _WORKER, "patch": text}])
+
+
+def _kustomization(kind: str = "Kustomization", **parts: Any) -> str:
+    version = "v1alpha1" if kind == "Component" else "v1beta1"
+    return _written({"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **parts})
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists stand under their key, texts of several lines as such."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _written(*listed: Object) -> str:
+    return _HEAD + "---\n".join(yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=120) for each in listed)
