@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 USER = 10_001  # of our images
 STATE = "/var/lib/coppice"
+ANY_ADDRESS = "0.0.0.0"  # nosec B104: of a container, which its network shuts
 DRAIN_S = 30  # what runs gets to end, as --drain-s has it by default
 GRACE_S = DRAIN_S + 10  # before a process that was told to end is killed
 
@@ -79,7 +80,7 @@ CACHE = Service(
     ),
     environment={
         "COPPICE_SEAL_KEY_FILE": "{secrets}/seal_key",
-        "COPPICE_CACHE_HOST": "0.0.0.0",
+        "COPPICE_CACHE_HOST": ANY_ADDRESS,
         "COPPICE_CACHE_HTTP_NAMES": "cache",
         "COPPICE_CACHE_REDIS_URL": "rediss://coppice@redis:6379/0?ssl_ca_certs={tls}/ca.pem",
         "COPPICE_CACHE_REDIS_PASSWORD_FILE": "{secrets}/redis_password",
@@ -116,7 +117,7 @@ SCHEDULER = Service(
         Port("metrics", 8073, ("metrics",)),
     ),
     environment={
-        "COPPICE_SCHEDULER_HOST": "0.0.0.0",
+        "COPPICE_SCHEDULER_HOST": ANY_ADDRESS,
         "COPPICE_SCHEDULER_CACHE": "cache:7081",
         "COPPICE_SCHEDULER_MODEL": "{model}",
         "COPPICE_SCHEDULER_MODEL_NAME": "{model_name}",
@@ -154,7 +155,7 @@ WORKER = Service(
     ),
     environment={
         "COPPICE_WORKER_WORKER_ID": "{worker}",
-        "COPPICE_WORKER_HOST": "0.0.0.0",
+        "COPPICE_WORKER_HOST": ANY_ADDRESS,
         "COPPICE_WORKER_CACHE": "cache:7081",
         "COPPICE_WORKER_ADVERTISE": "{worker_host}:7082",
         "COPPICE_WORKER_MODEL": "{model}",

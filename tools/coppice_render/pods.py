@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coppice.tls.identity import ANY_GRPC_NAME, Role, grpc_name
-from coppice_render.description import GRACE_S, STATE, USER, Service, filled
+from coppice_render.description import ANY_ADDRESS, GRACE_S, STATE, USER, Service, filled
 from coppice_render.options import RenderOptions
 
 Object = dict[str, Any]
@@ -76,7 +76,7 @@ def _environment(service: Service, options: RenderOptions) -> list[Object]:
         "worker_host": f"{_OF_POD}.worker",
         "device": "cpu",
         "host_memory_mib": str(options.host_memory_mib),
-        "metrics_host": "0.0.0.0",
+        "metrics_host": ANY_ADDRESS,
         "otlp": options.otlp_endpoint,
     }
     found: list[Object] = []
@@ -87,7 +87,7 @@ def _environment(service: Service, options: RenderOptions) -> list[Object]:
 
 def _mounts(service: Service, options: RenderOptions) -> list[Object]:
     mounts: list[Object] = [
-        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "tmp", "mountPath": "/tmp"},  # nosec B108: its own volume
         {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True},
     ]
     if service.secrets:
