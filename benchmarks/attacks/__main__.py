@@ -1,6 +1,7 @@
 """What one tenant can do to another's time to the first token, with one key and all that a client can send.
 
     python -m benchmarks.attacks [--rounds 4] [--seconds 25] [--phases texts,ids] [--model FOLDER] [--json]
+        [--victim '{"mode": "strict", "guarantee_share": 0.25, "max_share": 0.5}']
 
 Two stacks are started, one that clients reach plainly and one that they reach over TLS, with a model of random weights
 that takes 524,288 tokens (`benchmarks/serve_model.py`). The victim asks for a few tokens five times a second, as long
@@ -120,7 +121,9 @@ class Battle:
 def measure(arguments: argparse.Namespace, phases: list[str]) -> dict[str, Any]:
     keys = {tenant: secrets.token_hex(16) for tenant in (VICTIM, ATTACKER)}
     digests = {tenant: hashlib.sha256(key.encode()).hexdigest() for tenant, key in keys.items()}
-    tenants = json.dumps({"tenants": [{"id": id_, "api_key_sha256": digest} for id_, digest in digests.items()]})
+    listed = [{"id": id_, "api_key_sha256": digest} for id_, digest in digests.items()]
+    listed[0] |= arguments.victim
+    tenants = json.dumps({"tenants": listed})
     with ExitStack() as held:
         model = arguments.model
         if model is None:
@@ -135,7 +138,8 @@ def measure(arguments: argparse.Namespace, phases: list[str]) -> dict[str, Any]:
         battle = Battle(stacks, keys)
         asyncio.run(battle.run(phases, arguments.rounds, arguments.seconds))
         found = battle.report(arguments.rounds)
-    return {"seconds": arguments.seconds, "rounds": arguments.rounds, **describe_run(), **found}
+    sizes = {"seconds": arguments.seconds, "rounds": arguments.rounds, "victim": arguments.victim}
+    return {**sizes, **describe_run(), **found}
 
 
 def chosen_phases(text: str) -> list[str]:
@@ -154,6 +158,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=25.0, help="of a phase; shorter than 10 reach nothing")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--phases", type=chosen_phases, default=list(ATTACKS), help="which of them, with commas")
+    parser.add_argument(
+        "--victim", type=json.loads, default={}, metavar="JSON", help="what the tenants file says of it"
+    )
     parser.add_argument("--model", type=Path, help=f"a checkpoint that takes {CONTEXT:,} tokens; default: a random one")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     arguments = parser.parse_args()
