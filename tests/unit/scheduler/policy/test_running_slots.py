@@ -81,6 +81,23 @@ def test_a_tenant_within_its_share_gives_nothing() -> None:
     assert bench.core.stats().total_preemptions == 0
 
 
+@pytest.mark.parametrize(("held", "given"), [((9, 8, 8, 7), 0), ((10, 8, 7, 7), 1)])
+def test_a_tenant_gives_nothing_that_is_an_eighth_over_its_share(held: tuple[int, ...], given: int) -> None:
+    """Where places come and go, tenants that all want their share are a little over it and below it all the time."""
+    bench = Bench(settings(max_running=32, max_step_tokens=256))
+    bench.hold = True
+    for tenant, count in zip("abcd", held, strict=True):
+        for number in range(count):
+            bench.submit(f"{tenant}{number}", 3, max_new=50, tenant=tenant, domain=tenant)
+    bench.advance()
+    bench.answer()
+    assert sum(running(bench).values()) == 32
+    bench.submit("late", 3, tenant="d", domain="d")
+    bench.advance()
+    bench.settle()
+    assert bench.core.stats().total_preemptions == given
+
+
 @pytest.mark.parametrize("num_tenants", [2, 5])
 def test_everybody_ends_and_nobody_gives_way_too_often(num_tenants: int) -> None:
     """Tenants of unlike demand come and go over few places and little memory."""

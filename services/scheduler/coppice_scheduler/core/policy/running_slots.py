@@ -1,7 +1,8 @@
 """Who holds how many of the places for running requests, and who gives one up for whom.
 
-When no place is free, the tenant that goes next may get one from the tenant that is furthest over its share of places:
-its latest request is preempted. What it computed stays findable, so little is lost. Two kinds of tenants get one:
+When no place is free, the tenant that goes next may get one from the tenant that is furthest over its share of places,
+if that is by more than an eighth of it: its latest request is preempted. What it computed stays findable, so little is
+lost. Two kinds of tenants get one:
 
 - all that it has at work would fit into its share of the places: it must not wait for those who flood
 - it holds less than half of its share, and was served less by more than `MARGIN` requests: whoever holds the places
@@ -26,6 +27,9 @@ from coppice_scheduler.core.state.workers import Worker
 
 YIELDS_MAX = 2
 MARGIN = 2
+# Of its share that a tenant may be over it without giving one up. With many places one comes free by itself soon, and
+# tenants that all want their share are a few places over it and below it all the time.
+GIVERS_SLACK = 1 / 8
 EXCESS_SLACK = 1e-9
 
 
@@ -62,10 +66,13 @@ class RunningSlots:
         return held < share / 2 and held + 1 <= share + EXCESS_SLACK
 
     def givers(self) -> list[int]:
-        """Tenants over their share, the one furthest over it first."""
+        """Tenants well over their share, the one furthest over it first."""
         holders = map(self._shares.number_of, {**self._counts.tenant_running, **self._counts.tenant_asking})
-        over = [(-self.excess(number), number) for number in holders if self.excess(number) > EXCESS_SLACK]
+        over = [(-self.excess(number), number) for number in holders if self._gives(number)]
         return [number for _, number in sorted(over)]
+
+    def _gives(self, number: int) -> bool:
+        return self.excess(number) > GIVERS_SLACK * self.share(number) + EXCESS_SLACK
 
 
 def giving_way(life: Lifecycle, request: RequestState, ranks: Ranks, workers: Iterable[Worker]) -> Sequence | None:
@@ -79,13 +86,14 @@ def giving_way(life: Lifecycle, request: RequestState, ranks: Ranks, workers: It
         if not running_slots.is_short(number):
             return None
         bar += MARGIN * life.shares.price(number, request.num_tokens_max)
+    givers = [giver for giver in running_slots.givers() if giver != number and ranks.of(giver) >= bar]
+    if not givers:
+        return None  # before all that run is looked at
     running: dict[int, list[RequestState]] = {}
     for worker in workers:
         for sequence in worker.running.values() if worker.usable else ():
             running.setdefault(sequence.request.tenant_number, []).append(sequence.request)
-    for giver in running_slots.givers():
-        if ranks.of(giver) < bar or giver == number:
-            continue
+    for giver in givers:
         requests = sorted(running.get(giver, ()), key=lambda request: request.order)
         for latest in reversed(requests[1:]):
             if latest.num_yields < YIELDS_MAX:
