@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from coppice.edge.codec import STEPS
@@ -33,6 +32,7 @@ from coppice.messages.index import (
 from coppice.messages.step import SamplingParams, StepPlan, StepResult
 from coppice.seals import SEAL_BYTES
 from coppice.session.frames import Data
+from coppice_bench.plan.sampled_worker import SampledWorker
 from coppice_bench.rpc.client import NAMESPACE, WORKER
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Effects, Output, Request, TokenBatch
@@ -46,8 +46,8 @@ PREFILL_TOKENS = 8_192  # of one step: more than new requests bring
 PROMPT_TOKENS = (64, 512)
 OUTPUT_TOKENS = (128, 512)
 STOP = 0  # the token that ends a request early
-EARLY_ENDS = 0.3  # share of the requests that end so, somewhere before their length
 NUM_TENANTS = 8
+STOPS_WITHIN = (16, OUTPUT_TOKENS[1])  # steps, of a request that ends early
 STEP_NS = 20_000_000
 EPOCH = CacheEpoch(1)
 AS_SERVED: dict[str, Any] = {  # as the service is set where nobody says otherwise
@@ -86,7 +86,7 @@ class PlanWorld:
         self._detokenizers = DetokenizerFactory(tokenizer)
         self._texts: dict[int, Detokenizer] = {}  # by number of the request
         self._names: dict[str, int] = {}  # numbers of those at work
-        self._worker = _Worker(self._random, self._vocabulary)
+        self._worker = SampledWorker(self._random, self._vocabulary, STOP, STOPS_WITHIN)
         self._cache = _Cache()
         self._plans: deque[StepPlan] = deque()
         self._batches: deque[tuple[Op, ...]] = deque()
@@ -197,51 +197,6 @@ class PlanWorld:
         text = self._texts.pop(self._names.pop(output.request_id))
         text.feed(np.frombuffer(output.tokens, "<u4").tolist())
         text.flush()
-
-
-class _Worker:
-    """Samples as a plan says, at random; now and then the stop token, where a request is to end early."""
-
-    def __init__(self, random: Random, vocabulary: int) -> None:
-        self._random = random
-        self._tokens = np.random.default_rng(3)
-        self._vocabulary = vocabulary
-        self._rows = self._counts = np.zeros(0, np.uint32)
-        self._left: dict[int, int] = {}  # tokens until the last known one, by sequence that is in its prompt
-        self._stops_at: dict[int, int] = {}  # step in which the sequence gets its stop token
-
-    def result(self, plan: StepPlan) -> StepResult:
-        for start in plan.attach:
-            self._left[start.sequence_id] = len(start.tokens) // 4 - start.num_computed_tokens
-            if self._random.random() < EARLY_ENDS:
-                self._stops_at[start.sequence_id] = plan.step + self._random.randrange(16, OUTPUT_TOKENS[1])
-        if not plan.repeat_rows:
-            self._rows = np.frombuffer(plan.rows, "<u4")
-            self._counts = np.frombuffer(plan.row_tokens, "<u4")
-        for sequence_id in np.frombuffer(plan.detach, "<u4").tolist():
-            self._stops_at.pop(sequence_id, None)
-        ids = self._rows[self._samples()]
-        tokens = self._tokens.integers(1, self._vocabulary, len(ids), dtype=np.uint32)
-        stopping = [row for row, step in self._stops_at.items() if step <= plan.step]
-        tokens[np.isin(ids, stopping)] = STOP
-        return StepResult(
-            plan.step,
-            ids.astype("<u4").tobytes(),
-            tokens.astype("<u4").tobytes(),
-            num_tokens=int(self._counts.sum()),
-            duration_us=20_000,
-        )
-
-    def _samples(self) -> NDArray[np.bool_]:
-        """[R]: rows that reach the end of what is known."""
-        samples = np.ones(len(self._rows), np.bool_)
-        for row in np.flatnonzero(np.isin(self._rows, list(self._left))).tolist():
-            sequence_id = int(self._rows[row])
-            self._left[sequence_id] -= int(self._counts[row])
-            samples[row] = not self._left[sequence_id]
-            if samples[row]:
-                del self._left[sequence_id]
-        return samples
 
 
 class _Cache:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coppice.errors import UsageError
 from coppice_cli.bench.serve import serve
 from coppice_cli.variables import Command
 
@@ -18,7 +19,7 @@ Quick = Annotated[
 
 def add_to(bench: typer.Typer) -> None:
     """Hang the commands up under `coppice bench`."""
-    for command in (index, rpc, churn, trace, serve, split, plan, kernels, step):
+    for command in (index, rpc, churn, trace, serve, split, plan, fleet, kernels, step):
         bench.command(cls=Command)(command)
 
 
@@ -99,6 +100,24 @@ def plan(as_json: AsJson = False, quick: Quick = False) -> None:
     from coppice_bench.report import print_report
 
     print_report(run_plan(quick=quick), as_json=as_json)
+
+
+def fleet(
+    as_json: AsJson = False,
+    quick: Quick = False,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, with commas.")] = "",
+) -> None:
+    """Measure how many workers and requests one scheduler and one cache service carry: real cores in virtual time."""
+    from coppice_bench.fleet.run import run_fleet
+    from coppice_bench.report import print_report
+
+    try:
+        sizes = [int(word) for word in workers.split(",") if word]
+    except ValueError:
+        sizes = [0]
+    if any(size < 1 for size in sizes):
+        raise UsageError(f"--workers {workers} is no list of numbers", hint="such as 8,64")
+    print_report(run_fleet(quick=quick, sizes=sizes), as_json=as_json)
 
 
 def kernels(

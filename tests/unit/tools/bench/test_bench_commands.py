@@ -54,6 +54,24 @@ def test_plan_says_what_a_step_costs_by_sequences() -> None:
     assert report["steps"] == 20
 
 
+def test_fleet_says_what_a_cell_costs_its_two_services() -> None:
+    fleets = run("fleet", "--workers", "1,3")["fleets"]
+    assert set(fleets) == {"1", "3"}
+    for size, found in fleets.items():
+        loads = {name: found[f"{name}_load"] for name in ("scheduler", "cache")}
+        assert found["full_first"] == max(loads, key=lambda name: loads[name])
+        assert min(loads.values()) > 0
+        assert found["requests_per_s_at_full"] == pytest.approx(found["requests_per_s"] / max(loads.values()), rel=0.05)
+        full = int(size) * 64 / 0.02
+        assert 0.7 * full < found["tokens_per_s"] <= 1.1 * full, "its workers have what to do"
+
+
+def test_fleet_refuses_what_is_no_number_of_workers() -> None:
+    for words in ("8,x", "0"):
+        with pytest.raises(UsageError, match="--workers"):
+            run("fleet", "--workers", words)
+
+
 def test_index_refuses_a_folder_of_peers_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
         run_index(quick=True, peers=tmp_path / "nowhere")
