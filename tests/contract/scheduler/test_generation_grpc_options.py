@@ -48,6 +48,16 @@ def test_every_sampling_option_reaches_the_engine() -> None:
     serve(test)
 
 
+def test_an_answer_may_take_what_is_left_of_the_context() -> None:
+    async def test(served: Served) -> None:
+        assert "max_tokens" in ((await served.refusal(max_tokens=10_000)).details() or "")
+        assert await served.ask(text="one two", max_tokens=10_000, fill_context=True)
+        (request,) = served.engine.requests
+        assert request.max_new_tokens == 512 - len(served.ids("one two"))
+
+    serve(test)
+
+
 def test_choices_are_told_apart_and_the_prompt_is_counted_once() -> None:
     async def test(served: Served) -> None:
         served.engine.script = lambda request: Script(

@@ -45,6 +45,7 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
         prompts=(prompt,),
         n=request.n if given("n") else 1,
         max_tokens=request.max_tokens if given("max_tokens") else None,
+        fills_context=request.fill_context,
         min_tokens=request.min_tokens,
         temperature=request.temperature if given("temperature") else None,
         top_p=request.top_p if given("top_p") else None,
