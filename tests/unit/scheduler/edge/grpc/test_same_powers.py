@@ -104,6 +104,7 @@ NOT_ASKED: Mapping[str, str] = {
     "GenerationSpec.streams": "an answer always comes as a stream, of one response where the client wants no more",
     "OutputFormat.behind": "the front door finds it in the chat template, whichever API a call came by",
     "ToolUse.texts": "the front door makes it of the tools, whichever API a call came by",
+    "ToolUse.in_json": "the front door makes it of the tools, whichever API a call came by",
 }
 
 
