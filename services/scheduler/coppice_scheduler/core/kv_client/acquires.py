@@ -9,6 +9,7 @@ from coppice.messages.index import Acquire, Candidate, MatchQueries, Op
 from coppice.namespaces import with_salt
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.policy.admission import max_context
+from coppice_scheduler.core.policy.candidates import few_of
 from coppice_scheduler.core.policy.dispatch_order import DispatchOrder
 from coppice_scheduler.core.policy.free_slots import FreeSlots
 from coppice_scheduler.core.policy.guarantee_usage import GuaranteeUsage
@@ -127,11 +128,13 @@ class _Round:
             self.held_up.add(domain)
             return
         fit = near_its_prompt(request, fit)
+        few = few_of(fit, request)
+        names_all, fit = few == fit, few
         past = all(worker in covered for worker in fit)
         self.life.queue.take(request)
         op = _acquire(self.life, request, fit, self._loads_for(domain), self.now_ns)
         lease = self.life.leases.leases[op.lease_id]
-        lease.past_gate = past
+        lease.past_gate, lease.names_all = past, names_all
         ops.append(op)
         self.slots.took(request, lease.candidates)
         for worker in fit:

@@ -101,6 +101,10 @@ def _grant_is_sound(lease: Lease, grant: Grant, request: RequestState) -> bool:
 
 def _no_room(life: Lifecycle, request: RequestState | None, lease: Lease, answer: NoCapacity, now_ns: int) -> None:
     retry_ns = now_ns + max(1, answer.retry_after_ms) * NS_PER_MS
+    if not lease.names_all:
+        if request is not None:
+            life.refused(request, lease)  # others may have room: it asks all of them next
+        return
     if answer.reason is NoCapacityReason.NEVER_FITS:
         if request is not None:
             life.finish(request, Finish.ERROR, now_ns, error=_never_fits(request, lease.reserve_asked))

@@ -68,6 +68,7 @@ class Lease:
     namespace: Namespace
     state: LeaseState = LeaseState.ASKED
     candidates: tuple[WorkerId, ...] = ()  # that the Acquire names: any of them may be the one
+    names_all: bool = True  # that could take it: a refusal says that nobody has room
     expected_worker: WorkerId = WorkerId("")  # where its load is counted until the answer says where it is
     num_prefill_tokens: int = 0
     reserve_asked: int = 0  # tokens of the Acquire
