@@ -20,8 +20,8 @@ STORED: list[tuple[str, Any, str]] = [
     ("previous_response_id", 5, "send the whole conversation as input instead"),
     ("conversation", "conv_1", "send the whole conversation as input instead"),
     ("conversation", {"id": "conv_1"}, "send the whole conversation as input instead"),
-    ("background", True, "send stream: true and read it as it comes, or wait for it"),
-    ("background", "yes", "send stream: true and read it as it comes, or wait for it"),
+    ("background", True, "send stream: true to read it as it comes, or wait for it"),
+    ("background", "yes", "send stream: true to read it as it comes, or wait for it"),
 ]
 NOTHING_STORED: list[tuple[str, Any]] = [
     ("previous_response_id", None),

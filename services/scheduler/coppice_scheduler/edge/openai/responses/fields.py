@@ -61,7 +61,7 @@ _NOT_STORED = (
     "Answers are not stored: send the whole conversation as input instead, with all that was sent before, the items of "
     "output of each answer as they came, and what is new."
 )
-_NOT_BEHIND = "A response is computed while its caller waits: send stream: true and read it as it comes, or wait for it."
+_NOT_BEHIND = "A response is computed while its caller waits: send stream: true to read it as it comes, or wait for it."
 REFUSED: Mapping[str, Refusal] = {
     "previous_response_id": Refusal(_NOT_STORED, ("",)),
     "conversation": Refusal(_NOT_STORED),
