@@ -25,8 +25,8 @@ from coppice_scheduler.edge.frontend.loop_share import UNIT_BYTES, LoopShare
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, SHORT_THREADS
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.rest import CONTEXT, DEMO, MODEL, WAIT_S, Served, error_of, read_until_closed, serving
-from tests.fakes.api.text_work import SeenTextWork
 from tests.fakes.held_tokenizer import HELD, HeldTokenizer, held_checkpoint
+from tests.fakes.seen_text_work import SeenTextWork
 from tests.fakes.waiting import wait_for
 
 __all__ = ["served", "shared_server"]

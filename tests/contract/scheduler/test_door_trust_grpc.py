@@ -30,7 +30,7 @@ from coppice_scheduler.edge.grpc.messages import spec_of
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, pack
 from tests.fakes.api.grpc_served import DEMO, MODEL, WAIT_S, Served, details_of, serve
-from tests.fakes.api.text_work import SeenTextWork
+from tests.fakes.seen_text_work import SeenTextWork
 
 TENANTS = TenantDirectory(
     [
