@@ -29,6 +29,7 @@ from coppice_scheduler.edge.openai.responses import fields as responses
 from coppice_scheduler.edge.rest_app import description_of
 from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES
 from coppice_scheduler.edge.text.tools.tool import MAX_TOOLS
+from tests.contract.openai.json_schema.keywords import KEYWORDS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "API.md"
 _TABLE = re.compile(r"(<!-- table: ([a-z -]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -116,6 +117,16 @@ def _codes(kind: ErrorKind, told: list[ApiError]) -> str:
     return _code(*sorted({str(error.code) for error in told if error.kind is kind}))
 
 
+def _keywords() -> str:
+    """Those of which there is the same to say are in one row."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, keyword in KEYWORDS.items():
+        alike.setdefault((keyword.becomes.value, keyword.note), []).append(name)
+    return _table(
+        ("keyword", "what becomes of it", "bounds and notes"), [(_code(*names), *said) for said, names in alike.items()]
+    )
+
+
 def _no_effect(fields: Mapping[str, str]) -> Callable[[], str]:
     return lambda: _table(("taken without effect", "because"), [(f"`{name}`", why) for name, why in fields.items()])
 
@@ -148,6 +159,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "routes": _routes,
     "bounds": _bounds,
     "errors": _errors,
+    "keywords of json schema": _keywords,
     "fields without effect": _no_effect(openai.NO_EFFECT),
     "refused fields": _refused(chats=_not_done(openai.CHAT), completions=_not_done(openai.COMPLETION)),
     "fields of responses without effect": _no_effect(responses.NO_EFFECT),

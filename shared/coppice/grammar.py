@@ -28,6 +28,9 @@ _STEP_ITEMS_MAX = 20_000
 _STEP_LEXER_FUEL = 200_000
 _LEXER_STATES_MAX = 10_000
 _NOTHING_MATCHES = "NoExtension"  # how the library begins to say so
+# An option of the library's that no caller has, and what a caller can do.
+_ONE_OF_OPTION = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+_ONE_OF = "where its schemas do not exclude each other by their types or constants; anyOf is"
 
 
 class GrammarError(ValueError):
@@ -105,4 +108,5 @@ class Matcher:
 def _raise_error(inner: LLMatcher) -> None:
     if inner.is_error():
         said = " ".join(inner.get_error().removesuffix("<non-verbose/>").split())
+        said = said.replace(f". {_ONE_OF_OPTION}", f" {_ONE_OF}")
         raise GrammarError("no text matches it" if said.startswith(_NOTHING_MATCHES) else said)

@@ -19,8 +19,14 @@ from coppice_scheduler.edge.text.reasoning.grammar import BehindReasoning
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+# Without `u`: `\u0061` is `a`, and the library would take it for a name that the schema does not have.
+JSON_ESCAPES = '"\\bfnrt'
 # Between two tokens of JSON: a model that is made to go on writes whitespace without end where it may.
-JSON_LIBRARY_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}", "lenient": False}
+JSON_LIBRARY_OPTIONS: JsonCompileOptions = {
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}",
+    "lenient": False,
+    "json_allowed_escapes": JSON_ESCAPES,
+}
 # A class may stand in another one.
 _TAKEN = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]", r"\s": r"[\t\n\f\r ]"}
 _LEFT_OUT = {r"\D": "[^0-9]", r"\W": "[^0-9A-Za-z_]", r"\S": r"[^\t\n\f\r ]"}
@@ -149,8 +155,33 @@ def _read_schema(schema: Any) -> Any:
     return read
 
 
+def check_counts(schema: dict[str, Any]) -> None:
+    """The library counts a name that is written twice as two; names that are required are written once.
+
+    Raises GrammarError where an answer with too few of them could pass.
+    """
+    left: list[Any] = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        if not isinstance(each, dict):
+            continue
+        least, required = each.get("minProperties"), each.get("required")
+        most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
+        if isinstance(least, int | float) and least > most:
+            raise GrammarError(f"minProperties may be {most} at most, one more than there are required properties")
+        for keyword, value in each.items():
+            if keyword in _BY_NAME and isinstance(value, dict):
+                left += value.values()
+            elif keyword not in _DATA:
+                left.append(value)
+
+
 def _json_grammar(schema: str) -> str:
-    read = json.dumps(json_schema(schema))
+    parsed = json_schema(schema)
+    check_counts(parsed)
+    read = json.dumps(parsed)
     try:
         return LLMatcher.grammar_from_json_schema(read, overrides=JSON_LIBRARY_OPTIONS)
     except ValueError as error:  # Python's reader takes more than JSON has: NaN, half of a surrogate pair

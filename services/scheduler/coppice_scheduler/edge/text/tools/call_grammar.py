@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coppice.grammar import GrammarError
-from coppice_scheduler.edge.text.output_format import json_schema
+from coppice_scheduler.edge.text.output_format import JSON_ESCAPES, check_counts, json_schema
 from coppice_scheduler.edge.text.tools.formats import ARGUMENTS_MARKER, LLAMA3_JSON, MARKERS, NAME_PLACE, ToolFormat
 from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse
 from coppice_scheduler.edge.text.tools.xml_arguments import RULE, XmlArguments, is_plain
@@ -31,7 +31,12 @@ _ABOUT_PROPERTIES = frozenset(
 )
 _ANY = r"/(.|\n)*/"
 # As `tojson` of a chat template does it: a call that is sent back becomes the same tokens, and is found in the cache.
-_AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_AS_TEMPLATES_WRITE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": JSON_ESCAPES,
+}
 
 
 def can_be_bound(use: ToolUse, tool_format: ToolFormat) -> bool:
@@ -155,5 +160,7 @@ def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _schema_text(schema: dict[str, Any], *, is_strict: bool) -> str:
     """With options for the library. Where it is not strict, keywords that it does not know say nothing."""
+    if is_strict:
+        check_counts(schema)
     options = {**_AS_TEMPLATES_WRITE, "lenient": not is_strict}
     return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"), ensure_ascii=False)

@@ -169,6 +169,21 @@ def test_functions_take_the_arguments_that_they_name(vocabulary: Vocabulary) -> 
     assert takes({"$defs": {"x": {"properties": {"a": {}}}}, "$ref": "#/$defs/x"}, '{"a": 1}')
 
 
+def test_a_name_is_written_in_one_way_and_counts_once(vocabulary: Vocabulary) -> None:
+    def grammar(schema: dict[str, Any]) -> str:
+        use = ToolUse((Tool("f", json.dumps(schema), is_strict=True),), ToolMode.REQUIRED, frozenset({"f"}))
+        return calls_grammar(use, HERMES, vocabulary.raw.token_to_id)
+
+    def takes(schema: dict[str, Any], arguments: str) -> bool:
+        return vocabulary.takes(grammar(schema), written(HERMES, [ToolCall("", "f", arguments)]))
+
+    any_others = {"properties": {"a": {"type": "null"}}, "additionalProperties": True}
+    assert takes(any_others, '{"a": null, "b": 1}')
+    assert not takes(any_others, '{"\\u0061": 1}')
+    with pytest.raises(GrammarError, match="parameters of f: minProperties may be 1 at most"):
+        grammar({"properties": {}, "additionalProperties": True, "minProperties": 2})
+
+
 def test_the_tool_is_found_that_the_library_complains_of(vocabulary: Vocabulary) -> None:
     tools = (*TOOLS, Tool("wrong", '{"properties": {"a": {"type": "foo"}}}'))
     use = ToolUse(tools, ToolMode.REQUIRED, frozenset({"now", "wrong"}))
