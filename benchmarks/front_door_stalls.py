@@ -29,7 +29,7 @@ from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_PROMPTS
-from coppice_scheduler.edge.http_server import HttpServer, uvicorn_config
+from coppice_scheduler.edge.http_server import HttpServer
 from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 
@@ -144,7 +144,7 @@ async def measure(*, as_json: bool) -> None:
     metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
     frontdoor = FrontDoor(engine, load_checkpoint_text(DEMO_CHECKPOINT), TenantDirectory.single_default(), metrics)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(uvicorn_config(create_app(frontdoor, None), "127.0.0.1", 0))
+    server = HttpServer(create_app(frontdoor, None), "127.0.0.1", 0)
     serving = asyncio.create_task(server.serve([listener]))
     shorten_pauses()  # as a front door does
     port = listener.getsockname()[1]

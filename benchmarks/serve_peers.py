@@ -19,7 +19,7 @@ import secrets
 from statistics import median
 from typing import Any
 
-from coppice_bench.processor_time import processor_time_s
+from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, rounded
 from coppice_bench.serve.fleet import Gathered, run_part
 from coppice_bench.serve.load.client import Part
@@ -49,7 +49,7 @@ class Peer:
 
     def cpu_s(self) -> float:
         """Processor time of the process and all below it, so far."""
-        return processor_time_s(self.pid)
+        return tree_time_s(self.pid)
 
 
 def measure(peer: Peer, load: dict[str, Any]) -> dict[str, float]:

@@ -38,7 +38,7 @@ import numpy as np
 
 from benchmarks.serve_model import write_model
 from coppice.errors import CoppiceError
-from coppice_bench.processor_time import processor_time_s
+from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
 from coppice_bench.serve.fleet import Gathered, run_part
 from coppice_bench.serve.load.answer import Answer
@@ -128,9 +128,9 @@ def under_load(stack: Stack, requests: int) -> Load:
     options.check()
     gathered = Gathered()
     part = Part(options, look(options), secrets.randbits(62))
-    before_s = {name: processor_time_s(pid) for name, pid in stack.pids.items()}
+    before_s = {name: tree_time_s(pid) for name, pid in stack.pids.items()}
     run_part(part, gathered, lambda record: None)
-    cpu_s = {name: processor_time_s(pid) - before_s[name] for name, pid in stack.pids.items()}
+    cpu_s = {name: tree_time_s(pid) - before_s[name] for name, pid in stack.pids.items()}
     cpu_s["client"] = gathered.client_cpu_s
     found = summary(gathered.records, options, gathered.start_s)
     if found["errors"]:

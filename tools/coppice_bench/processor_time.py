@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def processor_time_s(pid: int) -> float:
+def tree_time_s(pid: int) -> float:
     """Of this process and all below it that live, user and system, so far."""
     parents, ticks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):

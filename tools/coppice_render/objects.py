@@ -7,10 +7,20 @@ from typing import Any
 from coppice.tls.identity import ANY_GRPC_NAME, Role, grpc_name
 from coppice_render.description import CACHE, SCHEDULER, SERVICES, WORKER, Service
 from coppice_render.options import RenderOptions
-from coppice_render.pods import TLS_FOLDER, Object, certificate_volume, labels, named, pod
+from coppice_render.pods import (
+    SECRETS_FOLDER,
+    TLS_FOLDER,
+    UNPRIVILEGED,
+    Object,
+    certificate_volume,
+    labels,
+    named,
+    pod,
+    runs_as,
+)
 
 REDIS_IMAGE = "docker.io/library/redis:7.4.2-alpine"
-_REDIS_USER = 999
+_REDIS_USER, _REDIS_GROUP = 999, 1000  # of the image
 _MONITOR_SECRET = "coppice-tls-monitor"
 
 
@@ -73,16 +83,8 @@ def redis(options: RenderOptions) -> list[Object]:
     """Registry, KV events and the cache's recovery log; all of it is rebuilt when it is gone, so nothing is kept."""
     command = [
         *("redis-server", "--save", "", "--appendonly", "no", "--maxmemory", "1gb", "--maxmemory-policy", "noeviction"),
-        *(
-            "--aclfile",
-            "/etc/coppice/secrets/redis.acl",
-            "--port",
-            "0",
-            "--tls-port",
-            "6379",
-            "--tls-auth-clients",
-            "no",
-        ),
+        *("--aclfile", f"{SECRETS_FOLDER}/redis.acl"),
+        *("--port", "0", "--tls-port", "6379", "--tls-auth-clients", "no"),
         *("--tls-cert-file", f"{TLS_FOLDER}/cert.pem", "--tls-key-file", f"{TLS_FOLDER}/key.pem"),
         *("--tls-ca-cert-file", f"{TLS_FOLDER}/ca.pem"),
     ]
@@ -98,15 +100,11 @@ def redis(options: RenderOptions) -> list[Object]:
         "readinessProbe": {"tcpSocket": {"port": "redis"}, "periodSeconds": 5},
         "livenessProbe": {"tcpSocket": {"port": "redis"}, "periodSeconds": 10},
         "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1536Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": UNPRIVILEGED,
         "volumeMounts": [
             {"name": "data", "mountPath": "/data"},
             {"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True},
-            {"name": "secrets", "mountPath": "/etc/coppice/secrets", "readOnly": True},
+            {"name": "secrets", "mountPath": SECRETS_FOLDER, "readOnly": True},
         ],
     }
     secret = {"secretName": "coppice-secrets", "items": [{"key": "redis.acl", "path": "redis.acl"}]}
@@ -114,13 +112,7 @@ def redis(options: RenderOptions) -> list[Object]:
         "metadata": {"labels": labels("redis")},
         "spec": {
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _REDIS_USER,
-                "runAsGroup": 1000,
-                "fsGroup": _REDIS_USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": runs_as(_REDIS_USER, _REDIS_GROUP),
             "containers": [container],
             "volumes": [{"name": "data", "emptyDir": {}}, tls, {"name": "secrets", "secret": secret}],
         },

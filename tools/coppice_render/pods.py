@@ -15,6 +15,18 @@ POD_NAME = "COPPICE_POD_NAME"
 # A worker advertises the name that its StatefulSet gives it.
 _OF_POD = f"$({POD_NAME})"
 
+UNPRIVILEGED: Object = {  # of a container
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def runs_as(user: int, group: int) -> Object:
+    """Of a pod, whose volumes are this user's."""
+    seccomp = {"type": "RuntimeDefault"}
+    return {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": group, "fsGroup": user, "seccompProfile": seccomp}
+
 
 def labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/part-of": "coppice", "app.kubernetes.io/name": name}
@@ -36,11 +48,7 @@ def pod(service: Service, options: RenderOptions, role: Role) -> Object:
         "ports": [{"name": port.name, "containerPort": port.number} for port in service.ports],
         **probes,
         "resources": _RESOURCES[service.name],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": UNPRIVILEGED,
         "volumeMounts": _mounts(service, options),
     }
     if service.name == "scheduler":
@@ -52,13 +60,7 @@ def pod(service: Service, options: RenderOptions, role: Role) -> Object:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": GRACE_S + 5,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": runs_as(USER, USER),
             "containers": [container],
             "volumes": _volumes(service, options, role),
         },

@@ -24,7 +24,7 @@ from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
-from coppice_scheduler.edge.http_server import HttpLimits, HttpServer, uvicorn_config
+from coppice_scheduler.edge.http_server import HttpLimits, HttpServer
 from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
@@ -130,8 +130,7 @@ def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
     public = None if tls is None else PublicTls(*tls[:2])
-    limits = HttpLimits(**options)
-    server = HttpServer(uvicorn_config(app, "127.0.0.1", 0, limits, public, cors_origins), limits)
+    server = HttpServer(app, "127.0.0.1", 0, HttpLimits(**options), public, cors_origins)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"

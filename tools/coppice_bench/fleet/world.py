@@ -24,13 +24,12 @@ from coppice.messages.index import FromClient
 from coppice.messages.registration import Register, Registered
 from coppice.messages.step import SamplingParams, StepPlan
 from coppice_bench.plan.sampled_worker import SampledWorker
-from coppice_bench.plan.world import AS_SERVED
+from coppice_bench.plan.world import settings_for
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_cache.core.index import IndexCore
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Request
-from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
 
 BLOCK = 16  # tokens
 NUM_BLOCKS = 8_192  # of each worker
@@ -83,20 +82,8 @@ class FleetWorld:
         self._shared = [self._ids.integers(1, VOCABULARY, SHARED_TOKENS, dtype=np.uint32) for _ in range(NUM_TENANTS)]
         index = CoreSettings(seal_key=bytes(32), default_domain=DomainConfig(DomainId("any")))
         self._index = IndexCore(index, EPOCH, 0)
-        everybody = TenantLimits(max_concurrency=2 * self._size + 64, max_queued=2 * self._size + 64)
-        self._core = SchedulerCore(
-            SchedulerSettings(
-                instance=b"instance",
-                max_running=self._size,
-                max_step_tokens=self._size + PREFILL_TOKENS,  # of all; what a worker takes in a step, it says itself
-                max_queued=2 * self._size + 64,
-                max_queued_tokens=1 << 40,
-                contested_prefill_tokens=PREFILL_TOKENS,
-                max_decode_steps=1,
-                default_limits=everybody,
-                **AS_SERVED,
-            )
-        )
+        # The tokens of a step are of all workers; what each takes, it says itself.
+        self._core = SchedulerCore(settings_for(self._size, PREFILL_TOKENS))
         self._epoch = self._attach()
 
     def _attach(self) -> SchedulerEpoch:

@@ -63,6 +63,22 @@ AS_SERVED: dict[str, Any] = {  # as the service is set where nobody says otherwi
 }
 
 
+def settings_for(size: int, prefill_tokens: int) -> SchedulerSettings:
+    """Of a scheduler with so many at work: nobody is refused, and a step decodes all and prefills so many tokens."""
+    at_once = 2 * size + 64
+    return SchedulerSettings(
+        instance=b"instance",
+        max_running=size,
+        max_step_tokens=size + prefill_tokens,
+        max_queued=at_once,
+        max_queued_tokens=1 << 40,
+        contested_prefill_tokens=prefill_tokens,
+        max_decode_steps=1,
+        default_limits=TenantLimits(max_concurrency=at_once, max_queued=at_once),
+        **AS_SERVED,
+    )
+
+
 @dataclass(slots=True)
 class StepTimes:
     """Processor time of one step, in ns."""
@@ -92,20 +108,7 @@ class PlanWorld:
         self._batches: deque[tuple[Op, ...]] = deque()
         self._now_ns = 0
         self._num_asked = 0
-        everybody = TenantLimits(max_concurrency=2 * size + 64, max_queued=2 * size + 64)
-        self._core = SchedulerCore(
-            SchedulerSettings(
-                instance=b"instance",
-                max_running=size,
-                max_step_tokens=size + PREFILL_TOKENS,
-                max_queued=2 * size + 64,
-                max_queued_tokens=1 << 40,
-                contested_prefill_tokens=PREFILL_TOKENS,
-                max_decode_steps=1,
-                default_limits=everybody,
-                **AS_SERVED,
-            )
-        )
+        self._core = SchedulerCore(settings_for(size, PREFILL_TOKENS))
         self._core.index_attached(SchedulerEpoch(1), EPOCH, True, 0)
         info = WorkerInfo(WORKER, WorkerEpoch(1), "here:0", 1 << 24, BLOCK, NAMESPACE, "m", True)
         self._core.index_message(Workers(EPOCH, (info,)), 0)

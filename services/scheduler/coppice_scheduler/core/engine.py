@@ -253,8 +253,13 @@ class SchedulerCore:
     @property
     def all_drain(self) -> bool:
         """No worker that is attached takes new requests, and there is one."""
-        infos = [worker.info for worker in self._life.workers.values() if worker.usable and worker.info is not None]
-        return bool(infos) and all(info.draining for info in infos)
+        drains = False
+        for worker in self._life.workers.values():
+            if worker.usable and worker.info is not None:
+                if not worker.info.draining:
+                    return False  # mostly the first: each turn asks
+                drains = True
+        return drains
 
     def is_idle(self) -> bool:
         """Nothing at work, nothing held, nothing on its way, nothing that clients have not heard."""

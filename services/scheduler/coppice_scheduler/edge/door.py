@@ -36,7 +36,7 @@ from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import Generation
 from coppice_scheduler.edge.grpc.server import ConnectionLimits, GenerationServer
 from coppice_scheduler.edge.http.field_table import UnknownFields
-from coppice_scheduler.edge.http_server import HttpLimits, HttpServer, uvicorn_config
+from coppice_scheduler.edge.http_server import HttpLimits, HttpServer
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
     FROM_DOOR,
@@ -137,7 +137,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     limits = HttpLimits(max_connections=connections.rest)
     tls = settings.public_tls()
     app = create_app(frontdoor, registry, unknown_fields=UnknownFields(settings.unknown_fields))
-    rest = HttpServer(uvicorn_config(app, settings.host, settings.port, limits, tls, settings.cors_origins), limits)
+    rest = HttpServer(app, settings.host, settings.port, limits, tls, settings.cors_origins)
     grpc_limits = ConnectionLimits(connections.grpc)
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()

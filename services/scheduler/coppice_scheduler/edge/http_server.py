@@ -55,17 +55,15 @@ class HttpLimits:
     excess_connections: int = 256  # above them and as many, the silent are cut, or newcomers where none is silent
     excess_timeout_s: float = 1.0
 
+    @property
+    def connections_in_all(self) -> int:
+        return self.max_connections + self.excess_connections
 
-def uvicorn_config(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    limits: HttpLimits | None = None,
-    tls: PublicTls | None = None,
-    cors_origins: tuple[str, ...] = (),
+
+def _config(
+    app: ASGIApp, host: str, port: int, limits: HttpLimits, tls: PublicTls | None, cors_origins: tuple[str, ...]
 ) -> uvicorn.Config:
-    """A configuration for `uvicorn.Server`. Logs go to the process's own logging; signals are the caller's affair."""
-    limits = limits or HttpLimits()
+    """Logs go to the process's own logging."""
     protocol = _limited_protocol(limits)
     return uvicorn.Config(
         RequestIds(with_cors(_Guard(app, limits), cors_origins)),
@@ -86,12 +84,20 @@ def uvicorn_config(
 class HttpServer(uvicorn.Server):
     """uvicorn with a listener that keeps silent connections apart, and without its own signal handlers.
 
-    `serve` wants the sockets to listen on. `config`: of `uvicorn_config`, with the same limits.
+    `serve` wants the sockets to listen on; `host` and `port` are for logs.
     """
 
-    def __init__(self, config: uvicorn.Config, limits: HttpLimits | None = None) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        limits: HttpLimits | None = None,
+        tls: PublicTls | None = None,
+        cors_origins: tuple[str, ...] = (),
+    ) -> None:
         self._limits = limits or HttpLimits()
+        super().__init__(_config(app, host, port, self._limits, tls, cors_origins))
         self._listeners: list[SilentConnections] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -110,7 +116,7 @@ class HttpServer(uvicorn.Server):
             listener,
             lambda: make(config=self.config, **state),
             num_open=lambda: len(self.server_state.connections),
-            connections_max=limits.max_connections + limits.excess_connections,
+            connections_max=limits.connections_in_all,
             timeout_s=limits.header_timeout_s,
         )
 
@@ -168,8 +174,7 @@ def _limited_protocol(limits: HttpLimits) -> type[H11Protocol]:
 
 
 def _behind_tls(protocol: type[H11Protocol], limits: HttpLimits, tls: PublicTls) -> Callable[..., TlsEntrance]:
-    connections_max = limits.max_connections + limits.excess_connections
-    handshakes = Handshakes(tls.channel, connections_max, limits.max_handshakes, limits.handshake_timeout_s)
+    handshakes = Handshakes(tls.channel, limits.connections_in_all, limits.max_handshakes, limits.handshake_timeout_s)
     return behind_tls(protocol, handshakes)
 
 

@@ -127,14 +127,13 @@ class _Round:
         if not fit:
             self.held_up.add(domain)
             return
-        fit = near_its_prompt(request, fit)
-        few = few_of(fit, request)
-        names_all, fit = few == fit, few
+        near = near_its_prompt(request, fit)
+        fit = few_of(near, request)
         past = all(worker in covered for worker in fit)
         self.life.queue.take(request)
         op = _acquire(self.life, request, fit, self._loads_for(domain), self.now_ns)
         lease = self.life.leases.leases[op.lease_id]
-        lease.past_gate, lease.names_all = past, names_all
+        lease.past_gate, lease.names_all = past, len(fit) == len(near)
         ops.append(op)
         self.slots.took(request, lease.candidates)
         for worker in fit:

@@ -64,6 +64,7 @@ from coppice_scheduler.edge.text.logprobs import LogprobTrack, MeanLogprob, Prom
 from coppice_scheduler.edge.text.stops import StopScanner
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Echo, TextOptions, TextStream, echo_of
 from coppice_scheduler.edge.text.tokenizer import Tokenizer, unpack_tokens
+from coppice_scheduler.edge.text.tools.tool import ToolUse
 from coppice_scheduler.edge.text.tools.tool_support import AUTO
 
 DEFAULT_MAX_RETAIN_MS = 30 * 60 * 1000
@@ -217,7 +218,7 @@ class FrontDoor:
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
             await self.loop_share.take(tenant.id, _units_to_open(spec))
-            spec = await self._with_tools(tenant.id, spec)
+            spec, tool_use = await self._with_tools(tenant.id, spec)
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = deadline_ns_of(spec, arrived_ns)
             salt = salt_of(spec, tenant.domain)
@@ -256,7 +257,6 @@ class FrontDoor:
             salt=salt,
         )
         # What the client sent is not kept while the call runs.
-        tool_use = self.syntax.tools.read_by(spec.tool_use) if spec.tool_use is not None else None
         options = dataclasses.replace(spec, prompts=(), output_format=None, tool_use=tool_use)
         return Call(
             call_id=call_id,
@@ -268,23 +268,23 @@ class FrontDoor:
             _span=span,
         )
 
-    async def _with_tools(self, tenant: str, spec: GenerationSpec) -> GenerationSpec:
-        """With what the tools of a chat make of its options. Raises ApiError."""
-        use = spec.tool_use
+    async def _with_tools(self, tenant: str, spec: GenerationSpec) -> tuple[GenerationSpec, ToolUse | None]:
+        """With what the tools of a chat make of its options; and what the reader of calls needs. Raises ApiError."""
+        use, tools = spec.tool_use, self.syntax.tools
         if use is None:
-            return spec
+            return spec, None
         bias = dict(spec.logit_bias)
-        forbidden = self.syntax.tools.forbidden_token(use)
+        forbidden = tools.forbidden_token(use)
         if forbidden is not None:
             bias[forbidden] = BIAS.low
             if len(bias) > MAX_LOGIT_BIASES:
                 raise invalid(
                     'logit_bias must leave room for one entry beside tool_choice: "none".', param="logit_bias"
                 )
-        wanted = await self.text_work.run(
-            tenant, use.num_chars, lambda: self.syntax.tools.output_format(use, spec.output_format)
+        wanted, read = await self.text_work.run(
+            tenant, use.num_chars, lambda: (tools.output_format(use, spec.output_format), tools.read_by(use))
         )
-        return dataclasses.replace(spec, output_format=wanted, logit_bias=bias)
+        return dataclasses.replace(spec, output_format=wanted, logit_bias=bias), read
 
     def _runs(
         self,

@@ -18,18 +18,17 @@ from coppice.grammar import GrammarError
 from coppice_scheduler.edge.text.output_format import JSON_ESCAPES, check_counts, json_schema
 from coppice_scheduler.edge.text.tools.formats import ARGUMENTS_MARKER, LLAMA3_JSON, MARKERS, NAME_PLACE, ToolFormat
 from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse
-from coppice_scheduler.edge.text.tools.xml_arguments import RULE, XmlArguments, is_plain
+from coppice_scheduler.edge.text.tools.xml_arguments import ANY_TEXT, RULE, VALUE_RULE, XmlArguments, is_plain, without
 
 TokenOf = Callable[[str], int | None]
 # What the reader of calls without an opening takes for text: its first character is none that begins JSON.
 _BLANK = r"[\s\x1c-\x1f]*"
 _NO_BARE_CALL = rf"TEXT: /{_BLANK}[^{{\[\s\x1c-\x1f](.|\n)*/ & ~/{_BLANK}<\|python_tag\|>(.|\n)*/"
-_ARGUMENTS = re.compile(rf"(?:{RULE}|json_)(\d+)[_\d]*:")
+_ARGUMENTS = re.compile(rf"(?:{RULE}|{VALUE_RULE})(\d+)[_\d]*:")
 _COMPLAINT = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| .*)?$", re.DOTALL)  # and the lines around it
 _ABOUT_PROPERTIES = frozenset(
     {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref", "anyOf", "oneOf", "allOf", "if"}
 )
-_ANY = r"/(.|\n)*/"
 # As `tojson` of a chat template does it: a call that is sent back becomes the same tokens, and is found in the cache.
 _AS_TEMPLATES_WRITE = {
     "whitespace_flexible": False,
@@ -71,8 +70,8 @@ def text_grammar(use: ToolUse, tool_format: ToolFormat, token_of: TokenOf) -> st
     opens = json.dumps(tool_format.opens)
     token = token_of(tool_format.opens)
     # Lazy: calls begin where the marker comes for the first time.
-    begin = f"begin[lazy]: {_ANY} {opens}" if token is None else f"begin: TEXT? <[{token}]>"
-    text = f"TEXT: {_ANY} & ~({_ANY} {opens} {_ANY})"
+    begin = f"begin[lazy]: {ANY_TEXT} {opens}" if token is None else f"begin: TEXT? <[{token}]>"
+    text = f"TEXT: {ANY_TEXT} & {without(opens)}"
     return "\n".join(["start: (begin calls)* TEXT?", begin, text, *writing.opened_calls(use)])
 
 

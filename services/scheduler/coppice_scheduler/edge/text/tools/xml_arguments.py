@@ -16,19 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from coppice_scheduler.edge.text.tools.formats import KEY_PLACE, VALUE_PLACE, XmlSyntax
-from coppice_scheduler.edge.text.tools.xml_calls import is_text
+from coppice_scheduler.edge.text.tools.xml_calls import PYTHON_WORDS, is_text, listed_values
 
-RULE = "args_"  # and the place of the tool
+# Names of rules of a tool's arguments begin so, and go on with its place.
+RULE, VALUE_RULE = "args_", "json_"
+ANY_TEXT = r"/(.|\n)*/"
 _SAID_OF_TOOLS = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 )
 _SAID_OF_TEXTS = frozenset({"type", "enum", "const", "default"})
 _SHARED = ("$defs", "definitions")  # what a value's schema may refer to
 _NO_TEXTS = frozenset({"integer", "number", "boolean", "null", "object", "array"})
-_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
+_NOTHING = '""'
+_IN_PYTHON = {word: python for python, word in PYTHON_WORDS.items()}
 # A string of JSON without what begins a closing, which the reader of calls would take for one.
 _QUOTED = r'/"([^"\\<\x00-\x1f]|\\["\\\/bfnrt]|\\u[0-9a-cA-CefEF][0-9a-fA-F]{3})*"/'
-_ANY = r"/(.|\n)*/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class XmlArguments:
             return
         ways = []
         for choice_number, choice in enumerate(argument.choices):
-            name = f"json_{number}_{choice_number}"
+            name = f"{VALUE_RULE}{number}_{choice_number}"
             if choice.letters is not None:
                 ways.append(self._literal(choice.letters))
             elif choice.schema is not None:
@@ -97,7 +99,7 @@ class XmlArguments:
         """Any text to its first closing, with that."""
         syntax = self._syntax
         closes = json.dumps(syntax.value_closes)
-        yield f"TEXT_{number}: /(.|\\n)*{json.dumps(syntax.space)[1:-1]}/ & ~({_ANY} {closes} {_ANY})"
+        yield f"TEXT_{number}: /(.|\\n)*{json.dumps(syntax.space)[1:-1]}/ & {without(closes)}"
         if self._has_token:
             may_be = "?" if not syntax.space else ""
             yield f"text_{number}: TEXT_{number}{may_be} {self._literal(syntax.value_closes)}"
@@ -105,7 +107,9 @@ class XmlArguments:
             yield f"text_{number}[lazy]: TEXT_{number} {closes}"
 
 
-_NOTHING = '""'
+def without(literal: str) -> str:
+    """A terminal: any text that has no such literal in it."""
+    return f"~({ANY_TEXT} {literal} {ANY_TEXT})"
 
 
 def is_plain(schema: dict[str, Any], syntax: XmlSyntax) -> bool:
@@ -142,7 +146,7 @@ def _choices(schema: Any, shared: dict[str, Any], syntax: XmlSyntax) -> Iterator
     if not isinstance(schema, dict):
         yield None
         return
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    values = listed_values(schema)
     of_text = is_text(schema)
     if isinstance(values, list):
         said_else = schema.keys() - _SAID_OF_TEXTS
@@ -171,4 +175,4 @@ def _written(value: Any, syntax: XmlSyntax, *, of_text: bool) -> str:
     if of_text and isinstance(value, str):
         return value
     text = json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
-    return _PYTHON_WORDS.get(text, text) if syntax.has_python_words else text
+    return _IN_PYTHON.get(text, text) if syntax.has_python_words else text

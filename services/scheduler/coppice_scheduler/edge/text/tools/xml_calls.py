@@ -18,7 +18,7 @@ from coppice_scheduler.edge.text.tools.tool import NAME
 
 WAITS_MAX = 1024  # characters of a name or a key, with what is around it
 _HEAD_BEGUN = re.compile(r"\s*+[\w.:/<=>-]*+\s*+<?+[/\w]*+", re.ASCII)
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # as templates write them
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # as templates write them
 
 
 class XmlCalls(CallParser):
@@ -137,9 +137,14 @@ def text_arguments(parameters: str) -> frozenset[str]:
     return frozenset(name for name, each in items if isinstance(each, dict) and is_text(each))
 
 
+def listed_values(schema: dict[str, Any]) -> Any:
+    """Those that a schema lists, as it says them; None where it lists none."""
+    return schema.get("enum", [schema["const"]] if "const" in schema else None)
+
+
 def is_text(schema: dict[str, Any]) -> bool:
     """Whether a value that this describes is a string, and written without quotes."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    values = listed_values(schema)
     if "type" not in schema and isinstance(values, list):
         return bool(values) and all(isinstance(value, str) for value in values)
     return schema.get("type") in ("string", ["string"])
@@ -169,7 +174,7 @@ def _as_json(value: str) -> str:
     try:
         json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
-        return _PYTHON_WORDS.get(text) or json.dumps(value, ensure_ascii=False)
+        return PYTHON_WORDS.get(text) or json.dumps(value, ensure_ascii=False)
     return text
 
 
