@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, WorkerEpoch, WorkerId
+from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.record import Message, PackedHandles, PackedSeals, PackedU32, Record
 
 
@@ -318,6 +318,18 @@ class LeaseDigest(Message, frozen=True):
     digest: U64
 
 
+class Succeed(Message, frozen=True):
+    """Whoever had this session is gone for good, says who comes after it: it ends as if it had expired.
+
+    `voucher` is the last that it was told; without it the message has no effect.
+    """
+
+    key: bytes  # as in its Hello, and so are the next two
+    incarnation: U64
+    epoch: SchedulerEpoch
+    voucher: bytes
+
+
 class LeaseSet(Message, frozen=True):
     """Every lease that the client believes in. The cache drops its others (through a fence) and names the unknown."""
 
@@ -384,5 +396,5 @@ def lease_hash(lease_id: LeaseId) -> int:
     return int.from_bytes(lease_id[:8], "little") ^ int.from_bytes(lease_id[8:], "little")
 
 
-FromClient = OpBatch | Reattach | LeaseSet | MatchQueries
+FromClient = OpBatch | Reattach | LeaseSet | MatchQueries | Succeed
 ToClient = AnswerBatch | Workers | Reattached | LeaseDigest | Wake | Reclaim | MatchHints | TenantsVersion

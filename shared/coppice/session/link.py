@@ -136,6 +136,15 @@ class ClientLink(Generic[BodyT]):
         """Nothing posted is unacknowledged."""
         return not self._flow.outbox
 
+    @property
+    def key(self) -> bytes:
+        return self._key
+
+    @property
+    def incarnation(self) -> int:
+        """Of the session that it was attached to last; 0: none."""
+        return self._incarnation
+
     def renew(self, key: bytes) -> None:
         """Give the session up, with everything that waits in it: the next handshake opens another one."""
         assert len(key) == KEY_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 
 from coppice_cache.core.base.settings import CoreSettings
 from coppice_scheduler.core.state.settings import SchedulerSettings
@@ -38,6 +39,7 @@ class Cluster:
         self._monitor = Monitor(self.env.record, self.settings.index.domains)
         self._log = SimLog(self.env, self.settings.domains)
         self._seal_keys = SealKeys(self.env)
+        self._succession = Random(f"succession of {self.env.seed}")
         self._start_cache("cache")
         for number in range(self.settings.num_workers):
             self._start_worker(f"w{number}")
@@ -60,8 +62,9 @@ class Cluster:
         self.workers[name] = WorkerHost(self.env, sizes.worker(name), sizes.step_ms, sizes.copy_ms, self._monitor)
 
     def start_scheduler(self, name: str) -> None:
-        settings = self.scheduler_settings()
-        self.schedulers[name] = SchedulerHost(self.env, name, settings, self._monitor, self.clients)
+        settings, before = self.scheduler_settings(), self.schedulers.get(name)
+        succeeds = before.session if before is not None and self._succession.random() < 0.7 else None
+        self.schedulers[name] = SchedulerHost(self.env, name, settings, self._monitor, self.clients, succeeds)
 
     def crash(self, name: str, down_ms: int) -> None:
         process = next((p for p in self.processes() if p.name == name), None)

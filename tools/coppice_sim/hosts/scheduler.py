@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
+from coppice.messages.index import Acquire, OpBatch, Reclaim, Succeed, WorkerInfo, Workers
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore
@@ -25,18 +25,29 @@ class Clients(Protocol):
 
     def output(self, output: Output) -> None: ...
 
+    def started(self, host: SchedulerHost) -> None: ...
+
     def crashed(self, host: SchedulerHost) -> None: ...
 
 
 class SchedulerHost(Process):
+    """`succeeds`: the session of the process before it, which is known to be gone."""
+
     def __init__(
-        self, env: Environment, name: str, settings: SchedulerSettings, monitor: Monitor, clients: Clients
+        self,
+        env: Environment,
+        name: str,
+        settings: SchedulerSettings,
+        monitor: Monitor,
+        clients: Clients,
+        succeeds: Succeed | None = None,
     ) -> None:
         super().__init__(name, env.timeline, env.rng)
         self.env = env
         self._sometimes = env.record.sometimes
         self._monitor = monitor
         self._clients = clients
+        self._succeeds = succeeds
         self.core = SchedulerCore(settings)
         self.epoch = SchedulerEpoch(0)
         self._workers: dict[WorkerId, _WorkerSession] = {}
@@ -44,6 +55,13 @@ class SchedulerHost(Process):
         self._wakeup_ns: int | None = None
         self._cache = ClientEnd(self, env.network, ClientLink(env.rng.randbytes(16), name), CACHE_FOR_SCHEDULERS, self)
         monitor.watch_scheduler(self.core)
+        clients.started(self)
+
+    @property
+    def session(self) -> Succeed | None:
+        """What a process that comes after it says of it; None while it has no session."""
+        link = self._cache.link
+        return Succeed(link.key, link.incarnation, self.epoch, link.voucher) if self.epoch else None
 
     def die(self) -> None:
         super().die()
@@ -77,6 +95,9 @@ class SchedulerHost(Process):
             for worker_id in list(self._workers):
                 self._drop(worker_id)
             self.epoch = epoch
+        if self._succeeds is not None and attached.fresh:
+            self._sometimes["succeeded"] += 1
+            self._cache.post(self._succeeds)
         self.core.index_attached(epoch, CacheEpoch(attached.server_epoch), attached.fresh, self.now_ns)
         self.turn()
 

@@ -11,18 +11,30 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+from msgspec.structs import replace
 
 from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams, TokenLogprobs
-from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, Request, TokenBatch
+from coppice_scheduler.core.state.request import (
+    Finish,
+    Output,
+    OutputErrorCode,
+    RefusedReason,
+    Request,
+    Resumed,
+    TokenBatch,
+)
 from coppice_sim.base.environment import Environment
 from coppice_sim.base.timeline import MS
 from coppice_sim.hosts.kv_honest import VOCABULARY, logprobs_of, reference, salt_of_domain
 from coppice_sim.hosts.scheduler import SchedulerHost
 from coppice_sim.traffic.demands import Demands
+from coppice_sim.traffic.moves import Moves
 from coppice_sim.traffic.observer import Observer
 
 NUM_RUNS = 6
+MOVES_MAX = 3
+_REFUSED_ON_THE_MOVE = (RefusedReason.TENANT_REMOVED, RefusedReason.QUARANTINED, RefusedReason.NEVER_FITS)
 
 
 @dataclass(slots=True)
@@ -36,6 +48,8 @@ class Ask:
     num_logprobs: int  # of `told`, those before this one were reported
     tokens: list[int] = field(default_factory=list)
     outcome: str = ""
+    num_cached: int | None = None  # prompt tokens that the first grant found, as it was told
+    num_moves: int = 0
 
     @property
     def logprobs_end(self) -> int:
@@ -67,6 +81,7 @@ class Workload:
         self._by_number: list[Ask] = []
         self.num_open = 0
         self.num_refused = 0
+        self._moves = Moves(env)
         self._runs = [
             [rng.randrange(VOCABULARY) for _ in range(rng.randrange(2, max_context // 3))] for _ in range(NUM_RUNS)
         ]
@@ -169,7 +184,10 @@ class Workload:
     def _cancel(self, ask: Ask) -> None:
         if ask.outcome:
             self._record.sometimes["cancel loses to finish"] += 1
-        ask.host.cancel(ask.request.request_id)
+        if ask.host.is_alive:
+            ask.host.cancel(ask.request.request_id)
+        elif not ask.outcome:  # its front door brings it nowhere
+            self._close(ask, "cancelled")
 
     def tokens(self, batch: TokenBatch) -> None:
         numbers, tokens = np.frombuffer(batch.numbers, "<u4"), np.frombuffer(batch.tokens, "<u4")
@@ -207,11 +225,25 @@ class Workload:
     def output(self, output: Output) -> None:
         ask = self.asks[output.request_id]
         self._told(ask, output)
+        if output.num_prompt_tokens:
+            self._take_usage(ask, output)
         self._take(ask, np.frombuffer(output.tokens, "<u4").tolist())
         for reported in output.logprobs:
             self._take_logprobs(ask, reported)
         if output.finish is not None:
             self._finished(ask, output)
+
+    def _take_usage(self, ask: Ask, output: Output) -> None:
+        """Of the prompt, the same is told each time, whoever tells it; of the output, what was told of it."""
+        name, num_prompt = ask.request.request_id, len(ask.request.tokens) // 4
+        if output.num_prompt_tokens != num_prompt:
+            self._record.fail("O3", f"{name}: {output.num_prompt_tokens} tokens of the prompt are {num_prompt}")
+        if ask.num_cached is not None and output.num_cached_tokens != ask.num_cached:
+            self._record.fail("O3", f"{name}: {output.num_cached_tokens} cached tokens were {ask.num_cached}")
+        if output.finish is None:
+            ask.num_cached = output.num_cached_tokens
+        if output.finish in (Finish.STOP, Finish.LENGTH) and output.num_output_tokens != len(ask.told) - num_prompt:
+            self._record.fail("O3", f"{name}: {output.num_output_tokens} tokens counted, {ask.told} told")
 
     def _finished(self, ask: Ask, output: Output) -> None:
         finish = output.finish
@@ -228,12 +260,34 @@ class Workload:
         assert finish is not None
         self._close(ask, finish.value)
 
+    def started(self, host: SchedulerHost) -> None:
+        self._moves.started(host)
+
     def crashed(self, host: SchedulerHost) -> None:
-        """The stream of every request there breaks: that is its outcome."""
-        for ask in self.asks.values():
-            if ask.host is host and not ask.outcome:
+        """Its requests go on elsewhere."""
+        self._moves.bring(lambda to: self._move_all(host, to))
+
+    def _move_all(self, lost: SchedulerHost, to: SchedulerHost) -> None:
+        for ask in [ask for ask in self.asks.values() if ask.host is lost and not ask.outcome]:
+            if ask.num_moves == MOVES_MAX:
                 self._told(ask, "broken stream")
                 self._close(ask, "broken stream")
+            else:
+                self._move(ask, to)
+
+    def _move(self, ask: Ask, to: SchedulerHost) -> None:
+        ask.num_moves += 1
+        ask.host = to
+        sent = np.array(ask.tokens, "<u4").tobytes()
+        num_reported = ask.num_logprobs if ask.request.sampling.num_prompt_logprobs is not None or sent else 0
+        resumed = Resumed(sent, num_reported, ask.num_cached, ask.num_moves)
+        self._record.sometimes["moved behind output" if sent else "moved before output"] += 1
+        refused = to.submit(replace(ask.request, resumed=resumed))
+        if refused is not None:
+            if refused.reason not in _REFUSED_ON_THE_MOVE:
+                self._record.fail("O3", f"{ask.request.request_id} was taken before: {refused}")
+            self._told(ask, refused)
+            self._close(ask, "refused on the move")
 
     def _close(self, ask: Ask, outcome: str) -> None:
         ask.outcome = outcome

@@ -24,6 +24,7 @@ from coppice.messages.index import (
     OpBatch,
     Reattach,
     Reattached,
+    Succeed,
 )
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
 from coppice.session.frames import Hello
@@ -52,8 +53,8 @@ from coppice_cache.core.ops.pins import pin, unpin, view_pins
 from coppice_cache.core.ops.waits import matchable_bytes
 from coppice_cache.core.radix.tree import walk
 from coppice_cache.core.recovery.clock import Clock
-from coppice_cache.core.recovery.lifetimes import attach_session, end_session, end_worker
-from coppice_cache.core.recovery.reattach import reattach
+from coppice_cache.core.recovery.lifetimes import attach_session, end_session, end_worker, succeed
+from coppice_cache.core.recovery.reattach import close_windows, reattach
 from coppice_cache.core.recovery.registration import acknowledge, drain, register
 from coppice_cache.core.state.replay import ReplayCounts
 from coppice_cache.core.state.sessions import FIRST_EPOCHS, Session, minted_by
@@ -111,6 +112,9 @@ class IndexCore:
             self._receive_batch(epoch, message, now_ns)
         elif isinstance(message, MatchQueries):
             self.state.tell_client(epoch, match_all(self.state, message))
+        elif isinstance(message, Succeed):
+            succeed(self.state, epoch, message)
+            close_windows(self.state, now_ns)
         elif session is None:
             named = message.lease_ids if isinstance(message, LeaseSet) else [c.lease_id for c in message.claims]
             self.state.tell_client(epoch, Reattached(self.cache_epoch, (), tuple(named)))

@@ -6,7 +6,7 @@ advance                             decides: expire, preempt, plan, ask; returns
 
 from __future__ import annotations
 
-from coppice.ids import TOKEN_BYTES, CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import (
     AnswerBatch,
     FromClient,
@@ -41,7 +41,7 @@ from coppice_scheduler.core.state.request import (
     SchedulerStats,
     TenantStats,
 )
-from coppice_scheduler.core.state.sequences import RequestState
+from coppice_scheduler.core.state.sequences import RequestState, state_of
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
 from coppice_scheduler.core.state.workers import Worker
 
@@ -87,20 +87,13 @@ class SchedulerCore:
         life, request_id = self._life, request.request_id
         assert request_id not in life.requests, f"request id {request_id} is in use"
         assert life.open_calls.find(request_id) is None, f"request id {request_id} is in use"
-        if self._draining and request.step_of is None:
+        if self._draining and request.step_of is None and request.resumed is None:
             return Refused(RefusedReason.DRAINING, "this scheduler is shutting down; send it to another", 1000)
         refused = refusal(life, self._room, request, now_ns)
         if refused is not None or request.num_places:
             return refused
         self._arrivals += 1  # a gap in it means nothing
-        num_prompt = len(request.tokens) // TOKEN_BYTES
-        return RequestState(
-            request=request,
-            order=(request.priority, self._arrivals),
-            num_prompt_tokens=num_prompt,
-            max_output_tokens=min(request.max_new_tokens, max_context(life) - num_prompt),
-            sent_before=num_prompt,
-        )
+        return state_of(request, (request.priority, self._arrivals), max_context(life))
 
     def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
         """End a request now; unknown and finished ones are left alone."""

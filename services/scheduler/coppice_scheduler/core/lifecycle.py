@@ -79,7 +79,7 @@ class Lifecycle:
         request.tenant_number = self.shares.number_of(request.request.tenant)
         self.shares.come(request.tenant_number)
         self.counts.tenant_unseen[request.request.tenant] += 1
-        if request.request.fork_of is None:
+        if request.request.fork_of is None and request.request.resumed is None:
             self.rate_limits.charge(request.request.tenant, request.num_prompt_tokens, now_ns)
         self.deadlines.add(request)
         self._enter_queue(request, now_ns)
@@ -200,6 +200,7 @@ class Lifecycle:
         request.flight_until_ns = 0
         if request.num_grants == 0:
             request.num_cached_tokens = grant.num_cached_tokens
+            self.outbox.granted(request)
         request.num_grants += 1
         self.totals.cached_tokens += grant.num_cached_tokens
         worker = self.workers[grant.worker_id]

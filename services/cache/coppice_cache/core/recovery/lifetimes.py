@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coppice.ids import SchedulerEpoch, WorkerId
+from coppice.messages.index import Succeed
 from coppice.messages.registration import Fence
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import SessionEnded, WorkerEnded
@@ -60,6 +61,22 @@ def end_session(state: State, epoch: SchedulerEpoch) -> None:
         worker = state.workers[worker_id]
         state.send_fence(worker, Fence(state.next_fence_id(), worker.epoch, scheduler_epochs=(epoch,)), leases)
     state.effects.append(SessionEnded(epoch))
+
+
+def succeed(state: State, successor: SchedulerEpoch, message: Succeed) -> None:
+    """End the session that `message` proves to have been told of: its scheduler will not come back."""
+    shown = (message.voucher, message.key, message.incarnation, message.epoch)
+    if message.epoch == successor or not state.vouchers.is_of_session(*shown):
+        return
+    if message.epoch in state.sessions:
+        end_session(state, message.epoch)
+    elif may_be_remembered_dead(state, message.epoch):
+        state.dead_epochs.add(message.epoch)
+
+
+def may_be_remembered_dead(state: State, epoch: SchedulerEpoch) -> bool:
+    """One of before our restart; each of them takes a place for ever."""
+    return state.is_old(epoch) and len(state.dead_epochs) + len(state.sessions) < 2 * state.settings.sessions_max
 
 
 def end_worker(state: State, worker_id: WorkerId) -> None:

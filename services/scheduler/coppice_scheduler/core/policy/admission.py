@@ -36,17 +36,25 @@ def refusal(life: Lifecycle, room: QueueRoom, request: Request, now_ns: int) -> 
     if not life.settings.serves(request.tenant, request.domain):
         return Refused(RefusedReason.TENANT_REMOVED, NOT_SERVED, 0)
     if request.num_places:
+        if request.resumed is not None:
+            return None
         return _beyond_concurrency(life, request.tenant, request.num_places, 0)
     num_tokens = len(request.tokens) // TOKEN_BYTES
     if not num_tokens or request.max_new_tokens < 1:
         return Refused(RefusedReason.EMPTY, "there is nothing to do: the prompt or max_new_tokens is empty", 0)
-    return (
-        _never(life, request, num_tokens)
+    why_not = (
+        _never(life, request, num_tokens + _num_sent(request))
         or _in_quarantine(life, request, now_ns)
         or _without_call(life, request)
-        or _without_room(life, room, request, num_tokens, now_ns)
-        or _too_late(life, request, num_tokens, now_ns)
     )
+    if why_not is not None or request.resumed is not None:  # of what was taken once nothing is refused for want of room
+        return why_not
+    return _without_room(life, room, request, num_tokens, now_ns) or _too_late(life, request, num_tokens, now_ns)
+
+
+def _num_sent(request: Request) -> int:
+    """Output tokens of another planner's."""
+    return 0 if request.resumed is None else len(request.resumed.sent) // TOKEN_BYTES
 
 
 def _without_call(life: Lifecycle, request: Request) -> Refused | None:

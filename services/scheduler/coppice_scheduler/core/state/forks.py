@@ -28,9 +28,10 @@ from coppice_scheduler.core.state.workers import Worker
 def join(request: RequestState, relative: RequestState | None) -> bool:
     """Make `request` one of the family of an earlier request. True: it waits until the prompt is computed.
 
-    Another domain, salt or prompt is no relation. Who wants log-probabilities of the prompt has to compute it.
+    Another domain, salt or prompt is no relation. Who wants log-probabilities of the prompt has to compute it, and who
+    has output already begins behind it.
     """
-    if relative is None or request.request.sampling.num_prompt_logprobs is not None:
+    if relative is None or request.request.sampling.num_prompt_logprobs is not None or request.num_output_tokens:
         return False
     if _shared_by(request) != _shared_by(relative):
         return False

@@ -29,6 +29,17 @@ class Outbox:
         """What is new of it leaves as an Output."""
         self._fresh[request.request.request_id] = request
 
+    def granted(self, request: RequestState) -> None:
+        """What the cache had of its prompt is known. It leaves without a token, and changes no more."""
+        self._outputs.append(
+            Output(
+                request_id=request.request.request_id,
+                tokens=b"",
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_tokens=request.num_cached_tokens,
+            )
+        )
+
     def last(self, request: RequestState, finish: Finish, error: OutputError | None, stop_token: bytes) -> None:
         self._fresh.pop(request.request.request_id, None)
         self._outputs.append(

@@ -14,6 +14,18 @@ from coppice.messages.step import SamplingParams, StepPlan, TokenLogprobs
 Mark = tuple[str, int, int]  # (name, start_ns, end_ns)
 
 
+class Resumed(Record, frozen=True):
+    """What had become of a request when the planner that served it was lost. Another goes on behind it.
+
+    The seed and the positions from which it counts are the request's own, so what follows is what would have followed.
+    """
+
+    sent: PackedU32 = b""  # output tokens that its front door has
+    num_logprob_positions: int = 0  # of prompt and output, those before this one were reported to it
+    num_cached_tokens: int | None = None  # as its first grant found; None: none was heard of
+    num_moves: int = 1  # times that it was moved, with this one
+
+
 class Request(Record, frozen=True):
     """One prompt to continue. The front door has put the model's end tokens into `stop_token_ids` where they count."""
 
@@ -40,6 +52,7 @@ class Request(Record, frozen=True):
         1  # requests of its call from this one on: its tenant's concurrency has room for all, or for none
     )
     step_of: str | None = None  # request id of the open call that this is a step of
+    resumed: Resumed | None = None  # it was served by another planner before
 
 
 NOT_SERVED = "the tenant was removed or moved to another domain by the operator of this service"

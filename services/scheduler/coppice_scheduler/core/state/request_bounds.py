@@ -25,9 +25,24 @@ def out_of_bounds(request: Request) -> str:
         "stop_token_ids": all(0 <= token < NO_TOKEN for token in request.stop_token_ids),
         "salt": len(request.salt) in (0, SALT_BYTES),
         "retain_ms": 0 <= request.retain_ms < _U32,
+        "resumed": _may_go_on(request),
     }
     impossible = next((name for name, is_fitting in fits.items() if not is_fitting), "")
     if impossible:
         return impossible
     impossible = impossible_field(request.sampling)
     return f"sampling.{impossible}" if impossible else ""
+
+
+def _may_go_on(request: Request) -> bool:
+    """There is a token left to compute of what was begun elsewhere."""
+    resumed = request.resumed
+    if resumed is None:
+        return True
+    num_sent, rest = divmod(len(resumed.sent), TOKEN_BYTES)
+    num_tokens = len(request.tokens) // TOKEN_BYTES + num_sent
+    return (
+        rest == 0
+        and (not num_sent or num_sent < request.max_new_tokens)
+        and (0 <= resumed.num_logprob_positions <= num_tokens and resumed.num_moves > 0)
+    )

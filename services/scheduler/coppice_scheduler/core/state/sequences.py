@@ -168,6 +168,27 @@ class RequestState:
             self.marks.append((name, start_ns, end_ns))
 
 
+def state_of(request: Request, order: tuple[int, int], max_context: int) -> RequestState:
+    """Of a request that comes in, with what another planner had computed of it."""
+    num_prompt = len(request.tokens) // TOKEN_BYTES
+    state = RequestState(
+        request=request,
+        order=order,
+        num_prompt_tokens=num_prompt,
+        max_output_tokens=min(request.max_new_tokens, max_context - num_prompt),
+        sent_before=num_prompt,
+    )
+    resumed = request.resumed
+    if resumed is not None:
+        state.output += resumed.sent
+        state.sent_before += len(resumed.sent) // TOKEN_BYTES
+        state.num_logprob_positions = resumed.num_logprob_positions
+        state.num_retries = resumed.num_moves
+        if resumed.num_cached_tokens is not None:
+            state.num_cached_tokens, state.num_grants = resumed.num_cached_tokens, 1
+    return state
+
+
 def blocks_together(block_size: int) -> int:
     return min(OUTPUT_BLOCKS_TOGETHER, max(1, OUTPUT_TOKENS_TOGETHER // block_size))
 
