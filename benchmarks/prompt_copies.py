@@ -37,7 +37,7 @@ from coppice_cache.core.index import IndexCore
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.core.state.settings import SchedulerSettings
-from coppice_scheduler.edge.ipc.door_messages import FROM_DOOR, Asks
+from coppice_scheduler.edge.ipc.door_messages import DOOR_TO_PLANNER, Asks
 
 T = TypeVar("T")
 BLOCK = 1_024
@@ -157,10 +157,10 @@ class Journey:
             )
             for number in range(num_requests)
         )
-        self.door.send(packed(FROM_DOOR.encode(Asks(requests, ()))))
+        self.door.send(packed(DOOR_TO_PLANNER.encode(Asks(requests, ()))))
 
     def read_asks(self) -> None:
-        self.planner.read("request", self.door, FROM_DOOR, self._submit)
+        self.planner.read("request", self.door, DOOR_TO_PLANNER, self._submit)
         self.held_queued = self.planner.held
 
     def _submit(self, asks: Asks) -> None:

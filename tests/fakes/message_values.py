@@ -12,13 +12,18 @@ from msgspec import Meta, Struct
 
 from coppice.edge.codec import INDEX, STEPS, WORKERS, Codec
 from coppice.messages.record import ITEM_BYTES
-from coppice_scheduler.edge.ipc.door_messages import FROM_DOOR, TO_DOOR
+from coppice_scheduler.edge.ipc.door_messages import DOOR_TO_PARENT, DOOR_TO_PLANNER, PARENT_TO_DOOR, PLANNER_TO_DOOR
+from coppice_scheduler.edge.ipc.planner_messages import FROM_PLANNER, TO_PLANNER
 
 CODECS: dict[str, Codec[Any]] = {
     **{f"{edge.kind} from client": edge.from_client for edge in (INDEX, WORKERS, STEPS)},
     **{f"{edge.kind} from server": edge.from_server for edge in (INDEX, WORKERS, STEPS)},
-    "to door": TO_DOOR,
-    "from door": FROM_DOOR,
+    "parent to door": PARENT_TO_DOOR,
+    "door to parent": DOOR_TO_PARENT,
+    "planner to door": PLANNER_TO_DOOR,
+    "door to planner": DOOR_TO_PLANNER,
+    "parent to planner": TO_PLANNER,
+    "planner to parent": FROM_PLANNER,
 }
 U64_MAX = (1 << 64) - 1
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)

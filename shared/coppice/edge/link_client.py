@@ -144,6 +144,13 @@ class LinkClient:
         with self._lock:
             self._link.voucher = voucher
 
+    @property
+    def shown(self) -> tuple[bytes, int, int, bytes]:
+        """What its handshakes show of the session that it has: key, incarnation, epoch, voucher."""
+        with self._lock:
+            link = self._link
+            return link.key, link.incarnation, link.epoch, link.voucher
+
     def _give_up(self) -> None:
         """With the lock held."""
         self._attachment += 1

@@ -318,16 +318,22 @@ class LeaseDigest(Message, frozen=True):
     digest: U64
 
 
-class Succeed(Message, frozen=True):
-    """Whoever had this session is gone for good, says who comes after it: it ends as if it had expired.
+class SessionName(Record, frozen=True):
+    """A session of a scheduler as its Hello shows it, with the last voucher that it was told."""
 
-    `voucher` is the last that it was told; without it the message has no effect.
-    """
-
-    key: bytes  # as in its Hello, and so are the next two
+    key: bytes
     incarnation: U64
     epoch: SchedulerEpoch
     voucher: bytes
+
+
+class Succeed(Message, frozen=True):
+    """Whoever had this session is gone for good, says who comes after it: it ends as if it had expired.
+
+    Without the right voucher the message has no effect.
+    """
+
+    session: SessionName
 
 
 class LeaseSet(Message, frozen=True):

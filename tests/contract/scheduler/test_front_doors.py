@@ -14,18 +14,19 @@ from coppice.edge.wire import Splitter, packed
 from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, TokenBatch
 from coppice_scheduler.edge.base.engine import EngineLost, RequestRefused
 from coppice_scheduler.edge.base.idempotency import ClaimState, FirstOutcome
-from coppice_scheduler.edge.ipc.door_channel import DoorChannel
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
-    FROM_DOOR,
+    DOOR_TO_PLANNER,
     MESSAGE_BYTES_MAX,
-    TO_DOOR,
+    PLANNER_TO_DOOR,
     Abort,
     Aborted,
     Asks,
     Cancel,
+    Opened,
     Turn,
 )
+from coppice_scheduler.edge.ipc.message_channel import MessageChannel
 from coppice_scheduler.edge.planner.doors import by_door
 from tests.fakes.api.engine import pack, unpack
 from tests.fakes.cache.scripted_core import HANGS
@@ -101,9 +102,9 @@ def test_of_a_call_that_is_refused_the_rest_is_not_looked_at() -> None:
 
 def test_a_request_that_is_cancelled_at_once_does_not_stay() -> None:
     async def test(house: House) -> None:
-        far = house.connect(0)
+        far = house.connect()
         asks = Asks((request("short", [HANGS]),), (Cancel("short", Finish.CANCELLED),))
-        far.sendall(packed(FROM_DOOR.encode(asks)))
+        far.sendall(packed(DOOR_TO_PLANNER.encode(Opened(0)), DOOR_TO_PLANNER.encode(asks)))
         await until(lambda: bool(house.core.submitted and house.core.cancelled))
         assert not house.core.running
         far.close()
@@ -117,11 +118,14 @@ def test_a_front_door_that_goes_takes_its_requests_and_no_others() -> None:
         lost = asyncio.create_task(read(dying, "lost", [HANGS]))
         kept = asyncio.create_task(read(living, "kept", [HANGS]))
         await until(lambda: len(house.core.running) == 2)
+        house.is_without_planner = True  # it comes back no more
         house.channels[0].close()
         await until(lambda: ("lost", Finish.CANCELLED) in house.core.cancelled)
+        assert house.cut_off == [0], "its process is started again"
+        dying.end_streams("it is over")
         (output,) = await lost
         assert (output.finish, output.error and output.error.code) == (Finish.ERROR, OutputErrorCode.SCHEDULER_LOST)
-        assert (dying.accepts, dying.planner_is_lost) == (False, True)
+        assert not dying.accepts
         assert [output.finish for output in await read(dying, "later", [1])] == [Finish.ERROR]
         assert [output.finish for output in await read(living, "other", [1])][-1] is Finish.LENGTH
         assert not kept.done()
@@ -133,12 +137,9 @@ def test_a_front_door_that_goes_takes_its_requests_and_no_others() -> None:
 
 def test_the_planner_fails() -> None:
     async def test(house: House) -> None:
-        engine = await house.open(0)
+        await house.open(0)
         house.core.fails = True
         await until(lambda: bool(house.failures))
-        house.channels[0].close()  # what the service does then
-        (output,) = await read(engine, "open", [1])
-        assert output.finish is Finish.ERROR
 
     run(test)
 
@@ -168,11 +169,11 @@ def test_stats_are_told_again_and_again() -> None:
 
 def test_a_front_door_that_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
     async def test(house: House) -> None:
-        deaf = house.connect(0, backlog_bytes_max=100_000)
+        deaf = house.connect(backlog_bytes_max=100_000)
         engine = await house.open(1)
         names = [f"deaf-{place}" for place in range(400)]
         asks = Asks(tuple(request(name, [1] * 2000) for name in names), ())
-        await asyncio.to_thread(deaf.sendall, packed(FROM_DOOR.encode(asks)))
+        await asyncio.to_thread(deaf.sendall, packed(DOOR_TO_PLANNER.encode(Opened(0)), DOOR_TO_PLANNER.encode(asks)))
         await until(lambda: len(house.core.running) == 400)
         while house.core.running:
             assert [output.finish for output in await read(engine, "other", [1])][-1] is Finish.LENGTH
@@ -185,7 +186,7 @@ def test_a_front_door_that_does_not_read_is_cut_off_and_holds_up_nobody() -> Non
 
 def test_what_is_no_message_costs_the_connection_only() -> None:
     async def test(house: House) -> None:
-        broken = house.connect(0)
+        broken = house.connect()
         broken.sendall(b"\x01\x00\x00\x00\xc1")
         await until(lambda: house.channels[0].is_closed)
         broken.close()
@@ -196,9 +197,13 @@ def test_what_is_no_message_costs_the_connection_only() -> None:
 
 def test_frames_keep_their_order_while_the_socket_fills_and_empties() -> None:
     near, far = socket.socketpair()
-    channel = DoorChannel(near, lambda message: None, lambda: None)
+    codecs = PLANNER_TO_DOOR, DOOR_TO_PLANNER
+    channel = MessageChannel(near, *codecs, lambda message: None, lambda: None, peer="a front door")
     channel.start()
-    sent = [packed(TO_DOOR.encode(Turn((), (TokenBatch(pack([place]), bytes(3_000)),), ()))) for place in range(3_000)]
+    sent = [
+        packed(PLANNER_TO_DOOR.encode(Turn((), (TokenBatch(pack([place]), bytes(3_000)),), ())))
+        for place in range(3_000)
+    ]
     read = bytearray()
 
     def read_all() -> None:
@@ -267,9 +272,11 @@ def test_requests_of_a_front_door_that_went_cannot_be_aborted() -> None:
         dying, living = await house.open(0), await house.open(1)
         lost = hanging(dying, "lost", "a", "x")
         await until(lambda: bool(house.core.running))
+        house.is_without_planner = True
         house.channels[0].close()
-        await lost
         await until(lambda: house.doors.num_requests == 0)
+        dying.end_streams("it is over")
+        await lost
         assert await living.abort("a", ("x",)) == 0
         again = await read(living, "lost", [1], "a", ("x",))
         assert again[-1].finish is Finish.LENGTH, "nothing of it is left"
@@ -281,13 +288,14 @@ def test_requests_of_a_front_door_that_went_cannot_be_aborted() -> None:
 
 def test_each_abort_is_answered_once() -> None:
     async def test(house: House) -> None:
-        far = house.connect(0)
+        far = house.connect()
+        far.sendall(packed(DOOR_TO_PLANNER.encode(Opened(0))))
         incoming, answers = Splitter(MESSAGE_BYTES_MAX), list[Aborted]()
         for number in (1, 2):
-            far.sendall(packed(FROM_DOOR.encode(Asks((), (), (Abort(number, "a", ("x",)),)))))
+            far.sendall(packed(DOOR_TO_PLANNER.encode(Asks((), (), (Abort(number, "a", ("x",)),)))))
             while len(answers) < number:
                 incoming.feed(await asyncio.to_thread(far.recv, 65536))
-                for message in map(TO_DOOR.decode, incoming.split()):
+                for message in map(PLANNER_TO_DOOR.decode, incoming.split()):
                     answers += message.aborted if isinstance(message, Turn) else ()
         assert answers == [Aborted(1, 0), Aborted(2, 0)]
         far.close()

@@ -9,7 +9,6 @@ from coppice.tenants.keys import digest_of_key
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.idempotency import Claimed, ClaimState, FirstOutcome
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
-from coppice_scheduler.edge.planner.tenant_settings import tenant_settings
 from tests.contract.scheduler.test_front_doors import House, run
 from tests.fakes.waiting import WAIT_S
 
@@ -27,7 +26,7 @@ def test_the_end_of_a_front_door_frees_what_it_claimed() -> None:
         await claim(one, "a")
         waits = asyncio.create_task(claim(two, "a"))
         assert (await claim(two, "a", call=b"other")).state is ClaimState.ANOTHER
-        house.channels[0].close()
+        await asyncio.to_thread(house.parents[0].close)
         assert (await waits).state is ClaimState.LOST
         assert (await claim(two, "a")).state is ClaimState.MINE
 
@@ -37,12 +36,12 @@ def test_the_end_of_a_front_door_frees_what_it_claimed() -> None:
 def test_what_is_kept_of_a_tenant_goes_when_it_is_removed() -> None:
     async def test(house: House) -> None:
         engine = await house.open(1)
-        house.doors.set_tenants(tenant_settings(BOTH), b"")
+        house.claims.keep_tenants("ab")
         for tenant in "ab":
             engine.settle((await claim(engine, tenant)).number, FirstOutcome(b"answer"))
             assert (await claim(engine, tenant)).state is ClaimState.ANSWERED
-        house.doors.set_tenants(tenant_settings(ONE), b"")
-        house.doors.set_tenants(tenant_settings(BOTH), b"")
+        house.claims.keep_tenants("b")
+        house.claims.keep_tenants("ab")
         assert (await claim(engine, "a")).state is ClaimState.MINE
         assert (await claim(engine, "b")).state is ClaimState.ANSWERED
 

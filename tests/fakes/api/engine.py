@@ -24,7 +24,7 @@ from coppice_scheduler.core.state.request import (
 )
 from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo, RequestRefused
 from coppice_scheduler.edge.base.idempotency import Claim, Claimed, FirstOutcome, Settled
-from coppice_scheduler.edge.planner.answer_table import AnswerTable, Told
+from coppice_scheduler.edge.processes.answer_table import AnswerTable, Told
 
 
 def pack(ids: list[int]) -> bytes:

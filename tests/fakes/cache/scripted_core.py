@@ -14,6 +14,7 @@ from coppice_scheduler.core.state.request import (
     Refused,
     RefusedReason,
     Request,
+    Resumed,
     SchedulerStats,
     TokenBatch,
 )
@@ -31,6 +32,7 @@ class ScriptedCore:
     submitted: list[str] = field(default_factory=list)
     cancelled: list[tuple[str, Finish]] = field(default_factory=list)
     running: dict[str, tuple[Request, list[int]]] = field(default_factory=dict)  # and the tokens that are to come
+    resumed: dict[str, Resumed] = field(default_factory=dict)  # what another planner served before
     ended: list[Output] = field(default_factory=list)
     draining: bool = False
     fails: bool = False
@@ -41,7 +43,9 @@ class ScriptedCore:
         if self.draining or not request.tokens:
             return Refused(RefusedReason.DRAINING if self.draining else RefusedReason.EMPTY, "no", 5)
         tokens = unpack(request.tokens)
-        self.running[request.request_id] = (request, [] if tokens[0] == HANGS else tokens)
+        if request.resumed is not None:
+            self.resumed[request.request_id] = request.resumed
+        self.running[request.request_id] = (request, [] if tokens[0] == HANGS else tokens[_num_sent(request) :])
         return None
 
     def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
@@ -82,3 +86,7 @@ class ScriptedCore:
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(len(self.running), 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _num_sent(request: Request) -> int:
+    return 0 if request.resumed is None else len(request.resumed.sent) // 4

@@ -14,10 +14,13 @@ from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.state.request import Output, Request
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.idempotency import Claim, Settled
-from coppice_scheduler.edge.ipc.door_channel import DoorChannel
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
-from coppice_scheduler.edge.ipc.door_messages import Asks, FromDoor
-from coppice_scheduler.edge.planner.doors import Door, Doors
+from coppice_scheduler.edge.ipc.door_messages import DOOR_TO_PARENT, PARENT_TO_DOOR, DoorToParent, ParentToDoor
+from coppice_scheduler.edge.ipc.links import ParentLink, PlannerLink
+from coppice_scheduler.edge.ipc.message_channel import MessageChannel
+from coppice_scheduler.edge.planner.door_channel import DoorChannel, open_door
+from coppice_scheduler.edge.planner.doors import Doors
+from coppice_scheduler.edge.processes.claims import Claims
 from tests.fakes.api.engine import pack
 from tests.fakes.cache.scripted_core import ScriptedCore
 from tests.fakes.waiting import WAIT_S
@@ -27,39 +30,77 @@ MODEL = ModelInfo("m", 64, 0)
 
 @dataclass
 class House:
-    """A planner on a scripted core, and the front doors that the test opens."""
+    """A planner on a scripted core, the parent of both sides, and the front doors that the test opens."""
 
     core: ScriptedCore = field(default_factory=ScriptedCore)
     failures: list[BaseException] = field(default_factory=list)
-    channels: list[DoorChannel] = field(default_factory=list)
+    channels: list[DoorChannel] = field(default_factory=list)  # of the planner of now
+    parents: list[MessageChannel[ParentToDoor, DoorToParent]] = field(default_factory=list)
+    cut_off: list[int] = field(default_factory=list)  # front doors that a planner took no more of
+    claims: Claims = field(default_factory=Claims)
+    keeping: list[asyncio.Task[None]] = field(default_factory=list)
+    is_without_planner: bool = False
 
     def __post_init__(self) -> None:
+        self.doors = self._planner()
+
+    def _planner(self) -> Doors:
         core: Any = self.core
-        self.doors = Doors(core, "127.0.0.1:1", "s", self.failures.append)
-        self.doors.planner.start()
+        doors = Doors(core, "127.0.0.1:1", "s", self.failures.append)
+        doors.planner.start()
+        return doors
 
-    def connect(self, number: int, **options: Any) -> socket.socket:
-        """The far end of a new front door's connection."""
+    def connect(self, **options: int) -> socket.socket:
+        """The far end of a new connection to the planner."""
         ours, theirs = socket.socketpair()
-
-        def received(message: FromDoor) -> None:
-            if isinstance(message, (Asks, Claim, Settled)):
-                self.doors.heard(door, message)
-
-        channel = DoorChannel(ours, received, lambda: self.doors.closed(door), **options)
-        door = Door(number, channel)
-        self.channels.append(channel)
-        channel.start()
-        self.doors.opened(door)
+        self.channels.append(open_door(self.doors, ours, self.cut_off.append, **options))
         return theirs
 
     async def open(self, number: int) -> DoorEngine:
-        engine = DoorEngine(number, MODEL)
-        await asyncio.get_running_loop().create_connection(lambda: engine, sock=self.connect(number))
+        """A front door that has its planner."""
+        loop, parent = asyncio.get_running_loop(), ParentLink()
+
+        async def reach(link: Callable[[], PlannerLink]) -> object:
+            if self.is_without_planner:
+                raise ConnectionRefusedError("nobody is there")
+            return await loop.create_connection(link, sock=self.connect())
+
+        engine = DoorEngine(number, MODEL, reach, parent)
+        await loop.create_connection(lambda: parent, sock=self._parent_of(number))
+        before = len(self.channels)
+        self.keeping.append(asyncio.create_task(engine.keep_planner()))
+        await until(lambda: len(self.channels) > before)
+        await asyncio.sleep(0)
         return engine
 
+    def _parent_of(self, number: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+
+        def received(message: DoorToParent) -> None:
+            if isinstance(message, (Claim, Settled)):
+                self.claims.heard(number, message)
+
+        channel: MessageChannel[ParentToDoor, DoorToParent] = MessageChannel(
+            ours, PARENT_TO_DOOR, DOOR_TO_PARENT, received, lambda: self.claims.close_door(number), peer="a front door"
+        )
+        self.claims.open_door(number, channel.send)
+        self.parents.append(channel)
+        channel.start()
+        return theirs
+
+    def lose_planner(self, *, for_good: bool = False) -> None:
+        """As when its process dies: connections break, and nothing of what it knew is left. Then there is another."""
+        self.is_without_planner = for_good
+        channels, self.channels = self.channels, []
+        lost, self.core = self.doors, ScriptedCore()
+        self.doors = self._planner()
+        for channel in channels:
+            channel.close()
+            channel.join()
+        lost.planner.stop()
+
     def stop(self) -> None:
-        for channel in self.channels:
+        for channel in (*self.channels, *self.parents):
             channel.close()
             channel.join()
         self.doors.planner.stop()
@@ -71,6 +112,8 @@ async def house() -> AsyncIterator[House]:
     try:
         yield built
     finally:
+        for task in built.keeping:
+            task.cancel()
         await asyncio.to_thread(built.stop)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import Acquire, OpBatch, Reclaim, Succeed, WorkerInfo, Workers
+from coppice.messages.index import Acquire, OpBatch, Reclaim, SessionName, Succeed, WorkerInfo, Workers
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Output, Refused, RefusedReason, Request, TokenBatch
+from coppice_scheduler.core.state.request import Granted, Output, Refused, RefusedReason, Request, TokenBatch
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
 from coppice_sim.base.environment import Environment
 from coppice_sim.base.links import ClientEnd
@@ -22,6 +22,8 @@ class Clients(Protocol):
     """Those who ask, and take what comes."""
 
     def tokens(self, batch: TokenBatch) -> None: ...
+
+    def granted(self, granted: Granted) -> None: ...
 
     def output(self, output: Output) -> None: ...
 
@@ -40,7 +42,7 @@ class SchedulerHost(Process):
         settings: SchedulerSettings,
         monitor: Monitor,
         clients: Clients,
-        succeeds: Succeed | None = None,
+        succeeds: SessionName | None = None,
     ) -> None:
         super().__init__(name, env.timeline, env.rng)
         self.env = env
@@ -58,10 +60,10 @@ class SchedulerHost(Process):
         clients.started(self)
 
     @property
-    def session(self) -> Succeed | None:
+    def session(self) -> SessionName | None:
         """What a process that comes after it says of it; None while it has no session."""
         link = self._cache.link
-        return Succeed(link.key, link.incarnation, self.epoch, link.voucher) if self.epoch else None
+        return SessionName(link.key, link.incarnation, self.epoch, link.voucher) if self.epoch else None
 
     def die(self) -> None:
         super().die()
@@ -97,7 +99,7 @@ class SchedulerHost(Process):
             self.epoch = epoch
         if self._succeeds is not None and attached.fresh:
             self._sometimes["succeeded"] += 1
-            self._cache.post(self._succeeds)
+            self._cache.post(Succeed(self._succeeds))
         self.core.index_attached(epoch, CacheEpoch(attached.server_epoch), attached.fresh, self.now_ns)
         self.turn()
 
@@ -171,6 +173,8 @@ class SchedulerHost(Process):
                     if isinstance(op, Acquire):
                         self._monitor.acquiring(op, self.core._life.by_lease.get(op.lease_id))
             self._cache.post(message)
+        for granted in effects.granted:
+            self._clients.granted(granted)
         for batch in effects.tokens:
             self._clients.tokens(batch)
         for output in effects.outputs:

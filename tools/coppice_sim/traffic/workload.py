@@ -17,6 +17,7 @@ from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams, TokenLogprobs
 from coppice_scheduler.core.state.request import (
     Finish,
+    Granted,
     Output,
     OutputErrorCode,
     RefusedReason,
@@ -233,6 +234,12 @@ class Workload:
         if output.finish is not None:
             self._finished(ask, output)
 
+    def granted(self, granted: Granted) -> None:
+        ask = self.asks[granted.request_id]
+        if ask.num_cached is not None:
+            self._record.fail("O3", f"{granted.request_id} had its first grant before")
+        ask.num_cached = granted.num_cached_tokens
+
     def _take_usage(self, ask: Ask, output: Output) -> None:
         """Of the prompt, the same is told each time, whoever tells it; of the output, what was told of it."""
         name, num_prompt = ask.request.request_id, len(ask.request.tokens) // 4
@@ -240,8 +247,6 @@ class Workload:
             self._record.fail("O3", f"{name}: {output.num_prompt_tokens} tokens of the prompt are {num_prompt}")
         if ask.num_cached is not None and output.num_cached_tokens != ask.num_cached:
             self._record.fail("O3", f"{name}: {output.num_cached_tokens} cached tokens were {ask.num_cached}")
-        if output.finish is None:
-            ask.num_cached = output.num_cached_tokens
         if output.finish in (Finish.STOP, Finish.LENGTH) and output.num_output_tokens != len(ask.told) - num_prompt:
             self._record.fail("O3", f"{name}: {output.num_output_tokens} tokens counted, {ask.told} told")
 

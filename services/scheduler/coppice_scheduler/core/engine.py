@@ -209,8 +209,8 @@ class SchedulerCore:
         if life.leases.connected:
             messages = (*life.leases.take_messages(collect_ops(life, now_ns)), *match_questions(life, now_ns))
         life.counts.tenant_unseen.clear()
-        tokens, outputs = life.outbox.take()
-        return Effects(to_index=messages, plans=plans, tokens=tokens, outputs=outputs)
+        granted, tokens, outputs = life.outbox.take()
+        return Effects(to_index=messages, plans=plans, granted=granted, tokens=tokens, outputs=outputs)
 
     def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:
         plans, life = [], self._life

@@ -1,9 +1,10 @@
-"""`python -m coppice_scheduler.edge.door CONNECTION LISTENER`: one front door, started by the planner's process.
+"""`python -m coppice_scheduler.edge.door CONNECTION LISTENER`: one front door, started by the scheduler's process.
 
     REST and gRPC  <-->  FrontDoor (text)  <-->  DoorEngine (tokens)  <-- socket -->  planner
 
-Both arguments are inherited file descriptors: the socket to the planner and the one that REST listens on. All else is
-in the first frame. The planner's process says when to end; a front door that loses it ends its streams and itself.
+Both arguments are inherited file descriptors: the socket to the parent and the one that REST listens on. All else is in
+the first frame. The parent says when to end; a front door that loses it ends its streams and itself. Planners come
+and go.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -39,13 +41,14 @@ from coppice_scheduler.edge.http.field_table import UnknownFields
 from coppice_scheduler.edge.http_server import HttpLimits, HttpServer
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
-    FROM_DOOR,
+    DOOR_TO_PARENT,
     MESSAGE_BYTES_MAX,
-    TO_DOOR,
+    PARENT_TO_DOOR,
     CannotServe,
     Serving,
     Start,
 )
+from coppice_scheduler.edge.ipc.links import ParentLink, PlannerLink
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
@@ -54,15 +57,15 @@ _log = logging.getLogger("coppice.scheduler")
 SERVICE = "coppice-scheduler"  # in traces
 CLOSE_GRACE_S = 2.0  # for answers that are complete to reach their clients
 CUT_GRACE_S = 0.5  # for what is left after that to hear that it was cut off
-ORPHAN_S = CLOSE_GRACE_S + 1.0  # a front door without a planner lives no longer
+ORPHAN_S = CLOSE_GRACE_S + 1.0  # a front door without its parent lives no longer
 
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the planner's process, which tells us; blocked until now
+        signal.signal(number, signal.SIG_IGN)  # they are for the parent, which tells us; blocked until now
     parent = os.getppid()
     connection, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
-    threading.Thread(target=_die_with_planner, args=(connection.fileno(),), name="tether", daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(connection.fileno(),), name="tether", daemon=True).start()
     start = _read_start(connection)
     if start is None:
         return EXIT_FAILURE
@@ -73,7 +76,7 @@ def main() -> int:
         asyncio.run(_serve(start, settings, connection, listener))
     except CoppiceError as error:
         connection.setblocking(True)
-        connection.sendall(packed(FROM_DOOR.encode(CannotServe(error.exit_code, error.what, error.hint))))
+        connection.sendall(packed(DOOR_TO_PARENT.encode(CannotServe(error.exit_code, error.what, error.hint))))
         return error.exit_code
     finally:
         tracing()
@@ -94,7 +97,7 @@ def _tracing(settings: ServiceSettings) -> Tracing:
         return configure_tracing(SERVICE, None)
 
 
-def _die_with_planner(connection_fd: int) -> None:
+def _die_with_parent(connection_fd: int) -> None:
     """Whatever the loop does meanwhile."""
     poller = select.poll()
     poller.register(connection_fd, 0)  # only that the other end is closed
@@ -104,12 +107,12 @@ def _die_with_planner(connection_fd: int) -> None:
 
 
 def _read_start(connection: socket.socket) -> Start | None:
-    """None: the planner ended first."""
+    """None: the parent ended first."""
     incoming = Splitter(MESSAGE_BYTES_MAX)
     while data := connection.recv(65536):
         incoming.feed(data)
         for message in incoming.split():
-            start = TO_DOOR.decode(message)
+            start = PARENT_TO_DOOR.decode(message)
             assert isinstance(start, Start)
             return start
     return None
@@ -118,7 +121,13 @@ def _read_start(connection: socket.socket) -> Start | None:
 async def _serve(start: Start, settings: ServiceSettings, connection: socket.socket, listener: socket.socket) -> None:
     checkpoint = load_checkpoint_text(settings.model)
     tenants = _directory(settings, start.tenants)
-    engine = DoorEngine(start.door, start.model)
+    loop = asyncio.get_running_loop()
+    parent = ParentLink()
+
+    async def reach(link: Callable[[], PlannerLink]) -> object:
+        return await loop.create_unix_connection(link, start.planner)
+
+    engine = DoorEngine(start.door, start.model, reach, parent)
     metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)
     frontdoor = FrontDoor(
         engine,
@@ -129,6 +138,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
     )
+    engine.moved = lambda request: metrics.moved(request.tenant)
     engine.tenants_changed = lambda content: frontdoor.set_tenants(_directory(settings, content))
     # Metrics name tenants and tell how busy each is, which is no tenant's to know.
     is_public = settings.metrics_port is None and not tenants.needs_key
@@ -141,12 +151,13 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     grpc_limits = ConnectionLimits(connections.grpc)
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()
-    await asyncio.get_running_loop().create_connection(lambda: engine, sock=connection)
+    await loop.create_connection(lambda: parent, sock=connection)
+    planner = asyncio.create_task(engine.keep_planner())
     frontdoor.warm_up()
     shorten_pauses()
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
-    engine.send(Serving())
-    await _until_the_end(engine, grpc_server)
+    parent.send(Serving())
+    await _until_the_end(parent, engine, grpc_server)
     rest.stop_listening()
     engine.end_streams("the scheduler shut down before this request was complete; send it again")
     grpc_server.begin_to_end()
@@ -155,20 +166,21 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     if not (await asyncio.wait({ended}, timeout=CLOSE_GRACE_S))[0]:
         rest.cut_off()
         await asyncio.wait({ended}, timeout=CUT_GRACE_S)
+    planner.cancel()
     if ended.done():
         ended.result()
 
 
 def _directory(settings: ServiceSettings, content: bytes) -> TenantDirectory:
-    """What the planner's process read: a front door that is started while the file is wrong serves with what counts."""
+    """What the parent read: a front door that is started while the file is wrong serves with what counts."""
     return (
         TenantDirectory.parse(Path(settings.tenants), content) if settings.tenants else TenantDirectory.single_default()
     )
 
 
-async def _until_the_end(engine: DoorEngine, grpc_server: GenerationServer) -> None:
-    """Tell gRPC health how things are until the planner says stop, or nothing any more."""
-    while not (engine.stop_wanted or engine.planner_is_lost):
+async def _until_the_end(parent: ParentLink, engine: DoorEngine, grpc_server: GenerationServer) -> None:
+    """Tell gRPC health how things are until the parent says stop, or is gone."""
+    while not (parent.stop_wanted or parent.is_lost):
         grpc_server.set_ready(engine.ready)
         await engine.changed.wait()
         engine.changed.clear()

@@ -1,7 +1,7 @@
-"""The scheduler's process: it owns the planner, its front doors and the ports, and ends in order.
+"""The scheduler's process: it owns the ports, and starts, watches and ends the processes that do the work.
 
-    planner, sessions' threads                    here
-    front doors (REST, gRPC, text): processes    started and watched by the main thread, `door_processes.py`
+    planner: one process                            plans, `edge/planner`; another is started when it dies
+    front doors (REST, gRPC, text): 1 to 64         `edge/door.py`; they hold what their streams have sent
 
 SIGTERM -> not ready, no new requests -> those at work end (up to drain_s) -> front doors end -> exit 0
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
+import queue
 import signal
 import socket
 import time
@@ -20,37 +20,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from coppice.addresses import Address, is_loopback
 from coppice.audit_log import AuditLog
 from coppice.edge.signal_event import SignalEvent
-from coppice.errors import CoppiceError, UnavailableError, UsageError
+from coppice.errors import UnavailableError, UsageError
 from coppice.garbage import shorten_pauses
 from coppice.telemetry.metrics_server import serve_metrics
 from coppice.tenants.agreement import TenantsAgreement
-from coppice.tenants.directory import DEFAULT_TENANT_ID
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
-from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings, TenantLimits
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.file_limit import BACKLOG, raise_file_limit
 from coppice_scheduler.edge.base.metrics import merged_registry
 from coppice_scheduler.edge.base.metrics_folder import metrics_folder
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.ipc.door_messages import Start
-from coppice_scheduler.edge.planner.door_processes import DoorProcesses
-from coppice_scheduler.edge.planner.doors import Doors
+from coppice_scheduler.edge.ipc.planner_messages import Plan
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
-from coppice_scheduler.edge.planner.tenant_reload import TenantReload
-from coppice_scheduler.edge.planner.tenant_settings import tenant_settings
+from coppice_scheduler.edge.processes.claims import Claims
+from coppice_scheduler.edge.processes.door_processes import DoorProcesses
+from coppice_scheduler.edge.processes.planner_process import PlannerProcess
+from coppice_scheduler.edge.processes.tenant_reload import TenantReload
 
 _log = logging.getLogger("coppice.scheduler")
 LOOK_S = 0.25  # how often front doors are looked after when nothing happens
 DRAIN_LOOK_S = 0.02
 DOOR_END_S = 4.5  # from Stop to SIGKILL
+PLANNER_END_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,90 +77,107 @@ def serve(settings: ServiceSettings) -> None:
         vocab_size=limits.vocab_size,
     )
     raise_file_limit()
-    stopping, changed = SignalEvent(), SignalEvent()
-    failures: list[BaseException] = []
-
-    def failed(error: BaseException) -> None:
-        failures.append(error)
-        changed.set()
-
-    def on_signal(*_: object) -> None:
-        stopping.set()
-        changed.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    core = SchedulerCore(_core_settings(settings, limits, watch))
     with _listening(settings) as listener, _grpc_port(settings) as grpc_port, metrics_folder() as folder:
         ports = {"port": listener.getsockname()[1], "grpc_port": grpc_port}
         _log.info("REST on %s:%d, gRPC on port %d", settings.host, *ports.values())
         content = watch.content if watch is not None else b""
-        start = Start(0, settings.model_copy(update=ports).model_dump_json(), model, folder, content)
-        doors = Doors(core, settings.cache, f"scheduler-{os.getpid()}", failed, tls=tls)
-        registry = merged_registry(folder, PlannerCollector(lambda: doors.planner.stats, model.id))
-        if watch is not None:
-            registry.register(watch)
-        agreement = TenantsAgreement(watch, lambda: doors.planner.cache_tenants_version)
-        registry.register(agreement)
-        with _metrics_listener(settings, registry, doors, agreement, tls):
-            shorten_pauses()
-            doors.planner.start()
-            processes = DoorProcesses(doors, start, listener, settings.front_doors, changed)
-            reload = TenantReload(watch, doors, processes) if watch is not None else None
-            if reload is not None:
-                signal.signal(signal.SIGHUP, lambda *_: reload.want())
+        told = settings.model_copy(update=ports).model_dump_json()
+        place = f"{folder}/planner"
+        with _planner_socket(place) as planner_socket:
+            start = Start(0, told, model, folder, place, content)
+            plan = Plan(told, limits.max_context, content)
+            _Service(settings, watch, tls).run(plan, start, listener, planner_socket)
+
+
+class _Service:
+    """The processes of a scheduler, from their start to their end. Belongs to the main thread."""
+
+    def __init__(self, settings: ServiceSettings, watch: TenantsWatch | None, tls: Credentials | None) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._tls = tls
+        self._claims = Claims()
+        self._stopping, self._changed = SignalEvent(), SignalEvent()
+        self._cut_off: queue.SimpleQueue[int] = queue.SimpleQueue()  # front doors of whom the planner takes no more
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, *_: object) -> None:
+        self._stopping.set()
+        self._changed.set()
+
+    def run(self, plan: Plan, start: Start, listener: socket.socket, planner_socket: socket.socket) -> None:
+        """Until a signal. Raises CoppiceError."""
+        planner = PlannerProcess(plan, planner_socket, self._changed, self._cut_off.put)
+        try:
+            doors = DoorProcesses(self._claims, start, listener, self._settings.front_doors, self._changed)
             try:
-                while not (stopping.is_set() or failures):
-                    changed.wait(LOOK_S)
-                    changed.clear()
-                    processes.tend()
-                    if reload is not None:
-                        reload.tend()
-                    agreement.tend(time.monotonic())
-                if not failures:
-                    _drain(doors, settings.drain_s)
-                    processes.stop(DOOR_END_S)
+                with self._metrics(planner, start) as agreement:
+                    self._watch_over(planner, doors, agreement)
+                    self._drain(planner, doors)
+                    doors.stop(DOOR_END_S)
             finally:
-                processes.close(DOOR_END_S)
-                doors.planner.stop()
-    if failures:
-        raise CoppiceError(f"the planner failed: {failures[0]}", hint="see the log above; start the scheduler again")
+                doors.close(DOOR_END_S)
+            planner.stop(PLANNER_END_S)
+        finally:
+            planner.close()
 
+    def _watch_over(self, planner: PlannerProcess, doors: DoorProcesses, agreement: TenantsAgreement) -> None:
+        """Until a signal."""
+        shorten_pauses()
+        reload = None
+        if self._watch is not None:
+            reload = TenantReload(self._watch, planner, doors, self._claims)
+            signal.signal(signal.SIGHUP, lambda *_: reload.want())
+        while not self._stopping.is_set():
+            self._changed.wait(LOOK_S)
+            self._changed.clear()
+            self._tend(planner, doors)
+            if reload is not None:
+                reload.tend()
+            agreement.tend(time.monotonic())
+            self._claims.expire()
 
-def _drain(doors: Doors, drain_s: float) -> None:
-    doors.drain()
-    deadline_s = time.monotonic() + drain_s
-    while doors.num_requests and time.monotonic() < deadline_s:
-        time.sleep(DRAIN_LOOK_S)
+    def _tend(self, planner: PlannerProcess, doors: DoorProcesses) -> None:
+        planner.tend()
+        while not self._cut_off.empty():
+            doors.cut_off(self._cut_off.get())
+        doors.tend()
 
+    def _drain(self, planner: PlannerProcess, doors: DoorProcesses) -> None:
+        planner.drain()
+        deadline_s = time.monotonic() + self._settings.drain_s
+        while not planner.is_at_rest and time.monotonic() < deadline_s:
+            self._changed.wait(DRAIN_LOOK_S)
+            self._changed.clear()
+            self._tend(planner, doors)
 
-@contextlib.contextmanager
-def _metrics_listener(
-    settings: ServiceSettings,
-    registry: CollectorRegistry,
-    doors: Doors,
-    agreement: TenantsAgreement,
-    tls: Credentials | None,
-) -> Iterator[None]:
-    """/metrics on a port of its own, where one is wanted."""
-    if settings.metrics_port is None:
-        yield
-        return
-    host, port = settings.metrics_host, settings.metrics_port
-    server = serve_metrics(
-        host,
-        port,
-        registry,
-        lambda: doors.planner.problems,
-        notes=lambda: agreement.notes,
-        flag="--metrics-port",
-        tls=tls,
-    )
-    _log.info("metrics on %s:%d", settings.metrics_host, server.port)
-    try:
-        yield
-    finally:
-        server.close()
+    @contextlib.contextmanager
+    def _metrics(self, planner: PlannerProcess, start: Start) -> Iterator[TenantsAgreement]:
+        """/metrics on a port of its own, where one is wanted."""
+        registry = merged_registry(start.metrics_dir, PlannerCollector(lambda: planner.stats, start.model.id))
+        if self._watch is not None:
+            registry.register(self._watch)
+        agreement = TenantsAgreement(self._watch, lambda: planner.cache_tenants_version)
+        registry.register(agreement)
+        settings = self._settings
+        if settings.metrics_port is None:
+            yield agreement
+            return
+        server = serve_metrics(
+            settings.metrics_host,
+            settings.metrics_port,
+            registry,
+            lambda: planner.problems,
+            notes=lambda: agreement.notes,
+            flag="--metrics-port",
+            tls=self._tls,
+        )
+        _log.info("metrics on %s:%d", settings.metrics_host, server.port)
+        try:
+            yield agreement
+        finally:
+            server.close()
 
 
 def _listening(settings: ServiceSettings) -> socket.socket:
@@ -177,6 +191,15 @@ def _listening(settings: ServiceSettings) -> socket.socket:
         raise UnavailableError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}", hint="choose another --port"
         ) from error
+
+
+@contextlib.contextmanager
+def _planner_socket(path: str) -> Iterator[socket.socket]:
+    """Where front doors find the planner. It listens here, so that they wait there while none is."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+        yield listener
 
 
 @contextlib.contextmanager
@@ -223,32 +246,3 @@ def _max_context(config: dict[str, Any]) -> int:
     if rope.get("rope_type", rope.get("type")) != "yarn" or rope.get("factor") is None:
         return trained
     return max(trained, int(rope.get("original_max_position_embeddings", trained) * rope["factor"]))
-
-
-def _core_settings(settings: ServiceSettings, limits: _Limits, watch: TenantsWatch | None) -> SchedulerSettings:
-    unlimited = TenantLimits(max_concurrency=settings.max_queued + settings.max_running, max_queued=settings.max_queued)
-    try:
-        core = SchedulerSettings(
-            instance=os.urandom(INSTANCE_BYTES),
-            max_step_tokens=settings.max_step_tokens,
-            max_running=settings.max_running,
-            max_chunk_tokens=settings.max_chunk_tokens,
-            contested_prefill_tokens=settings.contested_prefill_tokens,
-            max_overtake_ms=settings.max_overtake_ms,
-            match_window=settings.match_window,
-            max_queued=settings.max_queued,
-            max_queued_tokens=settings.max_queued_tokens,
-            queue_timeout_ms=settings.queue_timeout_ms,
-            max_steps_in_flight=settings.max_steps_in_flight,
-            max_decode_steps=settings.max_decode_steps,
-            extend_more_blocks=settings.extend_more_blocks,
-            decode_burst_ms=settings.decode_burst_ms,
-            single_flight_wait_ms=settings.single_flight_wait_ms,
-            retain_priority=settings.retain_priority,
-            max_context=limits.max_context,
-            default_limits=unlimited,
-            tenants={DEFAULT_TENANT_ID: unlimited},
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return core.with_tenants(tenant_settings(watch.directory)) if watch is not None else core

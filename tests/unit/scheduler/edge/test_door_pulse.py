@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from coppice_scheduler.edge.planner.door_processes import environ_of_door
-from coppice_scheduler.edge.planner.door_pulse import (
+from coppice_scheduler.edge.processes.door_processes import environ_of_door
+from coppice_scheduler.edge.processes.pulse import (
     BUSY_S,
     SILENCE_MAX_S,
     SILENCE_S,
-    DoorPulse,
+    Pulse,
     processor_time_s,
 )
 
@@ -24,7 +24,7 @@ class Door:
         self.now_s = 100.0
         self.heard_s = 100.0
         self.cpu_s = 7.0
-        self.pulse = DoorPulse(self.now_s, lambda: self.cpu_s)
+        self.pulse = Pulse(self.now_s, lambda: self.cpu_s)
 
     def passes(self, seconds: float, *, busy: float = 0.0, beats: bool = False) -> float:
         """For how long it was silent when it was found dead; 0: it was not."""

@@ -14,7 +14,7 @@ from coppice.tenants.watch import TenantsWatch
 from coppice_scheduler.core.policy.queue_room import Amount, QueueRoom
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_scheduler.edge.base.settings import ServiceSettings
-from coppice_scheduler.edge.service import _core_settings, _Limits
+from coppice_scheduler.edge.planner import core_settings as made
 
 FLAG, VARIABLE = "--max-queued-tokens", "COPPICE_SCHEDULER_MAX_QUEUED_TOKENS"
 TENANTS = f"""
@@ -29,7 +29,7 @@ def settings(*argv: str, **environ: str) -> ServiceSettings:
 
 
 def core_settings(given: ServiceSettings, tenants: TenantsWatch | None) -> SchedulerSettings:
-    return _core_settings(given, _Limits(max_context=100, vocab_size=100), tenants)
+    return made.core_settings(given, 100, None if tenants is None else tenants.directory)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many"])

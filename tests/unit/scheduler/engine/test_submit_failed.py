@@ -62,7 +62,7 @@ def test_after_a_failed_decision_all_is_as_before(monkeypatch: pytest.MonkeyPatc
     bench.settle()
     before = bench.core.stats()
     with monkeypatch.context() as broken:
-        broken.setattr(engine, "RequestState", lambda **fields: 1 / 0)
+        broken.setattr(engine, "state_of", lambda *of_request: 1 / 0)
         with pytest.raises(SubmitFailed, match="request r: ZeroDivisionError") as failed:
             bench.submit("r", 3)
     assert isinstance(failed.value.__cause__, ZeroDivisionError)

@@ -65,13 +65,15 @@ def end_session(state: State, epoch: SchedulerEpoch) -> None:
 
 def succeed(state: State, successor: SchedulerEpoch, message: Succeed) -> None:
     """End the session that `message` proves to have been told of: its scheduler will not come back."""
-    shown = (message.voucher, message.key, message.incarnation, message.epoch)
-    if message.epoch == successor or not state.vouchers.is_of_session(*shown):
+    over = message.session
+    if over.epoch == successor:
         return
-    if message.epoch in state.sessions:
-        end_session(state, message.epoch)
-    elif may_be_remembered_dead(state, message.epoch):
-        state.dead_epochs.add(message.epoch)
+    if not state.vouchers.is_of_session(over.voucher, over.key, over.incarnation, over.epoch):
+        return
+    if over.epoch in state.sessions:
+        end_session(state, over.epoch)
+    elif may_be_remembered_dead(state, over.epoch):
+        state.dead_epochs.add(over.epoch)
 
 
 def may_be_remembered_dead(state: State, epoch: SchedulerEpoch) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from coppice.ids import TOKEN_BYTES
-from coppice_scheduler.core.state.request import Finish, Output, OutputError, TokenBatch
+from coppice_scheduler.core.state.request import Finish, Granted, Output, OutputError, TokenBatch
 from coppice_scheduler.core.state.sequences import RequestState
 from coppice_scheduler.core.state.slot_table import UInt32
 
@@ -13,12 +13,13 @@ from coppice_scheduler.core.state.slot_table import UInt32
 class Outbox:
     def __init__(self) -> None:
         self._batches: list[TokenBatch] = []
+        self._granted: list[Granted] = []
         self._outputs: list[Output] = []
         self._fresh: dict[str, RequestState] = {}  # those that get their next tokens as an Output
 
     @property
     def is_empty(self) -> bool:
-        return not (self._batches or self._outputs or self._fresh)
+        return not (self._granted or self._batches or self._outputs or self._fresh)
 
     def tokens(self, numbers: UInt32, tokens: UInt32) -> None:
         """numbers: [R], of requests; tokens: [k, R]."""
@@ -30,15 +31,7 @@ class Outbox:
         self._fresh[request.request.request_id] = request
 
     def granted(self, request: RequestState) -> None:
-        """What the cache had of its prompt is known. It leaves without a token, and changes no more."""
-        self._outputs.append(
-            Output(
-                request_id=request.request.request_id,
-                tokens=b"",
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_cached_tokens=request.num_cached_tokens,
-            )
-        )
+        self._granted.append(Granted(request.request.request_id, request.num_cached_tokens))
 
     def last(self, request: RequestState, finish: Finish, error: OutputError | None, stop_token: bytes) -> None:
         self._fresh.pop(request.request.request_id, None)
@@ -61,13 +54,14 @@ class Outbox:
     def call_ended(self, request_id: str, finish: Finish, error: OutputError | None) -> None:
         self._outputs.append(Output(request_id, b"", finish, error))
 
-    def take(self) -> tuple[tuple[TokenBatch, ...], tuple[Output, ...]]:
+    def take(self) -> tuple[tuple[Granted, ...], tuple[TokenBatch, ...], tuple[Output, ...]]:
         for request in self._fresh.values():
             self._outputs.append(_next(request))
         self._fresh.clear()
+        granted, self._granted = tuple(self._granted), []
         batches, self._batches = tuple(self._batches), []
         outputs, self._outputs = tuple(self._outputs), []
-        return batches, outputs
+        return granted, batches, outputs
 
 
 def _next(request: RequestState) -> Output:

@@ -128,6 +128,13 @@ class Output(Record, frozen=True):
     num_written_tokens: int = 0  # prompt tokens that it computed and made findable
 
 
+class Granted(Record, frozen=True):
+    """A request has its first grant: what the cache had of its prompt is known, and changes no more."""
+
+    request_id: str
+    num_cached_tokens: int
+
+
 class TokenBatch(Record, frozen=True):
     """New tokens of many requests, in order; a request may stand there several times.
 
@@ -144,6 +151,7 @@ class Effects:
 
     to_index: tuple[FromClient, ...] = ()
     plans: tuple[tuple[WorkerId, StepPlan], ...] = ()
+    granted: tuple[Granted, ...] = ()
     tokens: tuple[TokenBatch, ...] = ()  # before `outputs`
     outputs: tuple[Output, ...] = ()
 

@@ -101,3 +101,6 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> SchedulerStats: ...
+
+
+NO_STATS = SchedulerStats(0, 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # of a planner that has said nothing yet

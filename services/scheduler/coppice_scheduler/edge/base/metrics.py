@@ -82,6 +82,16 @@ class FrontDoorMetrics:
             registry=registry,
         )
 
+        self._moved = Counter(
+            "coppice:requests_moved",
+            "Times that a request went on at another planner, since its own was lost.",
+            names,
+            registry=registry,
+        )
+
+    def moved(self, tenant: str) -> None:
+        self._moved.labels(self._model, self._labels.label(tenant)).inc()
+
     def replayed(self, tenant: str) -> None:
         self._replayed.labels(self._model, self._labels.label(tenant)).inc()
 

@@ -1,8 +1,13 @@
-"""Messages between the planner's process and its front doors, on a Unix socket (`coppice.edge.wire`).
+"""Messages of a front door on its two Unix sockets (`coppice.edge.wire`): to its parent, and to the planner.
 
-planner -> door   Start, then PlannerState (at changes, and a few times a second), Turn (one per turn), Tenants, Stop
-door -> planner   Serving or CannotServe, then Asks (one per turn of its loop), Beat (each second)
-    of calls with an `Idempotency-Key`: Claim to the planner, Claimed to the door, Settled to the planner
+parent -> door    Start, then Stop
+door -> parent    Serving or CannotServe, then Beat (each second)
+    of calls with an `Idempotency-Key`: Claim to the parent, Claimed to the door, Settled to the parent
+
+door -> planner   Opened, then Asks (one per turn of its loop)
+planner -> door   PlannerState (at changes, and a few times a second), Turn (one per turn), Tenants
+
+The parent outlives planners: a door that loses one finds the next at the same place, and brings it what is at work.
 
 An Abort may concern requests of other front doors. The answer to it follows, in a Turn, when they have ended.
 """
@@ -11,7 +16,7 @@ from __future__ import annotations
 
 from coppice.edge.codec import Codec
 from coppice.messages.record import Message, Record
-from coppice_scheduler.core.state.request import Finish, Output, Refused, Request, SchedulerStats, TokenBatch
+from coppice_scheduler.core.state.request import Finish, Granted, Output, Refused, Request, SchedulerStats, TokenBatch
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.idempotency import Claim, Claimed, Settled
 
@@ -28,6 +33,7 @@ class Start(Message, frozen=True):
     settings: str  # ServiceSettings as JSON, ports as they are really
     model: ModelInfo
     metrics_dir: str
+    planner: str  # path of the socket where planners listen
     tenants: bytes = b""  # the tenants file as it counts; empty without one
 
 
@@ -41,6 +47,12 @@ class CannotServe(Message, frozen=True):
     exit_code: int
     what: str
     hint: str
+
+
+class Opened(Message, frozen=True):
+    """The first message to a planner: which front door this is."""
+
+    door: int
 
 
 class Cancel(Record, frozen=True):
@@ -85,6 +97,7 @@ class Turn(Message, frozen=True):
     tokens: tuple[TokenBatch, ...]
     outputs: tuple[Output, ...]
     aborted: tuple[Aborted, ...] = ()
+    granted: tuple[Granted, ...] = ()
 
 
 class PlannerState(Message, frozen=True):
@@ -106,7 +119,11 @@ class Stop(Message, frozen=True):
     """Serve what is there, take nothing new, end."""
 
 
-ToDoor = Start | PlannerState | Tenants | Turn | Stop | Claimed
-FromDoor = Serving | CannotServe | Asks | Beat | Claim | Settled
-TO_DOOR: Codec[ToDoor] = Codec(ToDoor)
-FROM_DOOR: Codec[FromDoor] = Codec(FromDoor)
+ParentToDoor = Start | Stop | Claimed
+DoorToParent = Serving | CannotServe | Beat | Claim | Settled
+DoorToPlanner = Opened | Asks
+PlannerToDoor = PlannerState | Tenants | Turn
+PARENT_TO_DOOR: Codec[ParentToDoor] = Codec(ParentToDoor)
+DOOR_TO_PARENT: Codec[DoorToParent] = Codec(DoorToParent)
+DOOR_TO_PLANNER: Codec[DoorToPlanner] = Codec(DoorToPlanner)
+PLANNER_TO_DOOR: Codec[PlannerToDoor] = Codec(PlannerToDoor)

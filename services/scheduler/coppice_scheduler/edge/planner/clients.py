@@ -16,7 +16,7 @@ from coppice.edge.link_client import LinkClient
 from coppice.edge.told_once import ToldOnce
 from coppice.errors import UsageError
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
-from coppice.messages.index import FromClient, ToClient, WorkerInfo, Workers
+from coppice.messages.index import FromClient, SessionName, ToClient, WorkerInfo, Workers
 from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached
@@ -55,6 +55,12 @@ class IndexClient:
 
     def post(self, message: FromClient) -> None:
         self._link.post(message, self._attachment)
+
+    @property
+    def session(self) -> SessionName:
+        """As it was attached last."""
+        key, incarnation, epoch, voucher = self._link.shown
+        return SessionName(key, incarnation, SchedulerEpoch(epoch), voucher)
 
     def renew(self) -> None:
         """Give the session up and open another one, under another epoch."""

@@ -16,12 +16,14 @@ from typing import Protocol
 
 import numpy as np
 
+from coppice.messages.index import SessionName
 from coppice.telemetry.logs import about_request
 from coppice.tls.credentials import Credentials
 from coppice_scheduler.core.engine import SchedulerCore, SubmitFailed
 from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
+    Granted,
     Output,
     OutputError,
     OutputErrorCode,
@@ -31,19 +33,18 @@ from coppice_scheduler.core.state.request import (
     TokenBatch,
 )
 from coppice_scheduler.core.state.settings import TenantSettings
-from coppice_scheduler.edge.base.idempotency import Claim, Settled
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     Abort,
     Aborted,
     Asks,
     PlannerState,
+    PlannerToDoor,
     RefusedRequest,
     Tenants,
-    ToDoor,
     Turn,
 )
-from coppice_scheduler.edge.planner.answer_table import AnswerTable, Told
+from coppice_scheduler.edge.ipc.planner_messages import Standing
 from coppice_scheduler.edge.planner.call_names import CallNames
 from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, Planner
 from coppice_scheduler.edge.planner.refusals import RefusalLog
@@ -55,7 +56,7 @@ OUTAGE_S = 15.0  # a part that is gone for so long is not merely restarting: cli
 
 
 class Channel(Protocol):
-    def send(self, message: ToDoor) -> None:
+    def send(self, message: PlannerToDoor) -> None:
         """Never blocks; drops the message when the front door is gone."""
         ...
 
@@ -69,6 +70,7 @@ class Door:
     refusals: list[RefusedRequest] = field(default_factory=list)  # since the last turn
     taken: list[Output] = field(default_factory=list)  # without tokens: that streams were taken, since the last turn
     aborted: list[Aborted] = field(default_factory=list)  # since the last turn
+    granted: list[Granted] = field(default_factory=list)  # since the last turn
     requests: set[str] = field(default_factory=set)  # at work
 
 
@@ -83,8 +85,12 @@ class Doors:
         failed: Callable[[BaseException], None],
         *,
         tls: Credentials | None = None,
+        succeeds: SessionName | None = None,
+        told: Callable[[Standing], None] = lambda standing: None,
     ) -> None:
-        self.planner = Planner(core, cache_address, name, self._deliver, failed, tls=tls)
+        """`succeeds`: the session of the planner before it. `told` hears how things are as front doors do, in turns."""
+        self.planner = Planner(core, cache_address, name, self._deliver, failed, tls=tls, succeeds=succeeds)
+        self._told = told
         self._doors: dict[int, Door] = {}
         self._door_of: dict[str, Door] = {}  # by request id
         self._names = CallNames()
@@ -92,7 +98,6 @@ class Doors:
         self._standing: tuple[bool, bool] | None = None  # (ready, accepts), as last told
         self._told_ns = 0
         self._refusal_log = RefusalLog()
-        self._answers = AnswerTable()
         self._tenants: Tenants | None = None  # what counts, where it changed since the start
         self._tenants_refused = False
 
@@ -117,7 +122,6 @@ class Doors:
 
         def in_turn() -> None:
             self.planner.core.set_tenants(settings, time.monotonic_ns())
-            self._tell_claims(self._answers.keep_tenants(settings.limits))
             self._tenants = Tenants(content)
             for door in self._doors.values():
                 door.channel.send(self._tenants)
@@ -133,25 +137,8 @@ class Doors:
 
         self.planner.later(in_turn)
 
-    def heard(self, door: Door, message: Asks | Claim | Settled) -> None:
-        """What a front door says of its calls."""
-        if isinstance(message, Asks):
-            self.asked(door, message)
-        elif isinstance(message, Claim):
-            self.claimed(door, message)
-        else:
-            self.settled(door, message)
-
     def asked(self, door: Door, asks: Asks) -> None:
         self.planner.later(lambda: self._ask(door, asks))
-
-    def claimed(self, door: Door, claim: Claim) -> None:
-        """A call with an `Idempotency-Key` came."""
-        self.planner.later(lambda: self._tell_claims(self._answers.claim(door.number, claim, time.monotonic_ns())))
-
-    def settled(self, door: Door, settled: Settled) -> None:
-        """A call with an `Idempotency-Key` has ended."""
-        self.planner.later(lambda: self._tell_claims(self._answers.settle(door.number, settled, time.monotonic_ns())))
 
     def closed(self, door: Door) -> None:
         """`door` is gone. Whatever it asked for is cancelled."""
@@ -162,6 +149,7 @@ class Doors:
 
         def in_turn() -> None:
             self._draining = True
+            self._standing = None
             self.planner.core.drain()
 
         self.planner.later(in_turn)
@@ -182,11 +170,6 @@ class Doors:
             self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
         for abort in asks.aborts:
             door.aborted.append(Aborted(abort.number, self._abort(abort, now_ns)))
-
-    def _tell_claims(self, told: list[Told]) -> None:
-        for number, claimed in told:
-            if number in self._doors:
-                self._doors[number].channel.send(claimed)
 
     def _abort(self, abort: Abort, now_ns: int) -> int:
         """The number of requests that ended; what ended earlier in this turn is none of them."""
@@ -215,16 +198,20 @@ class Doors:
             return Refused(RefusedReason.INTERNAL, "The server failed on this request. It has been logged.", 0)
 
     def _close(self, door: Door) -> None:
-        self._doors.pop(door.number, None)
+        if self._doors.get(door.number) is door:
+            del self._doors[door.number]
         now_ns = time.monotonic_ns()
         for request_id in door.requests:
             del self._door_of[request_id]
             self._names.remove(request_id)
             self.planner.core.cancel(request_id, now_ns, Finish.CANCELLED)
         door.requests.clear()
-        self._tell_claims(self._answers.close_door(door.number))
 
     def _deliver(self, effects: Effects) -> None:
+        for granted in effects.granted:
+            door = self._door_of.get(granted.request_id)
+            if door is not None:
+                door.granted.append(granted)
         tokens = by_door(effects.tokens)
         outputs = {number: list(door.taken) for number, door in self._doors.items() if door.taken}
         for output in effects.outputs:
@@ -236,12 +223,11 @@ class Doors:
                     self._names.remove(output.request_id)
                     door.requests.remove(output.request_id)
         for number, door in self._doors.items():
-            if door.refusals or door.aborted or number in tokens or number in outputs:
+            if door.refusals or door.aborted or door.granted or number in tokens or number in outputs:
                 made = tuple(tokens.get(number, ())), tuple(outputs.get(number, ()))
-                door.channel.send(Turn(tuple(door.refusals), *made, tuple(door.aborted)))
-                door.refusals.clear()
-                door.taken.clear()
-                door.aborted.clear()
+                door.channel.send(Turn(tuple(door.refusals), *made, tuple(door.aborted), tuple(door.granted)))
+                for told in (door.refusals, door.taken, door.aborted, door.granted):
+                    told.clear()
         self._tell()
 
     def _tell(self) -> None:
@@ -252,9 +238,19 @@ class Doors:
         if standing == self._standing and now_ns - self._told_ns < STATS_EVERY_NS:
             return
         self._standing, self._told_ns = standing, now_ns
-        self._answers.expire(now_ns)
+        planner = self.planner
         for door in self._doors.values():
-            door.channel.send(PlannerState(*standing, self.planner.stats, self._tenants_refused))
+            door.channel.send(PlannerState(*standing, planner.stats, self._tenants_refused))
+        self._told(
+            Standing(
+                planner.problems,
+                self.num_requests,
+                self._draining,
+                planner.stats,
+                planner.cache_tenants_version,
+                planner.session,
+            )
+        )
 
 
 def by_door(batches: Iterable[TokenBatch]) -> dict[int, list[TokenBatch]]:

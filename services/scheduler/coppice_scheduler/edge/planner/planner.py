@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from coppice.addresses import UnixAddress, parse_session_address
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import TenantsVersion, ToClient, Workers
+from coppice.messages.index import SessionName, Succeed, TenantsVersion, ToClient, Workers
 from coppice.messages.step import StepResult
 from coppice.session.link import Attached
 from coppice.tls.credentials import Credentials
@@ -51,7 +51,11 @@ class Planner:
         failed: Callable[[BaseException], None],
         *,
         tls: Credentials | None = None,
+        succeeds: SessionName | None = None,
     ) -> None:
+        """`succeeds`: the session of the planner before it, which is gone. What that one took goes on here, so this one
+        accepts through an outage from the start."""
+        self._succeeds = succeeds
         self._core = core
         self._deliver = deliver
         self._failed = failed
@@ -80,7 +84,7 @@ class Planner:
         self._asleep_until_ns = 0
         self._stats = core.stats()
         self._stats_ns = 0
-        self._ready_ns: int | None = None  # when it was without problems last
+        self._ready_ns = time.monotonic_ns() if succeeds is not None else None  # when it was without problems last
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
 
     def start(self) -> None:
@@ -127,6 +131,11 @@ class Planner:
     def stats(self) -> SchedulerStats:
         """At most a fraction of a second old."""
         return self._stats
+
+    @property
+    def session(self) -> SessionName | None:
+        """What whoever comes after it says to the cache service; None while there is nothing to succeed to."""
+        return self._index.session if self._epoch else self._succeeds
 
     @property
     def core(self) -> SchedulerCore:
@@ -207,6 +216,8 @@ class Planner:
         if epoch == self._refused_epoch:
             self._renew()
             return
+        if self._succeeds is not None and attached.fresh:
+            self._index.post(Succeed(self._succeeds))
         self._index_is_attached = True
         self._workers.new_epoch(epoch)
         self._core.index_attached(epoch, CacheEpoch(attached.server_epoch), attached.fresh, time.monotonic_ns())

@@ -15,21 +15,57 @@ import numpy as np
 from msgspec.structs import replace
 
 from coppice.messages.step import TokenLogprobs
-from coppice_scheduler.core.state.request import Finish, Output, OutputError, Refused, Request, TokenBatch
+from coppice_scheduler.core.state.request import (
+    Finish,
+    Granted,
+    Output,
+    OutputError,
+    OutputErrorCode,
+    Refused,
+    RefusedReason,
+    Request,
+    Resumed,
+    TokenBatch,
+)
 from coppice_scheduler.edge.base.engine import RequestRefused
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
 
+_TOKEN_BYTES, _LOGPROB_BYTES = 4, 4
+_END_OF_MOVED = {
+    RefusedReason.TENANT_REMOVED: OutputErrorCode.TENANT_REMOVED,
+    RefusedReason.QUARANTINED: OutputErrorCode.QUARANTINED,
+    RefusedReason.NEVER_FITS: OutputErrorCode.NEVER_FITS,
+}
 _COUNTER_BITS = 24  # of a request's number; those above name who gave it
 _COUNTER_MASK = (1 << _COUNTER_BITS) - 1
 
 
 class Stream:
-    """What waits for the reader of one request."""
+    """What waits for the reader of one request, and what another planner has to know to go on with it."""
 
-    __slots__ = ("_changed", "_last", "_logprobs", "_refused", "_tokens", "request")
+    __slots__ = (
+        "_changed",
+        "_last",
+        "_logprobs",
+        "_num_cached",
+        "_num_logprob_positions",
+        "_refused",
+        "_sent",
+        "_tokens",
+        "is_asked",
+        "num_moves",
+        "request",
+        "stop_wanted",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.is_asked = False  # a planner was asked for it
+        self.stop_wanted = False  # its reader has found a stop string
+        self.num_moves = 0  # planners that were lost while they served it
+        self._sent = bytearray()  # all its tokens so far, packed u32
+        self._num_logprob_positions = 0  # of prompt and output, those before this one were reported
+        self._num_cached: int | None = None  # as the first grant found
         self._changed = asyncio.Event()
         self._tokens: list[bytes] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -52,17 +88,45 @@ class Stream:
         """Whether nothing more will come."""
         return self._refused is not None or (self._last is not None and self._last.finish is not None)
 
+    @property
+    def to_ask(self) -> Request:
+        """What a planner is asked for: all of it, or what is left."""
+        if not self.is_asked:
+            return self.request
+        resumed = Resumed(bytes(self._sent), self._num_logprob_positions, self._num_cached, max(self.num_moves, 1))
+        return replace(self.request, resumed=resumed)
+
     def put_tokens(self, tokens: bytes) -> None:
+        self._sent += tokens
         self._tokens.append(tokens)
         self._changed.set()
 
+    def granted(self, granted: Granted) -> None:
+        """Nothing to its reader."""
+        self._num_cached = granted.num_cached_tokens
+
     def put(self, output: Output) -> None:
+        self._sent += output.tokens
+        if output.logprobs:
+            last = output.logprobs[-1]
+            self._num_logprob_positions = last.first_position + len(last.chosen) // _LOGPROB_BYTES
         self._tokens.append(output.tokens)
         self._logprobs += output.logprobs
         self._last = output
         self._changed.set()
 
+    def stop(self) -> None:
+        """End it where it is, as its reader wants."""
+        num_prompt, num_output = len(self.request.tokens) // _TOKEN_BYTES, len(self._sent) // _TOKEN_BYTES
+        self.put(Output(self.request.request_id, b"", Finish.STOP, None, num_prompt, self._num_cached or 0, num_output))
+
     def refuse(self, refused: Refused) -> None:
+        """Of one that another planner served before, that is its end: its client may have had a part of it."""
+        if self.num_moves:
+            code = _END_OF_MOVED.get(refused.reason, OutputErrorCode.SCHEDULER_LOST)
+            error = OutputError(code, refused.message, refused.retry_after_ms)
+            self.put(Output(self.request.request_id, b"", Finish.ERROR, error))
+            return
         self._refused = refused
         self._changed.set()
 
@@ -79,6 +143,13 @@ class Streams:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def at_work(self) -> list[Stream]:
+        """Those that have not ended, in the order in which they were opened."""
+        return [stream for stream in self._by_id.values() if not stream.has_ended]
+
+    def find(self, request_id: str) -> Stream | None:
+        return self._by_id.get(request_id)
+
     def open(self, request: Request) -> Stream:
         """The stream of `request`, which gets a number."""
         number = self._next_number()
@@ -90,8 +161,12 @@ class Streams:
         del self._by_id[stream.request.request_id]
         del self._by_number[stream.request.number]
 
-    def take(self, batches: Iterable[TokenBatch], outputs: Iterable[Output]) -> None:
+    def take(self, batches: Iterable[TokenBatch], outputs: Iterable[Output], granted: Iterable[Granted] = ()) -> None:
         """What the planner made in a turn. Of streams that are closed nothing is kept."""
+        for grant in granted:
+            stream = self._by_id.get(grant.request_id)
+            if stream is not None:
+                stream.granted(grant)
         for batch in batches:
             for number, tokens in pieces(batch):
                 stream = self._by_number.get(number)

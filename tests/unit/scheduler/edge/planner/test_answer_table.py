@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice_scheduler.edge.base.idempotency import Claim, ClaimState, FirstOutcome, Settled
-from coppice_scheduler.edge.planner.answer_table import KEPT_NS, AnswerTable, Told
+from coppice_scheduler.edge.processes.answer_table import KEPT_NS, AnswerTable, Told
 
 CALL = b"call"
 

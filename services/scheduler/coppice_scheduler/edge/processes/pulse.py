@@ -1,11 +1,12 @@
-"""Whether a front door is dead: what it says, and the processor time that its process takes while it says nothing.
+"""Whether a process is dead: what it says, and the processor time that it takes while it says nothing.
 
     says something ----- silent for SILENCE_S ----- and again ----- SILENCE_MAX_S
                          |  it computed: it lives    |               dead, whatever it did
                          |  it did not: dead         |  the same
 
-Its loop beats once a second. A loop that is held up by work beats late and goes on; killing it would end the streams of
-everybody that it serves. A process that is stopped, or waits for what never comes, takes no processor time.
+A front door and a planner say something at least once a second. One that is held up by work is late and goes on;
+killing it would hold up or end the streams of everybody. A process that is stopped, or waits for what never
+comes, takes no processor time.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ SILENCE_MAX_S = 4 * SILENCE_S  # work that takes longer does not end
 BUSY_S = 0.5  # of processor time within SILENCE_S; threads that only wait take less
 
 
-class DoorPulse:
-    """Of one front door. Times are monotonic seconds; `cpu_s` says how much processor time it has taken so far."""
+class Pulse:
+    """Of one process. Times are monotonic seconds; `cpu_s` says how much processor time it has taken so far."""
 
     def __init__(self, now_s: float, cpu_s: Callable[[], float]) -> None:
         self._cpu_s = cpu_s

@@ -1,4 +1,4 @@
-"""The front doors' processes: started, watched, started again, ended. Lives on the planner process's main thread.
+"""The front doors' processes: started, watched, started again, ended. Lives on the service's main thread.
 
 spawned --Serving--> serves --dies, falls silent, is cut off--> killed, spawned again under another number
         --CannotServe, dies--> the scheduler ends
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,26 +19,27 @@ from msgspec.structs import replace
 
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_USAGE, CoppiceError, UsageError
+from coppice.processes.child_process import describe_exit
 from coppice_scheduler.edge.base.idempotency import Claim, Settled
 from coppice_scheduler.edge.base.metrics import MULTIPROCESS_VARIABLE
-from coppice_scheduler.edge.ipc.door_channel import DoorChannel
 from coppice_scheduler.edge.ipc.door_messages import (
+    DOOR_TO_PARENT,
     DOORS_MAX,
-    Asks,
+    PARENT_TO_DOOR,
     CannotServe,
-    FromDoor,
+    DoorToParent,
+    ParentToDoor,
     Serving,
     Start,
     Stop,
 )
-from coppice_scheduler.edge.planner.door_pulse import DoorPulse, processor_time_s
-from coppice_scheduler.edge.planner.doors import Door, Doors
+from coppice_scheduler.edge.ipc.message_channel import MessageChannel
+from coppice_scheduler.edge.processes.child import Restarts, spawn
+from coppice_scheduler.edge.processes.claims import Claims
+from coppice_scheduler.edge.processes.pulse import Pulse, processor_time_s
 
 _log = logging.getLogger("coppice.scheduler")
 START_S = 120.0
-RESTARTS_MAX = 5  # of one front door within the window
-RESTART_WINDOW_S = 60.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +50,13 @@ class _Process:
     process: subprocess.Popen[bytes]
     started_s: float
     serves: bool = False
+    is_cut_off: bool = False  # by the planner
     cannot_serve: CannotServe | None = None
-    channel: DoorChannel = field(init=False)
-    pulse: DoorPulse = field(init=False)
+    channel: MessageChannel[ParentToDoor, DoorToParent] = field(init=False)
+    pulse: Pulse = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pulse = DoorPulse(self.started_s, partial(processor_time_s, self.process.pid))
+        self.pulse = Pulse(self.started_s, partial(processor_time_s, self.process.pid))
 
     def end(self) -> None:
         self.channel.close()
@@ -70,8 +69,8 @@ class _Process:
 class DoorProcesses:
     """`changed` is set when `tend` has something to look at. All methods belong to the thread that made it."""
 
-    def __init__(self, doors: Doors, start: Start, listener: socket.socket, count: int, changed: SignalEvent) -> None:
-        self._doors = doors
+    def __init__(self, claims: Claims, start: Start, listener: socket.socket, count: int, changed: SignalEvent) -> None:
+        self._claims = claims
         self._start = start
         self._listener = listener
         self._changed = changed
@@ -79,11 +78,16 @@ class DoorProcesses:
         self._processes: list[_Process] = []
         for _ in range(count):
             self._processes.append(self._spawn())
-        self._restarts_s: list[deque[float]] = [deque() for _ in range(count)]
+        self._restarts = [Restarts() for _ in range(count)]
 
     def set_tenants(self, content: bytes) -> None:
         """For front doors that are started from now on."""
         self._start = replace(self._start, tenants=content)
+
+    def cut_off(self, number: int) -> None:
+        """The planner takes no more of it."""
+        for one in self._processes:
+            one.is_cut_off = one.is_cut_off or one.number == number
 
     def tend(self) -> None:
         """Look after every front door once. Raises CoppiceError where starting again cannot help."""
@@ -117,8 +121,8 @@ class DoorProcesses:
         """What is wrong with a front door; empty when nothing is."""
         now_s = time.monotonic()
         if one.process.poll() is not None:
-            return f"ended ({_how(one.process.returncode)})"
-        if one.channel.is_closed:
+            return f"ended ({describe_exit(one.process.returncode)})"
+        if one.channel.is_closed or one.is_cut_off:
             return "was cut off"
         if one.serves and (silent_s := one.pulse.silent_s(now_s, one.channel.heard_s)):
             return f"said nothing for {silent_s:.0f} s"
@@ -127,17 +131,13 @@ class DoorProcesses:
         return ""
 
     def _start_again(self, place: int, trouble: str) -> None:
-        one, restarts_s = self._processes[place], self._restarts_s[place]
+        one = self._processes[place]
         one.end()
         if one.cannot_serve is not None:
             kind = UsageError if one.cannot_serve.exit_code == EXIT_USAGE else CoppiceError
             raise kind(one.cannot_serve.what, hint=one.cannot_serve.hint)
-        now_s = time.monotonic()
-        while restarts_s and now_s - restarts_s[0] > RESTART_WINDOW_S:
-            restarts_s.popleft()
-        if not one.serves or len(restarts_s) >= RESTARTS_MAX:
+        if not one.serves or not self._restarts[place].may():
             raise CoppiceError(f"a front door {trouble}", hint="see the log above")
-        restarts_s.append(now_s)
         _log.warning("front door %d %s; its requests are cancelled, another is started", one.process.pid, trouble)
         self._processes[place] = self._spawn()
 
@@ -155,32 +155,29 @@ class DoorProcesses:
         number = self._free_number()
         ours, theirs = socket.socketpair()
         with theirs:
-            inherited = (theirs.fileno(), self._listener.fileno())
-            process = _deaf_to_signals(
-                [sys.executable, "-m", "coppice_scheduler.edge.door", *map(str, inherited)],
-                environ_of_door(os.environ, self._start.metrics_dir),
-                inherited,
-            )
+            environ = environ_of_door(os.environ, self._start.metrics_dir)
+            process = spawn("coppice_scheduler.edge.door", environ, theirs, self._listener)
         one = _Process(number, process, time.monotonic())
-        door_channel = one.channel = DoorChannel(ours, lambda message: received(message), lambda: closed())
-        door = Door(number, door_channel)
 
-        def received(message: FromDoor) -> None:
-            if isinstance(message, (Asks, Claim, Settled)):
-                self._doors.heard(door, message)
+        def received(message: DoorToParent) -> None:
+            if isinstance(message, (Claim, Settled)):
+                self._claims.heard(number, message)
             elif isinstance(message, Serving):
                 one.serves = True
-                self._doors.opened(door)
                 self._changed.set()
             elif isinstance(message, CannotServe):
                 one.cannot_serve = message
 
         def closed() -> None:
-            self._doors.closed(door)
+            self._claims.close_door(number)
             self._changed.set()
 
-        door_channel.start()
-        door_channel.send(replace(self._start, door=number))
+        channel = one.channel = MessageChannel(
+            ours, PARENT_TO_DOOR, DOOR_TO_PARENT, received, closed, peer=f"front door {process.pid}"
+        )
+        self._claims.open_door(number, channel.send)
+        channel.start()
+        channel.send(replace(self._start, door=number))
         return one
 
 
@@ -192,19 +189,3 @@ def environ_of_door(environ: Mapping[str, str], metrics_dir: str) -> dict[str, s
         # Else tokenizers hands each text to a pool of threads of its own, in which short ones wait behind long ones.
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-def _deaf_to_signals(argv: list[str], environ: dict[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """Started with SIGINT and SIGTERM blocked: Ctrl-C in a terminal is for this process only.
-
-    It stays in our process group, so that whoever kills the group leaves nobody behind.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ, pass_fds=inherited)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _how(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"killed by signal {-code}"

@@ -1,7 +1,7 @@
 """A changed tenants file reaches the core first, then every front door.
 
-    file --TenantsWatch--> Doors.set_tenants --turn--> core --> Tenants --> front doors
-                                          \\--> the first frame of those that are started later
+    file --TenantsWatch--> PlannerProcess.set_tenants --> core --> Tenants --> front doors
+                                                   \\--> the first frame of those that are started later
 
 So no front door takes a call of a tenant that the core does not know yet. What a front door asked for before it heard
 that a tenant is gone, the core refuses.
@@ -13,18 +13,19 @@ import time
 
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.watch import LOOK_S, TenantsWatch
-from coppice_scheduler.edge.planner.door_processes import DoorProcesses
-from coppice_scheduler.edge.planner.doors import Doors
-from coppice_scheduler.edge.planner.tenant_settings import tenant_settings
+from coppice_scheduler.edge.processes.claims import Claims
+from coppice_scheduler.edge.processes.door_processes import DoorProcesses
+from coppice_scheduler.edge.processes.planner_process import PlannerProcess
 
 
 class TenantReload:
     """Belongs to the main thread."""
 
-    def __init__(self, watch: TenantsWatch, doors: Doors, processes: DoorProcesses) -> None:
+    def __init__(self, watch: TenantsWatch, planner: PlannerProcess, doors: DoorProcesses, claims: Claims) -> None:
         self._watch = watch
+        self._planner = planner
         self._doors = doors
-        self._processes = processes
+        self._claims = claims
         self._looked_s = time.monotonic()
         self._was_refused = False
         self._wanted = False
@@ -43,8 +44,9 @@ class TenantReload:
         is_refused = bool(self._watch.problem)
         if is_refused != self._was_refused:
             self._was_refused = is_refused
-            self._doors.tenants_refused(is_refused)
+            self._planner.tenants_refused(is_refused)
 
     def _apply(self, directory: TenantDirectory, content: bytes) -> None:
-        self._processes.set_tenants(content)
-        self._doors.set_tenants(tenant_settings(directory), content)
+        self._doors.set_tenants(content)
+        self._claims.keep_tenants({tenant.id for tenant in directory.tenants})
+        self._planner.set_tenants(content)

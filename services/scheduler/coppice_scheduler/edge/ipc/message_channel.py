@@ -1,6 +1,6 @@
-"""The planner's end of the connection to one front door. Sending never blocks the planner.
+"""One end of a connection between processes of a scheduler: parent, planner, front doors. Sending never blocks.
 
-send --> wire --> front door            what it does not read waits; with more than the backlog it is cut off
+send --> wire --> the other process     what it does not read waits; with more than the backlog it is cut off
 reader thread --> received(message), ..., closed()
 """
 
@@ -10,38 +10,42 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from coppice.edge.codec import MalformedFrame
+from coppice.edge.codec import Codec, MalformedFrame
 from coppice.edge.wire import MessageTooLong, Wire, WireClosed
-from coppice_scheduler.edge.ipc.door_messages import (
-    BACKLOG_BYTES_MAX,
-    FROM_DOOR,
-    MESSAGE_BYTES_MAX,
-    TO_DOOR,
-    FromDoor,
-    ToDoor,
-)
+from coppice_scheduler.edge.ipc.door_messages import BACKLOG_BYTES_MAX, MESSAGE_BYTES_MAX
 
 _log = logging.getLogger("coppice.scheduler")
 _READ_S = 60.0
 
+SaidT = TypeVar("SaidT")
+HeardT = TypeVar("HeardT")
 
-class DoorChannel:
+
+class MessageChannel(Generic[SaidT, HeardT]):
     """`received` and `closed` run on a thread of the channel's own; `closed` is the last call."""
 
     def __init__(
         self,
         connection: socket.socket,
-        received: Callable[[FromDoor], None],
+        says: Codec[SaidT],
+        hears: Codec[HeardT],
+        received: Callable[[HeardT], None],
         closed: Callable[[], None],
         *,
+        peer: str,
         backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> None:
+        """`peer`: for people."""
         self._wire = Wire(connection, message_bytes_max=MESSAGE_BYTES_MAX, backlog_bytes_max=backlog_bytes_max)
         self._wire.trust()
+        self._encode: Callable[[Any], bytes] = says.encode
+        self._decode = hears.decode
         self._received = received
         self._closed = closed
-        self._thread = threading.Thread(target=self._read, name="door", daemon=True)
+        self._peer = peer
+        self._thread = threading.Thread(target=self._read, name=peer, daemon=True)
         self.is_closed = False
 
     def start(self) -> None:
@@ -49,15 +53,15 @@ class DoorChannel:
 
     @property
     def heard_s(self) -> float:
-        """When the front door said something last, on the monotonic clock."""
+        """When the other process said something last, on the monotonic clock."""
         return self._wire.heard_s
 
-    def send(self, message: ToDoor) -> None:
+    def send(self, message: SaidT) -> None:
         """Dropped when the channel is closed."""
         try:
-            self._wire.write(TO_DOOR.encode(message))
+            self._wire.write(self._encode(message))
         except MessageTooLong as error:
-            _log.error("a front door is cut off: %s", error)
+            _log.error("%s is cut off: %s", self._peer, error)
             self.close()
 
     def close(self) -> None:
@@ -73,11 +77,11 @@ class DoorChannel:
         try:
             while True:
                 for data in self._wire.receive(_READ_S):
-                    self._received(FROM_DOOR.decode(data))
+                    self._received(self._decode(data))
         except WireClosed as closed:
-            _log.debug("a front door's connection ended: %s", closed)
+            _log.debug("the connection to %s ended: %s", self._peer, closed)
         except MalformedFrame as error:
-            _log.error("a front door is cut off: %s", error)
+            _log.error("%s is cut off: %s", self._peer, error)
         self.is_closed = True
         self._wire.close()
         self._closed()

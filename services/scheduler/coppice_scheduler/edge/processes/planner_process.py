@@ -1,0 +1,181 @@
+"""The planner's process: started, watched, started again, ended. Lives on the service's main thread.
+
+spawned --Standing--> plans --dies, falls silent--> spawned again, as the successor of the one before
+        --CannotPlan--> the scheduler ends
+
+Front doors find each planner at the same socket. It listens in this process, so who comes while none is there waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from coppice.edge.signal_event import SignalEvent
+from coppice.errors import EXIT_USAGE, CoppiceError, UsageError
+from coppice.processes.child_process import describe_exit
+from coppice_scheduler.core.state.request import SchedulerStats
+from coppice_scheduler.edge.base.engine import NO_STATS
+from coppice_scheduler.edge.ipc.door_messages import Stop, Tenants
+from coppice_scheduler.edge.ipc.message_channel import MessageChannel
+from coppice_scheduler.edge.ipc.planner_messages import (
+    FROM_PLANNER,
+    TO_PLANNER,
+    CannotPlan,
+    CutOff,
+    Drain,
+    FromPlanner,
+    Plan,
+    Standing,
+    TenantsRefused,
+    ToPlanner,
+)
+from coppice_scheduler.edge.processes.child import Restarts, spawn
+from coppice_scheduler.edge.processes.pulse import Pulse, processor_time_s
+
+_log = logging.getLogger("coppice.scheduler")
+REST_S = 1.0  # front doors have brought their requests to a planner that has lived for so long
+
+
+class _Process:
+    """One planner, from its start to its end. What it says comes on its channel's thread."""
+
+    def __init__(self, plan: Plan, listener: socket.socket, changed: SignalEvent, cut_off: Callable[[int], None]):
+        self._changed = changed
+        self._cut_off = cut_off
+        self.started_s = time.monotonic()
+        self.standing: Standing | None = None
+        self.cannot_plan: CannotPlan | None = None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process: subprocess.Popen[bytes] = spawn(
+                "coppice_scheduler.edge.planner", os.environ, theirs, listener
+            )
+        self.pulse = Pulse(self.started_s, partial(processor_time_s, self.process.pid))
+        self.channel: MessageChannel[ToPlanner, FromPlanner] = MessageChannel(
+            ours, TO_PLANNER, FROM_PLANNER, self._received, changed.set, peer=f"planner {self.process.pid}"
+        )
+        self.channel.start()
+        self.channel.send(plan)
+
+    def _received(self, message: FromPlanner) -> None:
+        if isinstance(message, Standing):
+            self.standing = message
+        elif isinstance(message, CutOff):
+            self._cut_off(message.door)
+            self._changed.set()
+        else:
+            self.cannot_plan = message
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it; empty when nothing is."""
+        if self.process.poll() is not None:
+            return f"ended ({describe_exit(self.process.returncode)})"
+        if self.channel.is_closed:
+            return "was cut off"
+        silent_s = self.pulse.silent_s(time.monotonic(), self.channel.heard_s)
+        return f"said nothing for {silent_s:.0f} s" if silent_s else ""
+
+    def end(self) -> None:
+        self.channel.close()
+        self.channel.join()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class PlannerProcess:
+    """`changed` is set when `tend` has something to look at. `cut_off` is called, on another thread, with the number of
+    a front door that the planner takes no more of. Methods belong to the thread that made it, properties to all."""
+
+    def __init__(
+        self, plan: Plan, listener: socket.socket, changed: SignalEvent, cut_off: Callable[[int], None]
+    ) -> None:
+        self._plan = plan
+        self._listener = listener
+        self._changed = changed
+        self._cut_off = cut_off
+        self._restarts = Restarts()
+        self._one = self._spawn()
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """At most a fraction of a second old."""
+        standing = self._one.standing
+        return NO_STATS if standing is None else standing.stats
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why no request can be served now; empty when it can."""
+        standing = self._one.standing
+        return ("the planner starts",) if standing is None else standing.problems
+
+    @property
+    def cache_tenants_version(self) -> str | None:
+        standing = self._one.standing
+        return None if standing is None else standing.cache_tenants_version
+
+    @property
+    def is_at_rest(self) -> bool:
+        """It drains, nothing is at work, and nothing is on its way here from a planner that died."""
+        standing = self._one.standing
+        has_heard = time.monotonic() - self._one.started_s > REST_S
+        return standing is not None and standing.is_draining and has_heard and not standing.num_requests
+
+    def set_tenants(self, content: bytes) -> None:
+        """The tenants file changed. The planner knows it before any front door does, and tells them."""
+        self._plan = replace(self._plan, tenants=content)
+        self._one.channel.send(Tenants(content))
+
+    def tenants_refused(self, is_refused: bool) -> None:
+        """Whether a newer tenants file is wrong; front doors say so to who asks whether they are ready."""
+        self._plan = replace(self._plan, tenants_refused=is_refused)
+        self._one.channel.send(TenantsRefused(is_refused))
+
+    def drain(self) -> None:
+        """Take no new request."""
+        self._plan = replace(self._plan, is_draining=True)
+        self._one.channel.send(Drain())
+
+    def tend(self) -> None:
+        """Look after it. Raises CoppiceError where starting again cannot help."""
+        trouble = self._one.trouble
+        if trouble:
+            self._start_again(trouble)
+
+    def stop(self, grace_s: float) -> None:
+        """Tell it to end, and end it if it has not after `grace_s`."""
+        self._one.channel.send(Stop())
+        try:
+            self._one.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            _log.warning("planner %d did not end within %.1f s; killed", self._one.process.pid, grace_s)
+        self._one.end()
+
+    def close(self) -> None:
+        """End it now."""
+        self._one.end()
+
+    def _start_again(self, trouble: str) -> None:
+        one = self._one
+        one.end()
+        if one.cannot_plan is not None:
+            kind = UsageError if one.cannot_plan.exit_code == EXIT_USAGE else CoppiceError
+            raise kind(one.cannot_plan.what, hint=one.cannot_plan.hint)
+        if one.standing is None or not self._restarts.may():
+            raise CoppiceError(f"the planner {trouble}", hint="see the log above; start the scheduler again")
+        if one.standing.session is not None:
+            self._plan = replace(self._plan, succeeds=one.standing.session)
+        _log.warning("planner %d %s; another is started, and its requests go on", one.process.pid, trouble)
+        self._one = self._spawn()
+
+    def _spawn(self) -> _Process:
+        return _Process(self._plan, self._listener, self._changed, self._cut_off)
