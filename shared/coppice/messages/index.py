@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, WorkerEpoch, WorkerId
 from coppice.messages.record import Message, PackedHandles, PackedSeals, PackedU32, Record
+from coppice.messages.succession import Succeed
 
 
 class NoCapacityReason(Enum):
@@ -316,24 +317,6 @@ class LeaseDigest(Message, frozen=True):
 
     count: U64
     digest: U64
-
-
-class SessionName(Record, frozen=True):
-    """A session of a scheduler as its Hello shows it, with the last voucher that it was told."""
-
-    key: bytes
-    incarnation: U64
-    epoch: SchedulerEpoch
-    voucher: bytes
-
-
-class Succeed(Message, frozen=True):
-    """Whoever had this session is gone for good, says who comes after it: it ends as if it had expired.
-
-    Without the right voucher the message has no effect.
-    """
-
-    session: SessionName
 
 
 class LeaseSet(Message, frozen=True):

@@ -9,7 +9,7 @@ from coppice.tenants.keys import digest_of_key
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.idempotency import Claimed, ClaimState, FirstOutcome
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
-from tests.contract.scheduler.test_front_doors import House, run
+from tests.contract.planner.test_front_doors import House, run
 from tests.fakes.waiting import WAIT_S
 
 BOTH = TenantDirectory([Tenant(id=name, api_key_sha256=(digest_of_key(name),)) for name in "ab"])

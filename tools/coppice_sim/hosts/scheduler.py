@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import Acquire, OpBatch, Reclaim, SessionName, Succeed, WorkerInfo, Workers
+from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
+from coppice.messages.succession import SessionName, Succeed
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore

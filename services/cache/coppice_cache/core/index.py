@@ -24,9 +24,9 @@ from coppice.messages.index import (
     OpBatch,
     Reattach,
     Reattached,
-    Succeed,
 )
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
+from coppice.messages.succession import Succeed
 from coppice.session.frames import Hello
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import IndexEvent, Stored

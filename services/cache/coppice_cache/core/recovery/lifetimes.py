@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coppice.ids import SchedulerEpoch, WorkerId
-from coppice.messages.index import Succeed
 from coppice.messages.registration import Fence
+from coppice.messages.succession import Succeed
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import SessionEnded, WorkerEnded
 from coppice_cache.core.ops.ops import drop_claim

@@ -16,8 +16,9 @@ from coppice.edge.link_client import LinkClient
 from coppice.edge.told_once import ToldOnce
 from coppice.errors import UsageError
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
-from coppice.messages.index import FromClient, SessionName, ToClient, WorkerInfo, Workers
+from coppice.messages.index import FromClient, ToClient, WorkerInfo, Workers
 from coppice.messages.step import StepPlan, StepResult
+from coppice.messages.succession import SessionName
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached
 from coppice.tls.credentials import Credentials

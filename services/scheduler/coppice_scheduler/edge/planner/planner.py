@@ -21,8 +21,9 @@ from collections.abc import Callable
 
 from coppice.addresses import UnixAddress, parse_session_address
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import SessionName, Succeed, TenantsVersion, ToClient, Workers
+from coppice.messages.index import TenantsVersion, ToClient, Workers
 from coppice.messages.step import StepResult
+from coppice.messages.succession import SessionName, Succeed
 from coppice.session.link import Attached
 from coppice.tls.credentials import Credentials
 from coppice_scheduler.core.engine import SchedulerCore

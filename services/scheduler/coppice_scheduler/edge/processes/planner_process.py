@@ -104,13 +104,14 @@ class PlannerProcess:
         self._changed = changed
         self._cut_off = cut_off
         self._restarts = Restarts()
+        self._before = NO_STATS  # totals of those that are gone
         self._one = self._spawn()
 
     @property
     def stats(self) -> SchedulerStats:
-        """At most a fraction of a second old."""
+        """At most a fraction of a second old. Totals are of all planners since the start."""
         standing = self._one.standing
-        return NO_STATS if standing is None else standing.stats
+        return with_totals(NO_STATS if standing is None else standing.stats, self._before)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -174,8 +175,17 @@ class PlannerProcess:
             raise CoppiceError(f"the planner {trouble}", hint="see the log above; start the scheduler again")
         if one.standing.session is not None:
             self._plan = replace(self._plan, succeeds=one.standing.session)
+        self._before = with_totals(one.standing.stats, self._before)
         _log.warning("planner %d %s; another is started, and its requests go on", one.process.pid, trouble)
         self._one = self._spawn()
 
     def _spawn(self) -> _Process:
         return _Process(self._plan, self._listener, self._changed, self._cut_off)
+
+
+def with_totals(stats: SchedulerStats, before: SchedulerStats) -> SchedulerStats:
+    """`stats`, with the totals of `before` added to its own."""
+    return replace(stats, **{name: getattr(stats, name) + getattr(before, name) for name in _TOTALS})
+
+
+_TOTALS = tuple(name for name in SchedulerStats.__struct_fields__ if name.startswith("total_"))

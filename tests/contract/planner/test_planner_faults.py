@@ -11,7 +11,7 @@ from coppice_scheduler.core.engine import SubmitFailed
 from coppice_scheduler.core.state.request import Finish, Refused, RefusedReason, Request
 from coppice_scheduler.edge.base.engine import RequestRefused
 from coppice_scheduler.edge.base.errors import ErrorKind, from_refused
-from tests.contract.scheduler.test_front_doors import House, read, run, until
+from tests.contract.planner.test_front_doors import House, read, run, until
 from tests.fakes.cache.scripted_core import HANGS, ScriptedCore
 
 
