@@ -26,9 +26,22 @@ LONG = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 200, "temperature": 
 
 def front_doors(stack: Stack) -> list[int]:
     """Process ids of those that live."""
+    return children(stack, "coppice_scheduler.edge.door")
+
+
+def children(stack: Stack, module: str) -> list[int]:
+    """Process ids of what the scheduler started with `-m module`, and lives."""
     process = stack.services["scheduler"].process
     assert process is not None
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == process.pid]
+    pids = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == process.pid]
+    return [pid for pid in pids if module.encode() in _command(pid)]
+
+
+def _command(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def parent_of(pid: int) -> int:
@@ -180,7 +193,7 @@ def test_a_front_door_that_hangs_is_replaced(stack: Stack) -> None:
 
 @pytest.mark.wide
 def test_a_stop_lets_streams_end_and_leaves_nobody(stack: Stack) -> None:
-    doors = front_doors(stack)
+    doors = [*front_doors(stack), *children(stack, "coppice_scheduler.edge.planner")]
     with stream(stack, max_tokens=40) as response:
         stack.services["scheduler"].signal(signal.SIGTERM)
         assert rest_of(response)[-1] == "[DONE]"
@@ -190,7 +203,7 @@ def test_a_stop_lets_streams_end_and_leaves_nobody(stack: Stack) -> None:
     assert not any(map(lives, doors))
 
 
-def test_they_are_killed_with_the_planners_process_group_and_deaf_to_a_ctrl_c(stack: Stack) -> None:
+def test_they_are_killed_with_the_process_group_and_deaf_to_a_ctrl_c(stack: Stack) -> None:
     planner = stack.services["scheduler"].process
     assert planner is not None
     doors = front_doors(stack)
@@ -257,15 +270,17 @@ def metrics_folder(pid: int) -> Path:
 
 
 @pytest.mark.wide
-def test_front_doors_do_not_outlive_the_planner(stack: Stack) -> None:
+def test_nothing_outlives_the_parent(stack: Stack) -> None:
     doors = front_doors(stack)
+    processes = [*doors, *children(stack, "coppice_scheduler.edge.planner")]
+    assert len(processes) == 3
     folder = metrics_folder(doors[0])
     assert folder.is_dir()
     with stream(stack) as response:
         stack.services["scheduler"].kill()
         last = rest_of(response)[-1]
         assert json.loads(last)["error"]["code"] == "scheduler_lost"
-    wait_until(lambda: not any(map(lives, doors)), "its front doors to end")
+    wait_until(lambda: not any(map(lives, processes)), "its processes to end")
     assert not folder.exists()
     stack.services["scheduler"].start()
     stack.wait_ready()

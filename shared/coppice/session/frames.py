@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from coppice.ids import U32, U64
 from coppice.messages.record import Message
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 KEY_BYTES = 16
 
 BodyT = TypeVar("BodyT")

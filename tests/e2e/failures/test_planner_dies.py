@@ -19,6 +19,7 @@ import pytest
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
 from tests.e2e.stack import Stack, wait_until
+from tests.e2e.test_front_doors import children
 from tests.fakes.oracle import Oracle
 
 NUM_STREAMS = 50
@@ -36,14 +37,7 @@ def pair(checkpoint: Path, tmp_path: Path) -> Iterator[Stack]:
 
 def planner_of(stack: Stack) -> int | None:
     """Its process id."""
-    scheduler = stack.services["scheduler"].process
-    assert scheduler is not None
-    if scheduler.poll() is not None:
-        return None
-    for child in Path(f"/proc/{scheduler.pid}/task/{scheduler.pid}/children").read_text().split():
-        if b"coppice_scheduler.edge.planner" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
-    return None
+    return next(iter(children(stack, "coppice_scheduler.edge.planner")), None)
 
 
 def another(stack: Stack, lost: int) -> bool:

@@ -226,7 +226,7 @@ class Workload:
     def output(self, output: Output) -> None:
         ask = self.asks[output.request_id]
         self._told(ask, output)
-        if output.num_prompt_tokens:
+        if output.num_prompt_tokens and self._observer is None:  # whose run tells by itself
             self._take_usage(ask, output)
         self._take(ask, np.frombuffer(output.tokens, "<u4").tolist())
         for reported in output.logprobs:
