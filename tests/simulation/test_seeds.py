@@ -33,7 +33,6 @@ SOMETIMES = (
     "demoted",
     "duplicate release",
     "epoch forgotten",
-    "epoch renewed",
     "error: session_lost",
     "error: worker_lost",
     "evicted",
@@ -72,7 +71,6 @@ SOMETIMES = (
     "reclaim forced through a fence",
     "reincarnated",
     "requests left a worker that was gone",
-    "result of a session that is over",
     "retry after a crash",
     "scheduler refused: fenced",
     "scheduler refused: superseded",
@@ -81,9 +79,9 @@ SOMETIMES = (
     "several decode steps in a plan",
     "succeeded",
     "tail of the log lost",
-    "takeover",
     "two schedulers alive",
     "waited for a flight",
+    "yielded",
 )
 
 

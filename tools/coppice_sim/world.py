@@ -163,6 +163,17 @@ class World:
         if self._scope.check_every:
             self._oracle.check_all()
 
+    def _badly_shared(self) -> list[str]:
+        """Workers that no living scheduler plans for, and schedulers that have two more than another."""
+        workers = self.cluster.cache.core.state.workers.values()
+        owned = {host.epoch: 0 for host in self.cluster.schedulers.values()}
+        for worker in workers:
+            if worker.owner not in owned:
+                return [f"{worker.worker_id} is nobody's"]
+            owned[worker.owner] += 1
+        uneven = max(owned.values()) - min(owned.values()) > 1 and len({w.num_blocks for w in workers}) == 1
+        return [f"workers are shared unevenly: {owned}"] if uneven or any(w.yields for w in workers) else []
+
     def _residue(self) -> list[str]:
         """What is left to do or to give back."""
         cache, schedulers = self.cluster.cache, self.cluster.schedulers
@@ -179,6 +190,7 @@ class World:
                 left.append(f"{len(index.host.jobs)} copies are under way")
             if index.reservations.waiting or index.flights.num_waiting:
                 left.append(f"{len(index.reservations.waiting)} needs, {index.flights.num_waiting} wait for flights")
+        left += self._badly_shared()
         for name, host in self.cluster.workers.items():
             known = cache.core.state.workers.get(WorkerId(name))
             if not host.is_alive or known is None or known.epoch != host.core.worker_epoch:

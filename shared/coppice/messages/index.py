@@ -12,8 +12,8 @@ from __future__ import annotations
 from enum import Enum
 
 from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, WorkerEpoch, WorkerId
+from coppice.messages.ownership import Succeed, Yielded
 from coppice.messages.record import Message, PackedHandles, PackedSeals, PackedU32, Record
-from coppice.messages.succession import Succeed
 
 
 class NoCapacityReason(Enum):
@@ -259,6 +259,10 @@ class WorkerInfo(Record, frozen=True):
     draining: bool = False  # not a candidate for new leases
     num_host_blocks: U32 = 0
     voucher: bytes = b""  # for the epoch of the session that is told this, at this worker; in its Hello there
+    is_owned: bool = True  # the session that is told this plans for it; others have it while this says False
+    yields: bool = (
+        False  # it is wanted for another: nothing new begins there, and `Yielded` follows when nothing is left
+    )
 
 
 class Workers(Message, frozen=True):
@@ -385,5 +389,5 @@ def lease_hash(lease_id: LeaseId) -> int:
     return int.from_bytes(lease_id[:8], "little") ^ int.from_bytes(lease_id[8:], "little")
 
 
-FromClient = OpBatch | Reattach | LeaseSet | MatchQueries | Succeed
+FromClient = OpBatch | Reattach | LeaseSet | MatchQueries | Succeed | Yielded
 ToClient = AnswerBatch | Workers | Reattached | LeaseDigest | Wake | Reclaim | MatchHints | TenantsVersion

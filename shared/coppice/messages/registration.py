@@ -37,12 +37,16 @@ class Register(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """`worker_epoch` differs from the reported one when the old epoch is dead: the worker quiesces and starts over."""
+    """`worker_epoch` differs from the reported one when the old epoch is dead: the worker quiesces and starts over.
+
+    Said again when another scheduler is to plan for it.
+    """
 
     worker_epoch: WorkerEpoch
     cache_epoch: CacheEpoch
     voucher: bytes = b""  # for both; to be shown in the next Register
     scheduler_key: bytes = b""  # by which it knows scheduler epochs that the cache service vouches for
+    owner: SchedulerEpoch = SchedulerEpoch(0)  # whose plans it takes, and nobody else's; 0: nobody is named
 
 
 class Fence(Message, frozen=True):

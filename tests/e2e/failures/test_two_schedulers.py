@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,20 +28,64 @@ def status_of(stack: Stack, port: int) -> int:
         stack.port = stack_port
 
 
+def second_scheduler(stack: Stack, folder: Path) -> tuple[Service, int]:
+    """Another process with its own front door, and its port."""
+    port = free_port()
+    cache = f"--cache=127.0.0.1:{stack.cache_sessions}"
+    argv = [sys.executable, "-m", "coppice_scheduler", cache, f"--port={port}",
+            f"--grpc-port={free_port()}", f"--model={stack.checkpoint}", "--model-name=tiny", "--drain-s=2"]  # fmt: skip
+    second = Service("second", argv, folder / "second.log")
+    second.start()
+    return second, port
+
+
+def readiness(port: int) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", "/readyz")
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    except OSError:
+        return 0, ""
+    finally:
+        connection.close()
+
+
 @pytest.mark.wide
-def test_the_first_serves_again_by_itself_when_the_second_is_gone(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_one_of_two_schedulers_stands_by_and_takes_over_the_only_worker(
+    checkpoint: Path, tmp_path: Path, is_killed: bool
+) -> None:
     with Stack(checkpoint, tmp_path) as stack:
         assert status_of(stack, stack.port) == 200
-        port = free_port()
-        second = Service(
-            "second",
-            [sys.executable, "-m", "coppice_scheduler", f"--cache=127.0.0.1:{stack.cache_sessions}", f"--port={port}",
-             f"--grpc-port={free_port()}", f"--model={checkpoint}", "--model-name=tiny", "--drain-s=2"],
-            tmp_path / "second.log",
-        )  # fmt: skip
-        second.start()
-        wait_until(lambda: status_of(stack, port) == 200, "the second scheduler serves")
+        second, port = second_scheduler(stack, tmp_path)
+        wait_until(lambda: readiness(port)[0] == 503, "the second scheduler to stand by")
+        assert status_of(stack, stack.port) == 200
+        first = stack.services["scheduler"]
+        if is_killed:
+            first.kill()
+        else:
+            assert first.stop() == 0
+        wait_until(lambda: readiness(port)[0] == 200, "the second one to have the worker")
+        assert status_of(stack, port) == 200
+        first.start()
+        wait_until(lambda: readiness(stack.port)[0] == 503, "the first one to stand by")
         assert second.stop() == 0
         wait_until(lambda: status_of(stack, stack.port) == 200, "the first one serves again")
         stack.wait_at_rest()
-        assert "plans no more" in (tmp_path / "scheduler.log").read_text()
+
+
+def test_two_schedulers_share_two_workers_and_one_has_both_when_the_other_is_gone(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with Stack(checkpoint, tmp_path, num_workers=2) as stack:
+        stack.restore()
+        second, port = second_scheduler(stack, tmp_path)
+        wait_until(lambda: readiness(port)[0] == 200, "the second scheduler to have a worker")
+        assert [status_of(stack, each) for each in (stack.port, port)] == [200, 200]
+        attached = second.log.read_text().count("attached to worker")
+        assert attached == 1
+        stack.services["scheduler"].kill()
+        wait_until(lambda: second.log.read_text().count("attached to worker") == 2, "it to have both")
+        assert status_of(stack, port) == 200
+        assert second.stop() == 0

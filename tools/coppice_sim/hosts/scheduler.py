@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
-from coppice.messages.succession import SessionName, Succeed
+from coppice.messages.ownership import SessionName, Succeed, Yielded
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
 from coppice_scheduler.core.engine import SchedulerCore
@@ -140,10 +140,12 @@ class SchedulerHost(Process):
         for worker_id, session in list(self._workers.items()):
             info = infos.get(worker_id)
             is_gone = info is None and self._listed_by.get(worker_id) == message.cache_epoch
-            if is_gone or (info is not None and info.address != session.address):
+            if is_gone or (info is not None and (info.address != session.address or not info.is_owned)):
                 self._drop(worker_id)
         for worker_id, info in infos.items():
             self._listed_by[worker_id] = message.cache_epoch
+            if not info.is_owned:
+                continue
             if worker_id not in self._workers:
                 self._workers[worker_id] = _WorkerSession(self, info)
             self._workers[worker_id].end.link.voucher = info.voucher
@@ -173,6 +175,7 @@ class SchedulerHost(Process):
                 for op in message.ops:
                     if isinstance(op, Acquire):
                         self._monitor.acquiring(op, self.core._life.by_lease.get(op.lease_id))
+            self._sometimes["yielded"] += isinstance(message, Yielded)
             self._cache.post(message)
         for granted in effects.granted:
             self._clients.granted(granted)

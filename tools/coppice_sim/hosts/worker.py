@@ -105,6 +105,7 @@ class WorkerHost(Process):
             self._links.clear()
             self._monitor.pool_is_new(self.core.settings.worker_id)
             self.schedulers.replace(ServerLinks(message.worker_epoch, message.worker_epoch))
+        self.drop_others()
 
     def _fence(self, fence: Fence, attachment: int) -> None:
         self._sometimes["fenced"] += 1

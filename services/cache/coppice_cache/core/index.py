@@ -25,8 +25,8 @@ from coppice.messages.index import (
     Reattach,
     Reattached,
 )
+from coppice.messages.ownership import Succeed, Yielded
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
-from coppice.messages.succession import Succeed
 from coppice.session.frames import Hello
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import IndexEvent, Stored
@@ -49,6 +49,7 @@ from coppice_cache.core.ops.hints import match_all
 from coppice_cache.core.ops.invalidation import invalidate
 from coppice_cache.core.ops.offload import copies_done
 from coppice_cache.core.ops.ops import abandon, drop_claim, execute, execute_unknown
+from coppice_cache.core.ops.ownership import share_out, yielded
 from coppice_cache.core.ops.pins import pin, unpin, view_pins
 from coppice_cache.core.ops.waits import matchable_bytes
 from coppice_cache.core.radix.tree import walk
@@ -79,6 +80,13 @@ class IndexCore:
         self._clock = Clock(now_ns)
         self._listings = Listings()
 
+    def _flush(self) -> None:
+        """At the end of each call: who plans where, then what was collected."""
+        if self.state.owners_changed:
+            self.state.owners_changed = False
+            share_out(self.state)
+        self.state.flush()
+
     # sessions of schedulers and other clients
 
     def believed(self, hello: Hello) -> tuple[CacheEpoch, SchedulerEpoch]:
@@ -96,7 +104,7 @@ class IndexCore:
         Raises MessageRefused when there are too many sessions.
         """
         epoch = attach_session(self.state, claimed, now_ns, plans=plans)
-        self.state.flush()
+        self._flush()
         return epoch
 
     def heard_client(self, epoch: SchedulerEpoch, now_ns: int) -> None:
@@ -115,6 +123,9 @@ class IndexCore:
         elif isinstance(message, Succeed):
             succeed(self.state, epoch, message)
             close_windows(self.state, now_ns)
+        elif isinstance(message, Yielded):
+            if session is not None:
+                yielded(self.state, session, message)
         elif session is None:
             named = message.lease_ids if isinstance(message, LeaseSet) else [c.lease_id for c in message.claims]
             self.state.tell_client(epoch, Reattached(self.cache_epoch, (), tuple(named)))
@@ -122,17 +133,17 @@ class IndexCore:
             reattach(self.state, session, message, now_ns)
         else:
             self._reconcile(session, message)
-        self.state.flush()
+        self._flush()
 
     def end_client(self, epoch: SchedulerEpoch, now_ns: int) -> None:
         """Goodbye: like expiry, at once."""
         end_session(self.state, epoch)
-        self.state.flush()
+        self._flush()
 
     def execute(self, epoch: SchedulerEpoch, op: Op, now_ns: int) -> Answer:
         """One op, answered at once."""
         answer = self._execute(epoch, op, now_ns)
-        self.state.flush()
+        self._flush()
         return answer
 
     def match(self, domain: DomainId, namespace: Namespace, tokens: bytes, worker_id: WorkerId) -> Match:
@@ -155,7 +166,7 @@ class IndexCore:
     def set_domains(self, configs: tuple[DomainConfig, ...], now_ns: int) -> None:
         """Other domains, or other shares of them, from now on. Raises SettingsRefused; nothing changed then."""
         set_domains(self.state, configs, now_ns)
-        self.state.flush()
+        self._flush()
 
     def invalidate(
         self,
@@ -167,19 +178,19 @@ class IndexCore:
     ) -> int:
         """Forget all, a domain, a namespace with its salts, both, or what follows a prefix. Raises MessageRefused."""
         count = invalidate(self.state, domain, namespace, tokens, now_ns)
-        self.state.flush()
+        self._flush()
         return count
 
     def pin(self, name: str, domain: DomainId, namespace: Namespace, tokens: bytes, now_ns: int) -> int:
         """Keep this prefix (packed u32) from now on; returns how many tokens of it are held. Raises MessageRefused."""
         count = pin(self.state, PinSpec(name, domain, namespace, tokens))
-        self.state.flush()
+        self._flush()
         return count
 
     def unpin(self, name: str, now_ns: int) -> bool:
         """False: there is no such pin."""
         found = unpin(self.state, name)
-        self.state.flush()
+        self._flush()
         return found
 
     def pins(self) -> tuple[PinView, ...]:
@@ -198,7 +209,7 @@ class IndexCore:
             self._copies_done(worker_id, message, now_ns)
         else:
             acknowledge(self.state, worker_id, message, now_ns)
-        self.state.flush()
+        self._flush()
 
     def heard_worker(self, worker_id: WorkerId, now_ns: int) -> None:
         worker = self.state.workers.get(worker_id)
@@ -208,14 +219,14 @@ class IndexCore:
     def end_worker(self, worker_id: WorkerId, now_ns: int) -> None:
         """Goodbye: its epoch is dead at once."""
         end_worker(self.state, worker_id)
-        self.state.flush()
+        self._flush()
 
     # time and effects
 
     def tick(self, now_ns: int) -> None:
         """Call several times per heartbeat."""
         self._clock.tick(self.state, now_ns)
-        self.state.flush()
+        self._flush()
 
     def dismantle(self, before: IndexCore) -> None:
         """Take the trees of the incarnation that this one replaces apart, in slices with each tick.

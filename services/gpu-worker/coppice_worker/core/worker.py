@@ -127,7 +127,11 @@ class WorkerCore:
         """
         if message.cache_epoch != self._registered.cache_epoch:
             self._copies.forget_orders()
+        if message.owner not in (0, self._registered.owner):
+            self._fenced = FencedEpochs()  # nobody but the owner attaches, and who was fenced is named no more
         self._registered = message
+        if message.owner and self._planning not in (None, message.owner):
+            self._detach_scheduler()
         if message.worker_epoch == self.worker_epoch:
             return False
         self.worker_epoch = message.worker_epoch
@@ -202,25 +206,30 @@ class WorkerCore:
         return None
 
     def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
-        """A trusted scheduler opens a new session. The newest unfenced epoch plans; it takes over from an older one.
+        """A trusted scheduler opens a new session. Whom the cache service has named plans here, and nobody else.
 
-        An older one never plans again, even when the newer is over: it is told to get itself a new epoch.
+        As long as it has named nobody, the newest unfenced epoch plans; it takes over from an older one, which never
+        plans again, even when the newer is over: it is told to get itself a new epoch.
 
         A reconnect within a session does not come here. So an epoch that plans here already has given up its earlier
         session and everything in it: it starts over, too, and nothing that was sent there may be applied any more.
         """
         if self.worker_epoch == 0:
             return SchedulerRefused(SchedulerRefusedReason.NOT_REGISTERED)
-        if epoch < self._highest_scheduler_epoch:
+        owner = self._registered.owner
+        if owner and epoch != owner:
+            return SchedulerRefused(SchedulerRefusedReason.SUPERSEDED)
+        if not owner and epoch < self._highest_scheduler_epoch:
             is_over = self._highest_scheduler_epoch in self._fenced
             return SchedulerRefused(SchedulerRefusedReason.OUTLIVED if is_over else SchedulerRefusedReason.SUPERSEDED)
         if epoch in self._fenced:
             return SchedulerRefused(SchedulerRefusedReason.FENCED)
-        took_over = self._planning is not None and epoch > self._planning
+        took_over = self._planning not in (None, epoch)
         self._detach_scheduler()
         self._planning = epoch
-        self._highest_scheduler_epoch = epoch
-        self._fenced.forget_below(epoch)
+        self._highest_scheduler_epoch = max(epoch, self._highest_scheduler_epoch)
+        if not owner:
+            self._fenced.forget_below(epoch)
         return SchedulerAccepted(self.worker_epoch, took_over)
 
     def _detach_scheduler(self) -> None:

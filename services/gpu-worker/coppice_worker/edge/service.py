@@ -138,6 +138,8 @@ class WorkerService:
                 self._executor.zero_blocks(np.arange(self._executor.pool.num_blocks, dtype=np.int32))
             _log.info("registered: worker epoch %d, cache epoch %d", message.worker_epoch, message.cache_epoch)
             self._schedulers.restart(message.worker_epoch)
+        else:
+            self._schedulers.drop_others()  # another one may plan from now on
         self.problems.pop("registration", None)
         if self._server is not None:
             self._server.set_ready(True)

@@ -207,7 +207,8 @@ class SchedulerCore:
         plans = self._plan(now_ns)
         messages: tuple[FromClient, ...] = ()
         if life.leases.connected:
-            messages = (*life.leases.take_messages(collect_ops(life, now_ns)), *match_questions(life, now_ns))
+            left = attachment.leave_workers(life, now_ns)
+            messages = (*life.leases.take_messages(collect_ops(life, now_ns)), *match_questions(life, now_ns), *left)
         life.counts.tenant_unseen.clear()
         granted, tokens, outputs = life.outbox.take()
         return Effects(to_index=messages, plans=plans, granted=granted, tokens=tokens, outputs=outputs)
@@ -229,6 +230,7 @@ class SchedulerCore:
         times += [attachment.gives_up_at_ns(life, worker) for worker in life.workers.values()]
         times += [plan_due_ns(worker, life.settings) for worker in life.workers.values() if worker.usable]
         if life.leases.connected:
+            times += [attachment.leaves_at_ns(w) for w in life.workers.values() if w.yields_since_ns is not None]
             timeout_ns = life.settings.queue_timeout_ms * NS_PER_MS
             if life.counts.waiting > life.counts.asking:
                 times.append(life.gates.next_retry_ns())

@@ -165,7 +165,7 @@ def test_what_is_heard_after_a_pause_counts_from_then() -> None:
 def test_expiries_are_spread_over_ticks() -> None:
     world = World(settings(expiries_per_tick=2), num_blocks=8)
     for _ in range(4):
-        world.attach()
+        world.core.attach_client(SchedulerEpoch(0), world.now_ns, plans=False)
     world.now_ns += 900 * MS
     for _ in range(11):
         world.now_ns += 900 * MS

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from coppice.ids import SchedulerEpoch
 from coppice.messages.index import Grant, NoCapacity
-from coppice.messages.succession import SessionName, Succeed
+from coppice.messages.ownership import SessionName, Succeed
 from coppice_cache.core.base.results import SessionEnded
 from tests.unit.cache.restart import S1, Pool, Restarted
 from tests.unit.cache.world import World, tokens
@@ -51,10 +51,12 @@ def test_without_the_words_that_it_was_told_nothing_ends(wrong: dict[str, object
     assert world.attach(world.session) == world.session
 
 
-def test_nobody_succeeds_itself() -> None:
+def test_who_names_its_own_session_says_goodbye() -> None:
     world = World(num_blocks=8)
-    succeed(world, world.session, name_of(world, world.session))
-    assert world.attach(world.session) == world.session
+    left = world.session
+    succeed(world, left, SessionName(KEY, 0, left, b""))
+    assert SessionEnded(left) in world.log
+    assert world.attach(left) != left
 
 
 def test_after_a_restart_nobody_waits_for_it_any_more() -> None:

@@ -208,3 +208,43 @@ def test_fenced_epochs_stay_few():
         core.fence(Fence(number, WorkerEpoch(1), scheduler_epochs=(epoch(number - 1),)))
         assert isinstance(core.attach_scheduler(epoch(number)), SchedulerAccepted)
     assert core.stats().fenced_epochs == 0
+
+
+def registered(core: WorkerCore, owner: int) -> bool:
+    return core.registered(Registered(core.worker_epoch, CacheEpoch(1), owner=epoch(owner)))
+
+
+def test_whom_the_cache_service_names_plans_and_nobody_else_whoever_is_newer():
+    core = ready_core()
+    assert not registered(core, 9)
+    assert core.planning is None, "the one that planned is not the one that is named"
+    for other in (7, 10):
+        refused = core.attach_scheduler(epoch(other))
+        assert isinstance(refused, SchedulerRefused)
+        assert refused.reason is SchedulerRefusedReason.SUPERSEDED
+    assert isinstance(core.attach_scheduler(epoch(9)), SchedulerAccepted)
+    assert not registered(core, 7)
+    assert core.planning is None
+    assert isinstance(core.attach_scheduler(epoch(7)), SchedulerAccepted), "an older one may have it again"
+    assert codes(core.apply(epoch(9), StepPlan(1, attach=(start(1, 4, handles(h(1))),)))) == {1: "fenced"}
+
+
+def test_an_owner_that_is_named_once_more_goes_on():
+    core = ready_core()
+    registered(core, 9)
+    core.attach_scheduler(epoch(9))
+    attachment = core.attachment
+    registered(core, 9)
+    assert (core.planning, core.attachment) == (epoch(9), attachment)
+
+
+def test_an_owner_that_was_fenced_attaches_no_more_and_fences_stay_few():
+    core = ready_core()
+    for number in range(8, 40):
+        registered(core, number)
+        assert isinstance(core.attach_scheduler(epoch(number)), SchedulerAccepted)
+        core.fence(Fence(number, WorkerEpoch(1), scheduler_epochs=(epoch(number),)))
+        refused = core.attach_scheduler(epoch(number))
+        assert isinstance(refused, SchedulerRefused)
+        assert refused.reason is SchedulerRefusedReason.FENCED
+    assert core.stats().fenced_epochs == 1

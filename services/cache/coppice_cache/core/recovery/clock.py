@@ -6,6 +6,7 @@ who slept, so everybody's deadline moves by the gap before anyone is expired.
 
 from __future__ import annotations
 
+from coppice.ids import SchedulerEpoch
 from coppice_cache.core.ops import reclaim
 from coppice_cache.core.ops.offload import plan_demotions
 from coppice_cache.core.ops.pins import drop_dead_pins
@@ -14,6 +15,8 @@ from coppice_cache.core.recovery.reattach import close_windows, give_up_ns, refu
 from coppice_cache.core.state.state import NS_PER_MS, State
 
 _PAUSE_HEARTBEATS = 3
+
+TAKE_AFTER_MS = 2_000  # of silence: twice as long as a session is silent that has nothing to say
 
 
 class Clock:
@@ -56,12 +59,23 @@ def _extend_deadlines(state: State, gap_ns: int, now_ns: int) -> None:
     state.reattach_deadline_ns += gap_ns
 
 
+def _silent_owners(state: State, now_ns: int) -> list[SchedulerEpoch]:
+    """Sessions that own workers and say nothing, where another scheduler stands by without any: it can serve."""
+    owners = {worker.owner for worker in state.workers.values()}
+    stands_by = any(session.plans and session.epoch not in owners for session in state.sessions.values())
+    if not stands_by:
+        return []
+    patience_ns = min(TAKE_AFTER_MS, state.settings.session_ttl_ms) * NS_PER_MS
+    alive = sorted(owners & state.sessions.keys())
+    return [epoch for epoch in alive if now_ns - state.sessions[epoch].last_heard_ns >= patience_ns]
+
+
 def _expire(state: State, now_ns: int) -> None:
     """At most `expiries_per_tick` of each kind; the rest wait for the next tick."""
     session_ttl_ns = state.settings.session_ttl_ms * NS_PER_MS
     worker_ttl_ns = state.settings.worker_ttl_ms * NS_PER_MS
     silent = [epoch for epoch, s in state.sessions.items() if now_ns - s.last_heard_ns >= session_ttl_ns]
-    for epoch in silent[: state.settings.expiries_per_tick]:
+    for epoch in (silent or _silent_owners(state, now_ns))[: state.settings.expiries_per_tick]:
         end_session(state, epoch)
     lost = [worker_id for worker_id, w in state.workers.items() if now_ns - w.last_heard_ns >= worker_ttl_ns]
     for worker_id in lost[: state.settings.expiries_per_tick]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coppice.ids import SchedulerEpoch, WorkerId
+from coppice.messages.ownership import Succeed
 from coppice.messages.registration import Fence
-from coppice.messages.succession import Succeed
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import SessionEnded, WorkerEnded
 from coppice_cache.core.ops.ops import drop_claim
@@ -24,6 +24,7 @@ def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans:
         kept = claimed and may_reattach(state, claimed, now_ns)
         epoch = claimed if kept else state.mint_scheduler_epoch()
         session = state.sessions[epoch] = Session(epoch, now_ns, reattached=not kept, plans=plans)
+        state.owners_changed = state.owners_changed or plans
     session.last_heard_ns = max(session.last_heard_ns, now_ns)
     state.tell_client(session.epoch, state.workers_for(session))
     return session.epoch
@@ -51,6 +52,7 @@ def end_session(state: State, epoch: SchedulerEpoch) -> None:
     for lease_id in tuple(session.waiting):
         session.stop_waiting(lease_id)
     end_reservations_of_session(state, epoch)
+    state.owners_changed = state.owners_changed or session.plans
     # Of a scheduler all workers, also those where it held nothing: they take plans of nobody older until they know.
     by_worker: dict[WorkerId, list[Lease]] = {worker_id: [] for worker_id in state.workers} if session.plans else {}
     for lease_id, lease in session.leases.items():
@@ -67,6 +69,7 @@ def succeed(state: State, successor: SchedulerEpoch, message: Succeed) -> None:
     """End the session that `message` proves to have been told of: its scheduler will not come back."""
     over = message.session
     if over.epoch == successor:
+        end_session(state, successor)
         return
     if not state.vouchers.is_of_session(over.voucher, over.key, over.incarnation, over.epoch):
         return
@@ -96,7 +99,7 @@ def end_worker(state: State, worker_id: WorkerId) -> None:
     worker.changes.cleared()
     state.drop_replay(worker_id)
     state.effects.append(WorkerEnded(worker_id, worker.epoch))
-    state.workers_changed = True
+    state.workers_changed = state.owners_changed = True
 
 
 def forget_lease(state: State, lease: Lease) -> None:

@@ -280,6 +280,7 @@ def _close(state: State, worker: Worker) -> None:
     window = worker.window
     window.fence_id = state.next_fence_id()
     worker.phase = Phase.CLOSING
+    state.owners_changed = True
     fence = Fence(
         fence_id=window.fence_id,
         worker_epoch=worker.epoch,

@@ -14,14 +14,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from coppice.handles import COUNTER_BITS, epoch_in_era, era_of
-from coppice.ids import CacheEpoch, WorkerEpoch, WorkerId
+from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import DeadWorker
-from coppice.messages.registration import Direction, Draining, FenceAck, Register, Registered
+from coppice.messages.registration import Direction, Draining, FenceAck, Register
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Reincarnate
 from coppice_cache.core.eviction.adaptive import POLICIES
+from coppice_cache.core.ops.ownership import share_out, tell_registered
 from coppice_cache.core.pool.changes import Changes
 from coppice_cache.core.pool.free_ring import unpack_blocks
 from coppice_cache.core.pool.ledger import BlockState, Ledger
@@ -44,7 +45,7 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
             state.reincarnate_above = CacheEpoch(highest + 1)
             state.effects.append(Reincarnate(state.reincarnate_above))
         return
-    worker = state.workers.get(worker_id)
+    worker = before = state.workers.get(worker_id)
     if worker is not None and worker.epoch == message.worker_epoch and _is_explained(worker, message):
         _reconnect(state, worker, message, now_ns)
         return
@@ -56,10 +57,14 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
     epoch = message.worker_epoch if survived else state.mint_worker_epoch()
     reported = message if survived else _as_new(message)  # of another epoch it begins again, whatever it was
     worker = _new_worker(state, reported, epoch, now_ns, survived=survived)
+    worker.owner = _owner_of(message, survived, before)
     state.workers[worker_id] = worker
     state.remember_worker(worker_id)
     state.workers_changed = True
-    _tell_registered(state, worker)
+    owner = worker.owner
+    share_out(state)
+    if worker.owner == owner:  # else it was told
+        tell_registered(state, worker)
     if worker.is_open:
         state.drop_replay(worker_id)
     judge_held_claims(state, worker, now_ns)
@@ -106,11 +111,11 @@ def _survived(state: State, message: Register) -> bool:
     return message.worker_epoch != 0 and same_era and not known
 
 
-def _tell_registered(state: State, worker: Worker) -> None:
-    vouchers, named = state.vouchers, (worker.worker_id, worker.epoch)
-    voucher = vouchers.of_registration(state.incarnation, *named, state.cache_epoch)
-    message = Registered(worker.epoch, state.cache_epoch, voucher, vouchers.scheduler_key(*named))
-    state.tell_worker(worker.worker_id, message)
+def _owner_of(message: Register, survived: bool, before: Worker | None) -> SchedulerEpoch:
+    """Who planned for it, as far as it or we know: it stays so while that session lives."""
+    if survived:
+        return max(message.scheduler_epochs, default=SchedulerEpoch(0))
+    return SchedulerEpoch(0) if before is None else before.owner
 
 
 def _is_buried(state: State, message: Register) -> bool:
@@ -187,7 +192,7 @@ def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> 
     if (worker.address, worker.draining) != (message.address, message.draining):
         worker.address, worker.draining = message.address, message.draining
         state.workers_changed = True
-    _tell_registered(state, worker)
+    tell_registered(state, worker)
     for pending in worker.fences.values():
         state.tell_worker(worker.worker_id, pending.message)
     for job in worker.host.jobs.values() if worker.host is not None else ():

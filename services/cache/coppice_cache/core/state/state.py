@@ -79,6 +79,7 @@ class State:
         self.effects: list[Effect] = []
         self.events: list[IndexEvent] | None = [] if settings.record_events else None
         self.workers_changed = False
+        self.owners_changed = False  # a session or a worker came or went: who plans where has to be looked at
         self.reincarnate_above = CacheEpoch(0)  # the epoch that has to replace this one, once known
         self.reattach_deadline_ns = now_ns + settings.session_ttl_ms * NS_PER_MS
         self.reattach_closed = False  # some worker's window was fenced: who is not back by then is dead
@@ -181,7 +182,13 @@ class State:
             at = info.worker_id, info.worker_epoch
             session.vouchers[at] = kept.get(at) or self.vouchers.of_scheduler(*at, session.epoch)
         vouched = zip(message.workers, session.vouchers.values(), strict=True)
-        return Workers(self.cache_epoch, tuple(replace(info, voucher=voucher) for info, voucher in vouched))
+        return Workers(
+            self.cache_epoch,
+            tuple(
+                replace(info, voucher=voucher, is_owned=worker.owner == session.epoch, yields=worker.yields)
+                for (info, voucher), worker in zip(vouched, self.workers.values(), strict=True)
+            ),
+        )
 
     def order_copy(self, worker: Worker, order: CopyOrder) -> None:
         """Orders of one call go out in one message."""

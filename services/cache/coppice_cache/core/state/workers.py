@@ -101,6 +101,8 @@ class Worker(BlockStore):
         self.namespace = message.namespace
         self.model = message.model
         self.draining = message.draining
+        self.owner = SchedulerEpoch(0)  # the session that plans here; see `ownership`
+        self.yields = False  # its owner was asked to let it go
         self.limits = (message.max_sequences, message.max_step_tokens, message.max_context)
         self.phase = phase
         self.window = Window((), now_ns)

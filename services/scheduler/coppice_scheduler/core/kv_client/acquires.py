@@ -45,8 +45,12 @@ def _somebody_stands(life: Lifecycle) -> bool:
 
 
 def candidates(life: Lifecycle) -> list[Worker]:
-    """Open workers of one namespace, that of the first of them by name, but for those that drain."""
-    able = (worker for worker in life.workers.values() if worker.open and worker.info and not worker.info.draining)
+    """Open workers of one namespace, that of the first of them by name, but for those that drain or are to be left."""
+    able = (
+        worker
+        for worker in life.workers.values()
+        if worker.open and worker.info and not (worker.info.draining or worker.info.yields)
+    )
     workers = sorted(able, key=lambda worker: worker.worker_id)
     namespaces = [worker.info.namespace for worker in workers if worker.info]
     return [worker for worker in workers if worker.info and worker.info.namespace == namespaces[0]]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
-from coppice.messages.index import DeadWorker, Reattached, Workers
+from coppice.messages.index import DeadWorker, FromClient, Reattached, Workers
+from coppice.messages.ownership import Yielded
 from coppice_scheduler.core.kv_client.answers import lease_lost
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.lost_workers import worker_died
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import RequestStatus
 from coppice_scheduler.core.state.workers import Worker, unreachable
+
+LEAVE_AFTER_MS = 2_000  # that what runs on a worker gets to end when another scheduler is to have it
 
 
 def index_attached(life: Lifecycle, epoch: SchedulerEpoch, cache_epoch: CacheEpoch, fresh: bool, now_ns: int) -> None:
@@ -69,6 +72,10 @@ def workers_listed(life: Lifecycle, message: Workers, now_ns: int) -> None:
         if info.worker_epoch in worker.dead_epochs:
             continue
         worker.take_info(info)
+        if not info.yields:
+            worker.yields_since_ns = None
+        elif worker.yields_since_ns is None:
+            worker.yields_since_ns = now_ns
         worker.listed_by = message.cache_epoch
         # A lower epoch was said before the worker registered again: its own word is newer, and the next list follows.
         if worker.attached and worker.epoch < info.worker_epoch:
@@ -128,6 +135,27 @@ def gives_up_at_ns(life: Lifecycle, worker: Worker) -> int | None:
     if not worker.attached or worker.connected or worker.abandoned:
         return None
     return worker.lost_ns + life.settings.worker_absent_ms * NS_PER_MS
+
+
+def leave_workers(life: Lifecycle, now_ns: int) -> list[FromClient]:
+    """Of those that another scheduler is to have: what runs there for long goes on elsewhere. When nothing is left, the
+    cache service hears of it."""
+    said: list[FromClient] = []
+    for worker in life.workers.values():
+        if worker.yields_since_ns is None or worker.info is None:
+            continue
+        if worker.is_left:
+            said.append(Yielded(worker.worker_id, worker.info.worker_epoch))
+            worker.yields_since_ns = None
+        elif leaves_at_ns(worker) <= now_ns:
+            for sequence in list(worker.running.values()):
+                life.requeue(sequence.request, now_ns)
+    return said
+
+
+def leaves_at_ns(worker: Worker) -> int:
+    assert worker.yields_since_ns is not None
+    return worker.yields_since_ns + LEAVE_AFTER_MS * NS_PER_MS
 
 
 def reattached(life: Lifecycle, message: Reattached, now_ns: int) -> None:

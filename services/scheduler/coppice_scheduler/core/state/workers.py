@@ -75,6 +75,7 @@ class Worker:
     abandoned: bool = False  # its leases were given up: it was gone for too long, or nobody listens where it was
     loss_is_counted: bool = False  # what it computed is suspected already, though its epoch may live
     lost_ns: int = 0
+    yields_since_ns: int | None = None  # another scheduler is to have it; None: nobody asked
     info: WorkerInfo | None = None
     max_sequences: int | None = None  # that it may be given at once; None: it has not said. Kept while it is unlisted
     max_step_tokens: int | None = None  # that one step of it may compute
@@ -120,7 +121,7 @@ class Worker:
     def open(self) -> bool:
         """It may be given new requests."""
         info = self.info
-        return self.usable and info is not None and info.open and info.worker_epoch == self.epoch
+        return self.usable and info is not None and info.is_owned and info.open and info.worker_epoch == self.epoch
 
     def take_info(self, info: WorkerInfo) -> None:
         """What the cache service lists. Every sequence needs one token of a step to decode, so that bounds them too."""
@@ -128,6 +129,11 @@ class Worker:
         self.max_step_tokens = info.max_step_tokens or None
         limits = [limit for limit in (info.max_sequences, info.max_step_tokens) if limit]
         self.max_sequences = min(limits) if limits else None
+
+    @property
+    def is_left(self) -> bool:
+        """Nothing of ours is there, and nothing is on its way there or back."""
+        return not (self.running or self.in_flight or self.to_detach or self.returning)
 
     def has_context_for(self, num_tokens: int) -> bool:
         """A sequence of so many tokens, prompt and output together, fits its tables."""

@@ -7,8 +7,8 @@ planner -> parent   Standing (at changes, and a few times a second), CutOff; or 
 from __future__ import annotations
 
 from coppice.edge.codec import Codec
+from coppice.messages.ownership import SessionName
 from coppice.messages.record import Message
-from coppice.messages.succession import SessionName
 from coppice_scheduler.core.state.request import SchedulerStats
 from coppice_scheduler.edge.ipc.door_messages import Stop, Tenants
 

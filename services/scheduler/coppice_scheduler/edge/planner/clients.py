@@ -17,8 +17,8 @@ from coppice.edge.told_once import ToldOnce
 from coppice.errors import UsageError
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
 from coppice.messages.index import FromClient, ToClient, WorkerInfo, Workers
+from coppice.messages.ownership import SessionName
 from coppice.messages.step import StepPlan, StepResult
-from coppice.messages.succession import SessionName
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached
 from coppice.tls.credentials import Credentials
@@ -154,7 +154,7 @@ class WorkerClient:
 
 
 class WorkerClients:
-    """Keeps one client for every worker that the cache service lists. Touched in the planner's turns only.
+    """Keeps one client for every worker that the cache service lists as ours. Touched in the planner's turns only.
 
     A worker says itself where it is. One whose address is none is left out, and with `tls` so is one on a Unix socket,
     which nobody would look at the certificate of, unless the cache service `is_local`, too. One that there is no
@@ -205,7 +205,8 @@ class WorkerClients:
         wanted = {info.worker_id: info for info in message.workers}
         for worker_id, client in list(self._clients.items()):
             if worker_id in wanted:
-                gone = wanted[worker_id].address != client.address
+                info = wanted[worker_id]
+                gone = info.address != client.address or not info.is_owned
             else:
                 gone = self._listed_under.get(worker_id) == message.cache_epoch
             if gone:
@@ -215,7 +216,7 @@ class WorkerClients:
             known = self._clients.get(worker_id)
             if known is not None:
                 known.take_voucher(info.voucher)
-            elif self._is_usable(info):
+            elif info.is_owned and self._is_usable(info):
                 self._open(info)
             else:
                 self._waiting.pop(worker_id, None)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coppice.messages.succession import SessionName
+from coppice.messages.ownership import SessionName
 from coppice.telemetry.logs import about_request
 from coppice.tls.credentials import Credentials
 from coppice_scheduler.core.engine import SchedulerCore, SubmitFailed

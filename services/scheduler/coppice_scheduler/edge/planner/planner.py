@@ -22,8 +22,8 @@ from collections.abc import Callable
 from coppice.addresses import UnixAddress, parse_session_address
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import TenantsVersion, ToClient, Workers
+from coppice.messages.ownership import SessionName, Succeed
 from coppice.messages.step import StepResult
-from coppice.messages.succession import SessionName, Succeed
 from coppice.session.link import Attached
 from coppice.tls.credentials import Credentials
 from coppice_scheduler.core.engine import SchedulerCore
@@ -206,6 +206,9 @@ class Planner:
             self._alarm.set()
 
     def _stop(self) -> None:
+        """Its workers are another scheduler's at once, if there is one."""
+        if self._index_is_attached:
+            self._index.post(Succeed(self._index.session))
         self._is_running = False
         self._alarm.set()
 

@@ -1,8 +1,8 @@
-"""What whoever comes after a scheduler that is gone says of its session, to the cache service."""
+"""Who plans for which worker, as schedulers tell the cache service: what they give up, and whose place they take."""
 
 from __future__ import annotations
 
-from coppice.ids import U64, SchedulerEpoch
+from coppice.ids import U64, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.record import Message, Record
 
 
@@ -18,7 +18,14 @@ class SessionName(Record, frozen=True):
 class Succeed(Message, frozen=True):
     """Whoever had this session is gone for good, says who comes after it: it ends as if it had expired.
 
-    Without the right voucher the message has no effect.
+    Without the right voucher the message has no effect. To name one's own session is a goodbye.
     """
 
     session: SessionName
+
+
+class Yielded(Message, frozen=True):
+    """Nothing of this session is left on the worker, which it was asked for: it may be another's."""
+
+    worker_id: WorkerId
+    worker_epoch: WorkerEpoch

@@ -1,0 +1,126 @@
+"""Which scheduler plans for which worker: even shares, by its owner's leave or after its end, and never else."""
+
+from __future__ import annotations
+
+from coppice.ids import SchedulerEpoch, WorkerId
+from coppice.messages.index import NoCapacity, Workers
+from coppice.messages.ownership import Yielded
+from coppice.messages.registration import Registered
+from coppice_cache.core.base.results import SessionEnded, ToWorkerEffect
+from tests.unit.cache.restart import S1, Pool, Restarted
+from tests.unit.cache.world import V, W, World, registration, tokens
+
+
+def owner(world: World, worker_id: WorkerId) -> SchedulerEpoch:
+    return world.core.state.workers[worker_id].owner
+
+
+def listed(world: World, session: SchedulerEpoch) -> dict[WorkerId, tuple[bool, bool]]:
+    """As the session heard last: by worker, whether it owns it and whether it is to let it go."""
+    said = [message for message in world.told(session) if isinstance(message, Workers)]
+    return {info.worker_id: (info.is_owned, info.yields) for info in said[-1].workers}
+
+
+def told_owners(world: World, worker_id: WorkerId) -> list[SchedulerEpoch]:
+    said = [effect for effect in world.log if isinstance(effect, ToWorkerEffect) and effect.worker_id == worker_id]
+    return [effect.message.owner for effect in said if isinstance(effect.message, Registered)]
+
+
+def leave(world: World, session: SchedulerEpoch, worker_id: WorkerId) -> None:
+    epoch = world.core.state.workers[worker_id].epoch
+    world.core.receive_client(session, Yielded(worker_id, epoch), world.now_ns)
+    world.collect()
+
+
+def two_and_two() -> World:
+    """The session has both workers, and a second one has come."""
+    world = World(num_blocks=8)
+    world.register(registration(V))
+    world.attach()
+    return world
+
+
+def test_the_only_scheduler_has_all_workers_and_the_workers_hear_of_it() -> None:
+    world = World(num_blocks=8)
+    world.register(registration(V))
+    assert listed(world, world.session) == {W: (True, False), V: (True, False)}
+    assert told_owners(world, W)[-1] == told_owners(world, V)[-1] == world.session
+
+
+def test_a_second_scheduler_gets_its_share_when_the_first_has_left_it() -> None:
+    world = two_and_two()
+    first, second = sorted(world.core.state.sessions)
+    (wanted,) = [worker_id for worker_id, (_, yields) in listed(world, first).items() if yields]
+    assert owner(world, wanted) == first, "as long as it has not left"
+    assert not any(owned for owned, _ in listed(world, second).values())
+    leave(world, second, wanted)
+    assert owner(world, wanted) == first, "nobody leaves for another"
+    leave(world, first, wanted)
+    assert owner(world, wanted) == second
+    assert listed(world, second)[wanted] == (True, False)
+    assert listed(world, first)[wanted] == (False, False)
+    assert told_owners(world, wanted)[-1] == second
+
+
+def test_nothing_is_granted_where_it_is_to_be_left_and_what_is_there_keeps_it() -> None:
+    world = World(num_blocks=8)
+    world.granted(1, tokens(8))
+    world.register(registration(V))
+    world.attach()
+    first = min(world.core.state.sessions)
+    (wanted,) = [worker_id for worker_id, (_, yields) in listed(world, first).items() if yields]
+    if wanted == W:
+        assert isinstance(world.acquire(2, tokens(8, 900)), NoCapacity)
+        leave(world, first, W)
+        assert owner(world, W) == first, "a lease is there"
+        world.release(1)
+        leave(world, first, W)
+        assert owner(world, W) != first
+
+
+def test_the_end_of_a_scheduler_gives_its_workers_to_the_other_behind_a_fence() -> None:
+    world = two_and_two()
+    first, second = sorted(world.core.state.sessions)
+    world.session = first
+    world.core.end_client(first, world.now_ns)
+    world.collect()
+    assert owner(world, W) == owner(world, V) == second
+    assert all(fence.scheduler_epochs == (first,) for fence in world.fences())
+
+
+def test_who_wanted_a_worker_and_is_gone_gets_none() -> None:
+    world = two_and_two()
+    first, second = sorted(world.core.state.sessions)
+    world.core.end_client(second, world.now_ns)
+    world.collect()
+    assert listed(world, first) == {W: (True, False), V: (True, False)}
+
+
+def test_one_that_stands_by_takes_over_from_one_that_is_silent() -> None:
+    world = World(num_blocks=8)
+    first, second = world.session, world.attach()
+    assert owner(world, W) == first
+    world.tick(2_500, alive=(second,))
+    assert SessionEnded(first) in world.log
+    assert owner(world, W) == second
+
+
+def test_without_one_that_stands_by_silence_costs_nothing_before_the_session_expires() -> None:
+    world = World(num_blocks=8)
+    world.tick(9_000)
+    assert SessionEnded(world.session) not in world.log
+
+
+def test_after_a_restart_the_owner_of_before_stays_it() -> None:
+    world = Restarted(Pool(), S1, attach=(S1,))
+    world.claims(S1)
+    world.open()
+    assert owner(world, W) == S1
+
+
+def test_a_newcomer_waits_for_the_owner_of_before_until_the_window_is_over() -> None:
+    world = Restarted(Pool(), S1)
+    newcomer = world.attach()
+    assert owner(world, W) == S1
+    world.tick(10_100, alive=(newcomer,))
+    assert owner(world, W) == newcomer
