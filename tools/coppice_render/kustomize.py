@@ -2,13 +2,14 @@
 
 base/                    workloads, services, network policies, disruption budgets
 overlays/cpu, gpu        the base on one kind of node
-overlays/ha              gpu, spread over nodes and zones, more workers
+overlays/ha              gpu, spread over nodes and zones, more workers, two schedulers
 components/monitoring    ServiceMonitors of the Prometheus Operator, a certificate for its scrapes
 components/autoscaling   a ScaledObject of KEDA
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -20,6 +21,16 @@ from coppice_render.pods import Object
 _HEAD = "# Made by `coppice render kubernetes`; render again rather than edit, or add an overlay of your own.\n"
 _GPU = "nvidia.com/gpu"
 _WORKER = {"kind": "StatefulSet", "name": "worker"}
+_SCHEDULER = {"kind": "Deployment", "name": "scheduler"}
+# Two share the workers. Each of them has some, so one may go before the other one comes: what it had is the other's.
+_SCHEDULERS: tuple[Object, ...] = (
+    {"op": "replace", "path": "/spec/replicas", "value": 2},
+    {
+        "op": "replace",
+        "path": "/spec/strategy",
+        "value": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+    },
+)
 _POD = "/spec/template/spec"
 
 
@@ -42,7 +53,7 @@ def files(options: RenderOptions) -> dict[str, str]:
     found["overlays/gpu/kustomization.yaml"] = _overlay(
         ["../../base"], [_device_patch(options, "cuda"), *_gpu_patches(options)]
     )
-    found["overlays/ha/kustomization.yaml"] = _overlay(["../gpu"], _ha_patches(options))
+    found["overlays/ha/kustomization.yaml"] = _overlay(["../gpu"], _ha_patches(options), _SCHEDULERS)
     for name, listed in (("monitoring", objects.monitors(options)), ("autoscaling", objects.autoscaling(options))):
         found[f"components/{name}/{name}.yaml"] = _written(*listed)
         found[f"components/{name}/kustomization.yaml"] = _kustomization("Component", resources=[f"{name}.yaml"])
@@ -83,9 +94,10 @@ def _ha_patches(options: RenderOptions) -> list[Object]:
     return [{"op": "replace", "path": "/spec/replicas", "value": max(2, options.workers)}, *spread]
 
 
-def _overlay(resources: list[str], patches: list[Object]) -> str:
-    text = yaml.safe_dump(patches, sort_keys=False)
-    return _kustomization(resources=resources, patches=[{"target": _WORKER, "patch": text}])
+def _overlay(resources: list[str], of_worker: list[Object], of_scheduler: Sequence[Object] = ()) -> str:
+    patches = [(_WORKER, of_worker), (_SCHEDULER, list(of_scheduler))]
+    texts = [(target, yaml.safe_dump(patch, sort_keys=False)) for target, patch in patches if patch]
+    return _kustomization(resources=resources, patches=[{"target": target, "patch": text} for target, text in texts])
 
 
 def _kustomization(kind: str = "Kustomization", **parts: Any) -> str:

@@ -43,8 +43,8 @@ def cache(options: RenderOptions) -> list[Object]:
 
 
 def scheduler(options: RenderOptions) -> list[Object]:
-    """One pod: a second scheduler would take the workers from the first, so the old one ends before the new one is
-    started."""
+    """One pod: with one worker a second scheduler would only stand by, and never be ready. So the old one ends before
+    the new one is started."""
     spec = {
         "replicas": 1,
         "strategy": {"type": "Recreate"},

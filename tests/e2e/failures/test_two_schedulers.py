@@ -32,8 +32,8 @@ def second_scheduler(stack: Stack, folder: Path) -> tuple[Service, int]:
     """Another process with its own front door, and its port."""
     port = free_port()
     cache = f"--cache=127.0.0.1:{stack.cache_sessions}"
-    argv = [sys.executable, "-m", "coppice_scheduler", cache, f"--port={port}",
-            f"--grpc-port={free_port()}", f"--model={stack.checkpoint}", "--model-name=tiny", "--drain-s=2"]  # fmt: skip
+    flags = [f"--port={port}", f"--grpc-port={free_port()}", f"--model={stack.checkpoint}", "--model-name=tiny"]
+    argv = [sys.executable, "-m", "coppice_scheduler", cache, *flags, "--drain-s=2"]
     second = Service("second", argv, folder / "second.log")
     second.start()
     return second, port

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from coppice.ids import SchedulerEpoch
-from coppice_cache.core.ops import ownership
+from coppice_cache.core.recovery import ownership
 from coppice_scheduler.core.kv_client import attachment
 from coppice_sim.mutants.registry import Mutant, Patches
 from coppice_sim.nemesis import FaultProfile

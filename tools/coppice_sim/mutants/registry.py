@@ -288,7 +288,7 @@ def _reclaim_ignored() -> Patches:
 
 def _step_order_unchecked() -> Patches:
     def apply(self: WorkerCore, epoch: Any, plan: Any) -> Any:
-        if epoch == self._planning:
+        if epoch == self.planning:
             self._results.pop(plan.step, None)
             self._last_step = plan.step - 1
         return original(self, epoch, plan)
@@ -307,7 +307,8 @@ def _fence_without_effect() -> Patches:
 
 def _old_scheduler_plans_on() -> Patches:
     def attach_scheduler(self: WorkerCore, epoch: Any) -> Any:
-        self._highest_scheduler_epoch = epoch
+        self._who.owner = SchedulerEpoch(0)
+        self._who._highest = epoch
         return original(self, epoch)
 
     original = WorkerCore.attach_scheduler

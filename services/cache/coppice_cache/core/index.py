@@ -49,12 +49,12 @@ from coppice_cache.core.ops.hints import match_all
 from coppice_cache.core.ops.invalidation import invalidate
 from coppice_cache.core.ops.offload import copies_done
 from coppice_cache.core.ops.ops import abandon, drop_claim, execute, execute_unknown
-from coppice_cache.core.ops.ownership import share_out, yielded
 from coppice_cache.core.ops.pins import pin, unpin, view_pins
 from coppice_cache.core.ops.waits import matchable_bytes
 from coppice_cache.core.radix.tree import walk
 from coppice_cache.core.recovery.clock import Clock
 from coppice_cache.core.recovery.lifetimes import attach_session, end_session, end_worker, succeed
+from coppice_cache.core.recovery.ownership import share_out, yielded
 from coppice_cache.core.recovery.reattach import close_windows, reattach
 from coppice_cache.core.recovery.registration import acknowledge, drain, register
 from coppice_cache.core.state.replay import ReplayCounts

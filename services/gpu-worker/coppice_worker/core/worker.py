@@ -41,12 +41,12 @@ from coppice_worker.core.batch.steps import (
     WorkerStats,
 )
 from coppice_worker.core.blocks.copies import CopyBooks, Ordered
-from coppice_worker.core.blocks.fences import FencedEpochs
 from coppice_worker.core.blocks.pool import BlockPool
 from coppice_worker.core.check import check_users
 from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
 from coppice_worker.core.sequences import SequenceTable
 from coppice_worker.core.sources import copy_sources
+from coppice_worker.core.who_plans import WhoPlans
 
 _NO_BLOCKS = np.zeros(0, np.int32)
 
@@ -66,11 +66,9 @@ class WorkerCore:
         self._attacher = Attacher(self.pool, self.sequences)
         self._copies = CopyBooks(self.pool, self.host_pool, settings.max_copy_orders)
         self._registered = Registered(WorkerEpoch(0), CacheEpoch(0))  # the last one
-        self._planning: SchedulerEpoch | None = None
-        self._highest_scheduler_epoch = SchedulerEpoch(0)
+        self._who = WhoPlans()
         self._attachment = 0
         self.is_draining = False  # it takes no new lease, as the next registration says
-        self._fenced = FencedEpochs()
         self._fenced_leases: OrderedDict[LeaseId, None] = OrderedDict()
         self._last_step = 0
         self._results: OrderedDict[int, StepResult] = OrderedDict()
@@ -102,7 +100,7 @@ class WorkerCore:
             highest_cache_epoch=self._registered.cache_epoch,
             generations=generations,
             seals=seals,
-            scheduler_epochs=() if self._planning is None else (self._planning,),
+            scheduler_epochs=() if self.planning is None else (self.planning,),
             max_sequences=self.settings.max_sequences,
             max_step_tokens=self.settings.max_step_tokens,
             max_context=self.settings.max_context,
@@ -127,10 +125,8 @@ class WorkerCore:
         """
         if message.cache_epoch != self._registered.cache_epoch:
             self._copies.forget_orders()
-        if message.owner not in (0, self._registered.owner):
-            self._fenced = FencedEpochs()  # nobody but the owner attaches, and who was fenced is named no more
         self._registered = message
-        if message.owner and self._planning not in (None, message.owner):
+        if self._who.name(message.owner):
             self._detach_scheduler()
         if message.worker_epoch == self.worker_epoch:
             return False
@@ -138,8 +134,8 @@ class WorkerCore:
         self._outstanding = None
         self._detach_scheduler()
         # Whoever comes shows a voucher for the new epoch, and had to live for that after all that was said of the old.
-        self._highest_scheduler_epoch = SchedulerEpoch(0)
-        self._fenced = FencedEpochs()
+        self._who = WhoPlans()
+        self._who.name(message.owner)
         self._fenced_leases.clear()
         self._copies.forget()
         self.pool.reset()
@@ -151,8 +147,7 @@ class WorkerCore:
         None while copies are under way: `copied` gives the acknowledgement when the last of them is over.
         """
         assert self._outstanding is None, "a fence waits for the outstanding step"
-        self._fenced.add(message.scheduler_epochs, message.up_to_epoch, message.spared)
-        if self._planning is not None and self._planning in self._fenced:
+        if self._who.fence(message):
             self._detach_scheduler()
         if message.worker_epoch == self.worker_epoch:
             self._fence_leases(message.lease_ids)
@@ -189,7 +184,7 @@ class WorkerCore:
     @property
     def planning(self) -> SchedulerEpoch | None:
         """The scheduler epoch that plans here."""
-        return self._planning
+        return self._who.planning
 
     @property
     def attachment(self) -> int:
@@ -206,35 +201,23 @@ class WorkerCore:
         return None
 
     def attach_scheduler(self, epoch: SchedulerEpoch) -> SchedulerAccepted | SchedulerRefused:
-        """A trusted scheduler opens a new session. Whom the cache service has named plans here, and nobody else.
-
-        As long as it has named nobody, the newest unfenced epoch plans; it takes over from an older one, which never
-        plans again, even when the newer is over: it is told to get itself a new epoch.
+        """A trusted scheduler opens a new session. If it may plan here, it takes over from whoever did.
 
         A reconnect within a session does not come here. So an epoch that plans here already has given up its earlier
         session and everything in it: it starts over, too, and nothing that was sent there may be applied any more.
         """
         if self.worker_epoch == 0:
             return SchedulerRefused(SchedulerRefusedReason.NOT_REGISTERED)
-        owner = self._registered.owner
-        if owner and epoch != owner:
-            return SchedulerRefused(SchedulerRefusedReason.SUPERSEDED)
-        if not owner and epoch < self._highest_scheduler_epoch:
-            is_over = self._highest_scheduler_epoch in self._fenced
-            return SchedulerRefused(SchedulerRefusedReason.OUTLIVED if is_over else SchedulerRefusedReason.SUPERSEDED)
-        if epoch in self._fenced:
-            return SchedulerRefused(SchedulerRefusedReason.FENCED)
-        took_over = self._planning not in (None, epoch)
+        if (reason := self._who.why_not(epoch)) is not None:
+            return SchedulerRefused(reason)
+        took_over = self.planning not in (None, epoch)
         self._detach_scheduler()
-        self._planning = epoch
-        self._highest_scheduler_epoch = max(epoch, self._highest_scheduler_epoch)
-        if not owner:
-            self._fenced.forget_below(epoch)
+        self._who.begin(epoch)
         return SchedulerAccepted(self.worker_epoch, took_over)
 
     def _detach_scheduler(self) -> None:
         """Nobody plans here; the steps of the next scheduler start at 1."""
-        self._planning = None
+        self._who.planning = None
         self._attachment += 1
         self._last_step = 0
         self._results.clear()
@@ -250,7 +233,7 @@ class WorkerCore:
         Raises MalformedPlanError, with nothing applied, for a plan that no correct scheduler sends.
         """
         assert self._outstanding is None, "a step is outstanding; complete it first"
-        if epoch != self._planning:
+        if epoch != self.planning:
             return self._begin(self._refuse_all(plan))
         if plan.step <= self._last_step and plan.step in self._results:
             self._replays += 1
@@ -404,6 +387,6 @@ class WorkerCore:
             ignored_seals=self._ignored_seals,
             sequences=len(self.sequences),
             blocks_with_users=int(np.count_nonzero(self.pool.has_user())),
-            fenced_epochs=len(self._fenced),
+            fenced_epochs=len(self._who.fenced),
             fenced_leases=len(self._fenced_leases),
         )

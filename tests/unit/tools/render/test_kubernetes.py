@@ -107,6 +107,20 @@ def test_overlays_choose_the_device(files: dict[str, str]) -> None:
         assert ("topologySpreadConstraints" in worker["spec"]) == (overlay == "ha")
 
 
+def test_two_schedulers_are_updated_one_after_the_other(files: dict[str, str]) -> None:
+    specs = {
+        overlay: next(one["spec"] for one in built(dict(files), f"overlays/{overlay}") if is_scheduler(one))
+        for overlay in ("gpu", "ha")
+    }
+    assert (specs["gpu"]["replicas"], specs["gpu"]["strategy"]) == (1, {"type": "Recreate"})
+    assert specs["ha"]["replicas"] == 2
+    assert specs["ha"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def is_scheduler(one: dict[str, Any]) -> bool:
+    return (one["kind"], one["metadata"]["name"]) == ("Deployment", "scheduler")
+
+
 def test_what_is_mounted_is_there_and_nothing_else(objects: Objects) -> None:
     claims = {
         one["metadata"]["name"]: {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
@@ -214,7 +228,8 @@ def test_pods_have_time_to_drain(objects: Objects) -> None:
         assert f"COPPICE_{name.upper()}_DRAIN_S" not in environment(pods(objects)[name], name)
     assert pods(objects)["scheduler"]["spec"]["containers"][0]["lifecycle"]
     (scheduler,) = [one for one in kind(objects, "Deployment") if one["metadata"]["name"] == "scheduler"]
-    assert scheduler["spec"]["strategy"] == {"type": "Recreate"}
+    is_alone = scheduler["spec"]["replicas"] == 1
+    assert scheduler["spec"]["strategy"]["type"] == ("Recreate" if is_alone else "RollingUpdate")
 
 
 def test_components_name_what_is_there(files: dict[str, str]) -> None:

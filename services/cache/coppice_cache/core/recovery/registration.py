@@ -22,13 +22,13 @@ from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Reincarnate
 from coppice_cache.core.eviction.adaptive import POLICIES
-from coppice_cache.core.ops.ownership import share_out, tell_registered
 from coppice_cache.core.pool.changes import Changes
 from coppice_cache.core.pool.free_ring import unpack_blocks
 from coppice_cache.core.pool.ledger import BlockState, Ledger
 from coppice_cache.core.pool.quotas import Quotas
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.recovery.lifetimes import end_worker, finish_fenced
+from coppice_cache.core.recovery.ownership import share_out, tell_registered
 from coppice_cache.core.recovery.reattach import accept_window_ack, close_windows, judge_held_claims
 from coppice_cache.core.state.sessions import minted_by
 from coppice_cache.core.state.state import NS_PER_MS, State
