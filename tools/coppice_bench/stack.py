@@ -23,7 +23,7 @@ from coppice.errors import CoppiceError
 from coppice.processes.child_process import tethered
 from coppice_bench.certificates import Authority
 from coppice_up.ports import LOOPBACK, free_addresses
-from coppice_up.probe import rest_ready
+from coppice_up.probe import RestReady
 
 MODEL_NAME = "bench"
 _START_S = 180.0
@@ -125,7 +125,7 @@ def _seal_key(folder: Path) -> str:
 
 
 def _wait_ready(stack: Stack, processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    is_ready = rest_ready(stack.url, verify=False)
+    is_ready = RestReady(stack.url, verify=False)
     deadline_s = time.monotonic() + _START_S
     while not is_ready():
         if any(process.poll() is not None for process in processes) or time.monotonic() > deadline_s:

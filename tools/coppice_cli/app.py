@@ -98,7 +98,9 @@ ReasoningParser = Annotated[
 ]
 Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
 TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker's model out.")]
-Threads = Annotated[int, typer.Option(help="CPU threads per worker; 0 shares the machine out.")]
+Threads = Annotated[
+    int, typer.Option(help="CPU threads per worker; 0 shares the machine out. On a cluster: reserved, 1 unless given.")
+]
 
 
 @app.command(cls=Command)
@@ -137,36 +139,32 @@ def up(
     otlp_endpoint: Annotated[str, typer.Option(help="OTLP gRPC endpoint for traces, http://HOST:4317.")] = "",
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. Default: a temporary one.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of all processes.")] = False,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Ray cluster to run on: ray://HEAD (port 10001 unless given), or auto for the one that this machine "
+            "is in; cache and scheduler then run on this machine. Needs coppice[ray]. Default: this machine alone."
+        ),
+    ] = "",
+    gpus_per_worker: Annotated[
+        int, typer.Option(help="With --on: GPUs reserved for each worker, which has a process for each.")
+    ] = _DEFAULTS.gpus_per_worker,
+    certs: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --on: folder on every node with what `coppice certs` issued to cache cache-0, scheduler "
+            "scheduler-0 and worker worker-0, worker-1, ..."
+        ),
+    ] = None,
+    insecure_network: Annotated[
+        bool,
+        typer.Option("--insecure-network", help="With --on: no TLS between services, which nobody else reaches."),
+    ] = False,
 ) -> None:
-    """Start the whole stack on this machine, for development. Ctrl-C stops it."""
+    """Start the whole stack on this machine, for development, or on a Ray cluster. Ctrl-C stops it."""
+    options = UpOptions(**locals())  # flags and options have the same names
     from coppice_cli.up import run_up
 
-    options = UpOptions(
-        model=model,
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        device=device,
-        gpu_memory_utilization=gpu_memory_utilization,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        host_memory_mib=host_memory_mib,
-        workers=workers,
-        tensor_parallel=tensor_parallel,
-        threads=threads,
-        tenants=tenants,
-        ssl_certfile=ssl_certfile,
-        ssl_keyfile=ssl_keyfile,
-        max_queued_tokens=max_queued_tokens,
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-        redis_url=redis_url,
-        otlp_endpoint=otlp_endpoint,
-        log_dir=log_dir,
-        verbose=verbose,
-    )
     raise typer.Exit(run_up(options))
 
 
@@ -230,14 +228,13 @@ def health(
     Certificates of an https:// URL are verified, but not on loopback: a public name never fits there.
     """
     from coppice.addresses import parse_address
-    from coppice.tls.credentials import Credentials
-    from coppice_up.probe import grpc_serving, rest_ready
+    from coppice_up.probe import GrpcServing, RestReady
 
     files = files_of(cert, key, ca)
     if "://" in address:
-        serves = rest_ready(address)()
+        serves = RestReady(address)()
     else:
-        serves = grpc_serving(parse_address(address), None if files is None else Credentials(files))()
+        serves = GrpcServing(parse_address(address), files)()
     typer.echo("serving" if serves else "not serving", err=not serves)
     raise typer.Exit(EXIT_OK if serves else EXIT_FAILURE)
 

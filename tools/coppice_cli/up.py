@@ -41,28 +41,38 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         "stream": True,
     }
     key = " -H 'Authorization: Bearer YOUR_KEY'" if options.tenants is not None else ""
-    metrics = (plan.scheduler_metrics, plan.cache_http, *plan.worker_http)
+    scheme = "http" if options.certs is None else "https"
+    addresses = (plan.scheduler_metrics, plan.cache_http, *plan.worker_http)
+    metrics = " ".join(f"{scheme}://{address}/metrics" for address in addresses)
     return [
         "",
         f"Coppice serves {plan.model_name}",
         f"  OpenAI API     {plan.rest_url}/v1",
         f"  gRPC           {plan.grpc}",
-        f"  cache admin    http://{plan.cache_http} (gRPC {plan.cache_admin_grpc})",
+        f"  cache admin    {scheme}://{plan.cache_http} (gRPC {plan.cache_admin_grpc})",
         f"  workers        {' '.join(map(str, plan.worker_grpc))} (gRPC; coppice worker show HOST:PORT)",
         f"  sessions       {plan.cache_sessions} (--cache of a further worker)",
-        f"  metrics        {' '.join(f'http://{address}/metrics' for address in metrics)} (scheduler, cache, workers)",
-        f"  logs           {plan.log_dir}" + ("" if options.log_dir else " (removed after an orderly stop)"),
+        f"  metrics        {metrics} (scheduler, cache, workers)",
+        f"  logs           {plan.log_dir}"
+        + (" of each node" if options.on else "")
+        + ("" if options.log_dir else " (removed after an orderly stop)"),
         "",
         "Try:",
         f"  curl -N {plan.rest_url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
         f"    -d {shlex.quote(json.dumps(body))}",
         "",
         "Look inside:",
-        f"  export COPPICE_ADMIN_URL=http://{plan.cache_http}; coppice cache stats",
+        f"  export COPPICE_ADMIN_URL={scheme}://{plan.cache_http}; coppice cache stats",
         "",
-        "This is a development setup: one machine, "
+        f"This is a development setup: {'a Ray cluster' if options.on else 'one machine'}, "
         + ("no credentials, " if options.tenants is None else "")
-        + ("TLS for clients alone" if plan.is_tls else "no TLS")
+        + _said_of_tls(plan, options)
         + ", nothing is kept when it stops.",
         f"A process that crashes is started again, at most {RESTARTS_MAX} times a minute. Ctrl-C stops everything.",
     ]
+
+
+def _said_of_tls(plan: StackPlan, options: UpOptions) -> str:
+    if options.certs is not None:
+        return "TLS" if plan.is_tls else "TLS between services alone"
+    return "TLS for clients alone" if plan.is_tls else "no TLS"

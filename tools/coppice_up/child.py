@@ -1,44 +1,33 @@
-"""One child process: how it is started, whether it lives and answers, what it said last."""
+"""One child process of this one: how it is started, whether it lives and answers, what it said last."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from coppice.processes.child_process import describe_exit, tethered
-from coppice_up.probe import Probe
+from coppice_up.host import ChildSpec
 
 TAIL_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """What to run and how to tell that it is ready.
-
-    `role`: children of one role stand in for each other; empty where nobody does for this one. `stop_grace_s`: from
-    SIGTERM to SIGKILL. `stop_turn`: children of turn 0 are stopped first, together.
-    """
-
-    name: str
-    argv: tuple[str, ...]
-    probe: Probe
-    log_path: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
-    role: str = ""
-    stop_grace_s: float = 5.0
-    stop_turn: int = 0
-
-
-class Child:
-    """A started `ChildSpec`. Its output goes to its log file; starting again appends to it."""
+class LocalChild:
+    """A `Child` of this process. Its output goes to its log file; starting again appends to it."""
 
     def __init__(self, spec: ChildSpec) -> None:
-        self.spec = spec
+        self._spec = spec
         self._process = self._spawn()
+        self._follower = LogFollower(spec.log_path)
+
+    @property
+    def spec(self) -> ChildSpec:
+        return self._spec
+
+    @property
+    def node(self) -> str:
+        return ""
 
     @property
     def pid(self) -> int:
@@ -67,14 +56,23 @@ class Child:
         assert code is not None, "only an ended child has an exit"
         return describe_exit(code)
 
+    def is_ready(self) -> bool:
+        return self._spec.probe()
+
+    def new_lines(self) -> list[str]:
+        return self._follower.new_lines()
+
+    def last_lines(self, count: int) -> list[str]:
+        return last_lines(self._spec.log_path, count)
+
     def _spawn(self) -> subprocess.Popen[bytes]:
-        with self.spec.log_path.open("ab") as log:
+        with self._spec.log_path.open("ab") as log:
             return subprocess.Popen(
-                tethered(self.spec.argv),
+                tethered(self._spec.argv),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**_inherited(), "PYTHONUNBUFFERED": "1", **self.spec.environment},
+                env={**_inherited(), "PYTHONUNBUFFERED": "1", **self._spec.environment},
                 # A session of its own: Ctrl-C in the terminal reaches the parent only, which stops children in order.
                 start_new_session=True,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from coppice.addresses import is_loopback
+from coppice.addresses import Address, is_loopback, parse_address
 from coppice.errors import UsageError
 from coppice.tenants.file import load_tenants
 from coppice_up.ports import LOOPBACK
@@ -16,6 +16,10 @@ DEVICES = ("auto", "cpu", "cuda")
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic", "qwen3_coder", "glm45")
 REASONING_PARSERS = ("auto", "none", "think", "mistral")
 WORKERS_MAX = 16
+WORKERS_ON_RAY_MAX = 64
+AUTO = "auto"
+RAY = "ray://"
+RAY_CLIENT_PORT = 10001
 RANKS_MAX = 64
 
 
@@ -47,6 +51,25 @@ class UpOptions:
     otlp_endpoint: str = ""
     log_dir: Path | None = None
     verbose: bool = False
+    on: str = ""
+    gpus_per_worker: int = 0
+    certs: Path | None = None
+    insecure_network: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """Those that a host reserves for each worker."""
+        return self.gpus_per_worker or (self.tensor_parallel if self.device == "cuda" else 0)
+
+    @property
+    def ranks(self) -> int:
+        """Processes of each worker; several GPUs of a worker are one each."""
+        return self.tensor_parallel if self.tensor_parallel > 1 else max(1, self.gpus_per_worker)
+
+    @property
+    def listens_on(self) -> str:
+        """Host of REST and gRPC; empty where it is the address of a node that the host chooses."""
+        return "" if self.on.startswith(RAY) else self.host
 
     def check(self) -> None:
         """Raise UsageError for what can never work."""
@@ -62,8 +85,9 @@ class UpOptions:
         ):
             if value and value not in known:
                 raise UsageError(f"{flag} {value} is not known", hint=f"one of {', '.join(known)}")
-        if not 1 <= self.workers <= WORKERS_MAX:
-            raise UsageError(f"--workers {self.workers} is out of range", hint=f"1 to {WORKERS_MAX}")
+        workers_max = WORKERS_ON_RAY_MAX if self.on else WORKERS_MAX
+        if not 1 <= self.workers <= workers_max:
+            raise UsageError(f"--workers {self.workers} is out of range", hint=f"1 to {workers_max}")
         if not 1 <= self.tensor_parallel <= RANKS_MAX:
             raise UsageError(f"--tensor-parallel {self.tensor_parallel} is out of range", hint=f"1 to {RANKS_MAX}")
         if self.block_size < 1:
@@ -89,6 +113,9 @@ class UpOptions:
             raise UsageError(f"--port and --grpc-port are both {self.port}", hint="REST and gRPC need a port each")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise UsageError("--ssl-certfile and --ssl-keyfile belong together", hint="give both, or none")
+        self._check_cluster()
+        if self.on.startswith(RAY):
+            return  # the rest is on nodes
         if self.tenants is not None:
             load_tenants(self.tenants)
         elif not is_loopback(self.host):
@@ -97,3 +124,60 @@ class UpOptions:
                 "reaches it may use it",
                 hint="give --tenants FILE (see deploy/tenants.example.yaml), or stay on 127.0.0.1",
             )
+
+    def _check_cluster(self) -> None:
+        """Raise UsageError for flags of a Ray cluster that can never work."""
+        if not self.on:
+            for flag, value in (
+                ("--gpus-per-worker", self.gpus_per_worker),
+                ("--certs", self.certs),
+                ("--insecure-network", self.insecure_network),
+            ):
+                if value:
+                    raise UsageError(f"{flag} is for a cluster", hint="give --on ray://HEAD or --on auto, too")
+            return
+        if self.on != AUTO and not ray_head(self.on):
+            raise UsageError(
+                f"--on {self.on} is no cluster",
+                hint="ray://HEAD or ray://HEAD:10001 for a Ray cluster, auto for the one that this machine is in",
+            )
+        if self.gpus_per_worker < 0:
+            raise UsageError(f"--gpus-per-worker {self.gpus_per_worker} is out of range", hint="0 for none")
+        if self.tensor_parallel > 1 and self.gpus not in (0, self.tensor_parallel):
+            raise UsageError(
+                f"--gpus-per-worker {self.gpus_per_worker} and --tensor-parallel {self.tensor_parallel} differ",
+                hint="each process of a worker has one GPU: leave one of them out",
+            )
+        if self.certs is None and not self.insecure_network:
+            raise UsageError(
+                "services on several machines speak over a network, and without TLS whoever reaches it can read every "
+                "prompt and speak as any service",
+                hint="give --certs FOLDER (coppice certs makes it), or say --insecure-network where only these "
+                "services reach that network",
+            )
+        if self.on != AUTO and self.tenants is None:
+            raise UsageError(
+                "with --on ray://HEAD REST and gRPC listen on the address of a node, and without a tenants file "
+                "everybody who reaches it may use them",
+                hint="give --tenants FILE (see deploy/tenants.example.yaml), or --on auto on a machine of the cluster",
+            )
+        if self.on != AUTO and self.host != LOOPBACK:
+            raise UsageError(
+                f"--host {self.host} has no meaning with --on ray://HEAD",
+                hint="the node that Ray chooses has an address",
+            )
+
+
+def ray_head(on: str) -> Address | None:
+    """Where the Ray client server of `ray://HEAD[:PORT]` listens; None for anything else."""
+    if not on.startswith(RAY):
+        return None
+    rest = on.removeprefix(RAY)
+    try:
+        return parse_address(rest if _has_port(rest) else f"{rest}:{RAY_CLIENT_PORT}")
+    except UsageError:
+        return None
+
+
+def _has_port(text: str) -> bool:
+    return ":" in text.rpartition("]")[2]

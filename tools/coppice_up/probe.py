@@ -1,4 +1,4 @@
-"""Whether a child answers yet. A probe asks once, briefly, and never raises."""
+"""Whether a child answers yet. A probe asks once, briefly; it is a value, so that another machine can ask."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import grpc
@@ -14,21 +15,26 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coppice.addresses import Address, is_loopback
 from coppice.edge.grpc_tls import open_channel
 from coppice.errors import UsageError
-from coppice.tls.credentials import Credentials
+from coppice.tls.credentials import Credentials, TlsFiles
 
 PROBE_TIMEOUT_S = 1.0
 
 Probe = Callable[[], bool]
 
 
-def grpc_serving(address: Address, tls: Credentials | None = None) -> Probe:
-    """Ready when gRPC health says SERVING for the server as a whole (service "")."""
+@dataclass(frozen=True, slots=True)
+class GrpcServing:
+    """Ready when gRPC health says SERVING for the server as a whole (service ""). `tls`: files to say who asks."""
 
-    def probe() -> bool:
+    address: Address
+    tls: TlsFiles | None = None
+
+    def __call__(self) -> bool:
         # Asking the socket first keeps gRPC's reconnection backoff out of the start-up time.
-        if not _accepts(address):
+        if not _accepts(self.address):
             return False
-        with open_channel(str(address), tls, (("grpc.enable_http_proxy", 0),)) as channel:
+        credentials = None if self.tls is None else Credentials(self.tls)
+        with open_channel(str(self.address), credentials, (("grpc.enable_http_proxy", 0),)) as channel:
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(service=""), timeout=PROBE_TIMEOUT_S
@@ -37,29 +43,26 @@ def grpc_serving(address: Address, tls: Credentials | None = None) -> Probe:
                 return False
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    return probe
 
-
-def rest_ready(url: str, *, verify: bool = True) -> Probe:
+@dataclass(frozen=True, slots=True)
+class RestReady:
     """Ready when GET /readyz says 200. Certificates are not verified on loopback, where a public name says nothing.
 
     Raises UsageError when `url` is none of http:// or https:// with a host.
     """
-    parts = urlsplit(url)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if parts.scheme not in ("http", "https") or not host:
-        raise UsageError(f"{url!r} is no URL of a REST API", hint="such as http://127.0.0.1:8000")
 
-    verify = verify and not is_loopback(host)
+    url: str
+    verify: bool = True
 
-    def probe() -> bool:
-        if parts.scheme == "http":
+    def __post_init__(self) -> None:
+        self._host_and_port()
+
+    def __call__(self) -> bool:
+        host, port = self._host_and_port()
+        if self.url.startswith("http:"):
             connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
         else:
-            context = _context(verify=verify)
+            context = _context(verify=self.verify and not is_loopback(host))
             connection = http.client.HTTPSConnection(host, port, timeout=PROBE_TIMEOUT_S, context=context)
         try:
             connection.request("GET", "/readyz")
@@ -69,7 +72,15 @@ def rest_ready(url: str, *, verify: bool = True) -> Probe:
         finally:
             connection.close()
 
-    return probe
+    def _host_and_port(self) -> tuple[str, int | None]:
+        parts = urlsplit(self.url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if parts.scheme not in ("http", "https") or not host:
+            raise UsageError(f"{self.url!r} is no URL of a REST API", hint="such as http://127.0.0.1:8000")
+        return host, port
 
 
 def _context(*, verify: bool) -> ssl.SSLContext:
@@ -80,18 +91,21 @@ def _context(*, verify: bool) -> ssl.SSLContext:
     return context
 
 
-def valkey_answers(address: Address) -> Probe:
+@dataclass(frozen=True, slots=True)
+class ValkeyAnswers:
     """Ready when a PING is answered."""
 
-    def probe() -> bool:
+    address: Address
+
+    def __call__(self) -> bool:
         try:
-            with socket.create_connection((address.host, address.port), timeout=PROBE_TIMEOUT_S) as connection:
+            with socket.create_connection(
+                (self.address.host, self.address.port), timeout=PROBE_TIMEOUT_S
+            ) as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(16).startswith(b"+PONG")
         except OSError:
             return False
-
-    return probe
 
 
 def _accepts(address: Address) -> bool:

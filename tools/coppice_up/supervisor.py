@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from coppice.errors import CoppiceError
-from coppice_up.child import Child, ChildSpec, LogFollower, last_lines
 from coppice_up.display import Display
+from coppice_up.host import Child, ChildSpec, Host
 
 TICK_S = 0.1
 START_TIMEOUT_S = 900.0  # a large checkpoint on a slow disk
@@ -34,9 +34,8 @@ class ChildFailed(CoppiceError):
 class _Tended:
     """A child and what the supervisor knows of it."""
 
-    def __init__(self, spec: ChildSpec) -> None:
-        self.child = Child(spec)
-        self.follower = LogFollower(spec.log_path)
+    def __init__(self, child: Child) -> None:
+        self.child = child
         self.started_at_s = time.monotonic()
         self.was_ready = False
         self.is_ready = False
@@ -54,10 +53,13 @@ class _Tended:
 
 
 class Supervisor:
-    """Runs the children of `stages`; each stage starts when all of the one before it are ready."""
+    """Runs the children of `stages` on `host`; each stage starts when all of the one before it are ready."""
 
-    def __init__(self, stages: Sequence[Sequence[ChildSpec]], display: Display, *, show_logs: bool = False) -> None:
+    def __init__(
+        self, stages: Sequence[Sequence[ChildSpec]], host: Host, display: Display, *, show_logs: bool = False
+    ) -> None:
         self._stages = stages
+        self._host = host
         self._display = display
         self._show_logs = show_logs
         self._tended: list[list[_Tended]] = []
@@ -79,7 +81,7 @@ class Supervisor:
             self._tended.append(stage)
             for spec in specs:
                 self._display.starting(spec.name, "")
-                stage.append(_Tended(spec))
+                stage.append(_Tended(self._host.start(spec)))
             while not all(tended.is_ready or tended.is_given_up for tended in stage):
                 if self.stop_requested:
                     return False
@@ -108,9 +110,9 @@ class Supervisor:
 
     def _follow_log(self, tended: _Tended) -> None:
         if self._show_logs:
-            self._display.log_lines(tended.name, tended.follower.new_lines())
+            self._display.log_lines(tended.name, tended.child.new_lines())
         elif not tended.is_ready:
-            for line in tended.follower.new_lines()[-1:]:
+            for line in tended.child.new_lines()[-1:]:
                 self._display.starting(tended.name, line)
 
     def stop(self) -> None:
@@ -140,9 +142,11 @@ class Supervisor:
 
     def _look_for_readiness(self, tended: _Tended, now_s: float) -> None:
         waited_s = now_s - tended.started_at_s
-        if tended.child.spec.probe():
+        if tended.child.is_ready():
             tended.is_ready = tended.was_ready = True
             self._display.ready(tended.name, waited_s)
+            if tended.child.node:
+                self._display.note(f"{tended.name} runs on {tended.child.node}")
         elif waited_s > START_TIMEOUT_S:
             self._show_last_lines(tended)
             raise ChildFailed(f"{tended.name} runs but was not ready within {START_TIMEOUT_S:.0f} s")
@@ -185,7 +189,7 @@ class Supervisor:
     def _show_last_lines(self, tended: _Tended) -> None:
         self._display.close()
         if self._show_logs:
-            self._display.log_lines(tended.name, tended.follower.new_lines())
+            self._display.log_lines(tended.name, tended.child.new_lines())
             return
-        lines = last_lines(tended.child.spec.log_path, LOG_LINES_SHOWN)
+        lines = tended.child.last_lines(LOG_LINES_SHOWN)
         self._display.log_lines(tended.name, lines or ["(it wrote nothing)"])

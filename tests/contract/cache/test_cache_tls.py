@@ -30,7 +30,7 @@ from coppice_cache.edge.process import CacheProcess
 from coppice_cache.edge.settings import CacheSettings
 from coppice_cli.app import app
 from coppice_rpc.v1 import cache_admin_pb2, cache_pb2
-from coppice_up.probe import grpc_serving
+from coppice_up.probe import GrpcServing
 from tests.fakes.cache.cache_ends import Cache, FakeWorker
 from tests.fakes.certificates import Authority
 from tests.fakes.waiting import WAIT_S, wait_for
@@ -216,13 +216,10 @@ def test_new_certificates_are_shown_without_a_restart(keep: Keep, tmp_path: Path
     before = asked(cache, operator.client_context(), "/healthz")[2]["serialNumber"]
     changed = Authority(tmp_path)  # another CA as well
     changed.files("cache", "c0")
-    renewed = changed.credentials("operator", "x")
+    renewed_files = changed.files("operator", "x")
+    renewed = Credentials(renewed_files)
     assert asked(cache, renewed.client_context(), "/healthz")[2]["serialNumber"] != before
-    wait_for(grpc_serving_over(cache, renewed), "gRPC under new certificates")
-
-
-def grpc_serving_over(cache: Cache, tls: Credentials) -> Callable[[], bool]:
-    return grpc_serving(Address("127.0.0.1", cache.port), tls)
+    wait_for(GrpcServing(Address("127.0.0.1", cache.port), renewed_files), "gRPC under new certificates")
 
 
 @pytest.mark.parametrize("flag", ["host", "http_host"])
@@ -240,5 +237,5 @@ def test_operators_have_an_address_of_their_own_where_one_is_given(keep: Keep) -
     cache = keep(Cache(http_host="127.0.0.2"))
     with urllib.request.urlopen(f"http://127.0.0.2:{cache.http_port}/healthz", timeout=WAIT_S) as answer:
         assert answer.status == 200
-    wait_for(grpc_serving(Address("127.0.0.2", cache.admin_port), None), "gRPC of operators there, too")
-    wait_for(grpc_serving(Address("127.0.0.1", cache.port), None), "gRPC where the rest is")
+    wait_for(GrpcServing(Address("127.0.0.2", cache.admin_port)), "gRPC of operators there, too")
+    wait_for(GrpcServing(Address("127.0.0.1", cache.port)), "gRPC where the rest is")

@@ -13,7 +13,7 @@ from coppice_up.plan import Services
 
 def main() -> int:
     port, log_dir = int(sys.argv[1]), Path(sys.argv[2])
-    fake = (sys.executable, "-m", "tests.fakes.cache.service")
+    fake = ("-m", "tests.fakes.cache.service")
     services = Services(cache=(*fake, "cache"), worker=(*fake, "worker"), scheduler=(*fake, "scheduler"))
     return run_up(UpOptions(port=port, log_dir=log_dir, model=str(log_dir / "model")), services)
 

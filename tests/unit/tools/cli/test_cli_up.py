@@ -16,17 +16,18 @@ from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, UsageError
 from coppice_cli import main
 from coppice_cli.up import welcome
 from coppice_up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
+from coppice_up.local_host import check_redis, local_places, private_socket_dir
 from coppice_up.options import WORKERS_MAX, UpOptions
-from coppice_up.plan import Services, StackPlan, plan_stack
+from coppice_up.plan import Services, StackPlan, needs_of, plan_stack
 from coppice_up.ports import free_addresses
-from coppice_up.stack import check_redis, private_socket_dir
 
 SOCKET_DIR = Path("/run/coppice")
 SERVICES = Services(cache=("cache",), worker=("worker",), scheduler=("scheduler",))
 
 
 def plan(tmp_path: Path, options: UpOptions, **environ: str) -> StackPlan:
-    return plan_stack(options, Checkpoint(tmp_path, "m"), tmp_path, SOCKET_DIR, environ, SERVICES)
+    places = local_places(needs_of(options), tmp_path, SOCKET_DIR, Checkpoint(tmp_path, "m"))
+    return plan_stack(options, places, environ, SERVICES)
 
 
 def flag(argv: tuple[str, ...], name: str) -> str:

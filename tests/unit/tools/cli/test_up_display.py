@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coppice_up.child import ChildSpec
 from coppice_up.display import LiveDisplay, PlainDisplay
+from coppice_up.host import ChildSpec
+from coppice_up.local_host import LocalHost
 from coppice_up.supervisor import Supervisor
 
 LINE = "2026-01-31T12:00:00.123Z INFO coppice.worker: loading: 40 % of 8.00 B parameters"
@@ -48,7 +49,7 @@ def test_a_child_does_not_get_the_certificate_of_who_starts_it(tmp_path: Path, m
     )
     log = tmp_path / "log"
     spec = ChildSpec("cache", (sys.executable, "-c", f"{script}; import time; time.sleep(60)"), log.read_text, log)
-    supervisor = Supervisor([[spec]], Rows())
+    supervisor = Supervisor([[spec]], LocalHost(), Rows())
     try:
         assert supervisor.start()
         assert "COPPICE_LOG_LEVEL" in log.read_text()
@@ -69,7 +70,7 @@ def test_a_log_is_followed_until_its_child_is_ready(tmp_path: Path) -> None:
         return ready.exists()
 
     spec = ChildSpec("worker-0", (sys.executable, "-c", script), look, tmp_path / "log")
-    supervisor = Supervisor([[spec]], display)
+    supervisor = Supervisor([[spec]], LocalHost(), display)
     try:
         assert supervisor.start()
         assert display.last_lines[0] == ""

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from coppice_up import supervisor as supervisor_module
-from coppice_up.child import ChildSpec
 from coppice_up.display import PlainDisplay
+from coppice_up.host import ChildSpec
+from coppice_up.local_host import LocalHost
 from coppice_up.supervisor import ChildFailed, Supervisor
 from tests.fakes.waiting import WAIT_S, wait_for
 
@@ -64,7 +65,7 @@ def supervise(said: Said, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervise
     made: list[Supervisor] = []
 
     def make(*specs: ChildSpec) -> Supervisor:
-        made.append(Supervisor([specs], said.display))
+        made.append(Supervisor([specs], LocalHost(), said.display))
         return made[-1]
 
     yield make
