@@ -1,0 +1,153 @@
+"""Places on nodes of a Ray cluster, and children there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from coppice import __version__
+from coppice.errors import UnavailableError
+from coppice_up.host import ChildSpec, Needs, Place
+from coppice_up.on_ray.agent import Agent, Ask, Refused, new_stack_name
+from coppice_up.on_ray.cluster import (
+    Bundle,
+    connect,
+    has_room,
+    living_nodes,
+    what_is_asked,
+    what_there_is,
+)
+from coppice_up.options import AUTO
+from coppice_up.plan import FRONT
+
+ROOM_S = 30.0  # for what others use now
+PLACE_S = 1800.0  # a node may have to download the model
+CLEAN_S = 10.0
+_POLL_S = 0.2
+_NOTHING_RUNS_HINT = "nothing was started"
+
+
+class RayHost:
+    """A `Host`. With `auto` the front group runs on this machine; else Ray chooses for all. Groups are spread.
+
+    An actor for each child is restarted by Ray as often as it takes, since an agent alone holds nothing. When and how
+    often its child is started is the supervisor's decision, as anywhere else.
+    """
+
+    def __init__(self, on: str, model: str = "", log_dir: Path | None = None) -> None:
+        """Connects. Raises UnavailableError."""
+        self._ray = connect(on)
+        self._is_here = on == AUTO
+        self._model = model
+        self._log_dir = log_dir
+        self._stack = new_stack_name()
+        self._group: Any = None
+        self._agents: dict[str, Any] = {}
+        self._asks: dict[str, Ask] = {}
+        self._places: dict[str, Place] = {}
+
+    def place(self, needs: Sequence[Needs]) -> dict[str, Place]:
+        groups = list(dict.fromkeys(each.group for each in needs))
+        bundles = {name: self._bundle(name, needs) for name in groups}
+        self._reserve(bundles)
+        for each in needs:
+            self._asks[each.name] = Ask(each, self._model, self._stack, self._log_dir, __version__)
+            self._agents[each.name] = self._start_agent(each, groups.index(each.group))
+        calls = {each.name: self._ask_place(each.name) for each in needs}
+        self._places = {name: self._placed(name, call) for name, call in calls.items()}
+        return dict(self._places)
+
+    def start(self, spec: ChildSpec) -> Any:
+        from coppice_up.on_ray.child import RayChild
+
+        name = spec.name
+        return RayChild(self._agents[name], spec, self._places[name], lambda: self._ask_place(name))
+
+    def close(self, *, keep_logs: bool) -> None:
+        ray = self._ray
+        with contextlib.suppress(Exception):  # a node may be gone, or the whole cluster
+            ray.wait(
+                [agent.clean.remote(keep_logs) for agent in self._agents.values()],
+                num_returns=len(self._agents),
+                timeout=CLEAN_S,
+            )
+        for agent in self._agents.values():
+            with contextlib.suppress(Exception):
+                ray.kill(agent)
+        if self._group is not None:
+            with contextlib.suppress(Exception):
+                ray.util.remove_placement_group(self._group)
+        ray.shutdown()
+
+    def _bundle(self, group: str, needs: Sequence[Needs]) -> Bundle:
+        members = [each for each in needs if each.group == group]
+        cpus, gpus = sum(each.cpus for each in members), sum(each.gpus for each in members)
+        if group == FRONT and self._is_here:  # whoever runs it here has decided that there is room
+            return Bundle(0, gpus, self._ray.util.get_node_ip_address())
+        return Bundle(cpus, gpus)
+
+    def _reserve(self, bundles: dict[str, Bundle]) -> None:
+        """Raises UnavailableError instead of waiting for what the cluster does not have."""
+        ray = self._ray
+        front = bundles.get(FRONT, Bundle(0, 0))
+        workers = [bundle for name, bundle in bundles.items() if name != FRONT]
+        worker = workers[0] if workers else Bundle(0, 0)
+        asked = what_is_asked(front, worker, len(workers))
+        nodes = living_nodes(ray)
+        if not has_room(front, worker, len(workers), nodes):
+            raise UnavailableError(
+                f"the cluster is too small: asked for {asked}; it has {what_there_is(nodes)}",
+                hint="give fewer --workers, --gpus-per-worker or --threads, or add nodes",
+            )
+        resources = [bundle.resources() for bundle in bundles.values()]
+        self._group = ray.util.placement_group(resources, strategy="SPREAD", name=self._stack)
+        if not self._group.wait(ROOM_S):
+            there_is = what_there_is(nodes, ray.available_resources())
+            raise UnavailableError(
+                f"no room within {ROOM_S:.0f} s: asked for {asked}; the cluster has {there_is}",
+                hint="`ray status` says who uses the rest",
+            )
+
+    def _start_agent(self, needs: Needs, bundle: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        options = {
+            "num_cpus": 0 if needs.group == FRONT and self._is_here else needs.cpus,
+            "num_gpus": needs.gpus,
+            "max_restarts": -1,
+            "scheduling_strategy": strategy,
+        }
+        return self._ray.remote(Agent).options(**options).remote()
+
+    def _ask_place(self, name: str) -> Any:
+        return self._agents[name].place.remote(self._asks[name])
+
+    def _placed(self, name: str, call: Any) -> Place:
+        """Raises UsageError and UnavailableError."""
+        ray = self._ray
+        deadline_s = time.monotonic() + PLACE_S
+        while not ray.wait([call], timeout=_POLL_S)[0]:
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(f"no node has prepared {name} within {PLACE_S:.0f} s", hint=_NOTHING_RUNS_HINT)
+        try:
+            answer: Place | Refused = ray.get(call)
+        except ray.exceptions.RayError as error:
+            why = _reason(error)
+            raise UnavailableError(
+                f"a node cannot prepare {name}: {why}",
+                hint="every node, the head as well, needs the same Python and coppice[up,ray]",
+            ) from None
+        if isinstance(answer, Refused):
+            raise answer.error()
+        return answer
+
+
+def _reason(error: Exception) -> str:
+    """The line that says most: what was raised on the node."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error:" in line or "Exception:" in line]
+    return (named or lines or [type(error).__name__])[-1]
