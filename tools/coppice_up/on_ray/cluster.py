@@ -50,7 +50,7 @@ def connect(on: str) -> Any:
         except OSError as error:
             raise UnavailableError(
                 f"no Ray answers at {head}: {error.strerror or error}",
-                hint="`ray start --head --ray-client-server-port 10001` listens there; is the port open to this machine?",
+                hint="`ray start --head --ray-client-server-port 10001` listens there; is the port open to us?",
             ) from None
     try:
         ray.init(address=on if head is None else f"ray://{head}", log_to_driver=False, logging_level=logging.CRITICAL)
