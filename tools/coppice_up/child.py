@@ -57,7 +57,7 @@ class LocalChild:
         return describe_exit(code)
 
     def is_ready(self) -> bool:
-        return self._spec.probe()
+        return self.is_running() and self._spec.probe()
 
     def new_lines(self) -> list[str]:
         return self._follower.new_lines()

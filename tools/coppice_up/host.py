@@ -114,7 +114,7 @@ class Child(Protocol):
         """Also while it is being started again. Raises UnavailableError when it can never run again."""
 
     def is_ready(self) -> bool:
-        """Whether its probe says so."""
+        """Whether it runs, and its probe says so."""
 
     def describe_exit(self) -> str:
         """Of a child that has ended: `exit code 1`, `killed by SIGKILL`, or that its node is gone."""
@@ -146,4 +146,4 @@ class Host(Protocol):
         """Start what has been given a place."""
 
     def close(self, *, keep_logs: bool) -> None:
-        """Give the places back. Children have ended, or end now. What stays in folders is logs alone."""
+        """Give the places back; once more does nothing. Children have ended, or end now. Only logs stay in folders."""

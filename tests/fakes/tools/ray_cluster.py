@@ -14,19 +14,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.fakes.ports import free_port
 from tests.fakes.waiting import wait_for
 
-# A dead node is noticed within some two seconds instead of fifteen.
+# A dead node is noticed within some three seconds instead of fifteen.
 FAST_DEATH = {
-    "health_check_initial_delay_ms": 0,
+    "health_check_initial_delay_ms": 5000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 2,
+    "health_check_failure_threshold": 4,
 }
+ROOT = Path(__file__).parents[3]
 STORE_BYTES = 80_000_000
 START_S = 120
 
@@ -95,8 +97,8 @@ class RayCluster:
         head = ("--head", f"--port={self.port}", f"--ray-client-server-port={self.client_port}")
         head = (*head, "--include-dashboard=false", f"--system-config={config}")
         assert self._start(self.head, head_cpus, *head).wait(START_S) == 0, self.output()
-        starting = [self._start(node, cpus, f"--address={self.address}") for node in self.nodes[1:]]
-        assert [each.wait(START_S) for each in starting] == [0] * len(starting), self.output()
+        for node in self.nodes[1:]:  # two at once would choose the same names of sockets
+            assert self._start(node, cpus, f"--address={self.address}").wait(START_S) == 0, self.output()
 
     def output(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.out")))
@@ -157,7 +159,8 @@ class RayCluster:
             *(("--temp-dir", str(self.folder / "ray")) if node is self.head else ()),
             *("--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"),
         ]
-        environment = {**os.environ, "TMPDIR": str(self.folder), "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "TMPDIR": str(self.folder), "PYTHONPATH": path, "RAY_AUTH_MODE": "disabled"}
         with (self.folder / f"{node.index}.out").open("wb") as sink:
             return subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
 
@@ -173,6 +176,15 @@ class RayCluster:
 
 def _run(*command: str, check: bool = True) -> int:
     return subprocess.run(command, capture_output=True, check=check).returncode
+
+
+@contextlib.contextmanager
+def started_in_short_folder(num_nodes: int, cpus: int = 2, head_cpus: int = 0) -> Iterator[RayCluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="coppice-", ignore_cleanup_errors=True) as folder,
+        started(Path(folder), num_nodes, cpus, head_cpus) as cluster,
+    ):
+        yield cluster
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ class Agent:
         lines = tuple(child.new_lines()[-LINES_MAX:])
         return Status(
             is_running=is_running,
-            is_ready=is_running and look_for_readiness and child.is_ready(),
+            is_ready=look_for_readiness and child.is_ready(),
             exit="" if is_running else child.describe_exit(),
             lines=lines,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Node:
 
 def connect(on: str) -> Any:
     """Ray, connected to the cluster. Raises UnavailableError."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call after the end starts a cluster of its own here
     try:
         import ray
     except ModuleNotFoundError:

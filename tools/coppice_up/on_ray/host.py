@@ -45,6 +45,7 @@ class RayHost:
         self._log_dir = log_dir
         self._stack = new_stack_name()
         self._group: Any = None
+        self._is_closed = False
         self._agents: dict[str, Any] = {}
         self._asks: dict[str, Ask] = {}
         self._places: dict[str, Place] = {}
@@ -67,6 +68,9 @@ class RayHost:
         return RayChild(self._agents[name], spec, self._places[name], lambda: self._ask_place(name))
 
     def close(self, *, keep_logs: bool) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         ray = self._ray
         with contextlib.suppress(Exception):  # a node may be gone, or the whole cluster
             ray.wait(
