@@ -42,8 +42,9 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
     }
     key = " -H 'Authorization: Bearer YOUR_KEY'" if options.tenants is not None else ""
     scheme = "http" if options.certs is None else "https"
-    addresses = (plan.scheduler_metrics, plan.cache_http, *plan.worker_http)
-    metrics = " ".join(f"{scheme}://{address}/metrics" for address in addresses)
+    of_scheduler = plan.rest_url if options.tenants is None else f"{scheme}://{plan.scheduler_metrics}"
+    others = (f"{scheme}://{address}" for address in (plan.cache_http, *plan.worker_http))
+    metrics = " ".join(f"{each}/metrics" for each in (of_scheduler, *others))
     return [
         "",
         f"Coppice serves {plan.model_name}",

@@ -147,7 +147,7 @@ class Supervisor:
             self._display.ready(tended.name, waited_s)
             if tended.child.node:
                 self._display.note(f"{tended.name} runs on {tended.child.node}")
-        elif waited_s > START_TIMEOUT_S:
+        elif waited_s > START_TIMEOUT_S and not (tended.was_ready and self._stand_ins(tended)):
             self._show_last_lines(tended)
             raise ChildFailed(f"{tended.name} runs but was not ready within {START_TIMEOUT_S:.0f} s")
 
@@ -177,7 +177,7 @@ class Supervisor:
     def _give_up(self, tended: _Tended, how: str) -> None:
         """Leave it dead where others of its role go on. Raises ChildFailed where none does."""
         what = f"{tended.name} died again after {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s ({how})"
-        others = [other.name for other in self._all() if other.stands_in_for(tended)]
+        others = self._stand_ins(tended)
         if not others:
             raise ChildFailed(what, hint="its last log lines are above")
         tended.is_given_up = True
@@ -185,6 +185,9 @@ class Supervisor:
             f"{what}; it is not started again, the stack goes on with {', '.join(others)} "
             "(its last log lines are above; put right what they name, then start the stack again)"
         )
+
+    def _stand_ins(self, tended: _Tended) -> list[str]:
+        return [other.name for other in self._all() if other.stands_in_for(tended)]
 
     def _show_last_lines(self, tended: _Tended) -> None:
         self._display.close()

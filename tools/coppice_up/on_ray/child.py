@@ -8,15 +8,16 @@ One call is under way at a time. While it has not been answered, what the last o
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 from coppice.errors import UnavailableError
 from coppice_up.host import ChildSpec, Place
@@ -36,10 +37,14 @@ class _State(Enum):
 
 
 class RayChild:
-    """A `Child` in the hands of `agent`. `ask_place` calls the agent for a place and gives a reference to it."""
+    """A `Child` in the hands of `agent`. `ask_place` calls the agent for a place and gives a reference to it.
+    `environment`: what it gets beside that of its node and its spec's."""
 
-    def __init__(self, agent: Any, spec: ChildSpec, place: Place, ask_place: Callable[[], Any]) -> None:
+    def __init__(
+        self, agent: Any, spec: ChildSpec, place: Place, ask_place: Callable[[], Any], environment: Mapping[str, str]
+    ) -> None:
         self._agent = agent
+        self._environment = environment
         self._spec = spec
         self._place = place
         self._ask_place = ask_place
@@ -80,13 +85,15 @@ class RayChild:
 
     def terminate(self) -> None:
         if self._state is not _State.ENDED:
-            self._agent.terminate.remote()
+            with contextlib.suppress(ConnectionError):
+                self._agent.terminate.remote()
 
     def kill(self) -> None:
         try:
             ray.get(self._agent.kill.remote(), timeout=KILL_S)
-        except (RayError, GetTimeoutError):
-            ray.kill(self._agent, no_restart=False)  # the child is tied to it
+        except (RayError, ConnectionError):
+            with contextlib.suppress(Exception):
+                ray.kill(self._agent, no_restart=False)  # the child is tied to it
         self._end("killed")
 
     def new_lines(self) -> list[str]:
@@ -104,15 +111,17 @@ class RayChild:
             if time.monotonic() < self._next_call_s:
                 return
             self._ask()
-        if not ray.wait([self._call], timeout=0)[0]:
-            return
-        call, self._call = self._call, None
         try:
+            if not ray.wait([self._call], timeout=0)[0]:
+                return
+            call, self._call = self._call, None
             answer = ray.get(call)
+        except ConnectionError as error:
+            raise UnavailableError(f"the connection to Ray is lost: {_first_line(error)}", hint="start again") from None
         except RayError as error:
             self._next_call_s = time.monotonic() + RETRY_PAUSE_S
             if self._state is _State.RUNNING:
-                self._end(f"its node {self._place.node} does not answer: {_first_line(error)}")
+                self._end(f"its agent on node {self._place.node} does not answer: {_first_line(error)}")
             return
         self._take(answer)
 
@@ -125,7 +134,8 @@ class RayChild:
             self._call = self._ask_place()
 
     def _start(self) -> None:
-        self._call = self._agent.start.remote(replace(self._spec, moved=None))
+        environment = {**self._environment, **self._spec.environment}
+        self._call = self._agent.start.remote(replace(self._spec, environment=environment, moved=None))
 
     def _take(self, answer: Place | Status | Refused | None) -> None:
         match answer:

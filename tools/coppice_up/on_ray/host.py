@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ ROOM_S = 30.0  # for what others use now
 PLACE_S = 1800.0  # a node may have to download the model
 CLEAN_S = 10.0
 _POLL_S = 0.2
-_NOTHING_RUNS_HINT = "nothing was started"
+# Settings of services that whoever starts the stack has in the environment; the rest of it is that of each node.
+_SETTINGS = ("COPPICE_CACHE_", "COPPICE_WORKER_", "COPPICE_SCHEDULER_", "COPPICE_SEAL_KEY")
 
 
 class RayHost:
@@ -65,7 +67,8 @@ class RayHost:
         from coppice_up.on_ray.child import RayChild
 
         name = spec.name
-        return RayChild(self._agents[name], spec, self._places[name], lambda: self._ask_place(name))
+        environment = {key: value for key, value in os.environ.items() if key.startswith(_SETTINGS)}
+        return RayChild(self._agents[name], spec, self._places[name], lambda: self._ask_place(name), environment)
 
     def close(self, *, keep_logs: bool) -> None:
         if self._is_closed:
@@ -136,7 +139,9 @@ class RayHost:
         deadline_s = time.monotonic() + PLACE_S
         while not ray.wait([call], timeout=_POLL_S)[0]:
             if time.monotonic() > deadline_s:
-                raise UnavailableError(f"no node has prepared {name} within {PLACE_S:.0f} s", hint=_NOTHING_RUNS_HINT)
+                raise UnavailableError(
+                    f"no node has prepared {name} within {PLACE_S:.0f} s", hint="nothing was started"
+                )
         try:
             answer: Place | Refused = ray.get(call)
         except ray.exceptions.RayError as error:
