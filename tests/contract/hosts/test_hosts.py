@@ -58,7 +58,7 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.wide)])
 def open_host(request: pytest.FixtureRequest) -> Iterator[Open]:
     """Makes hosts, and closes them."""
     opened: list[Host] = []

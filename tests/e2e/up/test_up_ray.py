@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 
 from coppice import LLM, SamplingOptions
 from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
+from tests.fakes.certificates import Authority
 from tests.fakes.tools import ray_cluster
 from tests.fakes.tools.ray_cluster import RayCluster
 
@@ -95,19 +96,25 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-@contextmanager
-def started(cluster: RayCluster, folder: Path, *options: str, ready: str = "development setup") -> Iterator[Up]:
+def from_outside(cluster: RayCluster, folder: Path) -> list[str]:
+    """Options of who is on no node."""
     tenants = folder / "tenants.yaml"
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     tenants.write_text(f'tenants:\n  - id: orchard\n    api_key_sha256: "{digest}"\n')
+    return ["--on", cluster.on, "--tenants", str(tenants), "--insecure-network"]
+
+
+@contextmanager
+def started(cluster: RayCluster, folder: Path, *options: str, prefix: Sequence[str] = ()) -> Iterator[Up]:
     output = folder / "output"
-    command = [sys.executable, "-m", "coppice_cli", "up", "--on", cluster.on, "--tenants", str(tenants)]
-    command += ["--insecure-network", "--port", "0", "--dtype", "float32", "--num-blocks", "2048", *options]
+    command = [*prefix, sys.executable, "-m", "coppice_cli", "up", *options]
+    command += ["--port", "0", "--dtype", "float32", "--num-blocks", "2048"]
+    environment = {**os.environ, "COLUMNS": "200", "RAY_ADDRESS": cluster.address}  # which `auto` takes
     with output.open("wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
     up = Up(process, output, cluster)
     try:
-        wait_until(lambda: ready in up.output() or process.poll() is not None, ready)
+        wait_until(lambda: "development setup" in up.output() or process.poll() is not None, "coppice up")
         yield up
     finally:
         if process.poll() is None:
@@ -183,9 +190,20 @@ def nothing_is_left(up: Up) -> None:
     wait_until(lambda: what_is_left(up.cluster) == "left [] 0.0", "no placement group is left")
 
 
+def test_an_answer_from_another_node_and_an_orderly_end(
+    cluster: RayCluster, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    with started(cluster, tmp_path, *from_outside(cluster, tmp_path)) as up:
+        assert len(up.processes()) >= 4
+        check_exact([Stream(up, prompts()[0])], expected)
+        assert up.stop(signal.SIGINT) == 0
+        assert up.output().rstrip().endswith("stopped")
+        nothing_is_left(up)
+
+
 @pytest.mark.long
 def test_a_node_dies_under_fifty_streams(cluster: RayCluster, expected: dict[str, list[int]], tmp_path: Path) -> None:
-    with started(cluster, tmp_path, "--workers", "2") as up:
+    with started(cluster, tmp_path, *from_outside(cluster, tmp_path), "--workers", "2") as up:
         front, doomed = up.node_of("scheduler"), up.node_of("worker-1")
         assert up.node_of("cache") == front
         assert len({front, doomed, up.node_of("worker-0")}) == 3
@@ -213,20 +231,39 @@ def test_a_node_dies_under_fifty_streams(cluster: RayCluster, expected: dict[str
         )
         assert audit.returncode == 0
         assert up.stop(signal.SIGINT) == 0
-        assert up.output().rstrip().endswith("stopped")
         nothing_is_left(up)
 
 
 @pytest.mark.long
 def test_nothing_is_left_when_it_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
-    with started(cluster, tmp_path) as up:
+    """Ray waits half a minute for a client that is out of reach."""
+    with started(cluster, tmp_path, *from_outside(cluster, tmp_path)) as up:
         assert len(up.processes()) >= 4
         up.stop(signal.SIGKILL)
         nothing_is_left(up)
 
 
+@pytest.mark.long
+def test_on_a_machine_of_the_cluster_and_under_tls(cluster: RayCluster, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    for role, name in (("cache", "cache-0"), ("scheduler", "scheduler-0"), ("worker", "worker-0")):
+        authority.files(role, name)
+    operator = authority.flags("operator", "ann")
+    prefix = cluster.head.prefix
+    with started(cluster, tmp_path, "--on", "auto", "--certs", str(tmp_path), prefix=prefix) as up:
+        assert up.node_of("scheduler") == cluster.head.address
+        ask = [*prefix, sys.executable, "-m", "coppice_cli"]
+        url = up.find(r"OpenAI API +(http://127.0.0.1:\d+)/v1")
+        subprocess.run([*ask, "bench", "smoke", "--url", url], check=True, timeout=WAIT_S)
+        admin = up.find(r"cache admin +(https://\S+)")
+        subprocess.run([*ask, "cache", *operator, "audit", "--url", admin], check=True, timeout=WAIT_S)
+        assert up.stop(signal.SIGTERM) == 0
+        nothing_is_left(up)
+
+
 def test_a_cluster_that_is_too_small_is_told(cluster: RayCluster, tmp_path: Path) -> None:
-    with started(cluster, tmp_path, "--workers", "4", "--gpus-per-worker", "1") as up:
+    asked = ("--workers", "4", "--gpus-per-worker", "1")
+    with started(cluster, tmp_path, *from_outside(cluster, tmp_path), *asked) as up:
         assert up.process.wait(WAIT_S) == 1
         (line,) = (line for line in up.output().splitlines() if line.startswith("coppice: "))
     assert "the cluster is too small: asked for 1 CPU, 0 GPU for cache and scheduler, " in line

@@ -94,8 +94,8 @@ class RayCluster:
         if self.has_namespaces:
             self._connect_namespaces()
         config = json.dumps(FAST_DEATH)
-        head = ("--head", f"--port={self.port}", f"--ray-client-server-port={self.client_port}")
-        head = (*head, "--include-dashboard=false", f"--system-config={config}")
+        head = ["--head", f"--port={self.port}", f"--ray-client-server-port={self.client_port}"]
+        head += ["--include-dashboard=false", f"--system-config={config}"]
         assert self._start(self.head, head_cpus, *head).wait(START_S) == 0, self.output()
         for node in self.nodes[1:]:  # two at once would choose the same names of sockets
             assert self._start(node, cpus, f"--address={self.address}").wait(START_S) == 0, self.output()
