@@ -30,8 +30,9 @@ SERVICE = re.compile(r"coppice_(cache|worker|scheduler)|valkey-server")
 KEY = "key-of-the-orchard"
 NUM_TOKENS = 400
 LEFT_OVER = """
-import sys, ray
-ray.init(sys.argv[1], logging_level="CRITICAL", log_to_driver=False)
+import sys
+from coppice_up.on_ray.cluster import connect
+ray = connect(sys.argv[1])
 groups = [group["state"] for group in ray.util.placement_group_table().values()]
 cpus = ray.cluster_resources()["CPU"] - ray.available_resources()["CPU"]
 print("left", [state for state in groups if state != "REMOVED"], cpus)

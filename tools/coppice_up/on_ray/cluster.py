@@ -13,6 +13,8 @@ from coppice.errors import UnavailableError
 from coppice_up.options import ray_head
 
 CONNECT_S = 5.0
+ATTEMPTS = 5
+_FORK_DIED = "Starting Ray client server failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,25 @@ def connect(on: str) -> Any:
                 f"no Ray answers at {head}: {error.strerror or error}",
                 hint="`ray start --head --ray-client-server-port 10001` listens there; is the port open to us?",
             ) from None
-    try:
-        ray.init(address=on if head is None else f"ray://{head}", log_to_driver=False, logging_level=logging.CRITICAL)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
-        hint = "is this machine in a cluster? `ray start --address HEAD:6379` puts it there" if head is None else ""
-        raise UnavailableError(f"cannot connect to Ray: {first}", hint=hint) from None
+    address = on if head is None else f"ray://{head}"
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+            break
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            # The head forks a server for each client while its other threads are in gRPC; now and then that fork dies.
+            if _FORK_DIED in str(error) and attempt < ATTEMPTS:
+                continue
+            hint = "is this machine in a cluster? `ray start --address HEAD:6379` puts it there" if head is None else ""
+            raise UnavailableError(f"cannot connect to Ray: {reason(error)}", hint=hint) from None
     return ray
+
+
+def reason(error: Exception) -> str:
+    """The line of an error of Ray's that says most: what was raised elsewhere."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error:" in line or "Exception:" in line]
+    return (named or lines or [type(error).__name__])[-1]
 
 
 def living_nodes(ray: Any) -> list[Node]:

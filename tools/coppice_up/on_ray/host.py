@@ -18,6 +18,7 @@ from coppice_up.on_ray.cluster import (
     connect,
     has_room,
     living_nodes,
+    reason,
     what_is_asked,
     what_there_is,
 )
@@ -145,7 +146,7 @@ class RayHost:
         try:
             answer: Place | Refused = ray.get(call)
         except ray.exceptions.RayError as error:
-            why = _reason(error)
+            why = reason(error)
             raise UnavailableError(
                 f"a node cannot prepare {name}: {why}",
                 hint="every node, the head as well, needs the same Python and coppice[up,ray]",
@@ -153,10 +154,3 @@ class RayHost:
         if isinstance(answer, Refused):
             raise answer.error()
         return answer
-
-
-def _reason(error: Exception) -> str:
-    """The line that says most: what was raised on the node."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "Error:" in line or "Exception:" in line]
-    return (named or lines or [type(error).__name__])[-1]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from coppice.addresses import Address
-from coppice.errors import UsageError
+from coppice.errors import UnavailableError, UsageError
 from coppice_cli.up import welcome
 from coppice_up.checkpoint import Checkpoint
 from coppice_up.host import ChildSpec, Place
-from coppice_up.on_ray.cluster import Bundle, Node, has_room, what_is_asked, what_there_is
+from coppice_up.on_ray.cluster import ATTEMPTS, Bundle, Node, connect, has_room, what_is_asked, what_there_is
 from coppice_up.options import WORKERS_ON_RAY_MAX, UpOptions, ray_head
 from coppice_up.plan import FRONT, Services, StackPlan, needs_of, plan_stack
 from coppice_up.probe import GrpcServing
@@ -241,3 +243,46 @@ with stack.running_stack(UpOptions(port=0), display_for(Console()), services):
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "imported []" in ended.stdout.splitlines(), ended
+
+
+class FakeRay:
+    """Fails as often as it is told to, as Ray does."""
+
+    def __init__(self, text: str, times: int) -> None:
+        self.text = text
+        self.times = times
+        self.addresses: list[str] = []
+
+    def init(self, address: str, **given: object) -> None:
+        self.addresses.append(address)
+        if len(self.addresses) <= self.times:
+            raise ConnectionAbortedError(f"Initialization failure from server:\nTraceback:\n{self.text}\n\n")
+
+
+FORK = "RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err for detailed logs."
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "attempts", "error"),
+    [
+        (FORK, 0, 1, ""),
+        (FORK, ATTEMPTS - 1, ATTEMPTS, ""),
+        (FORK, ATTEMPTS, ATTEMPTS, f"cannot connect to Ray: {FORK}"),
+        ("RuntimeError: version mismatch", 1, 1, "cannot connect to Ray: RuntimeError: version mismatch"),
+    ],
+)
+def test_a_head_whose_fork_died_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, text: str, times: int, attempts: int, error: str
+) -> None:
+    monkeypatch.setenv("RAY_ENABLE_AUTO_CONNECT", "")  # restored afterwards
+    ray = FakeRay(text, times)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as head,
+        nullcontext() if not error else pytest.raises(UnavailableError) as caught,
+    ):
+        connect(f"ray://127.0.0.1:{head.getsockname()[1]}")
+    assert len(ray.addresses) == attempts
+    if error:
+        assert caught is not None
+        assert caught.value.line() == error
