@@ -6,10 +6,11 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 from coppice_up.display import Display
-from coppice_up.host import Host, Place
+from coppice_up.host import Host
 from coppice_up.local_host import LocalHost
 from coppice_up.options import UpOptions
 from coppice_up.plan import Services, StackPlan, needs_of, plan_stack
@@ -33,12 +34,14 @@ def running_stack(
     the sockets of sessions always.
     """
     options.check()
-    host = make_host(options)
+    host: Host | None = None
     keep_logs = False
-    try:
-        plan = plan_stack(options, _placed(host, options), os.environ, services or Services())
-        supervisor = Supervisor(plan.stages, host, display, show_logs=options.verbose)
-        with _signals_stop(supervisor):
+    with _StopSignals() as signals:
+        try:
+            host = make_host(options)
+            signals.take()  # Ray takes SIGTERM for itself
+            plan = plan_stack(options, host.place(needs_of(options)), os.environ, services or Services())
+            signals.supervisor = supervisor = Supervisor(plan.stages, host, display, show_logs=options.verbose)
             try:
                 if not supervisor.start():
                     raise StopRequested
@@ -51,8 +54,11 @@ def running_stack(
                 raise
             finally:
                 supervisor.stop()
-    finally:
-        host.close(keep_logs=keep_logs)
+        except (KeyboardInterrupt, SystemExit):  # the latter from Ray, as long as it has SIGTERM
+            raise StopRequested from None
+        finally:
+            if host is not None:
+                host.close(keep_logs=keep_logs)
 
 
 def make_host(options: UpOptions) -> Host:
@@ -64,22 +70,30 @@ def make_host(options: UpOptions) -> Host:
     return RayHost(options.on, options.model, options.log_dir)
 
 
-def _placed(host: Host, options: UpOptions) -> dict[str, Place]:
-    """Raises StopRequested for a Ctrl-C while places are looked for."""
-    try:
-        return host.place(needs_of(options))
-    except KeyboardInterrupt:
-        raise StopRequested from None
+class _StopSignals:
+    """Signals become a request to the supervisor, and KeyboardInterrupt while there is none: nothing runs yet."""
 
+    def __init__(self) -> None:
+        self.supervisor: Supervisor | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
-@contextmanager
-def _signals_stop(supervisor: Supervisor) -> Iterator[None]:
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        supervisor.request_stop()
+    def __enter__(self) -> Self:
+        self._before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        self.take()
+        return self
 
-    before = {number: signal.signal(number, on_signal) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def take(self) -> None:
+        """From whoever has them."""
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.supervisor is None:
+            raise KeyboardInterrupt
+        self.supervisor.request_stop()

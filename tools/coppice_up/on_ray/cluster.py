@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,25 +49,25 @@ def connect(on: str) -> Any:
     except ModuleNotFoundError:
         raise UnavailableError("Ray is not installed", hint="pip install 'coppice[ray]'") from None
     head = ray_head(on)
-    if head is not None:
+    if head is None:
+        where, address = "Ray", on
+        hint = "is this machine in a cluster? `ray start --address HEAD:6379` puts it there; or set RAY_ADDRESS"
+    else:
+        where, address = f"Ray at {head}", f"ray://{head}"
+        hint = "`ray start --head --ray-client-server-port 10001` listens there; is that port open to us?"
         try:
             socket.create_connection((head.host, head.port), timeout=CONNECT_S).close()
         except OSError as error:
-            raise UnavailableError(
-                f"no Ray answers at {head}: {error.strerror or error}",
-                hint="`ray start --head --ray-client-server-port 10001` listens there; is the port open to us?",
-            ) from None
-    address = on if head is None else f"ray://{head}"
+            raise UnavailableError(f"no Ray answers at {head}: {error.strerror or error}", hint=hint) from None
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+            with warnings.catch_warnings(action="ignore"):  # errors say the same
+                ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
             break
         except (ConnectionError, RuntimeError, ValueError) as error:
             # The head forks a server for each client while its other threads are in gRPC; now and then that fork dies.
-            if _FORK_DIED in str(error) and attempt < ATTEMPTS:
-                continue
-            hint = "is this machine in a cluster? `ray start --address HEAD:6379` puts it there" if head is None else ""
-            raise UnavailableError(f"cannot connect to Ray: {reason(error)}", hint=hint) from None
+            if _FORK_DIED not in str(error) or attempt == ATTEMPTS:
+                raise UnavailableError(f"cannot connect to {where}: {reason(error)}", hint=hint) from None
     return ray
 
 
