@@ -281,6 +281,20 @@ def test_a_child_dies_with_its_agent_and_comes_back(ray_host: Any, tmp_path: Pat
     assert run.child.is_running()
 
 
+def test_a_connection_that_is_lost_is_said_once(ray_host: Any, tmp_path: Path) -> None:
+    import ray
+
+    run = Run(ray_host, ray_host.place([FRONT])["first"], tmp_path, "runs")
+    run.wait_for_line("it runs")
+    ray.shutdown()
+    with pytest.raises(UnavailableError, match="the connection to Ray is lost"):
+        wait_for(lambda: not run.child.is_running(), "it is lost")
+    assert not run.child.is_running()
+    run.child.terminate()
+    run.child.kill()
+    wait_for(lambda: not run.processes(), "Ray ends what the connection had started")
+
+
 def test_a_head_that_is_not_there_is_named(cluster: RayCluster) -> None:
     from coppice_up.on_ray.host import RayHost
 

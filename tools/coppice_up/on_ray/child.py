@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from coppice.errors import UnavailableError
+from coppice.errors import CoppiceError, UnavailableError
 from coppice_up.host import ChildSpec, Place
 from coppice_up.on_ray.agent import Refused, Status
 
@@ -85,13 +85,13 @@ class RayChild:
 
     def terminate(self) -> None:
         if self._state is not _State.ENDED:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(Exception):  # it is out of reach, or Ray is
                 self._agent.terminate.remote()
 
     def kill(self) -> None:
         try:
             ray.get(self._agent.kill.remote(), timeout=KILL_S)
-        except (RayError, ConnectionError):
+        except Exception:  # it is out of reach, or Ray is
             with contextlib.suppress(Exception):
                 ray.kill(self._agent, no_restart=False)  # the child is tied to it
         self._end("killed")
@@ -107,17 +107,22 @@ class RayChild:
         """Take an answer that has come, and ask on. Raises UnavailableError when it can never run again."""
         if self._state is _State.ENDED:
             return
-        if self._call is None:
-            if time.monotonic() < self._next_call_s:
-                return
-            self._ask()
+        if self._call is None and time.monotonic() < self._next_call_s:
+            return
         try:
+            if not ray.is_initialized():
+                raise ConnectionError("its client has given up")
+            if self._call is None:
+                self._ask()
             if not ray.wait([self._call], timeout=0)[0]:
                 return
             call, self._call = self._call, None
             answer = ray.get(call)
         except ConnectionError as error:
-            raise UnavailableError(f"the connection to Ray is lost: {_first_line(error)}", hint="start again") from None
+            lost = UnavailableError(
+                f"the connection to Ray is lost: {_first_line(error)}", hint="start the stack again"
+            )
+            raise self._ended_for_good(lost) from None
         except RayError as error:
             self._next_call_s = time.monotonic() + RETRY_PAUSE_S
             if self._state is _State.RUNNING:
@@ -140,7 +145,7 @@ class RayChild:
     def _take(self, answer: Place | Status | Refused | None) -> None:
         match answer:
             case Refused():
-                raise answer.error()
+                raise self._ended_for_good(answer.error())
             case Place():
                 self._move(answer)
                 self._state = _State.STARTING
@@ -162,12 +167,15 @@ class RayChild:
         if place.node == self._place.node:
             return
         if self._spec.moved is None:
-            raise UnavailableError(
-                f"node {self._place.node} is gone, and {self._spec.name} with it, whose address the others were told",
-                hint="start the stack again",
-            )
+            gone = f"node {self._place.node} is gone, and {self._spec.name} with it, whose address the others were told"
+            raise self._ended_for_good(UnavailableError(gone, hint="start the stack again"))
         self._spec = self._spec.moved(place)
         self._place = place
+
+    def _ended_for_good(self, error: CoppiceError) -> CoppiceError:
+        """To be raised once; then the child has ended."""
+        self._end(error.what)
+        return error
 
     def _end(self, how: str) -> None:
         self._state = _State.ENDED
