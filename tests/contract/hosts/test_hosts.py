@@ -143,15 +143,17 @@ def test_what_is_missing_is_named(open_host: Open, needs: Needs, model: str, wor
     assert "geheim" not in caught.value.line()
 
 
-def test_a_port_that_is_taken_is_said_with_its_flag(open_host: Open) -> None:
+def test_a_port_that_is_taken_is_said_with_its_flag() -> None:
+    """Here; a node has a loopback of its own."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        host = open_host()
+        host = LocalHost()
         needs = Needs(name="first", group="front", ports=(PortNeed("rest", "127.0.0.1", port, "--port"),))
-        if not isinstance(host, LocalHost):
-            return  # a node has a loopback of its own
-        with pytest.raises(UnavailableError, match=f"port {port} on 127.0.0.1 is in use") as caught:
-            host.place([needs])
+        try:
+            with pytest.raises(UnavailableError, match=f"port {port} on 127.0.0.1 is in use") as caught:
+                host.place([needs])
+        finally:
+            host.close(keep_logs=False)
     assert "--port" in caught.value.hint
 
 
