@@ -157,7 +157,12 @@ class Stack:
             raise
 
     def restore(self) -> None:
-        """Whatever the test before stopped or killed is there again."""
+        """Whatever the test before stopped or killed is there again, and nothing runs."""
+        self.wait_all_open()
+        self.wait_at_rest()
+
+    def wait_all_open(self) -> None:
+        """Every service runs, those that do not are started, and every worker may be given requests."""
 
         def all_open() -> bool:
             status, stats = self.get(f"http://127.0.0.1:{self.cache_http}/v1/stats")
@@ -173,7 +178,6 @@ class Stack:
         wait_until(all_registered, "all workers to be registered")
         wait_until(all_open, "all workers to be open")
         self.wait_ready()
-        self.wait_at_rest()
 
     def forget(self) -> None:
         """Nothing is cached any more."""

@@ -89,7 +89,7 @@ def examples(kind: Any, number: int = 1, name: str = "") -> list[Any]:
 
 def _scalar(kind: Any, limits: dict[str, Any], number: int, name: str) -> Any:
     if issubclass(kind, Enum):
-        return list(kind)[-1]
+        return list(kind)[1]  # no default, and the same one when others come
     if kind is bytes:
         size = limits.get("min_length", limits.get(ITEM_BYTES, 3))
         return bytes((number + place) % 256 for place in range(size))

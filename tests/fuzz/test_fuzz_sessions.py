@@ -4,11 +4,9 @@ reason that is documented."""
 from __future__ import annotations
 
 import itertools
-import json
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +15,16 @@ from msgspec.structs import replace
 from coppice.edge.codec import STEPS, Codec, MalformedFrame
 from coppice.edge.wire import Splitter, WireGarbled, introduction, packed
 from coppice.messages.step import StepPlan, StepResult
-from coppice.session.frames import PROTOCOL_VERSION, Data, Heartbeat, Hello, Reject, RejectCode, Welcome
+from coppice.session.frames import Data, Heartbeat, Hello, Reject, RejectCode, Welcome
 from coppice.session.link import Accepted, Attached, ClientLink, LinkBroken, LinkOverflow, ServerLinks
+from coppice.session.versions import PROTOCOL_VERSION
 from tests.fakes.link_ends import ClientEnd, ServerEnd
 from tests.fakes.message_values import CODECS
+from tests.fakes.messages.golden import encoded
 from tests.fakes.waiting import WAIT_S, wait_for
 from tests.fuzz.fuzzing import LONG_S, corpus, fuzz
 
 DURATIONS = [pytest.param(0.0, id="short"), pytest.param(LONG_S, id="long", marks=pytest.mark.long)]
-GOLDEN = Path(__file__).parents[1] / "contract" / "links" / "golden_frames.json"
 KEY = b"k" * 16
 INCARNATION = 1 << 32 | 7
 LARGEST = 1 << 14  # message that is taken, in bytes
@@ -39,7 +38,7 @@ WELCOME = Welcome(connection=1, incarnation=INCARNATION, epoch=1, server_epoch=5
 @pytest.mark.parametrize("for_s", DURATIONS)
 @pytest.mark.parametrize("channel", CODECS)
 def test_a_frame_is_a_message_or_malformed(channel: str, for_s: float) -> None:
-    golden = [bytes.fromhex(frame) for frame in json.loads(GOLDEN.read_text())[channel].values()]
+    golden = [bytes.fromhex(frame) for frame in encoded([channel])[channel].values()]
 
     def target(content: bytes) -> None:
         try:

@@ -31,6 +31,7 @@ from coppice.messages.record import ITEM_BYTES
 from coppice.messages.registration import FromWorker, ToWorker
 from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import Data, Frame, Heartbeat, Hello, Reject, Welcome
+from coppice.session.versions import SPOKEN, Versions
 
 T = TypeVar("T")
 _Check = Callable[[Any], None]
@@ -72,6 +73,7 @@ class Edge:
     from_server: Codec[Frame[Any]]
     client_bytes_max: int = MESSAGE_BYTES_MAX  # of one message, as it is encoded
     server_bytes_max: int = MESSAGE_BYTES_MAX
+    speaks: Versions = SPOKEN
 
 
 def _edge(kind: str, from_client: Any, from_server: Any, client_mib: int, server_mib: int) -> Edge:

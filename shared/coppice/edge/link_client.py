@@ -85,13 +85,14 @@ class LinkClient:
         client has it already, and the `voucher` for it. With `tls`, whoever answers over TCP must be of the role that
         serves such sessions, and have the name `certified` unless that is empty. `nobody_listens` is called, on the
         link's thread, at each attempt that finds no process at the address. Raises UsageError."""
-        self._link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name, outbox_max=outbox_max)
+        self._link: ClientLink[Any] = ClientLink(os.urandom(KEY_BYTES), name, outbox_max=outbox_max, speaks=edge.speaks)
         self._link.epoch, self._link.voucher = epoch, voucher
         self._address = parse_session_address(address)
         self._tls = tls
         self._certified = certified
         self._nobody_listens = nobody_listens
         self._kind = edge.kind
+        self._highest = edge.speaks.highest
         self._bounds = {"takes": edge.server_bytes_max, "sends": edge.client_bytes_max}
         self._encode = edge.from_client.encode
         self._decode = edge.from_server.decode
@@ -120,11 +121,11 @@ class LinkClient:
     def post(self, body: Any, attachment: int) -> None:
         """Say one body under `attachment`; without effect when the link is at another one.
 
-        When the server was away for so long that the session is full, the session is given up: the next attachment is
-        a fresh one.
+        A server of an older protocol is not sent what it does not know. When the server was away for so long that the
+        session is full, the session is given up: the next attachment is a fresh one.
         """
         with self._lock:
-            if attachment != self._attachment:
+            if attachment != self._attachment or self._link.version < body.SINCE:
                 return
             try:
                 self._link.post(body)
@@ -312,6 +313,8 @@ class LinkClient:
                 self._refusal = ""
                 if self._outage.end():
                     _log.info("%s: connected", self._name)
+                if event.fresh and event.version < self._highest:
+                    _log.info("%s: session protocol %d, as the server is of an older build", self._name, event.version)
                 self._handler.link_attached(event, attachment)
             case bodies:
                 for body in bodies:

@@ -76,6 +76,7 @@ class LinkServer:
         self._links = links
         self._hello_s = hello_s
         self.kind = edge.kind
+        self._speaks = edge.speaks
         self._bounds = {"takes": edge.client_bytes_max, "sends": edge.server_bytes_max}
         self._encode = edge.from_server.encode
         self._decode = edge.from_client.decode
@@ -113,10 +114,13 @@ class LinkServer:
             self._wake_all_locked()
 
     def post(self, link: ServerLink[Any], body: Any) -> bool:
-        """Say one body. False: the session is full or over, and was ended."""
+        """Say one body, unless the client speaks an older protocol that does not have it. False: the session is full or
+        over, and was ended."""
         with self._lock:
             if link.is_ended:
                 return False
+            if link.version < body.SINCE:
+                return True
             try:
                 link.post(body)
             except LinkOverflow:
@@ -181,6 +185,8 @@ class LinkServer:
                 wire.write(self._encode(accepted.welcome))
                 stream.is_welcomed, stream.heartbeat_due_s = True, time.monotonic() + HEARTBEAT_S
                 self._write_outgoing_locked(stream)
+            if accepted.is_new and stream.link.version < self._speaks.highest:
+                _log.info("session %s: protocol %d, as it is of an older build", stream.link.name, stream.link.version)
             self._read(stream)
         finally:
             self._close_stream(stream)
@@ -198,7 +204,7 @@ class LinkServer:
                 if links is None or self._closing:
                     return Reject(RejectCode.NOT_READY, self._not_ready)
                 # What this refuses anyway, and what is known already, must not open a session in the application.
-                if links.knows(hello.key) or links.refusal(hello) is not None:
+                if links.knows(hello.key) or links.refusal(hello, self._speaks) is not None:
                     return self._accept_locked(links, hello, 0, wire)
             # The application may post while it opens a session, so it is asked without our lock.
             epoch = self._handler.session_opening(hello)
@@ -209,8 +215,10 @@ class LinkServer:
     def _accept_locked(
         self, links: ServerLinks[Any], hello: Hello, epoch: int | Reject, wire: Wire
     ) -> tuple[Accepted[Any], _Stream] | Reject:
-        accepted = links.accept(hello, lambda _: epoch)
+        accepted = links.accept(hello, lambda _: epoch, self._speaks)
         if isinstance(accepted, Reject):
+            if accepted.code is RejectCode.VERSION and self._told.is_new(accepted.message):
+                _log.error("a session was refused: %s", accepted.message)
             return accepted
         self._wake_locked(accepted.link)  # the reader of the connection before
         stream = _Stream(accepted.link, links, accepted.welcome.connection, wire)

@@ -11,7 +11,7 @@ the end of a record, and does without those that have a default: such a field ne
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -31,3 +31,5 @@ class Record(Struct, frozen=True, array_like=True):
 
 class Message(Record, frozen=True, tag=True):
     """A record that stands beside others where it is read, told apart by its name."""
+
+    SINCE: ClassVar[int] = 0  # first protocol version (`coppice.session.versions`) that has it; 0 = all that are spoken

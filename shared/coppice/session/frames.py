@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 
 from coppice.ids import U32, U64
 from coppice.messages.record import Message
+from coppice.session.versions import PROTOCOL_VERSION, Versions
 
-PROTOCOL_VERSION = 7
 KEY_BYTES = 16
 
 BodyT = TypeVar("BodyT")
@@ -32,8 +32,13 @@ class Hello(Message, frozen=True):
     received: U64  # highest number that the client received in that session
     epoch: U64  # session epoch that the client holds; 0 = none
     name: str  # for people: worker id, scheduler name
-    version: U32 = PROTOCOL_VERSION
+    version: U32 = PROTOCOL_VERSION  # the lowest that the client speaks: builds before version 7 speak no other one
     voucher: bytes = b""  # for what is claimed here; see `vouchers`
+    version_max: U32 = 0  # the highest that the client speaks; 0 = `version`
+
+    @property
+    def versions(self) -> Versions:
+        return Versions(self.version, max(self.version, self.version_max))
 
 
 class Welcome(Message, frozen=True):
@@ -43,7 +48,7 @@ class Welcome(Message, frozen=True):
     server_epoch: U64  # cache epoch or worker epoch
     received: U64  # highest number that the server received in this session
     fresh: bool  # True: both directions start again at 1, nothing sent before counts
-    version: U32 = PROTOCOL_VERSION
+    version: U32 = PROTOCOL_VERSION  # that both ends speak in this session
     voucher: bytes = b""  # to be shown in the next Hello; empty: the one that the client has stays
 
 

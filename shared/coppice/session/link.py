@@ -18,7 +18,6 @@ from typing import Generic
 
 from coppice.session.frames import (
     KEY_BYTES,
-    PROTOCOL_VERSION,
     BodyT,
     Data,
     Frame,
@@ -28,6 +27,7 @@ from coppice.session.frames import (
     RejectCode,
     Welcome,
 )
+from coppice.session.versions import SPOKEN, Versions, no_common_version
 
 OUTBOX_MAX = 65_536
 _LOWER = (1 << 32) - 1
@@ -54,6 +54,7 @@ class Attached:
     fresh: bool
     epoch: int
     server_epoch: int
+    version: int  # of the protocol, that both ends speak
 
 
 class _Flow(Generic[BodyT]):
@@ -117,8 +118,10 @@ class _Flow(Generic[BodyT]):
 class ClientLink(Generic[BodyT]):
     """The end that connects. `connect()` opens a connection generation; everything older is ignored from then on."""
 
-    def __init__(self, key: bytes, name: str, *, outbox_max: int = OUTBOX_MAX) -> None:
+    def __init__(self, key: bytes, name: str, *, outbox_max: int = OUTBOX_MAX, speaks: Versions = SPOKEN) -> None:
         assert len(key) == KEY_BYTES
+        self._speaks = speaks
+        self.version = speaks.lowest  # that the server of the last handshake speaks, too
         self._key = key
         self._name = name
         self._flow: _Flow[BodyT] = _Flow(outbox_max)
@@ -165,7 +168,9 @@ class ClientLink(Generic[BodyT]):
             received=self._flow.received,
             epoch=self.epoch,
             name=self._name,
+            version=self._speaks.lowest,
             voucher=self.voucher,
+            version_max=self._speaks.highest,
         )
 
     def receive(self, frame: Frame[BodyT]) -> Attached | Reject | list[BodyT]:
@@ -181,8 +186,9 @@ class ClientLink(Generic[BodyT]):
     def _welcomed(self, frame: Welcome) -> Attached | Reject | list[BodyT]:
         if frame.connection != self._flow.connection or self.is_attached:
             return []
-        if frame.version != PROTOCOL_VERSION:
-            return version_reject(frame.version)
+        if frame.version not in self._speaks:
+            theirs = Versions(frame.version, frame.version)
+            return Reject(RejectCode.VERSION, no_common_version(self._name, self._speaks, theirs))
         if frame.fresh:
             self._flow.reset()
         elif frame.incarnation != self._incarnation:
@@ -191,8 +197,9 @@ class ClientLink(Generic[BodyT]):
         self._incarnation = frame.incarnation
         self.epoch = frame.epoch
         self.voucher = frame.voucher or self.voucher
+        self.version = frame.version
         self.is_attached = True
-        return Attached(frame.fresh, frame.epoch, frame.server_epoch)
+        return Attached(frame.fresh, frame.epoch, frame.server_epoch, frame.version)
 
     def post(self, body: BodyT) -> None:
         """Queue one body. It is lost only if the next handshake is fresh. Raises LinkOverflow, then not queued."""
@@ -214,6 +221,7 @@ class ServerLink(Generic[BodyT]):
         self.name = name
         self.epoch = epoch
         self.incarnation = incarnation
+        self.version = 0  # that both ends speak; set by each handshake
         self.is_ended = False  # set by whoever forgets the session while a connection still serves it
         self._flow: _Flow[BodyT] = _Flow(outbox_max)
 
@@ -282,12 +290,14 @@ class ServerLinks(Generic[BodyT]):
         self._num_opened = 0
         self._links: dict[bytes, ServerLink[BodyT]] = {}
 
-    def accept(self, hello: Hello, attach: Callable[[Hello], int | Reject]) -> Accepted[BodyT] | Reject:
+    def accept(
+        self, hello: Hello, attach: Callable[[Hello], int | Reject], speaks: Versions = SPOKEN
+    ) -> Accepted[BodyT] | Reject:
         """Recognise or open the session of `hello`.
 
         `attach` is asked for the epoch of a session that is not known here; it may refuse.
         """
-        refused = self.refusal(hello)
+        refused = self.refusal(hello, speaks)
         if refused is not None:
             return refused
         link = self._links.get(hello.key)
@@ -299,12 +309,13 @@ class ServerLinks(Generic[BodyT]):
             link = self._links[hello.key] = ServerLink(
                 hello.key, hello.name, epoch, incarnation=self._next_incarnation(), outbox_max=self._outbox_max
             )
+        link.version = speaks.common(hello.versions) or 0
         return self._welcome(link, hello, is_new)
 
-    def refusal(self, hello: Hello) -> Reject | None:
+    def refusal(self, hello: Hello, speaks: Versions = SPOKEN) -> Reject | None:
         """Why `hello` cannot be accepted, whatever the application says."""
-        if hello.version != PROTOCOL_VERSION:
-            return version_reject(hello.version)
+        if speaks.common(hello.versions) is None:
+            return Reject(RejectCode.VERSION, no_common_version(hello.name, hello.versions, speaks))
         if len(hello.key) != KEY_BYTES or hello.connection < 1:
             return Reject(RejectCode.INVALID, f"a session key has {KEY_BYTES} bytes and connections count from 1")
         link = self._links.get(hello.key)
@@ -340,6 +351,7 @@ class ServerLinks(Generic[BodyT]):
             server_epoch=self._server_epoch,
             received=link.received,
             fresh=fresh,
+            version=link.version,
             voucher=self._vouch(link.key, link.incarnation, link.epoch),
         )
         return Accepted(link, welcome, is_new)
@@ -354,7 +366,3 @@ class ServerLinks(Generic[BodyT]):
 
     def __len__(self) -> int:
         return len(self._links)
-
-
-def version_reject(theirs: int) -> Reject:
-    return Reject(RejectCode.VERSION, f"session protocol {theirs} is spoken there, {PROTOCOL_VERSION} here")

@@ -16,7 +16,7 @@ from coppice.edge import link_client, link_server, session_listener
 from coppice.edge.link_server import SessionRefused
 from coppice.edge.session_listener import SessionListener
 from coppice.messages.step import StepPlan, StepResult
-from coppice.session.frames import PROTOCOL_VERSION, Data, Heartbeat, Hello, Reject, RejectCode, Welcome
+from coppice.session.frames import Data, Heartbeat, Hello, Reject, RejectCode, Welcome
 from coppice.session.link import ServerLinks
 from tests.fakes.link_ends import ClientEnd, RawStream, ServerEnd
 from tests.fakes.tcp_proxy import TcpProxy
@@ -187,18 +187,6 @@ def test_a_lost_welcome_is_no_lost_session(keep: Keep) -> None:
     assert fresh.fresh
     arrived = last.read()
     assert (arrived.number, arrived.body.step) == (1, 2)
-
-
-def test_other_versions_are_refused_with_both_named(keep: Keep) -> None:
-    server = keep(ServerEnd(links()))
-    stream = keep(RawStream(server.port))
-    stream.write(replace(HELLO, version=9))
-    refused = stream.read()
-    assert isinstance(refused, Reject)
-    assert refused.code is RejectCode.VERSION
-    assert "9" in refused.message
-    assert str(PROTOCOL_VERSION) in refused.message
-    assert not server.opened, "the application was asked for a session that cannot be"
 
 
 @pytest.mark.parametrize("first", [Heartbeat(1, 0), Data(1, 1, 0, StepPlan(1))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from coppice.session import link as link_module
-from coppice.session.frames import PROTOCOL_VERSION, Data, Heartbeat, Hello, Reject, RejectCode
+from coppice.session.frames import Data, Heartbeat, Hello, Reject, RejectCode
 from coppice.session.link import Attached, ClientLink, LinkBroken, LinkOverflow, ServerLink, ServerLinks
+from coppice.session.versions import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, Versions
 from tests.fakes.cache.session_machine import KEY, SessionMachine
 
 SETTINGS = settings(
@@ -95,22 +97,69 @@ def attach(client: ClientLink[str], links: ServerLinks[str], epoch: int = 9) -> 
     return accepted.link
 
 
-def test_versions_must_agree_and_both_are_named() -> None:
-    links: ServerLinks[str] = ServerLinks(1, 1)
-    hello = ClientLink[str](KEY, "new").connect()
-    refused = links.accept(replace(hello, version=7), lambda _: 1)
+@pytest.mark.parametrize(
+    ("client", "server", "spoken"),
+    [
+        (Versions(6, 7), Versions(6, 7), 7),
+        (Versions(6, 7), Versions(7, 8), 7),
+        (Versions(7, 8), Versions(6, 7), 7),
+        (Versions(6, 6), Versions(6, 7), 6),
+        (Versions(6, 7), Versions(6, 6), 6),
+        (Versions(7, 7), Versions(6, 8), 7),
+    ],
+)
+def test_the_highest_common_version_is_spoken(client: Versions, server: Versions, spoken: int) -> None:
+    link: ClientLink[str] = ClientLink(KEY, "client", speaks=client)
+    accepted = ServerLinks[str](1, 1).accept(link.connect(), lambda _: 1, server)
+    assert not isinstance(accepted, Reject)
+    told = link.receive(accepted.welcome)
+    assert isinstance(told, Attached)
+    assert told.version == link.version == accepted.link.version == accepted.welcome.version == spoken
+
+
+def test_a_build_from_before_ranges_is_heard_and_hears() -> None:
+    """It knows one version, and its Hello does not have the highest."""
+    accepted = ServerLinks[str](1, 1).accept(Hello(KEY, 1, 0, 0, 0, "old", PROTOCOL_VERSION_MIN, b""), lambda _: 1)
+    assert not isinstance(accepted, Reject)
+    assert accepted.welcome.version == PROTOCOL_VERSION_MIN
+    assert ClientLink[str](KEY, "new").connect().version == PROTOCOL_VERSION_MIN, (
+        "what it compares with its own version"
+    )
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "told"),
+    [
+        (Versions(4, 5), Versions(6, 7), "'c' speaks session protocol 4 to 5, .* 6 to 7: upgrade 'c' to .* speaks 6"),
+        (Versions(8, 9), Versions(6, 7), "'c' .* 8 to 9, .* 6 to 7: upgrade the service that it called to .* speaks 8"),
+        (Versions(5, 5), Versions(6, 7), "'c' speaks session protocol 5, "),
+    ],
+)
+def test_versions_without_a_common_one_are_refused_and_both_are_named(
+    client: Versions, server: Versions, told: str
+) -> None:
+    asked: list[Hello] = []
+    hello = ClientLink[str](KEY, "c", speaks=client).connect()
+    refused = ServerLinks[str](1, 1).accept(hello, lambda hello: asked.append(hello) or 1, server)
     assert isinstance(refused, Reject)
     assert refused.code is RejectCode.VERSION
-    assert "7" in refused.message
-    assert str(PROTOCOL_VERSION) in refused.message
+    assert re.search(told, refused.message)
+    assert not asked
 
+
+def test_a_server_that_answers_in_another_version_is_refused() -> None:
     client: ClientLink[str] = ClientLink(KEY, "old")
-    accepted = links.accept(client.connect(), lambda _: 1)
+    accepted = ServerLinks[str](1, 1).accept(client.connect(), lambda _: 1)
     assert not isinstance(accepted, Reject)
-    heard = client.receive(replace(accepted.welcome, version=7))
+    heard = client.receive(replace(accepted.welcome, version=PROTOCOL_VERSION + 1))
     assert isinstance(heard, Reject)
     assert heard.code is RejectCode.VERSION
     assert not client.is_attached
+
+
+def test_a_hello_of_nonsense_versions_is_of_one_version() -> None:
+    hello = Hello(KEY, 1, 0, 0, 0, "c", PROTOCOL_VERSION, b"", 3)
+    assert hello.versions == Versions(PROTOCOL_VERSION, PROTOCOL_VERSION)
 
 
 def test_a_refusal_of_the_application_opens_nothing() -> None:
@@ -177,7 +226,7 @@ def test_a_renewed_client_starts_over_under_another_key() -> None:
     accepted = links.accept(client.connect(), lambda _: 10)
     assert not isinstance(accepted, Reject)
     heard = client.receive(accepted.welcome)
-    assert heard == Attached(fresh=True, epoch=10, server_epoch=1)
+    assert heard == Attached(fresh=True, epoch=10, server_epoch=1, version=PROTOCOL_VERSION)
     assert client.outgoing() == []
 
 
