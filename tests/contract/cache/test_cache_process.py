@@ -178,6 +178,14 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path, content: st
     assert path.read_text() == content
 
 
+def test_a_file_of_a_later_build_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "epoch"
+    path.write_text("v2 7 of another kind")
+    with pytest.raises(UsageError, match="has version 2, this build reads version 1"):
+        next_epoch(EpochFile(path), None)
+    assert path.read_text() == "v2 7 of another kind"
+
+
 def test_the_last_epoch_is_said(tmp_path: Path) -> None:
     path = tmp_path / "epoch"
     path.write_text("4294967295")
@@ -258,6 +266,17 @@ def test_what_nobody_vouches_for_in_redis_is_ignored(client: redis.Redis, tmp_pa
     assert stored.num_disbelieved == 1
     assert next_epoch(None, stored) == 12, "what stands there now is ours"
     assert stored.num_disbelieved == 1
+
+
+def test_what_a_later_build_left_in_redis_is_not_misread(
+    client: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = EpochInRedis(client, Vouchers(bytes.fromhex(SEAL_KEY)))
+    file = EpochFile(tmp_path / "epoch")
+    file.write(10)
+    client.set(EPOCH_KEY, "v2 40 and more")
+    assert next_epoch(file, stored) == 11
+    assert f"{EPOCH_KEY} in Redis has version 2, this build reads version 1" in caplog.text
 
 
 def test_another_seal_key_does_not_go_on_from_what_is_in_redis(client: redis.Redis) -> None:

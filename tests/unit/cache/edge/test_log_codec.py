@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import blake2b
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -24,10 +26,21 @@ CHAIN_KEY = ChainKey(b"secret of a tree", b"its proof")
 CANARY = b"canary words of a prompt"
 
 
+FIRST = 4  # version that counts as released
+RECORDS = Path(__file__).with_name("log_records.json")  # the golden events at place 2 of the stream, by version
+GOLDEN = {int(version): record for version, record in json.loads(RECORDS.read_text()).items()}
+VERSIONS = sorted(GOLDEN)
+
+
 def stored(count: int = 2, tokens: bytes = CANARY, parent: bytes = b"") -> Stored:
     run = tokens * 8 * count
     seals = b"s" * SEAL_BYTES * count
     return Stored(*CONTEXT, parent, run, b"h" * HANDLE_BYTES * count, seals, chain_key=CHAIN_KEY)
+
+
+def golden_events() -> list[IndexEvent]:
+    removed = Removed(*CONTEXT, b"h" * HANDLE_BYTES, b"s" * SEAL_BYTES, Tier.HOST, True)
+    return [stored(), stored(1, parent=b"p" * SEAL_BYTES), removed, Cleared(*CONTEXT)]
 
 
 @st.composite
@@ -107,13 +120,24 @@ def test_a_record_counts_at_its_own_place_under_its_own_key_only() -> None:
         open_record(LogKeys.derive(b"j" * 32), STREAM, 4, record)
 
 
-def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, other = log_codec.VERSION, log_codec.VERSION + 1
+@pytest.mark.parametrize("other", [min(VERSIONS) - 1, max(VERSIONS) + 1])
+def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch, other: int) -> None:
     monkeypatch.setattr(log_codec, "VERSION", other)
     record = seal_record(KEYS, STREAM, 0, [])
     monkeypatch.undo()
-    with pytest.raises(CorruptLog, match=f"version {other}; this service reads version {ours}"):
+    with pytest.raises(CorruptLog, match=f"version {other}; this service reads version {VERSIONS[0]}"):
         open_record(KEYS, STREAM, 0, record)
+
+
+def test_the_version_that_is_written_and_the_one_before_have_golden_records() -> None:
+    """A version that was released stays, and its record too, until the version after the next one."""
+    assert sorted(GOLDEN) == [version for version in (log_codec.VERSION - 1, log_codec.VERSION) if version >= FIRST]
+    assert seal_record(KEYS, STREAM, 2, golden_events()).hex() == GOLDEN[log_codec.VERSION], "a new version, then"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_was_written_is_read(version: int) -> None:
+    assert open_record(KEYS, STREAM, 2, bytes.fromhex(GOLDEN[version])) == golden_events()
 
 
 WRONG: dict[str, object] = {

@@ -4,12 +4,16 @@
 
 Two memories, neither needed for safety: when both are lost, peers show what they were told last, and the service starts
 over above it. What stands in Redis counts with our voucher only: "EPOCH VOUCHER", the voucher in hex.
+
+These are version 1 of both. A version N above it begins with "vN ", so that it is no number here: the file is refused
+then, and what stands in Redis is not believed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from pathlib import Path
 
 import redis
@@ -22,7 +26,9 @@ from coppice.session.vouchers import Vouchers
 _log = logging.getLogger("coppice.cache")
 EPOCH_KEY = "coppice:cache_epoch"
 _DIGITS_MAX = len(str(CACHE_EPOCH_MAX))
+VERSION = 1  # of the file; what it holds is no number from the next one on
 TRIES_MAX = 16  # to be the one who writes
+_LATER = re.compile(r"v(\d{1,9}) ")
 # Redis cannot check a voucher, so it only compares: who was overtaken since it read reads again.
 _REPLACE = """
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
@@ -38,13 +44,18 @@ class EpochFile:
         self._path = path
 
     def read(self) -> int:
-        """0 when there is no file yet. Raises UsageError for one that holds something else."""
+        """0 when there is no file yet. Raises UsageError for one that holds something else, or is of a later build."""
         try:
             text = self._path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
             return 0
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the epoch file {self._path}: {error}") from error
+        if later := _LATER.match(text):
+            raise UsageError(
+                f"the epoch file {self._path} has version {later[1]}, this build reads version {VERSION}",
+                hint="start the build that wrote it, or a later one",
+            )
         if not text.isdecimal() or len(text) > _DIGITS_MAX:
             raise UsageError(
                 f"{self._path} holds no cache epoch: one decimal number is expected there",
@@ -108,6 +119,9 @@ class EpochInRedis:
         if text and text != self._disbelieved:
             self._disbelieved = text
             self.num_disbelieved += 1
+            if later := _LATER.match(text):
+                _log.error("%s in Redis has version %s, this build reads version %d", EPOCH_KEY, later[1], VERSION)
+                return CacheEpoch(0)
             _log.error(
                 "%s in Redis holds an epoch without a voucher of ours, and is not believed: somebody else wrote it, or "
                 "COPPICE_SEAL_KEY is another one than before, or is not set", EPOCH_KEY

@@ -14,12 +14,15 @@ before a change of that are read while the one of then is given, too. The nonce 
 that was changed, moved, doubled or left out is noticed. Whoever writes must never use a (stream, index) twice; stream
 ids are 16 random bytes. A forger who had the key would gain nothing but wrong hints, since every entry is judged by
 what the workers report.
+
+Each record says its version. The version before is read as well, from its first release on; a log of any other one is
+left alone, and the next snapshot replaces it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -33,7 +36,7 @@ from coppice.ids import TOKEN_BYTES, DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.seals import NO_CHAIN_KEY, SEAL_BYTES, ChainKey
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 
-VERSION = 4
+VERSION = 4  # what is written
 STREAM_BYTES = 16
 TAG_BYTES = 16
 _NONCE_BYTES = 12
@@ -79,14 +82,14 @@ def open_record(keys: LogKeys, stream: bytes, index: int, record: bytes) -> list
     magic, version, _, length = _HEADER.unpack_from(record)
     if magic != _MAGIC:
         raise CorruptLog(f"record {index} does not start like a record of the log")
-    if version != VERSION:
-        raise CorruptLog(f"record {index} has version {version}; this service reads version {VERSION}")
+    if version not in _PAYLOADS:
+        raise CorruptLog(f"record {index} has version {version}; this service reads {_listed(_PAYLOADS)}")
     if length != len(record) - _HEADER.size - TAG_BYTES:
         raise CorruptLog(f"record {index} is cut: it claims {length} bytes and has {len(record)} in all")
     header, ciphertext = record[: _HEADER.size], record[_HEADER.size :]
     for key in keys.of_stream(stream):
         try:
-            return _unpack(key.decrypt(_nonce(index), ciphertext, header), index)
+            return _PAYLOADS[version](key.decrypt(_nonce(index), ciphertext, header), index)
         except InvalidTag:
             continue
     raise CorruptLog(f"record {index} was changed, or written under another seal key")
@@ -182,3 +185,8 @@ def _check_run(handles: bytes, seals: bytes) -> None:
 
 
 _READERS: dict[int, Callable[..., Any]] = {_STORED: _stored, _REMOVED: _removed, _CLEARED: _cleared}
+_PAYLOADS: dict[int, Callable[[bytes, int], list[IndexEvent]]] = {4: _unpack}  # readers of VERSION and of the last one
+
+
+def _listed(versions: Iterable[int]) -> str:
+    return " and ".join(f"version {version}" for version in sorted(versions))

@@ -54,7 +54,8 @@ class Recovery:
                 gc.enable()
         took_s = time.monotonic() - started_s
         if loaded.problem:
-            _log.warning("recovery log: %s; %d records before that are used", loaded.problem, loaded.num_records)
+            told = (loaded.problem, loaded.num_records)
+            _log.warning("recovery log: %s; what follows is ignored, %d records before it are used", *told)
         _log.info("recovery log: %d blocks of %d workers in %.2f s", loaded.num_blocks, len(loaded.by_worker), took_s)
 
     def start(self) -> None:
