@@ -41,6 +41,7 @@ SUSPECT_S = 3.0
 BACKOFF_FIRST_S = 0.05
 BACKOFF_LAST_S = 1.0
 OUTAGE_TOLD_S = 3.0  # what lasts longer is no restart of the peer
+OUTAGE_TOLD_AGAIN_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class LinkHandler(Protocol):
     def link_body(self, body: Any, attachment: int) -> None: ...
 
     def link_lost(self, reason: str) -> None:
-        """The connection of an attachment broke; the session may resume."""
+        """The connection of an attachment broke, and why, with the address; the session may resume."""
 
     def link_rejected(self, reject: Reject) -> None:
         """The server refused the handshake; the link goes on trying. Told once for each reason, not at each attempt."""
@@ -105,7 +106,7 @@ class LinkClient:
         self._wire: Wire | None = None
         self._was_attached = False  # on the connection that is open, or was last
         self._refusal = ""  # why the last handshake was refused
-        self._outage = Outage(OUTAGE_TOLD_S)
+        self._outage = Outage(OUTAGE_TOLD_S, OUTAGE_TOLD_AGAIN_S)
         self._thread = threading.Thread(target=self._run, name=f"link {self._name}", daemon=True)
 
     def start(self) -> None:
@@ -186,8 +187,9 @@ class LinkClient:
                 return
             if was_attached:
                 backoff_s = BACKOFF_FIRST_S
-                self._handler.link_lost(reason)
-            elif reason != self._refusal:  # that was told
+                self._outage.told(time.monotonic(), reason)
+                self._handler.link_lost(f"{self._address}: {reason}")
+            else:
                 self._tell_outage(reason)
             _log.debug("%s: connection ended: %s", self._name, reason)
             self._stopping.wait(backoff_s)
@@ -198,14 +200,14 @@ class LinkClient:
         try:
             wire = self._open()
         except WireUntrusted as error:
-            self._refused_because(f"{self._address}: {error}")
+            self._refused_because(str(error))
             return self._refusal, False
         except (WireClosed, WireSilent) as error:
-            return f"{self._address}: {error or 'silence'} during the handshake of TLS; does that port want it?", False
+            return f"{str(error) or 'silence'} during the handshake of TLS; does that port want it?", False
         except OSError as error:
             if self._nobody_listens is not None and isinstance(error, ConnectionRefusedError | FileNotFoundError):
                 self._nobody_listens()
-            return f"{self._address}: {_why_not_connected(error)}", False
+            return _why_not_connected(error), False
         with self._lock:
             hello = self._link.connect()
             self._wire = wire
@@ -252,28 +254,30 @@ class LinkClient:
         return wire
 
     def _refused_because(self, reason: str) -> None:
-        """Told once, not at each attempt."""
+        """Told at once, not at each attempt."""
         if reason != self._refusal:
             self._refusal = reason
-            _log.warning("%s: %s", self._name, reason)
+            self._outage.told(time.monotonic(), reason)
+            _log.warning("%s: %s: %s", self._name, self._address, reason)
 
     def _tell_outage(self, reason: str) -> None:
-        """Once, when it has lasted for a while."""
-        lasted_s = self._outage.to_tell_s(time.monotonic())
+        """When it has lasted for a while, and again from time to time."""
+        lasted_s = self._outage.to_tell_s(time.monotonic(), reason)
         if lasted_s is not None:
-            _log.warning("%s: no connection for %.0f s (%s); trying on", self._name, lasted_s, reason)
+            told = (self._name, lasted_s, self._address, reason)
+            _log.warning("%s: no connection for %.0f s (%s: %s); trying on", *told)
 
     def _converse(self, wire: Wire) -> None:
         """Read until the connection is over. Raises WireClosed, WireSilent, WrongPeer, LinkBroken, MalformedFrame."""
         try:
             introduced = wire.next(SUSPECT_S)
         except WireGarbled as error:
-            raise WrongPeer(f"{self._address} does not speak the session protocol; is it the gRPC port?") from error
+            raise WrongPeer("it does not speak the session protocol; is it the gRPC port?") from error
         served = kinds_served(introduced)
         if not served:
-            raise WrongPeer(f"{self._address} says {introduced[:40]!r} in place of {PROTOCOL!r}: another version?")
+            raise WrongPeer(f"it says {introduced[:40]!r} in place of {PROTOCOL!r}: another version?")
         if self._kind not in served:
-            raise WrongPeer(f"{self._address} serves no sessions of the kind {self._kind!r}, but of {served}")
+            raise WrongPeer(f"it serves no sessions of the kind {self._kind!r}, but of {served}")
         wire.trust(**self._bounds)
         while not self._stopping.is_set():
             messages = wire.receive(self._wait_s(wire))
@@ -306,6 +310,7 @@ class LinkClient:
             case Reject():
                 if event.message != self._refusal:
                     self._refusal = event.message
+                    self._outage.told(time.monotonic(), event.message)
                     self._handler.link_rejected(event)
                 return True
             case Attached():

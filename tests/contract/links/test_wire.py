@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import http.client
 import itertools
 import logging
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from coppice.addresses import Address
-from coppice.edge import codec, link_client, link_server, session_listener, session_socket, wire
+from coppice.edge import codec, link_server, session_listener, wire
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
@@ -25,7 +22,6 @@ from coppice.session.frames import Hello, Welcome
 from coppice.session.link import ServerLinks
 from tests.fakes.certificates import Authority
 from tests.fakes.link_ends import ClientEnd, RawStream, ServerEnd, shake_hands
-from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import WAIT_S, wait_for
 
 Keep = Callable[[Any], Any]
@@ -295,76 +291,3 @@ def test_a_listener_out_of_descriptors_keeps_its_places_and_takes_who_comes_late
     server = keep(ServerEnd(ServerLinks(1, 1)))
     keep(ClientEnd(server.port)).wait_attached()
     assert caplog.text.count("too many open files") == 5
-
-
-def wait_for_more_attempts(caplog: pytest.LogCaptureFixture) -> None:
-    tried = caplog.text.count("connection ended")
-    wait_for(lambda: caplog.text.count("connection ended") > tried + 2, "more attempts")
-
-
-def test_a_peer_that_cannot_be_reached_is_told_once_and_so_is_that_it_came(
-    keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, socket_dir: Path
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(link_client, "OUTAGE_TOLD_S", 0.0)
-    where = f"unix:{socket_dir}/sessions"
-    client = keep(ClientEnd(where))
-    for outage in (1, 2):
-        wait_for_more_attempts(caplog)
-        told = [record for record in caplog.records if "no connection for" in record.getMessage()]
-        assert [record.levelname for record in told] == ["WARNING"] * outage
-        assert re.search(
-            rf"client to server: no connection for \d+ s \({where}: .+\); trying on", told[-1].getMessage()
-        )
-        server = ServerEnd(ServerLinks(outage, outage), where)
-        client.wait_attached(outage)
-        came = [record for record in caplog.records if record.getMessage() == "client to server: connected"]
-        assert [record.levelname for record in came] == ["INFO"] * outage
-        server.stop()
-        wait_for(lambda: len(client.lost) == len(client.attached), "the connection to end")
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "Connection refused"),
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "the name is not resolved: Name or service"),
-        (TimeoutError("timed out"), "timed out"),
-    ],
-    ids=["refused", "no such name", "silence"],
-)
-def test_it_is_told_why_a_peer_cannot_be_reached(
-    keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: OSError, reason: str
-) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr(link_client, "OUTAGE_TOLD_S", 0.0)
-    monkeypatch.setattr(session_socket, "connect", fail)
-    keep(ClientEnd("cache.example:7081"))
-    wait_for(lambda: f"(cache.example:7081: {reason}" in caplog.text, "a word about it")
-
-
-def test_a_client_hears_that_nobody_listens_any_more(keep: Keep, listen_on: str) -> None:
-    server = keep(ServerEnd(ServerLinks(1, 1), listen_on))
-    client = keep(ClientEnd(server.where))
-    client.wait_attached()
-    assert not client.num_refused
-    server.stop()
-    wait_for(lambda: client.num_refused >= 2, "an attempt, and another one")
-    assert client.lost
-
-
-def test_silence_does_not_say_that_nobody_listens(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a connection that is closed: whoever did it may be there."""
-    monkeypatch.setattr(link_client, "SUSPECT_S", 0.3)
-    server = keep(ServerEnd(ServerLinks(1, 1)))
-    proxy = keep(TcpProxy(server.port))
-    client = keep(ClientEnd(proxy.port))
-    client.wait_attached()
-    proxy.down = True
-    proxy.cut()
-    wait_for(lambda: client.lost, "the outage")
-    proxy.down = False
-    client.wait_attached(2)
-    assert not client.num_refused

@@ -174,6 +174,7 @@ class _CacheSession:
         self._fenced = fenced
         self._attachment = 0
         self.reported = 0
+        self._address = cache_address
         self._link = LinkClient(codec.WORKERS, cache_address, self, core.settings.worker_id, "cache", tls=tls)
 
     def start(self) -> None:
@@ -211,7 +212,7 @@ class _CacheSession:
         _log.warning("lost the cache service (%s); computing goes on", reason)
 
     def link_rejected(self, reject: Reject) -> None:
-        _log.warning("the cache service refuses the session: %s", reject.message)
+        _log.warning("the cache service at %s refuses the session: %s", self._address, reject.message)
 
     def _register(self, attachment: int, *, is_undrained: bool = False) -> None:
         def report(core: WorkerCore) -> Register:

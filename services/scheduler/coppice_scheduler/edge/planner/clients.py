@@ -41,6 +41,7 @@ class IndexClient:
         lost: Callable[[], None],
         tls: Credentials | None,
     ) -> None:
+        self._address = address
         self._inbox = inbox
         self._attached = attached
         self._message = message
@@ -82,7 +83,7 @@ class IndexClient:
         self._inbox(self._lost)
 
     def link_rejected(self, reject: Reject) -> None:
-        _log.warning("the cache service refuses the session: %s", reject.message)
+        _log.warning("the cache service at %s refuses the session: %s", self._address, reject.message)
 
 
 class WorkerClient:
@@ -148,7 +149,7 @@ class WorkerClient:
         self._inbox(lambda: self._owner.gone(self))
 
     def link_rejected(self, reject: Reject) -> None:
-        _log.warning("worker %s refuses the session: %s", self.worker_id, reject.message)
+        _log.warning("worker %s at %s refuses the session: %s", self.worker_id, self.address, reject.message)
         if reject.code is RejectCode.FENCED:
             self._inbox(lambda: self._owner.fenced(self))
 
