@@ -1,6 +1,7 @@
 """Starts children in stages, brings a crashed one back, stops them in turns.
 
-    start:   stage 1 ready ──► stage 2 ready ──► ...      a death before the first readiness ends everything
+    start:   stage 1 ready ──► stage 2 ready ──► ...      a death before the first readiness ends everything, unless
+             another one of its role gets ready: then it is started again, once
     watch:   a death after it: start again, at most RESTARTS_MAX times within RESTART_WINDOW_S; then the child is given
              up where another one of its role is not, else everything ends
     stop:    turn 0, turn 1, ...: SIGTERM, grace, SIGKILL      a second request to stop: SIGKILL at once
@@ -24,11 +25,16 @@ START_TIMEOUT_S = 900.0  # a large checkpoint on a slow disk
 RESTARTS_MAX = 5
 RESTART_WINDOW_S = 60.0
 RESTART_PAUSE_S = 0.5
+FIRST_STARTS_MAX = 2  # of a child that has never been ready
 LOG_LINES_SHOWN = 15
 
 
 class ChildFailed(CoppiceError):
     """A child died that cannot be brought back; its last log lines were shown."""
+
+
+def _hint(tended: _Tended) -> str:
+    return f"its last log lines are above, all of them in {tended.child.spec.log_path}"
 
 
 class _Tended:
@@ -147,24 +153,33 @@ class Supervisor:
             self._display.ready(tended.name, waited_s)
             if tended.child.node:
                 self._display.note(f"{tended.name} runs on {tended.child.node}")
-        elif waited_s > START_TIMEOUT_S and not (tended.was_ready and self._stand_ins(tended)):
+        elif waited_s > START_TIMEOUT_S and not (tended.was_ready and self._others(tended)):
             self._show_last_lines(tended)
-            raise ChildFailed(f"{tended.name} runs but was not ready within {START_TIMEOUT_S:.0f} s")
+            self._give_up(tended, f"{tended.name} runs but was not ready within {START_TIMEOUT_S:.0f} s")
+            tended.child.kill()
 
     def _revive(self, tended: _Tended, now_s: float) -> None:
         how = tended.child.describe_exit()
-        if not tended.was_ready:
+        others = self._others(tended)
+        if not tended.was_ready and not any(other.child.is_running() for other in others):
             self._show_last_lines(tended)
-            raise ChildFailed(f"{tended.name} died while it started ({how})", hint="its last log lines are above")
+            raise ChildFailed(f"{tended.name} died while it started ({how})", hint=_hint(tended))
         if not tended.death_noted:
             tended.death_noted = True
             tended.is_ready = False
             self._display.note(f"{tended.name} died ({how})")
             self._show_last_lines(tended)
+        if not tended.was_ready:
+            if not any(other.is_ready for other in others):
+                return  # what it died of may be everybody's, which would end the stack at once
+            if len(tended.restarts_at_s) + 1 >= FIRST_STARTS_MAX:
+                self._give_up(tended, f"{tended.name} died again while it started ({how})")
+                return
         while tended.restarts_at_s and now_s - tended.restarts_at_s[0] > RESTART_WINDOW_S:
             tended.restarts_at_s.popleft()
         if len(tended.restarts_at_s) >= RESTARTS_MAX:
-            self._give_up(tended, how)
+            again = f"{tended.name} died again after {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s"
+            self._give_up(tended, f"{again} ({how})")
             return
         if tended.restarts_at_s and now_s - tended.restarts_at_s[-1] < RESTART_PAUSE_S:
             return
@@ -174,20 +189,20 @@ class Supervisor:
         self._display.note(f"{tended.name} is started again ({len(tended.restarts_at_s)} of {RESTARTS_MAX} a minute)")
         tended.child.restart()
 
-    def _give_up(self, tended: _Tended, how: str) -> None:
+    def _give_up(self, tended: _Tended, what: str) -> None:
         """Leave it dead where others of its role go on. Raises ChildFailed where none does."""
-        what = f"{tended.name} died again after {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s ({how})"
-        others = self._stand_ins(tended)
+        others = [other.name for other in self._others(tended)]
         if not others:
-            raise ChildFailed(what, hint="its last log lines are above")
+            raise ChildFailed(what, hint=_hint(tended))
         tended.is_given_up = True
         self._display.note(
             f"{what}; it is not started again, the stack goes on with {', '.join(others)} "
-            "(its last log lines are above; put right what they name, then start the stack again)"
+            f"({_hint(tended)}; put right what they name, then start the stack again)"
         )
 
-    def _stand_ins(self, tended: _Tended) -> list[str]:
-        return [other.name for other in self._all() if other.stands_in_for(tended)]
+    def _others(self, tended: _Tended) -> list[_Tended]:
+        """Of its role, that are not given up."""
+        return [other for other in self._all() if other.stands_in_for(tended)]
 
     def _show_last_lines(self, tended: _Tended) -> None:
         self._display.close()

@@ -104,10 +104,47 @@ def test_a_worker_that_keeps_dying_is_given_up_and_said_once(said: Said, supervi
     before = said.text()
     assert "worker-1 died again after 2 restarts within 3600 s (exit code 3)" in before
     assert "the stack goes on with worker-0, worker-2 (" in before
+    assert f"all of them in {said.folder}/worker-1.log; put right what they name" in before
     assert before.count("worker-1 | it is on fire") >= 3
     for _ in range(20):
         supervisor.tick()
     assert said.text() == before
+
+
+def test_a_worker_that_cannot_start_is_tried_once_more_and_given_up(said: Said, supervise: Supervise) -> None:
+    said.crash("worker-1")
+    supervisor = supervise(*(said.spec(name, "worker") for name in ("worker-0", "worker-1")), said.spec("scheduler"))
+    assert supervisor.start()
+    assert "worker-1 is started again (1 of 2 a minute)" in said.text()
+    assert "worker-1 died again while it started (exit code 3); it is not started again" in said.text()
+    assert "the stack goes on with worker-0 (" in said.text()
+    said.crash("worker-0")
+    assert failure(supervisor).startswith("worker-0 died again after 2 restarts")
+
+
+def test_workers_that_all_cannot_start_end_the_stack_at_once(said: Said, supervise: Supervise) -> None:
+    for name in ("worker-0", "worker-1"):
+        said.crash(name)
+    never = supervise(*(said.spec(name, "worker", lambda: False) for name in ("worker-0", "worker-1")))
+    with pytest.raises(ChildFailed, match=r"worker-[01] died while it started \(exit code 3\)"):
+        never.start()
+    assert "started again" not in said.text()
+
+
+@pytest.mark.parametrize("names", [("worker-0", "worker-1"), ("worker-1",)])
+def test_a_worker_that_is_never_ready_is_given_up_where_another_one_is(
+    said: Said, supervise: Supervise, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(supervisor_module, "START_TIMEOUT_S", 1.0)
+    specs = [said.spec(name, "worker", (lambda: False) if name == "worker-1" else None) for name in names]
+    supervisor = supervise(*specs)
+    if len(names) == 1:
+        with pytest.raises(ChildFailed, match="worker-1 runs but was not ready within 1 s"):
+            supervisor.start()
+        return
+    assert supervisor.start()
+    assert "worker-1 runs but was not ready within 1 s; it is not started again" in said.text()
+    assert not supervisor._all()[1].child.is_running()
 
 
 def test_the_last_worker_ends_the_stack(said: Said, supervise: Supervise) -> None:
