@@ -1,4 +1,4 @@
-"""What comes again and again, such as a peer that is refused each second, or cannot be reached, is not logged each time."""
+"""What comes again and again, such as a peer that is refused or cannot be reached, is not logged each time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ToldOnce:
 
 
 class Outage:
-    """Whether something that is away is to be told of: once it has lasted, again for another reason, and again from time
-    to time. One thread; times in seconds of one clock."""
+    """Whether something that is away is to be told of: once it has lasted, again for another reason, and from time to
+    time. One thread; times in seconds of one clock."""
 
     def __init__(self, told_after_s: float, again_after_s: float) -> None:
         self._told_after_s = told_after_s

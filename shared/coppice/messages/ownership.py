@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from coppice.ids import U64, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.record import Message, Record
 
@@ -21,11 +23,13 @@ class Succeed(Message, frozen=True):
     Without the right voucher the message has no effect. To name one's own session is a goodbye.
     """
 
+    SINCE: ClassVar[int] = 7
     session: SessionName
 
 
 class Yielded(Message, frozen=True):
     """Nothing of this session is left on the worker, which it was asked for: it may be another's."""
 
+    SINCE: ClassVar[int] = 7
     worker_id: WorkerId
     worker_epoch: WorkerEpoch

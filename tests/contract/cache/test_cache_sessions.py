@@ -342,8 +342,7 @@ def test_a_service_that_forgot_its_epoch_learns_it_from_workers(keep: Keep) -> N
     first_epoch = recovery.client.attached[0].server_epoch
     assert first_epoch == 1
     cache.restart()
-    recovery.worker.wait_registered(2)
-    assert recovery.worker.cache_epoch == first_epoch + 1
+    wait_for(lambda: recovery.worker.cache_epoch == first_epoch + 1, "the worker hears of the next incarnation")
     wait_for(lambda: recovery.client.attached[-1].server_epoch == first_epoch + 1, "clients hear of it")
     told = [attached.server_epoch for attached in recovery.client.attached]
     assert told == [first_epoch, first_epoch + 1], "no epoch is told twice"

@@ -3,8 +3,8 @@
     frames.json   a frame of each message, in hexadecimal, by channel
     shapes.json   the fields of each record and the values of each enum, by channel
 
-`python -m tests.fakes.messages.golden` writes the folder of the newest version, and what a planner and its front
-doors say.
+`python -m tests.fakes.messages.golden` writes the folder of the newest version, and what a planner, its
+front doors and their parent say.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.fakes.message_values import CODECS, golden_values
 from tests.fakes.messages.shapes import Enums, Fields, OlderCodec, older_edge, shape_of
 
 FOLDER = Path(__file__).parents[2] / "contract" / "links" / "versions" / "golden"
-DOORS = "doors.json"  # one build speaks on both ends
-SESSIONS = [channel for channel in CODECS if "door" not in channel]
+DOORS = "doors.json"  # between processes of a scheduler: one build speaks on both ends
+SESSIONS = [channel for channel in CODECS if " from " in channel]
 Frames = dict[str, dict[str, str]]
 
 
