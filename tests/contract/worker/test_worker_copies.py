@@ -164,10 +164,11 @@ def test_a_fence_is_acknowledged_after_the_copies_before_it(stack: TierStack) ->
     stack.registrar.tell(CopyOrders(WorkerEpoch(8), (demotion(2),)))
     assert stack.next() == CopiesDone(WorkerEpoch(8), (), (2,)), "all that came before was taken"
     stack.tiers.may_copy.set()
-    assert stack.next() == CopiesDone(NOW, (1,))
-    acknowledged = stack.next()
-    assert isinstance(acknowledged, FenceAck)
-    assert acknowledged.host_seals[:16] == seal(3)
+    # Two threads say these: where the fence comes to its turn just as the copy ends, either may be first.
+    said = [stack.next(), stack.next()]
+    assert CopiesDone(NOW, (1,)) in said
+    (acknowledged,) = [message for message in said if isinstance(message, FenceAck)]
+    assert acknowledged.host_seals[:16] == seal(3), "what was copied is there"
 
 
 def test_an_answer_that_was_lost_with_its_session_is_given_again(stack: TierStack) -> None:
