@@ -113,7 +113,8 @@ def test_a_worker_that_keeps_dying_is_given_up_and_said_once(said: Said, supervi
 
 def test_a_worker_that_cannot_start_is_tried_once_more_and_given_up(said: Said, supervise: Supervise) -> None:
     said.crash("worker-1")
-    supervisor = supervise(*(said.spec(name, "worker") for name in ("worker-0", "worker-1")), said.spec("scheduler"))
+    never_ready = said.spec("worker-1", "worker", lambda: False)
+    supervisor = supervise(said.spec("worker-0", "worker"), never_ready, said.spec("scheduler"))
     assert supervisor.start()
     assert "worker-1 is started again (1 of 2 a minute)" in said.text()
     assert "worker-1 died again while it started (exit code 3); it is not started again" in said.text()
