@@ -81,14 +81,9 @@ def older(checkpoint: Path, tmp_path: Path) -> Iterator[OlderStack]:
         yield stack
 
 
+@pytest.mark.wide
 def test_no_request_fails_while_services_are_upgraded_and_rolled_back(older: OlderStack, oracle: Oracle) -> None:
-    said = dict.fromkeys(older.services, 0)
-
-    def says_older(name: str) -> bool:
-        """The service, which is of the newest build, has said since the last call that a peer speaks the older one."""
-        before, text = said[name], older.services[name].log.read_text()
-        said[name] = len(text)
-        return SPEAKS_OLDER in text[before:]
+    read = dict.fromkeys(older.services, 0)
 
     def replaced(name: str, change: Any) -> None:
         service = older.services[name]
@@ -97,16 +92,24 @@ def test_no_request_fails_while_services_are_upgraded_and_rolled_back(older: Old
         service.start()
         older.wait_all_open()
 
-    for seed, (names, change) in enumerate(
-        [(("cache",), as_newest), (("worker-0", "worker-1"), as_newest), (("cache",), as_older)]
-    ):
-        with Load(older, oracle, seed):
-            for name in names:
-                replaced(name, change)
-        if change is as_newest:
-            assert all(says_older(name) for name in names)  # worker: of the scheduler; cache: of all others
-    replaced("scheduler", as_newest)  # one scheduler is one front door: what it runs is given time, what comes waits
-    assert says_older("scheduler")
+    def wait_for_a_word_of(name: str) -> None:
+        """The service, which is of the newest build, says anew that a peer speaks the older protocol."""
+        log = older.services[name].log
+        wait_until(lambda: SPEAKS_OLDER in log.read_text()[read[name] :], f"a word of {name} about an older peer")
+        read[name] = len(log.read_text())
+
+    with Load(older, oracle, 1):
+        replaced("cache", as_newest)
+    wait_for_a_word_of("cache")  # about the scheduler and the workers
+    with Load(older, oracle, 2):
+        replaced("worker-0", as_newest)
+        replaced("worker-1", as_newest)
+    wait_for_a_word_of("worker-0")  # about the scheduler
+    with Load(older, oracle, 3):
+        replaced("cache", as_older)
+    wait_for_a_word_of("worker-0")  # about the cache
+    replaced("scheduler", as_newest)  # there is one: what it runs is given time, what comes while it starts is refused
+    wait_for_a_word_of("scheduler")  # about the cache
     with Load(older, oracle, 4):
         replaced("worker-0", as_older)
-    assert says_older("scheduler")
+    wait_for_a_word_of("scheduler")  # about the worker
