@@ -16,11 +16,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from coppice.edge.signal_event import SignalEvent
 from coppice.errors import CoppiceError
 from coppice_up.display import Display
 from coppice_up.host import Child, ChildSpec, Host
 
 TICK_S = 0.1
+END_LOOK_S = 0.01  # at children that were told to stop
 START_TIMEOUT_S = 900.0  # a large checkpoint on a slow disk
 RESTARTS_MAX = 5
 RESTART_WINDOW_S = 60.0
@@ -70,10 +72,12 @@ class Supervisor:
         self._show_logs = show_logs
         self._tended: list[list[_Tended]] = []
         self._stop_requests = 0
+        self._wake = SignalEvent()
 
     def request_stop(self) -> None:
         """Safe to call from a signal handler. The first asks for an orderly stop, the second for one at once."""
         self._stop_requests += 1
+        self._wake.set()
 
     @property
     def stop_requested(self) -> bool:
@@ -92,7 +96,7 @@ class Supervisor:
                 if self.stop_requested:
                     return False
                 self.tick()
-                time.sleep(TICK_S)
+                self._wake.wait(TICK_S)
         self._display.all_ready()
         return True
 
@@ -100,7 +104,7 @@ class Supervisor:
         """Tend the children until a stop is requested. Raises ChildFailed."""
         while not self.stop_requested:
             self.tick()
-            time.sleep(TICK_S)
+            self._wake.wait(TICK_S)
 
     def tick(self) -> None:
         """Look after every child once. Raises ChildFailed."""
@@ -136,7 +140,7 @@ class Supervisor:
         while any(child.is_running() for child in running):
             if self._stop_requests > 1 or time.monotonic() > deadline_s:
                 break
-            time.sleep(TICK_S / 4)
+            time.sleep(END_LOOK_S)
         for child in running:
             if child.is_running():
                 if self._stop_requests <= 1:

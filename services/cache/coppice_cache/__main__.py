@@ -9,6 +9,7 @@ import sys
 from coppice.edge.session_listener import allow_open_files
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import EXIT_OK, CoppiceError, run_main
+from coppice.processes.leaving import leave
 from coppice.settings import read_settings
 from coppice.telemetry.logs import configure_logging
 from coppice.tenants.watch import LOOK_S
@@ -47,4 +48,4 @@ def run(settings: CacheSettings) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -14,9 +14,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
-import torch
 from prometheus_client import CollectorRegistry
 
 from coppice.addresses import Address, PortInUse
@@ -27,6 +25,7 @@ from coppice.errors import EXIT_OK, CoppiceError, UnavailableError, run_main
 from coppice.garbage import shorten_pauses
 from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
+from coppice.processes.leaving import leave
 from coppice.settings import read_settings
 from coppice.telemetry.logs import configure_logging
 from coppice.telemetry.metrics_server import serve_metrics
@@ -58,16 +57,6 @@ class DeviceFailed(CoppiceError):
 def main() -> int:
     settings = read_settings(WorkerSettings, sys.argv[1:], os.environ, PROG)
     return run_main(PROG, lambda: run(settings))
-
-
-def leave(code: int) -> NoReturn:
-    """End the process with `code`. With a device, an orderly end of the interpreter may abort in the device's
-    libraries, whose context may be broken, or wait for another rank."""
-    if not torch.cuda.is_available():
-        sys.exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def run(settings: WorkerSettings) -> int:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from coppice.errors import EXIT_OK, run_main
+from coppice.processes.leaving import leave
 from coppice.settings import read_settings
 from coppice.telemetry.logs import configure_logging
 from coppice_scheduler.edge.base.settings import ServiceSettings
@@ -26,4 +27,4 @@ def run(settings: ServiceSettings) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -20,7 +20,8 @@ class SessionName(Record, frozen=True):
 class Succeed(Message, frozen=True):
     """Whoever had this session is gone for good, says who comes after it: it ends as if it had expired.
 
-    Without the right voucher the message has no effect. To name one's own session is a goodbye.
+    Without the right voucher the message has no effect. To name one's own session is a goodbye. A cache service
+    that does not have it ends the session later, when it has been silent.
     """
 
     SINCE: ClassVar[int] = 7

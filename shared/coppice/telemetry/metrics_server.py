@@ -25,6 +25,7 @@ from coppice.tls.credentials import Credentials
 from coppice.tls.identity import NoIdentity, identity_of
 from coppice.tls.rights import why_not_rest
 
+POLL_S = 0.5  # how often the listening thread looks around by itself
 PATIENCE_S = 10.0  # with a connection from its first moment to its last
 CONNECTIONS_MAX = 32
 PEER_CONNECTIONS_MAX = 8  # of one address, so that no machine keeps all others out
@@ -40,6 +41,8 @@ class MetricsServer:
     _thread: threading.Thread
 
     def close(self) -> None:
+        with suppress(OSError):  # wakes the thread
+            self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -78,7 +81,7 @@ def serve_metrics(
         ) from error
     server.patience_s = patience_s
     server.context = tls.listening_context() if tls is not None else None
-    thread = threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="metrics-http", daemon=True)
     thread.start()
     return MetricsServer(host=host, port=server.server_address[1], _server=server, _thread=thread)
 

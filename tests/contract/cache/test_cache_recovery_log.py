@@ -17,6 +17,7 @@ from coppice_cache.edge.durability.log_store import HEAD_KEY, LoadedLog, LogStre
 from coppice_cache.edge.durability.recovery_log import LONG_RETRY_S, RETRY_S, RecoveryLog, Slice
 from coppice_cache.edge.service.event_hub import EventHub
 from tests.fakes.ports import valkey_server
+from tests.fakes.waiting import wait_for
 
 KEYS = LogKeys.derive(b"key of the log, 32 bytes of them")
 WORKER, EPOCH = WorkerId("w0"), WorkerEpoch(3 << 32 | 1)
@@ -228,6 +229,16 @@ def test_a_flushed_redis_gets_a_fresh_snapshot(client: redis.Redis, is_busy: boo
     assert not client.keys("coppice:index:*"), "nothing is pushed behind what is gone"
     assert log.keep() == 0.0
     assert blocks(load(client, KEYS)) == index.found
+
+
+def test_a_writer_that_waits_for_events_is_woken_to_stop(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery_log, "IDLE_S", 3600.0)
+    index = Index(1)
+    log = writer(client, index)
+    log.start()
+    wait_for(lambda: any(one.is_waiting for one in index.hub._subscriptions), "the writer to wait")
+    log.stop()
+    assert not log._thread.is_alive()
 
 
 def test_redis_that_dies_and_comes_back(client: redis.Redis) -> None:

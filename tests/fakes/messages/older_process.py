@@ -2,8 +2,7 @@
 
     python -m tests.fakes.messages.older_process VERSION MODULE ARGS
 
-It says no field, message or value that its version does not have, and ends on what it could not know. A scheduler's
-planner, which is a process of its own, is of the same build.
+It says no field, message or value that its version does not have, and ends on what it could not know.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, UsageError
 from coppice.garbage import shorten_pauses
+from coppice.processes.leaving import leave
 from coppice.telemetry.logs import configure_logging
 from coppice.telemetry.traces import Tracing, configure_tracing
 from coppice.tenants.directory import TenantDirectory
@@ -187,4 +188,4 @@ async def _until_the_end(parent: ParentLink, engine: DoorEngine, grpc_server: Ge
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -148,6 +148,17 @@ def test_a_worker_that_is_never_ready_is_given_up_where_another_one_is(
     assert not supervisor._all()[1].child.is_running()
 
 
+def test_a_request_to_stop_is_heard_at_once(said: Said, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = supervise(said.spec("cache"))
+    assert supervisor.start()
+    monkeypatch.setattr(supervisor_module, "TICK_S", 3600.0)
+    watching = threading.Thread(target=supervisor.watch, daemon=True)
+    watching.start()
+    supervisor.request_stop()
+    watching.join(WAIT_S)
+    assert not watching.is_alive()
+
+
 def test_the_last_worker_ends_the_stack(said: Said, supervise: Supervise) -> None:
     supervisor = supervise(*(said.spec(name, "worker") for name in ("worker-0", "worker-1")), said.spec("scheduler"))
     assert supervisor.start()

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coppice import __version__
 from coppice.addresses import Address
 from coppice.audit_log import Act, AuditLog
+from coppice.edge.prompt_uvicorn import PromptServer
 from coppice.errors import UnavailableError
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
@@ -193,7 +194,7 @@ class AdminServer:
             timeout_graceful_shutdown=1,
             limit_concurrency=CONNECTIONS_MAX,
         )
-        self._server = uvicorn.Server(config)
+        self._server = PromptServer(config)
         self._socket.listen()  # whoever asks before the thread is up waits instead of being refused
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="admin http", daemon=True

@@ -114,6 +114,7 @@ class RecoveryLog:
     def stop(self) -> None:
         """Write what is left, if Redis takes it at once. To be called before the hub is closed."""
         self._stopping.set()
+        self._events.wake()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         self._events.close()

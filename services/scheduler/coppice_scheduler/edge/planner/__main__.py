@@ -19,6 +19,7 @@ from pathlib import Path
 
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice.garbage import shorten_pauses
+from coppice.processes.leaving import leave
 from coppice.telemetry.logs import configure_logging
 from coppice.tenants.directory import TenantDirectory
 from coppice.tls.identity import Role
@@ -152,4 +153,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
