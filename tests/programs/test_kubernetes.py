@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.fakes.tools.kustomize import built
+from tests.programs.conftest import ASKED
 from tests.unit.tools.render.test_kubernetes import OVERLAYS, rendered
 
 pytestmark = pytest.mark.programs
+DEFINITIONS = os.environ.get("COPPICE_TEST_CRDS", "")  # a folder of the operators' own definitions, where there is one
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
@@ -34,3 +38,73 @@ def test_a_field_that_is_none_is_found(bin_folder: Path, tmp_path: Path) -> None
     path.write_text(yaml.safe_dump(worker), encoding="utf-8")
     command = [str(bin_folder / "kubernetes-validate"), "--strict", str(path)]
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+# ---- objects of operators ----
+
+
+def operators_objects(folder: Path) -> list[dict[str, Any]]:
+    files = rendered(folder, "--workers", "2", "--workers-max", "5")
+    return [one for component in ("monitoring", "autoscaling") for one in built(files, f"components/{component}")]
+
+
+def wrong_with(bin_folder: Path, folder: Path, objects: list[dict[str, Any]], definitions: str = "") -> list[str]:
+    path = folder / "objects.yaml"
+    path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
+    command = [str(bin_folder / "python"), str(ASKED / "custom_resources.py"), str(path)]
+    done = subprocess.run(
+        [*command, *([definitions] if definitions else [])], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    found = done.stdout.splitlines()
+    assert done.returncode == (1 if any(found) else 0)
+    return [line for line in found if line]
+
+
+def test_objects_of_operators_are_valid(bin_folder: Path, tmp_path: Path) -> None:
+    objects = operators_objects(tmp_path)
+    assert {one["kind"] for one in objects} == {"ServiceMonitor", "ScaledObject", "Certificate"}
+    assert wrong_with(bin_folder, tmp_path, objects, DEFINITIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "problem"),
+    [
+        ("ServiceMonitor", {"namespaces": []}, "spec: Additional properties are not allowed ('namespaces' was"),
+        ("ServiceMonitor", {"endpoints": [{"port": 8071}]}, "spec.endpoints[0].port: 8071 is not of type 'string'"),
+        ("ScaledObject", {"maxReplicaCount": "5"}, "spec.maxReplicaCount: '5' is not of type 'integer'"),
+        ("ScaledObject", {"triggers": [{"type": "prometheus"}]}, "spec.triggers[0]: 'metadata' is a required property"),
+        ("Certificate", {"usages": ["signing of all"]}, "spec.usages[0]: 'signing of all' is not one of"),
+    ],
+)
+def test_what_is_wrong_with_them_is_found(
+    bin_folder: Path, tmp_path: Path, kind: str, change: dict[str, Any], problem: str
+) -> None:
+    one = next(one for one in operators_objects(tmp_path) if one["kind"] == kind)
+    one["spec"] |= change
+    found = wrong_with(bin_folder, tmp_path, [one])
+    assert any(line.startswith(f"{kind} {one['metadata']['name']}: {problem}") for line in found), found
+
+
+def test_a_definition_that_differs_from_what_we_wrote_is_found(bin_folder: Path, tmp_path: Path) -> None:
+    definitions = tmp_path / "definitions"
+    definitions.mkdir()
+    triggers = {"type": "array", "items": {"type": "object", "required": ["authentication"], "properties": {}}}
+    spec = {"type": "object", "properties": {"triggers": triggers, "maxReplicaCount": {"type": "string"}}}
+    schema = {"openAPIV3Schema": {"properties": {"spec": spec}}}
+    named = {
+        "group": "keda.sh",
+        "names": {"kind": "ScaledObject"},
+        "versions": [{"name": "v1alpha1", "schema": schema}],
+    }
+    definition = {"kind": "CustomResourceDefinition", "spec": named}
+    (definitions / "keda.yaml").write_text(yaml.safe_dump(definition), encoding="utf-8")
+    found = "\n".join(wrong_with(bin_folder, tmp_path, operators_objects(tmp_path), str(definitions)))
+    for problem in (
+        "has no definition of ServiceMonitor",
+        "ScaledObject: spec.maxReplicaCount is of type string, not integer",
+        "ScaledObject: spec.pollingInterval is no field",
+        "ScaledObject: spec.triggers[] has to have authentication",
+        "ScaledObject worker: spec: Additional properties are not allowed",
+    ):
+        assert problem in found, found
