@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from coppice.edge.prompt_uvicorn import PromptServer
+from coppice.processes.prompt_uvicorn import PromptServer
 from coppice.telemetry import metrics_server
 from tests.fakes.waiting import WAIT_S
 

@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coppice.edge.prompt_uvicorn import PromptServer
+from coppice.processes.prompt_uvicorn import PromptServer
 from coppice.tls.entrance import HANDSHAKE_S, HANDSHAKES_MAX, Handshakes, TlsEntrance, behind_tls
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
 from coppice_scheduler.edge.base.file_limit import BACKLOG

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coppice import __version__
 from coppice.addresses import Address
 from coppice.audit_log import Act, AuditLog
-from coppice.edge.prompt_uvicorn import PromptServer
 from coppice.errors import UnavailableError
+from coppice.processes.prompt_uvicorn import PromptServer
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
 from coppice.tls.entrance import Handshakes, TlsEntrance, behind_tls
