@@ -220,6 +220,7 @@ def test_few_keys_of_replaced_workers_are_kept(cache: Cache, keep: Keep, monkeyp
     for _ in range(4):
         worker = keep(FakeWorker(cache)).wait_registered()
         keys.append(workers._by_id[worker.worker_id].link.key)
+        worker.stop()  # the first, whose key is forgotten, would come back
     assert list(workers._replaced_keys) == keys[1:3], "the oldest is forgotten, and the newest was not replaced"
 
 

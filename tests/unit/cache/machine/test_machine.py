@@ -290,9 +290,11 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([100, 600, 2_500]), silent=st.integers(0, 9))
     def wait(self, ms: int, silent: int) -> None:
-        """Heartbeats of everybody, but for one session at times; after 12 s of silence it is over."""
-        for _ in range(5 if silent == 0 and len(self.sessions) > 1 else 1):
-            self.wait_for(ms, self.sessions[1 if silent == 0 else 0 :])
+        """Heartbeats of everybody, but for one session at times. After 12 s of silence it is over; if it owns a worker
+        and another one stands by, after two."""
+        quiet = self.sessions[0] if silent == 0 and len(self.sessions) > 1 else None
+        for _ in range(1 if quiet is None else 5):
+            self.wait_for(ms, [session for session in self.sessions if session != quiet])
 
     @rule(count=st.integers(1, 4))
     def follow_late(self, count: int) -> None:
