@@ -8,7 +8,7 @@ import pytest
 
 from coppice_sim.command import main
 from coppice_sim.mutants.moves import MOVES
-from coppice_sim.mutants.owners import NEWEST_PLANS, OWNERS
+from coppice_sim.mutants.owners import OWNERS, OWNERS_MASKED
 from coppice_sim.mutants.registry import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
 from coppice_sim.run import run
 from coppice_sim.shrink import Case, name_of, shrink
@@ -124,11 +124,12 @@ DIRECT: dict[str, Callable[[], None]] = {
     "nothing is kept for a need": test_cache_reclaim.test_needs_are_met_in_the_order_in_which_they_were_refused,
     "lease digest ignored": test_scheduler_core_outages.test_a_different_digest_is_answered_with_the_lease_set,
     "newest plans": (test_worker_core_epochs.test_whom_the_cache_service_names_plans_and_nobody_else_whoever_is_newer),
+    "owner of whoever": test_worker_core_epochs.test_what_is_said_to_the_epoch_before_names_nobody,
     "old scheduler plans on": test_worker_core_epochs.test_newer_scheduler_takes_over_and_the_older_is_refused,
 }
 
 
-@pytest.mark.parametrize("mutant", [*MASKED, NEWEST_PLANS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MASKED, *OWNERS_MASKED], ids=lambda mutant: mutant.name)
 def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> None:
     ask = DIRECT[mutant.name]
     ask()

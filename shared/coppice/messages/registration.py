@@ -1,12 +1,13 @@
 """Messages between a worker and the cache service, on the session that the worker opens.
 
 worker -> cache   Register, FenceAck, Draining, CopiesDone
-cache -> worker   Registered, Fence, CopyOrders
+cache -> worker   Registered, Owner, Fence, CopyOrders
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import ClassVar
 
 from coppice.ids import U32, U64, CacheEpoch, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.record import Message, PackedGenerations, PackedHandles, PackedSeals, Record
@@ -37,16 +38,21 @@ class Register(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """`worker_epoch` differs from the reported one when the old epoch is dead: the worker quiesces and starts over.
-
-    Said again when another scheduler is to plan for it.
-    """
+    """`worker_epoch` differs from the reported one when the old epoch is dead: the worker quiesces and starts over."""
 
     worker_epoch: WorkerEpoch
     cache_epoch: CacheEpoch
     voucher: bytes = b""  # for both; to be shown in the next Register
     scheduler_key: bytes = b""  # by which it knows scheduler epochs that the cache service vouches for
     owner: SchedulerEpoch = SchedulerEpoch(0)  # whose plans it takes, and nobody else's; 0: nobody is named
+
+
+class Owner(Message, frozen=True):
+    """Another scheduler plans for the worker from now on. Concerns nobody who is not registered as that epoch."""
+
+    SINCE: ClassVar[int] = 7
+    worker_epoch: WorkerEpoch
+    owner: SchedulerEpoch
 
 
 class Fence(Message, frozen=True):
@@ -106,4 +112,4 @@ class CopiesDone(Message, frozen=True):
 
 
 FromWorker = Register | FenceAck | Draining | CopiesDone
-ToWorker = Registered | Fence | CopyOrders
+ToWorker = Registered | Owner | Fence | CopyOrders

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from coppice.ids import SchedulerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Registered
+from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Owner, Registered
 from coppice.messages.step import StepPlan
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
@@ -70,6 +70,8 @@ class WorkerHost(Process):
         attachment = self._attachment
         if isinstance(body, Registered):
             self.enqueue(lambda: self._registered(body))
+        elif isinstance(body, Owner):
+            self.enqueue(lambda: self._owned(body))
         elif isinstance(body, CopyOrders):
             self._order(body, attachment)
         else:
@@ -105,6 +107,10 @@ class WorkerHost(Process):
             self._links.clear()
             self._monitor.pool_is_new(self.core.settings.worker_id)
             self.schedulers.replace(ServerLinks(message.worker_epoch, message.worker_epoch))
+        self.drop_others()
+
+    def _owned(self, message: Owner) -> None:
+        self.core.owned(message)
         self.drop_others()
 
     def _fence(self, fence: Fence, attachment: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from coppice.handles import handles_array
 from coppice.ids import TOKEN_BYTES, CacheEpoch, LeaseId, SchedulerEpoch, SequenceId, WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrders, Draining, Fence, FenceAck, Register, Registered
+from coppice.messages.registration import CopiesDone, CopyOrders, Draining, Fence, FenceAck, Owner, Register, Registered
 from coppice.messages.step import Refusal, RefusalCode, StepPlan, StepResult
 from coppice.session.vouchers import is_same, scheduler_voucher
 from coppice_worker.core.attach import Attacher
@@ -126,8 +126,7 @@ class WorkerCore:
         if message.cache_epoch != self._registered.cache_epoch:
             self._copies.forget_orders()
         self._registered = message
-        if self._who.name(message.owner):
-            self._detach_scheduler()
+        self._name_owner(message.owner)
         if message.worker_epoch == self.worker_epoch:
             return False
         self.worker_epoch = message.worker_epoch
@@ -140,6 +139,15 @@ class WorkerCore:
         self._copies.forget()
         self.pool.reset()
         return True
+
+    def owned(self, message: Owner) -> None:
+        """Another scheduler is to plan here. What is said to whoever had this id before concerns nobody."""
+        if message.worker_epoch == self.worker_epoch:
+            self._name_owner(message.owner)
+
+    def _name_owner(self, owner: SchedulerEpoch) -> None:
+        if self._who.name(owner):
+            self._detach_scheduler()
 
     def fence(self, message: Fence) -> FenceAck | None:
         """Never again run what is named. Called when all earlier steps have completed.

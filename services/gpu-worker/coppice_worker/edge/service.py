@@ -21,7 +21,7 @@ from coppice.edge.link_client import LinkClient
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
 from coppice.ids import SchedulerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Register, Registered
+from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Owner, Register, Registered
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import Attached, ServerLink, ServerLinks
 from coppice.tls.credentials import Credentials
@@ -149,8 +149,11 @@ class WorkerService:
             self._copier.quiesce()
         return core.registered(message)
 
-    def _fenced(self, fence: Fence) -> None:
-        _log.info("fence %d: epochs %s, up to %d", fence.fence_id, list(fence.scheduler_epochs), fence.up_to_epoch)
+    def _fenced(self, word: Fence | Owner) -> None:
+        if isinstance(word, Owner):
+            _log.info("scheduler epoch %d plans here", word.owner)
+        else:
+            _log.info("fence %d: epochs %s, up to %d", word.fence_id, list(word.scheduler_epochs), word.up_to_epoch)
         self._schedulers.drop_others()
 
 
@@ -164,7 +167,7 @@ class _CacheSession:
         copier: Copier | None,
         cache_address: str,
         registered: Callable[[Registered], None],
-        fenced: Callable[[Fence], None],
+        fenced: Callable[[Fence | Owner], None],
         tls: Credentials | None,
     ) -> None:
         self._core = core
@@ -203,6 +206,8 @@ class _CacheSession:
         match body:
             case Registered():
                 self._runner.later(lambda: self._registered(body))
+            case Owner():
+                self._runner.later(lambda: self._owned(body))
             case Fence():
                 self._runner.later(lambda: self._fence(body, attachment))
             case CopyOrders() if self._copier is not None:
@@ -222,6 +227,10 @@ class _CacheSession:
             return core.registration()
 
         self._link.post(self._runner.with_core(report), attachment)
+
+    def _owned(self, owner: Owner) -> None:
+        self._runner.with_core(lambda core: core.owned(owner))
+        self._fenced(owner)
 
     def _fence(self, fence: Fence, attachment: int) -> None:
         acknowledgement = self._runner.with_core(lambda core: core.fence(fence))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from coppice.ids import SchedulerEpoch, WorkerId
 from coppice.messages.index import Grant, NoCapacity, Workers
 from coppice.messages.ownership import SessionName, Succeed, Yielded
-from coppice.messages.registration import Registered
+from coppice.messages.registration import Owner, Registered
 from coppice_cache.core.base.results import SessionEnded, ToWorkerEffect
 from tests.unit.cache.restart import S1, Pool, Restarted
 from tests.unit.cache.world import V, W, World, registration, tokens
@@ -26,7 +26,7 @@ def listed(world: World, session: SchedulerEpoch) -> dict[WorkerId, tuple[bool, 
 
 def told_owners(world: World, worker_id: WorkerId) -> list[SchedulerEpoch]:
     said = [effect for effect in world.log if isinstance(effect, ToWorkerEffect) and effect.worker_id == worker_id]
-    return [effect.message.owner for effect in said if isinstance(effect.message, Registered)]
+    return [effect.message.owner for effect in said if isinstance(effect.message, Owner | Registered)]
 
 
 def leave(world: World, session: SchedulerEpoch, worker_id: WorkerId) -> None:

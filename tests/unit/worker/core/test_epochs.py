@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
-from coppice.messages.registration import Fence, Registered
+from coppice.messages.registration import Fence, Owner, Registered
 from coppice.messages.step import StepPlan
 from coppice.session.frames import RejectCode
 from coppice_worker.core.batch.step_batch import StepOutput
@@ -248,3 +248,16 @@ def test_an_owner_that_was_fenced_attaches_no_more_and_fences_stay_few():
         assert isinstance(refused, SchedulerRefused)
         assert refused.reason is SchedulerRefusedReason.FENCED
     assert core.stats().fenced_epochs == 1
+
+
+def test_what_is_said_to_the_epoch_before_names_nobody():
+    begun = WorkerCore(settings())
+    begun.owned(Owner(WorkerEpoch(7), epoch(9)))
+    assert not begun.worker_epoch, "it has not registered yet"
+    core = ready_core()
+    core.attach_scheduler(epoch(8))
+    core.owned(Owner(WorkerEpoch(7), epoch(9)))
+    assert core.planning == epoch(8)
+    core.owned(Owner(core.worker_epoch, epoch(9)))
+    assert core.planning is None
+    assert isinstance(core.attach_scheduler(epoch(9)), SchedulerAccepted)

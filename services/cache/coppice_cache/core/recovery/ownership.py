@@ -1,6 +1,6 @@
 """Which scheduler plans for which worker: one at a time, in even shares by blocks.
 
-    no owner, or its session is over --> the scheduler that has least          the worker hears of it in `Registered`
+    no owner, or its session is over --> the scheduler that has least          the worker hears of it: `Owner`
     a scheduler has too little       --> the one with most is asked to yield --Yielded--> it has no owner
 
 An owner is never replaced while its session lives and it has not yielded. What its session held there when it ended is
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from coppice.ids import SchedulerEpoch
 from coppice.messages.ownership import Yielded
-from coppice.messages.registration import Registered
+from coppice.messages.registration import Owner, Registered
 from coppice_cache.core.state.sessions import Session
 from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Phase, Worker
@@ -55,7 +55,7 @@ def tell_registered(state: State, worker: Worker) -> None:
 def _own(state: State, worker: Worker, epoch: SchedulerEpoch) -> None:
     worker.owner, worker.yields = epoch, False
     state.workers_changed = True
-    tell_registered(state, worker)
+    state.tell_worker(worker.worker_id, Owner(worker.epoch, epoch))
 
 
 def _balance(state: State, owned: dict[SchedulerEpoch, int]) -> None:

@@ -61,10 +61,8 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
     state.workers[worker_id] = worker
     state.remember_worker(worker_id)
     state.workers_changed = True
-    owner = worker.owner
+    tell_registered(state, worker)
     share_out(state)
-    if worker.owner == owner:  # else it was told
-        tell_registered(state, worker)
     if worker.is_open:
         state.drop_replay(worker_id)
     judge_held_claims(state, worker, now_ns)
