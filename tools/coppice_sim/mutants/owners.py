@@ -41,8 +41,8 @@ def _never_left() -> Patches:
 
 
 _CALM = FaultProfile.absences()
-# Schedulers open sessions to workers that they own alone, and a word to a process that has just been started is rare, so
-# that whole runs do not notice these, or only now and then.
+# Schedulers open sessions to workers that they own alone, and a word to a process that has just begun is rare.
+# Whole runs notice these seldom or never.
 OWNERS_MASKED = (
     Mutant("newest plans", "rule 1: plans of who gave the worker up", _newest_plans),
     Mutant("owner of whoever", "I8: what is findable was never written", _owner_of_whoever),
