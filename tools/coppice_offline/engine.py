@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coppice.ids import CacheEpoch, SchedulerEpoch
-from coppice.messages.registration import Fence, Registered
+from coppice.messages.registration import Fence, Owner, Registered
 from coppice.messages.step import StepPlan, StepResult
 from coppice_cache.core.base.results import ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings
@@ -175,6 +175,8 @@ class LocalEngine:
                         self._scheduler.index_message(message, now)
                     case ToWorkerEffect(_, Registered() as registered):
                         self._worker.registered(registered)
+                    case ToWorkerEffect(_, Owner() as owner):
+                        self._worker.owned(owner)
                     case ToWorkerEffect(_, Fence() as fence):
                         acknowledgement = self._worker.fence(fence)
                         assert acknowledgement is not None, "there is no host tier here, so no copy holds it up"
