@@ -14,6 +14,8 @@ from enum import Enum
 from coppice.ids import U32, U64, DomainId, LeaseId, SequenceId
 from coppice.messages.record import Message, PackedF32, PackedHandles, PackedPairs, PackedSeals, PackedU32, Record
 
+FLOAT_BYTES = 4  # of a packed f32
+
 
 class SamplingParams(Record, frozen=True):
     """How to choose tokens. Applied in this order: penalties, bias, `min_tokens`, grammar, temperature, min_p, top_k,
@@ -109,6 +111,11 @@ class TokenLogprobs(Record, frozen=True):
     top_ids: PackedU32 = b""  # u32 [T, num_top], likeliest first
     top: PackedF32 = b""  # f32 [T, num_top]
     ranks: PackedU32 = b""  # u32 [T] of prompt tokens, else empty: how many tokens are at least as likely, from 1
+
+    @property
+    def end_position(self) -> int:
+        """Behind the last of these tokens."""
+        return self.first_position + len(self.chosen) // FLOAT_BYTES
 
 
 class StepResult(Message, frozen=True):

@@ -21,6 +21,7 @@ from coppice_scheduler.core.state.request import (
 from coppice_scheduler.edge.base.engine import EngineLost
 from coppice_scheduler.edge.base.idempotency import ClaimState
 from coppice_scheduler.edge.ipc.door_engine import MOVES_MAX, DoorEngine
+from coppice_scheduler.edge.text.streams import Stream
 from tests.fakes.api.engine import unpack
 from tests.fakes.cache.scripted_core import HANGS
 from tests.fakes.scheduler.house import House, read, request, run, until
@@ -34,6 +35,16 @@ def reading(engine: DoorEngine, asked: Request, into: list[Output]) -> asyncio.T
             into.append(output)
 
     return asyncio.create_task(go())
+
+
+async def running(house: House, engine: DoorEngine, asked: Request) -> tuple[asyncio.Task[None], list[Output], Stream]:
+    """A request at work: what reads it, what it has read, and the stream between."""
+    outputs: list[Output] = []
+    task = reading(engine, asked, outputs)
+    await until(lambda: asked.request_id in house.core.running)
+    stream = engine._streams.find(asked.request_id)
+    assert stream is not None
+    return task, outputs, stream
 
 
 def tokens_of(outputs: list[Output]) -> list[int]:
@@ -103,12 +114,10 @@ def test_an_abort_that_waits_hears_that_nobody_knows(monkeypatch: pytest.MonkeyP
 def test_a_stop_that_was_on_its_way_is_one() -> None:
     async def test(house: House) -> None:
         engine = await house.open(0)
-        outputs: list[Output] = []
-        stream = reading(engine, request("stops", [HANGS]), outputs)
-        await until(lambda: "stops" in house.core.running)
+        task, outputs, _ = await running(house, engine, request("stops", [HANGS]))
         engine._link = None  # what is said now reaches nobody
         engine.finish("stops")
-        await stream
+        await task
         assert outputs[-1].finish is Finish.STOP
         assert outputs[-1].num_prompt_tokens == 1
 
@@ -118,17 +127,13 @@ def test_a_stop_that_was_on_its_way_is_one() -> None:
 def test_usage_and_log_probabilities_go_on_where_they_were() -> None:
     async def test(house: House) -> None:
         engine = await house.open(0)
-        outputs: list[Output] = []
-        stream = reading(engine, request("r", [HANGS]), outputs)
-        await until(lambda: "r" in house.core.running)
-        known = engine._streams.find("r")
-        assert known is not None
-        known.granted(Granted("r", 16))
+        task, _, stream = await running(house, engine, request("r", [HANGS]))
+        stream.granted(Granted("r", 16))
         await asyncio.to_thread(house.lose_planner)
         await until(lambda: bool(house.core.resumed))
         assert house.core.resumed["r"] == Resumed(b"", 0, 16, 1)
         engine.finish("r")
-        await stream
+        await task
 
     run(test)
 
@@ -136,14 +141,10 @@ def test_usage_and_log_probabilities_go_on_where_they_were() -> None:
 def test_the_end_of_one_that_is_refused_on_the_move_is_an_error_and_no_refusal() -> None:
     async def test(house: House) -> None:
         engine = await house.open(0)
-        outputs: list[Output] = []
-        stream = reading(engine, request("r", [HANGS]), outputs)
-        await until(lambda: "r" in house.core.running)
-        known = engine._streams.find("r")
-        assert known is not None
-        known.num_moves = 1
+        task, outputs, stream = await running(house, engine, request("r", [HANGS]))
+        stream.num_moves = 1
         engine._streams.refuse("r", Refused(RefusedReason.TENANT_REMOVED, "gone", 0))
-        await stream
+        await task
         assert outputs[-1].finish is Finish.ERROR
         assert outputs[-1].error is not None
         assert outputs[-1].error.code is OutputErrorCode.TENANT_REMOVED
@@ -156,12 +157,11 @@ def test_after_so_many_moves_a_request_ends_with_a_typed_error() -> None:
         engine = await house.open(0)
         moved: list[str] = []
         engine.moved = lambda asked: moved.append(asked.request_id)
-        outputs: list[Output] = []
-        stream = reading(engine, replace(request("r", [HANGS]), streams=False), outputs)
+        task, outputs, _ = await running(house, engine, replace(request("r", [HANGS]), streams=False))
         for _ in range(MOVES_MAX + 1):
             await until(lambda: "r" in house.core.running and engine._standing.stats.running == 1)
             await asyncio.to_thread(house.lose_planner)
-        await stream
+        await task
         assert outputs[-1].error is not None
         assert outputs[-1].error.code is OutputErrorCode.SCHEDULER_LOST
         assert moved == ["r"] * MOVES_MAX

@@ -60,10 +60,10 @@ class House:
         """A front door that has its planner."""
         loop, parent = asyncio.get_running_loop(), ParentLink()
 
-        async def reach(link: Callable[[], PlannerLink]) -> object:
+        async def reach(link: PlannerLink) -> object:
             if self.is_without_planner:
                 raise ConnectionRefusedError("nobody is there")
-            return await loop.create_connection(link, sock=self.connect())
+            return await loop.create_connection(lambda: link, sock=self.connect())
 
         engine = DoorEngine(number, MODEL, reach, parent)
         await loop.create_connection(lambda: parent, sock=self._parent_of(number))

@@ -19,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -125,8 +124,8 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     loop = asyncio.get_running_loop()
     parent = ParentLink()
 
-    async def reach(link: Callable[[], PlannerLink]) -> object:
-        return await loop.create_unix_connection(link, start.planner)
+    async def reach(link: PlannerLink) -> object:
+        return await loop.create_unix_connection(lambda: link, start.planner)
 
     engine = DoorEngine(start.door, start.model, reach, parent)
     metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)

@@ -32,10 +32,8 @@ def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans:
 
 def may_reattach(state: State, epoch: SchedulerEpoch, now_ns: int) -> bool:
     """An epoch of before our restart, while no fence has gone out against those who are late."""
-    if not state.is_old(epoch) or state.reattach_closed or epoch in state.dead_epochs:
+    if not may_be_remembered_dead(state, epoch) or state.reattach_closed or epoch in state.dead_epochs:
         return False
-    if len(state.dead_epochs) + len(state.sessions) >= 2 * state.settings.sessions_max:
-        return False  # each of them may have to be remembered
     waiting = any(worker.phase is Phase.WINDOW for worker in state.workers.values())
     return waiting or now_ns < state.reattach_deadline_ns
 
@@ -80,7 +78,7 @@ def succeed(state: State, successor: SchedulerEpoch, message: Succeed) -> None:
 
 
 def may_be_remembered_dead(state: State, epoch: SchedulerEpoch) -> bool:
-    """One of before our restart; each of them takes a place for ever."""
+    """One of before our restart, and there is room: each that ends here takes a place for ever."""
     return state.is_old(epoch) and len(state.dead_epochs) + len(state.sessions) < 2 * state.settings.sessions_max
 
 

@@ -28,7 +28,7 @@ from coppice_cache.core.pool.ledger import BlockState, Ledger
 from coppice_cache.core.pool.quotas import Quotas
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.recovery.lifetimes import end_worker, finish_fenced
-from coppice_cache.core.recovery.ownership import share_out, tell_registered
+from coppice_cache.core.recovery.ownership import tell_registered
 from coppice_cache.core.recovery.reattach import accept_window_ack, close_windows, judge_held_claims
 from coppice_cache.core.state.sessions import minted_by
 from coppice_cache.core.state.state import NS_PER_MS, State
@@ -60,9 +60,8 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
     worker.owner = _owner_of(message, survived, before)
     state.workers[worker_id] = worker
     state.remember_worker(worker_id)
-    state.workers_changed = True
+    state.workers_changed = state.owners_changed = True
     tell_registered(state, worker)
-    share_out(state)
     if worker.is_open:
         state.drop_replay(worker_id)
     judge_held_claims(state, worker, now_ns)

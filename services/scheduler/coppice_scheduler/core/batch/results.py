@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
-from coppice.messages.step import Refusal, RefusalCode, StepResult, TokenLogprobs
+from coppice.messages.step import FLOAT_BYTES, Refusal, RefusalCode, StepResult, TokenLogprobs
 from coppice_scheduler.core.batch.multi_step import note_pace
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
@@ -280,9 +280,6 @@ def _silent(worker: Worker, step: int) -> OutputError:
     return worker.error(OutputErrorCode.INTERNAL, f"returned no token for this request in step {step}")
 
 
-FLOAT_BYTES = 4
-
-
 def take_logprobs(worker: Worker, result: StepResult, stopped: frozenset[int]) -> list[RequestState]:
     """Keep what is new for each request, and say which have something new. `stopped`: sequences that this result ends
     with a stop token, whose entry counts; tokens that were computed beyond an end have none."""
@@ -296,7 +293,7 @@ def take_logprobs(worker: Worker, result: StepResult, stopped: frozenset[int]) -
         part = part_of(reported, request.num_logprob_positions, end)
         if part is not None:
             request.fresh_logprobs.append(part)
-            request.num_logprob_positions = part.first_position + len(part.chosen) // FLOAT_BYTES
+            request.num_logprob_positions = part.end_position
             found.append(request)
     return found
 

@@ -18,6 +18,8 @@ from coppice.messages.record import Record
 from coppice_scheduler.core.state.request import Output, OutputError, Refused, Request, SchedulerStats
 from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
 
+OUTAGE_S = 15.0  # a part that is gone for so long is not merely restarting: clients are told to go elsewhere
+
 
 class ModelInfo(Record, frozen=True):
     """The model behind an engine, as `/v1/models` tells it."""

@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
-from coppice_scheduler.edge.base.engine import NO_STATS, EngineLost, ModelInfo
+from coppice_scheduler.edge.base.engine import NO_STATS, OUTAGE_S, EngineLost, ModelInfo
 from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
@@ -33,9 +33,8 @@ _log = logging.getLogger("coppice.scheduler")
 COLLECT_S = 0.001  # many requests that come at once need not wait for the last of them to be read
 MOVES_MAX = 3  # of one request, from planner to planner
 REACH_AGAIN_S = 0.02
-OUTAGE_S = 15.0  # without a planner for so long, clients are told to go elsewhere
 
-Reach = Callable[[Callable[[], PlannerLink]], Awaitable[object]]  # connect to the planner of now; raises OSError
+Reach = Callable[[PlannerLink], Awaitable[object]]  # connect it to the planner of now; raises OSError
 
 
 class DoorEngine:
@@ -147,7 +146,7 @@ class DoorEngine:
         while self._lost is None:
             link = PlannerLink(self._take)
             try:
-                await self._reach(lambda link=link: link)  # type: ignore[misc]
+                await self._reach(link)
             except OSError as error:
                 _log.debug("no planner is to be reached: %s", error)
                 await asyncio.sleep(REACH_AGAIN_S)

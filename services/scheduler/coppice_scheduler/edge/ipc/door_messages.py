@@ -42,7 +42,7 @@ class Serving(Message, frozen=True):
 
 
 class CannotServe(Message, frozen=True):
-    """Why a front door ends before it began, for a person."""
+    """Why a front door, or a planner, ends before it began, for a person."""
 
     exit_code: int
     what: str

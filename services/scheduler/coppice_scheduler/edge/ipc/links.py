@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ _log = logging.getLogger("coppice.scheduler")
 BEAT_S = 1.0
 
 
-class _Link(asyncio.Protocol):
+class _Link(asyncio.Protocol, ABC):
     """Messages over one connection. It is cut when what comes is none."""
 
     def __init__(self, says: Codec[Any], hears: Codec[Any], peer: str) -> None:
@@ -60,11 +61,11 @@ class _Link(asyncio.Protocol):
             for piece in framed(self._encode(message)):
                 self._transport.write(piece)
 
-    def take(self, message: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def take(self, message: Any) -> None: ...
 
-    def lost(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def lost(self) -> None: ...
 
 
 class PlannerLink(_Link):

@@ -1,7 +1,7 @@
 """Messages between a planner's process and its parent, on a Unix socket (`coppice.edge.wire`).
 
 parent -> planner   Plan, then Tenants, TenantsRefused, Drain, Stop
-planner -> parent   Standing (at changes, and a few times a second), CutOff; or CannotPlan, and it ends
+planner -> parent   Standing (at changes, and a few times a second), CutOff; or CannotServe, and it ends
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from coppice.edge.codec import Codec
 from coppice.messages.ownership import SessionName
 from coppice.messages.record import Message
 from coppice_scheduler.core.state.request import SchedulerStats
-from coppice_scheduler.edge.ipc.door_messages import Stop, Tenants
+from coppice_scheduler.edge.ipc.door_messages import CannotServe, Stop, Tenants
 
 
 class Plan(Message, frozen=True):
@@ -51,15 +51,7 @@ class CutOff(Message, frozen=True):
     door: int
 
 
-class CannotPlan(Message, frozen=True):
-    """Why a planner ends before it began, for a person."""
-
-    exit_code: int
-    what: str
-    hint: str
-
-
 ToPlanner = Plan | Tenants | TenantsRefused | Drain | Stop
-FromPlanner = Standing | CutOff | CannotPlan
+FromPlanner = Standing | CutOff | CannotServe
 TO_PLANNER: Codec[ToPlanner] = Codec(ToPlanner)
 FROM_PLANNER: Codec[FromPlanner] = Codec(FromPlanner)

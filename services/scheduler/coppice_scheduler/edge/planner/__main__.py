@@ -26,12 +26,11 @@ from coppice.tls.identity import Role
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.edge.base.file_limit import raise_file_limit
 from coppice_scheduler.edge.base.settings import ServiceSettings
-from coppice_scheduler.edge.ipc.door_messages import Stop, Tenants
+from coppice_scheduler.edge.ipc.door_messages import CannotServe, Stop, Tenants
 from coppice_scheduler.edge.ipc.message_channel import MessageChannel
 from coppice_scheduler.edge.ipc.planner_messages import (
     FROM_PLANNER,
     TO_PLANNER,
-    CannotPlan,
     CutOff,
     Drain,
     FromPlanner,
@@ -93,14 +92,15 @@ class _PlannerService:
         configure_logging(settings.log_level)
         raise_file_limit()
         try:
-            self._doors = self._made(plan, settings)
+            directory = self._directory(plan.tenants) if settings.tenants else None
+            self._doors = self._made(plan, settings, directory)
         except CoppiceError as error:
-            self._parent.send(CannotPlan(error.exit_code, error.what, error.hint))
+            self._parent.send(CannotServe(error.exit_code, error.what, error.hint))
             self._ended.set()
             return
         doors = self._doors
-        if plan.succeeds is not None and plan.tenants:  # front doors may have heard of a file before this one
-            doors.set_tenants(tenant_settings(self._directory(plan.tenants)), plan.tenants)
+        if plan.succeeds is not None and directory is not None:  # front doors may have heard of a file before this one
+            doors.set_tenants(tenant_settings(directory), plan.tenants)
         doors.tenants_refused(plan.tenants_refused)
         if plan.is_draining:
             doors.drain()
@@ -108,8 +108,7 @@ class _PlannerService:
         doors.planner.start()
         threading.Thread(target=self._welcome, args=(doors,), name="front doors", daemon=True).start()
 
-    def _made(self, plan: Plan, settings: ServiceSettings) -> Doors:
-        directory = self._directory(plan.tenants) if settings.tenants else None
+    def _made(self, plan: Plan, settings: ServiceSettings, directory: TenantDirectory | None) -> Doors:
         core = SchedulerCore(core_settings(settings, plan.max_context, directory))
         return Doors(
             core,

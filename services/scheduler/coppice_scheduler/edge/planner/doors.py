@@ -33,6 +33,7 @@ from coppice_scheduler.core.state.request import (
     TokenBatch,
 )
 from coppice_scheduler.core.state.settings import TenantSettings
+from coppice_scheduler.edge.base.engine import OUTAGE_S
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     Abort,
@@ -52,7 +53,6 @@ from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
 
 _log = logging.getLogger("coppice.scheduler")
 _ABORTED = OutputError(OutputErrorCode.ABORTED, "The request was aborted, as another call of its tenant asked.")
-OUTAGE_S = 15.0  # a part that is gone for so long is not merely restarting: clients are told to go elsewhere
 
 
 class Channel(Protocol):

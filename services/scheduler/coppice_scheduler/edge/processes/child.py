@@ -1,4 +1,4 @@
-"""A process of the scheduler's: how it is started, and how often again."""
+"""A process of the scheduler's: how it is started, what is wrong with it, how it ends, how often it comes again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
+from typing import Generic
+
+from coppice.errors import EXIT_USAGE, CoppiceError, UsageError
+from coppice.processes.child_process import describe_exit
+from coppice_scheduler.edge.ipc.door_messages import CannotServe
+from coppice_scheduler.edge.ipc.message_channel import HeardT, MessageChannel, SaidT
+from coppice_scheduler.edge.processes.pulse import Pulse, processor_time_s
 
 RESTARTS_MAX = 5  # of one within the window
 RESTART_WINDOW_S = 60.0
@@ -27,6 +35,45 @@ def spawn(module: str, environ: Mapping[str, str], *inherited: socket.socket) ->
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=dict(environ), pass_fds=descriptors)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Child(Generic[SaidT, HeardT]):
+    """One process, from its start to its end. Whoever makes it sets `channel`."""
+
+    channel: MessageChannel[SaidT, HeardT]
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.started_s = time.monotonic()
+        self.cannot_serve: CannotServe | None = None
+        self._pulse = Pulse(self.started_s, partial(processor_time_s, process.pid))
+
+    @property
+    def is_gone(self) -> str:
+        """How it is; empty when it is there."""
+        if self.process.poll() is not None:
+            return f"ended ({describe_exit(self.process.returncode)})"
+        return "was cut off" if self.channel.is_closed else ""
+
+    @property
+    def is_silent(self) -> str:
+        """For how long, where that means that it hangs; empty when it does not. To be asked often."""
+        silent_s = self._pulse.silent_s(time.monotonic(), self.channel.heard_s)
+        return f"said nothing for {silent_s:.0f} s" if silent_s else ""
+
+    def end(self) -> None:
+        """Now, whatever it does."""
+        self.channel.close()
+        self.channel.join()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def refuse(self) -> None:
+        """Raises CoppiceError where it has said why another one could not begin either."""
+        if self.cannot_serve is not None:
+            kind = UsageError if self.cannot_serve.exit_code == EXIT_USAGE else CoppiceError
+            raise kind(self.cannot_serve.what, hint=self.cannot_serve.hint)
 
 
 class Restarts:

@@ -12,14 +12,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
 
 from msgspec.structs import replace
 
 from coppice.edge.signal_event import SignalEvent
-from coppice.errors import EXIT_USAGE, CoppiceError, UsageError
-from coppice.processes.child_process import describe_exit
+from coppice.errors import CoppiceError
 from coppice_scheduler.edge.base.idempotency import Claim, Settled
 from coppice_scheduler.edge.base.metrics import MULTIPROCESS_VARIABLE
 from coppice_scheduler.edge.ipc.door_messages import (
@@ -34,36 +31,28 @@ from coppice_scheduler.edge.ipc.door_messages import (
     Stop,
 )
 from coppice_scheduler.edge.ipc.message_channel import MessageChannel
-from coppice_scheduler.edge.processes.child import Restarts, spawn
+from coppice_scheduler.edge.processes.child import Child, Restarts, spawn
 from coppice_scheduler.edge.processes.claims import Claims
-from coppice_scheduler.edge.processes.pulse import Pulse, processor_time_s
 
 _log = logging.getLogger("coppice.scheduler")
 START_S = 120.0
 
 
-@dataclass(slots=True, eq=False)
-class _Process:
-    """One front door, from its start to its end."""
+class _Door(Child[ParentToDoor, DoorToParent]):
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(process)
+        self.number = number  # in the high bits of its requests' numbers
+        self.serves = False
+        self.is_cut_off = False  # by the planner
 
-    number: int  # in the high bits of its requests' numbers
-    process: subprocess.Popen[bytes]
-    started_s: float
-    serves: bool = False
-    is_cut_off: bool = False  # by the planner
-    cannot_serve: CannotServe | None = None
-    channel: MessageChannel[ParentToDoor, DoorToParent] = field(init=False)
-    pulse: Pulse = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pulse = Pulse(self.started_s, partial(processor_time_s, self.process.pid))
-
-    def end(self) -> None:
-        self.channel.close()
-        self.channel.join()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it; empty when nothing is."""
+        if self.is_gone or self.is_cut_off:
+            return self.is_gone or "was cut off"
+        if self.serves:
+            return self.is_silent
+        return f"did not serve within {START_S:.0f} s" if time.monotonic() - self.started_s > START_S else ""
 
 
 class DoorProcesses:
@@ -75,7 +64,7 @@ class DoorProcesses:
         self._listener = listener
         self._changed = changed
         self._num_started = 0
-        self._processes: list[_Process] = []
+        self._processes: list[_Door] = []
         for _ in range(count):
             self._processes.append(self._spawn())
         self._restarts = [Restarts() for _ in range(count)]
@@ -92,8 +81,7 @@ class DoorProcesses:
     def tend(self) -> None:
         """Look after every front door once. Raises CoppiceError where starting again cannot help."""
         for place, one in enumerate(self._processes):
-            trouble = self._trouble(one)
-            if trouble:
+            if trouble := one.trouble:
                 self._start_again(place, trouble)
 
     def stop(self, grace_s: float) -> None:
@@ -117,25 +105,10 @@ class DoorProcesses:
                 _log.warning("front door %d did not end within %.1f s; killed", one.process.pid, grace_s)
             one.end()
 
-    def _trouble(self, one: _Process) -> str:
-        """What is wrong with a front door; empty when nothing is."""
-        now_s = time.monotonic()
-        if one.process.poll() is not None:
-            return f"ended ({describe_exit(one.process.returncode)})"
-        if one.channel.is_closed or one.is_cut_off:
-            return "was cut off"
-        if one.serves and (silent_s := one.pulse.silent_s(now_s, one.channel.heard_s)):
-            return f"said nothing for {silent_s:.0f} s"
-        if not one.serves and now_s - one.started_s > START_S:
-            return f"did not serve within {START_S:.0f} s"
-        return ""
-
     def _start_again(self, place: int, trouble: str) -> None:
         one = self._processes[place]
         one.end()
-        if one.cannot_serve is not None:
-            kind = UsageError if one.cannot_serve.exit_code == EXIT_USAGE else CoppiceError
-            raise kind(one.cannot_serve.what, hint=one.cannot_serve.hint)
+        one.refuse()
         if not one.serves or not self._restarts[place].may():
             raise CoppiceError(f"a front door {trouble}", hint="see the log above")
         _log.warning("front door %d %s; its requests are cancelled, another is started", one.process.pid, trouble)
@@ -151,13 +124,13 @@ class DoorProcesses:
             if number not in taken:
                 return number
 
-    def _spawn(self) -> _Process:
+    def _spawn(self) -> _Door:
         number = self._free_number()
         ours, theirs = socket.socketpair()
         with theirs:
             environ = environ_of_door(os.environ, self._start.metrics_dir)
             process = spawn("coppice_scheduler.edge.door", environ, theirs, self._listener)
-        one = _Process(number, process, time.monotonic())
+        one = _Door(number, process)
 
         def received(message: DoorToParent) -> None:
             if isinstance(message, (Claim, Settled)):

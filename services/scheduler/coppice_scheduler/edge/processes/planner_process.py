@@ -1,7 +1,7 @@
 """The planner's process: started, watched, started again, ended. Lives on the service's main thread.
 
 spawned --Standing--> plans --dies, falls silent--> spawned again, as the successor of the one before
-        --CannotPlan--> the scheduler ends
+        --CannotServe--> the scheduler ends
 
 Front doors find each planner at the same socket. It listens in this process, so who comes while none is there waits.
 """
@@ -14,13 +14,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from functools import partial
 
 from msgspec.structs import replace
 
 from coppice.edge.signal_event import SignalEvent
-from coppice.errors import EXIT_USAGE, CoppiceError, UsageError
-from coppice.processes.child_process import describe_exit
+from coppice.errors import CoppiceError
 from coppice_scheduler.core.state.request import SchedulerStats
 from coppice_scheduler.edge.base.engine import NO_STATS
 from coppice_scheduler.edge.ipc.door_messages import Stop, Tenants
@@ -28,7 +26,6 @@ from coppice_scheduler.edge.ipc.message_channel import MessageChannel
 from coppice_scheduler.edge.ipc.planner_messages import (
     FROM_PLANNER,
     TO_PLANNER,
-    CannotPlan,
     CutOff,
     Drain,
     FromPlanner,
@@ -37,29 +34,23 @@ from coppice_scheduler.edge.ipc.planner_messages import (
     TenantsRefused,
     ToPlanner,
 )
-from coppice_scheduler.edge.processes.child import Restarts, spawn
-from coppice_scheduler.edge.processes.pulse import Pulse, processor_time_s
+from coppice_scheduler.edge.processes.child import Child, Restarts, spawn
 
 _log = logging.getLogger("coppice.scheduler")
 REST_S = 1.0  # front doors have brought their requests to a planner that has lived for so long
 
 
-class _Process:
-    """One planner, from its start to its end. What it says comes on its channel's thread."""
+class _Planner(Child[ToPlanner, FromPlanner]):
+    """What it says comes on its channel's thread."""
 
     def __init__(self, plan: Plan, listener: socket.socket, changed: SignalEvent, cut_off: Callable[[int], None]):
         self._changed = changed
         self._cut_off = cut_off
-        self.started_s = time.monotonic()
         self.standing: Standing | None = None
-        self.cannot_plan: CannotPlan | None = None
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process: subprocess.Popen[bytes] = spawn(
-                "coppice_scheduler.edge.planner", os.environ, theirs, listener
-            )
-        self.pulse = Pulse(self.started_s, partial(processor_time_s, self.process.pid))
-        self.channel: MessageChannel[ToPlanner, FromPlanner] = MessageChannel(
+            super().__init__(spawn("coppice_scheduler.edge.planner", os.environ, theirs, listener))
+        self.channel = MessageChannel(
             ours, TO_PLANNER, FROM_PLANNER, self._received, changed.set, peer=f"planner {self.process.pid}"
         )
         self.channel.start()
@@ -72,24 +63,7 @@ class _Process:
             self._cut_off(message.door)
             self._changed.set()
         else:
-            self.cannot_plan = message
-
-    @property
-    def trouble(self) -> str:
-        """What is wrong with it; empty when nothing is."""
-        if self.process.poll() is not None:
-            return f"ended ({describe_exit(self.process.returncode)})"
-        if self.channel.is_closed:
-            return "was cut off"
-        silent_s = self.pulse.silent_s(time.monotonic(), self.channel.heard_s)
-        return f"said nothing for {silent_s:.0f} s" if silent_s else ""
-
-    def end(self) -> None:
-        self.channel.close()
-        self.channel.join()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+            self.cannot_serve = message
 
 
 class PlannerProcess:
@@ -148,8 +122,7 @@ class PlannerProcess:
 
     def tend(self) -> None:
         """Look after it. Raises CoppiceError where starting again cannot help."""
-        trouble = self._one.trouble
-        if trouble:
+        if trouble := self._one.is_gone or self._one.is_silent:
             self._start_again(trouble)
 
     def stop(self, grace_s: float) -> None:
@@ -168,9 +141,7 @@ class PlannerProcess:
     def _start_again(self, trouble: str) -> None:
         one = self._one
         one.end()
-        if one.cannot_plan is not None:
-            kind = UsageError if one.cannot_plan.exit_code == EXIT_USAGE else CoppiceError
-            raise kind(one.cannot_plan.what, hint=one.cannot_plan.hint)
+        one.refuse()
         if one.standing is None or not self._restarts.may():
             raise CoppiceError(f"the planner {trouble}", hint="see the log above; start the scheduler again")
         if one.standing.session is not None:
@@ -179,8 +150,8 @@ class PlannerProcess:
         _log.warning("planner %d %s; another is started, and its requests go on", one.process.pid, trouble)
         self._one = self._spawn()
 
-    def _spawn(self) -> _Process:
-        return _Process(self._plan, self._listener, self._changed, self._cut_off)
+    def _spawn(self) -> _Planner:
+        return _Planner(self._plan, self._listener, self._changed, self._cut_off)
 
 
 def with_totals(stats: SchedulerStats, before: SchedulerStats) -> SchedulerStats:

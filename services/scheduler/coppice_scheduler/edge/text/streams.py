@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec.structs import replace
 
+from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import TokenLogprobs
 from coppice_scheduler.core.state.request import (
     Finish,
@@ -30,7 +31,6 @@ from coppice_scheduler.core.state.request import (
 from coppice_scheduler.edge.base.engine import RequestRefused
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
 
-_TOKEN_BYTES, _LOGPROB_BYTES = 4, 4
 _END_OF_MOVED = {
     RefusedReason.TENANT_REMOVED: OutputErrorCode.TENANT_REMOVED,
     RefusedReason.QUARANTINED: OutputErrorCode.QUARANTINED,
@@ -108,8 +108,7 @@ class Stream:
     def put(self, output: Output) -> None:
         self._sent += output.tokens
         if output.logprobs:
-            last = output.logprobs[-1]
-            self._num_logprob_positions = last.first_position + len(last.chosen) // _LOGPROB_BYTES
+            self._num_logprob_positions = output.logprobs[-1].end_position
         self._tokens.append(output.tokens)
         self._logprobs += output.logprobs
         self._last = output
@@ -117,7 +116,7 @@ class Stream:
 
     def stop(self) -> None:
         """End it where it is, as its reader wants."""
-        num_prompt, num_output = len(self.request.tokens) // _TOKEN_BYTES, len(self._sent) // _TOKEN_BYTES
+        num_prompt, num_output = len(self.request.tokens) // TOKEN_BYTES, len(self._sent) // TOKEN_BYTES
         self.put(Output(self.request.request_id, b"", Finish.STOP, None, num_prompt, self._num_cached or 0, num_output))
 
     def refuse(self, refused: Refused) -> None:
