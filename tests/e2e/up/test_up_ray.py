@@ -86,6 +86,10 @@ class Up:
                 found.append(command)
         return found
 
+    def must_run(self) -> None:
+        assert self.process.poll() is None, self.output()
+        assert len(self.processes()) >= 4, self.output()
+
     def stop(self, number: int) -> int:
         self.process.send_signal(number)
         return self.process.wait(WAIT_S)
@@ -195,7 +199,7 @@ def test_an_answer_from_another_node_and_an_orderly_end(
     cluster: RayCluster, expected: dict[str, list[int]], tmp_path: Path
 ) -> None:
     with started(cluster, tmp_path, *from_outside(cluster, tmp_path)) as up:
-        assert len(up.processes()) >= 4
+        up.must_run()
         check_exact([Stream(up, prompts()[0])], expected)
         assert up.stop(signal.SIGINT) == 0
         assert up.output().rstrip().endswith("stopped")
@@ -239,7 +243,7 @@ def test_a_node_dies_under_fifty_streams(cluster: RayCluster, expected: dict[str
 def test_nothing_is_left_when_it_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
     """Ray waits half a minute for a client that is out of reach."""
     with started(cluster, tmp_path, *from_outside(cluster, tmp_path)) as up:
-        assert len(up.processes()) >= 4
+        up.must_run()
         up.stop(signal.SIGKILL)
         nothing_is_left(up)
 
