@@ -14,6 +14,7 @@ from coppice.edge.wire import Splitter, packed
 from coppice_scheduler.core.state.request import Finish, Output, OutputErrorCode, RefusedReason, TokenBatch
 from coppice_scheduler.edge.base.engine import EngineLost, RequestRefused
 from coppice_scheduler.edge.base.idempotency import ClaimState, FirstOutcome
+from coppice_scheduler.edge.ipc import planner_port
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_TO_PLANNER,
@@ -83,8 +84,9 @@ def test_refusals_and_early_ends() -> None:
     run(test)
 
 
-def test_of_a_call_that_is_refused_the_rest_is_not_looked_at() -> None:
+def test_of_a_call_that_is_refused_the_rest_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """The front door ends the call; a flood of wide calls would cost the planner each of their requests."""
+    monkeypatch.setattr(planner_port, "COLLECT_S", WAIT_S)  # all of them in one message
 
     async def test(house: House) -> None:
         engine = await house.open(0)

@@ -101,9 +101,9 @@ def test_an_abort_that_waits_hears_that_nobody_knows(monkeypatch: pytest.MonkeyP
         with far:
             monkeypatch.setattr(house, "connect", lambda: near)  # of a planner that reads nothing
             await asyncio.to_thread(house.lose_planner)
-            await until(lambda: engine._link is not None)
+            await until(lambda: engine._ports[0].is_there)
             waits = asyncio.create_task(engine.abort("t", ("x",)))
-            await until(lambda: bool(engine._abort_answers) and not engine._aborts)
+            await until(lambda: bool(engine._aborts) and not engine._ports[0]._aborts)
         with pytest.raises(EngineLost, match="send it again"):
             await waits
         monkeypatch.undo()
@@ -115,7 +115,7 @@ def test_a_stop_that_was_on_its_way_is_one() -> None:
     async def test(house: House) -> None:
         engine = await house.open(0)
         task, outputs, _ = await running(house, engine, request("stops", [HANGS]))
-        engine._link = None  # what is said now reaches nobody
+        engine._ports[0]._link = None  # what is said now reaches nobody
         engine.finish("stops")
         await task
         assert outputs[-1].finish is Finish.STOP
@@ -159,7 +159,7 @@ def test_after_so_many_moves_a_request_ends_with_a_typed_error() -> None:
         engine.moved = lambda asked: moved.append(asked.request_id)
         task, outputs, _ = await running(house, engine, replace(request("r", [HANGS]), streams=False))
         for _ in range(MOVES_MAX + 1):
-            await until(lambda: "r" in house.core.running and engine._standing.stats.running == 1)
+            await until(lambda: "r" in house.core.running and engine.stats().running == 1)
             await asyncio.to_thread(house.lose_planner)
         await task
         assert outputs[-1].error is not None

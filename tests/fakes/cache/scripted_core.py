@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coppice.ids import WorkerId
 from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
+    LookedUp,
+    Lookup,
     Output,
     OutputError,
     Refused,
@@ -33,6 +36,9 @@ class ScriptedCore:
     cancelled: list[tuple[str, Finish]] = field(default_factory=list)
     running: dict[str, tuple[Request, list[int]]] = field(default_factory=dict)  # and the tokens that are to come
     resumed: dict[str, Resumed] = field(default_factory=dict)  # what another planner served before
+    workers: tuple[WorkerId, ...] = ()
+    looked_up: list[LookedUp] = field(default_factory=list)
+    hints: tuple[tuple[WorkerId, ...], tuple[int, ...]] = ((), ())  # that every lookup finds
     ended: list[Output] = field(default_factory=list)
     draining: bool = False
     fails: bool = False
@@ -47,6 +53,15 @@ class ScriptedCore:
             self.resumed[request.request_id] = request.resumed
         self.running[request.request_id] = (request, [] if tokens[0] == HANGS else tokens[_num_sent(request) :])
         return None
+
+    def look_up(self, lookup: Lookup) -> None:
+        self.looked_up.append(LookedUp(lookup.number, *self.hints))
+
+    def open_workers(self) -> tuple[tuple[WorkerId, int], ...]:
+        return tuple((worker_id, 1000) for worker_id in self.workers)
+
+    def load_tokens(self) -> int:
+        return sum(len(request.tokens) // 4 for request, _ in self.running.values())
 
     def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
         self.cancelled.append((request_id, finish))
@@ -72,8 +87,9 @@ class ScriptedCore:
                 del self.running[request_id]
                 self.ended.append(Output(request_id, b"", Finish.LENGTH, num_output_tokens=len(request.tokens) // 4))
         outputs, self.ended = tuple(self.ended), []
+        looked_up, self.looked_up = tuple(self.looked_up), []
         batch = TokenBatch(np.array(numbers, dtype="<u4").tobytes(), pack(tokens))
-        return Effects(tokens=(batch,) if numbers else (), outputs=outputs)
+        return Effects(tokens=(batch,) if numbers else (), outputs=outputs, looked_up=looked_up)
 
     def next_wakeup_ns(self) -> int | None:
         return self.now_ns + TURN_NS if self.running else None

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from coppice.ids import DomainId
+from coppice.ids import DomainId, WorkerId
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.state.request import Output, Request
 from coppice_scheduler.edge.base.engine import ModelInfo
@@ -40,13 +40,16 @@ class House:
     claims: Claims = field(default_factory=Claims)
     keeping: list[asyncio.Task[None]] = field(default_factory=list)
     is_without_planner: bool = False
+    workers: tuple[WorkerId, ...] = ()  # that each planner says it has
 
     def __post_init__(self) -> None:
         self.doors = self._planner()
 
     def _planner(self) -> Doors:
         core: Any = self.core
+        core.workers = self.workers
         doors = Doors(core, "127.0.0.1:1", "s", self.failures.append)
+        doors.planner.open_workers = core.open_workers()
         doors.planner.start()
         return doors
 
@@ -65,10 +68,10 @@ class House:
                 raise ConnectionRefusedError("nobody is there")
             return await loop.create_connection(lambda: link, sock=self.connect())
 
-        engine = DoorEngine(number, MODEL, reach, parent)
+        engine = DoorEngine(number, MODEL, [reach], parent)
         await loop.create_connection(lambda: parent, sock=self._parent_of(number))
         before = len(self.channels)
-        self.keeping.append(asyncio.create_task(engine.keep_planner()))
+        self.keeping.append(asyncio.create_task(engine.keep_planners()))
         await until(lambda: len(self.channels) > before)
         await asyncio.sleep(0)
         return engine

@@ -24,7 +24,7 @@ from coppice_scheduler.core.batch.results import take_result
 from coppice_scheduler.core.batch.step import plan_step
 from coppice_scheduler.core.check import check
 from coppice_scheduler.core.kv_client import attachment
-from coppice_scheduler.core.kv_client.acquires import match_questions
+from coppice_scheduler.core.kv_client.acquires import candidates, lookup_questions, match_questions
 from coppice_scheduler.core.kv_client.answers import collect_ops, take_answer
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.admission import expire, max_context, refusal
@@ -34,6 +34,7 @@ from coppice_scheduler.core.policy.queue_room import QueueRoom
 from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
+    Lookup,
     OutputError,
     Refused,
     RefusedReason,
@@ -116,6 +117,10 @@ class SchedulerCore:
         self._now_ns = now_ns
         self._life.set_tenants(tenants, now_ns)
         self._room = QueueRoom(self._life.settings)
+
+    def look_up(self, lookup: Lookup) -> None:
+        """Exactly one LookedUp will come: at once and empty where nobody can be asked."""
+        self._life.hints.look_up(lookup)
 
     def drain(self) -> None:
         """Take no new request; those at work and open calls end as they would."""
@@ -205,13 +210,14 @@ class SchedulerCore:
                 if worker.usable and worker.stalled:
                     relieve(life, worker, now_ns)
         plans = self._plan(now_ns)
-        messages: tuple[FromClient, ...] = ()
+        messages: tuple[FromClient, ...] = tuple(lookup_questions(life))
         if life.leases.connected:
             left = attachment.leave_workers(life, now_ns)
-            messages = (*life.leases.take_messages(collect_ops(life, now_ns)), *match_questions(life, now_ns), *left)
+            ops = life.leases.take_messages(collect_ops(life, now_ns))
+            messages = (*ops, *messages, *match_questions(life, now_ns), *left)
         life.counts.tenant_unseen.clear()
         granted, tokens, outputs = life.outbox.take()
-        return Effects(to_index=messages, plans=plans, granted=granted, tokens=tokens, outputs=outputs)
+        return Effects(messages, plans, granted, tokens, outputs, life.hints.take_looked_up())
 
     def _plan(self, now_ns: int) -> tuple[tuple[WorkerId, StepPlan], ...]:
         plans, life = [], self._life
@@ -255,6 +261,15 @@ class SchedulerCore:
                     return False  # mostly the first: each turn asks
                 drains = True
         return drains
+
+    def open_workers(self) -> tuple[tuple[WorkerId, int], ...]:
+        """Those that take new requests, by name, and the blocks of each."""
+        return tuple((worker.worker_id, worker.info.num_blocks) for worker in candidates(self._life) if worker.info)
+
+    def load_tokens(self) -> int:
+        """Work that stands before a new request, in tokens of prefill, over all workers."""
+        life = self._life
+        return life.counts.waiting_tokens + sum(worker.load_tokens() for worker in life.workers.values())
 
     def is_idle(self) -> bool:
         """Nothing at work, nothing held, nothing on its way, nothing that clients have not heard."""

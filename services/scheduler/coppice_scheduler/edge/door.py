@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -124,10 +125,11 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     loop = asyncio.get_running_loop()
     parent = ParentLink()
 
-    async def reach(link: PlannerLink) -> object:
-        return await loop.create_unix_connection(lambda: link, start.planner)
+    async def reach(path: str, link: PlannerLink) -> object:
+        return await loop.create_unix_connection(lambda: link, path)
 
-    engine = DoorEngine(start.door, start.model, reach, parent)
+    reaches = [partial(reach, path) for path in start.planners]
+    engine = DoorEngine(start.door, start.model, reaches, parent, start.tenants)
     metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)
     frontdoor = FrontDoor(
         engine,
@@ -152,7 +154,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()
     await loop.create_connection(lambda: parent, sock=connection)
-    planner = asyncio.create_task(engine.keep_planner())
+    planners = asyncio.create_task(engine.keep_planners())
     frontdoor.warm_up()
     shorten_pauses()
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
@@ -166,7 +168,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     if not (await asyncio.wait({ended}, timeout=CLOSE_GRACE_S))[0]:
         rest.cut_off()
         await asyncio.wait({ended}, timeout=CUT_GRACE_S)
-    planner.cancel()
+    planners.cancel()
     if ended.done():
         ended.result()
 

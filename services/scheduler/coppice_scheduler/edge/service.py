@@ -1,6 +1,6 @@
 """The scheduler's process: it owns the ports, and starts, watches and ends the processes that do the work.
 
-    planner: one process                            plans, `edge/planner`; another is started when it dies
+    planners: 1 to 16                               they plan, `edge/planner`; another is started when one dies
     front doors (REST, gRPC, text): 1 to 64         `edge/door.py`; they hold what their streams have sent
 
 SIGTERM -> not ready, no new requests -> those at work end (up to drain_s) -> front doors end -> exit 0
@@ -15,7 +15,7 @@ import queue
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from coppice_scheduler.edge.ipc.planner_messages import Plan
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.processes.claims import Claims
 from coppice_scheduler.edge.processes.door_processes import DoorProcesses
-from coppice_scheduler.edge.processes.planner_process import PlannerProcess
+from coppice_scheduler.edge.processes.planner_processes import PlannerProcesses
 from coppice_scheduler.edge.processes.tenant_reload import TenantReload
 
 _log = logging.getLogger("coppice.scheduler")
@@ -82,11 +82,12 @@ def serve(settings: ServiceSettings) -> None:
         _log.info("REST on %s:%d, gRPC on port %d", settings.host, *ports.values())
         content = watch.content if watch is not None else b""
         told = settings.model_copy(update=ports).model_dump_json()
-        place = f"{folder}/planner"
-        with _planner_socket(place) as planner_socket:
-            start = Start(0, told, model, folder, place, content)
+        places = tuple(f"{folder}/planner-{number}" for number in range(settings.planners))
+        with contextlib.ExitStack() as sockets:
+            planner_sockets = [sockets.enter_context(_planner_socket(place)) for place in places]
+            start = Start(0, told, model, folder, places, content)
             plan = Plan(told, limits.max_context, content)
-            _Service(settings, watch, tls).run(plan, start, listener, planner_socket)
+            _Service(settings, watch, tls).run(plan, start, listener, planner_sockets)
 
 
 class _Service:
@@ -106,59 +107,59 @@ class _Service:
         self._stopping.set()
         self._changed.set()
 
-    def run(self, plan: Plan, start: Start, listener: socket.socket, planner_socket: socket.socket) -> None:
+    def run(self, plan: Plan, start: Start, listener: socket.socket, planner_sockets: Sequence[socket.socket]) -> None:
         """Until a signal. Raises CoppiceError."""
-        planner = PlannerProcess(plan, planner_socket, self._changed, self._cut_off.put)
+        planners = PlannerProcesses(plan, planner_sockets, self._changed, self._cut_off.put)
         try:
             doors = DoorProcesses(self._claims, start, listener, self._settings.front_doors, self._changed)
             try:
-                with self._metrics(planner, start) as agreement:
-                    self._watch_over(planner, doors, agreement)
-                    self._drain(planner, doors)
+                with self._metrics(planners, start) as agreement:
+                    self._watch_over(planners, doors, agreement)
+                    self._drain(planners, doors)
                     doors.stop(DOOR_END_S)
             finally:
                 doors.close(DOOR_END_S)
-            planner.stop(PLANNER_END_S)
+            planners.stop(PLANNER_END_S)
         finally:
-            planner.close()
+            planners.close()
 
-    def _watch_over(self, planner: PlannerProcess, doors: DoorProcesses, agreement: TenantsAgreement) -> None:
+    def _watch_over(self, planners: PlannerProcesses, doors: DoorProcesses, agreement: TenantsAgreement) -> None:
         """Until a signal."""
         shorten_pauses()
         reload = None
         if self._watch is not None:
-            reload = TenantReload(self._watch, planner, doors, self._claims)
+            reload = TenantReload(self._watch, planners, doors, self._claims)
             signal.signal(signal.SIGHUP, lambda *_: reload.want())
         while not self._stopping.is_set():
             self._changed.wait(LOOK_S)
             self._changed.clear()
-            self._tend(planner, doors)
+            self._tend(planners, doors)
             if reload is not None:
                 reload.tend()
             agreement.tend(time.monotonic())
             self._claims.expire()
 
-    def _tend(self, planner: PlannerProcess, doors: DoorProcesses) -> None:
-        planner.tend()
+    def _tend(self, planners: PlannerProcesses, doors: DoorProcesses) -> None:
+        planners.tend()
         while not self._cut_off.empty():
             doors.cut_off(self._cut_off.get())
         doors.tend()
 
-    def _drain(self, planner: PlannerProcess, doors: DoorProcesses) -> None:
-        planner.drain()
+    def _drain(self, planners: PlannerProcesses, doors: DoorProcesses) -> None:
+        planners.drain()
         deadline_s = time.monotonic() + self._settings.drain_s
-        while not planner.is_at_rest and time.monotonic() < deadline_s:
+        while not planners.is_at_rest and time.monotonic() < deadline_s:
             self._changed.wait(DRAIN_LOOK_S)
             self._changed.clear()
-            self._tend(planner, doors)
+            self._tend(planners, doors)
 
     @contextlib.contextmanager
-    def _metrics(self, planner: PlannerProcess, start: Start) -> Iterator[TenantsAgreement]:
+    def _metrics(self, planners: PlannerProcesses, start: Start) -> Iterator[TenantsAgreement]:
         """/metrics on a port of its own, where one is wanted."""
-        registry = merged_registry(start.metrics_dir, PlannerCollector(lambda: planner.stats, start.model.id))
+        registry = merged_registry(start.metrics_dir, PlannerCollector(lambda: planners.stats, start.model.id))
         if self._watch is not None:
             registry.register(self._watch)
-        agreement = TenantsAgreement(self._watch, lambda: planner.cache_tenants_version)
+        agreement = TenantsAgreement(self._watch, lambda: planners.cache_tenants_version)
         registry.register(agreement)
         settings = self._settings
         if settings.metrics_port is None:
@@ -168,7 +169,7 @@ class _Service:
             settings.metrics_host,
             settings.metrics_port,
             registry,
-            lambda: planner.problems,
+            lambda: planners.problems,
             notes=lambda: agreement.notes,
             flag="--metrics-port",
             tls=self._tls,
@@ -195,7 +196,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 
 @contextlib.contextmanager
 def _planner_socket(path: str) -> Iterator[socket.socket]:
-    """Where front doors find the planner. It listens here, so that they wait there while none is."""
+    """Where front doors find a planner. It listens here, so that they wait there while none is."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(BACKLOG)

@@ -38,6 +38,13 @@ def match_questions(life: Lifecycle, now_ns: int) -> list[MatchQueries]:
     return life.hints.questions(life.queue, workers[0].info.namespace, now_ns) if workers and workers[0].info else []
 
 
+def lookup_questions(life: Lifecycle) -> list[MatchQueries]:
+    """About requests that are nowhere yet. All workers of a cell are of one namespace."""
+    infos = (worker.info for worker in life.workers.values() if worker.info is not None)
+    info = next(infos, None) if life.leases.connected else None
+    return life.hints.lookups(None if info is None else info.namespace)
+
+
 def _somebody_stands(life: Lifecycle) -> bool:
     """In a line, that is: not all that wait ask, sleep or follow."""
     counts = life.counts

@@ -135,6 +135,23 @@ class Granted(Record, frozen=True):
     num_cached_tokens: int
 
 
+class Lookup(Record, frozen=True):
+    """Where is this prompt cached? Asked by a front door that chooses between planners. Nothing is reserved by it."""
+
+    number: U32  # `Request.number`
+    domain: DomainId
+    tokens: PackedU32  # packed u32
+    salt: bytes = b""  # as `Request.salt`
+
+
+class LookedUp(Record, frozen=True):
+    """Workers of the whole cell, whoever plans for them, that have something of the prompt, and how much."""
+
+    number: U32
+    worker_ids: tuple[WorkerId, ...] = ()
+    num_cached_tokens: tuple[int, ...] = ()
+
+
 class TokenBatch(Record, frozen=True):
     """New tokens of many requests, in order; a request may stand there several times.
 
@@ -154,6 +171,7 @@ class Effects:
     granted: tuple[Granted, ...] = ()
     tokens: tuple[TokenBatch, ...] = ()  # before `outputs`
     outputs: tuple[Output, ...] = ()
+    looked_up: tuple[LookedUp, ...] = ()
 
 
 class TenantStats(Record, frozen=True):

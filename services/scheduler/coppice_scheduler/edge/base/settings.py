@@ -27,6 +27,9 @@ class ServiceSettings(TlsSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port of the REST API; 0 takes a free one.")
     grpc_port: int = Field(7070, ge=0, le=65535, description="Port of the gRPC API; 0 takes a free one.")
     front_doors: int = Field(1, ge=1, le=64, description="Processes that serve REST and gRPC and know text.")
+    planners: int = Field(
+        1, ge=1, le=16, description="Processes that plan; the cache service shares the workers out among them."
+    )
     model: str = Field(description="Checkpoint folder: tokenizer, chat template and limits are read from it.")
     model_name: str | None = Field(None, description="Name that clients use; default: the folder's name.")
     ssl_certfile: str | None = Field(

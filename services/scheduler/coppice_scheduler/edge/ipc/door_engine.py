@@ -1,60 +1,56 @@
-"""The planner as a front door sees it: an `Engine` over the socket to the planner of now.
+"""The planners as a front door sees them: an `Engine` over a socket to each planner of now.
 
-    generate, finish, abort --collected for a turn of the loop, or a moment of a long one--> Asks --> planner
-    Turn --> Streams --> generate's reader, abort's answer
+    generate, finish, abort --> Placing --> the port of one planner, or of all
+    Turn of a planner --> Streams --> generate's reader, abort's answer
 
-When the planner is lost, all streams wait. The next one is asked for what is left of each: behind the tokens that are
-here, with the same seed and the same positions. What the lost one had computed beyond that nobody has seen.
+When a planner is lost, its streams are brought to another that is there, or wait for the next. That one is asked for
+what is left of each: behind the tokens that are here, with the same seed and the same positions. What the lost one had
+computed beyond that nobody has seen.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
-from coppice_scheduler.edge.base.engine import NO_STATS, OUTAGE_S, EngineLost, ModelInfo
+from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo
 from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
-from coppice_scheduler.edge.ipc.door_messages import (
-    DOOR_SHIFT,
-    Abort,
-    Asks,
-    Cancel,
-    Opened,
-    PlannerState,
-    PlannerToDoor,
-    Tenants,
-)
-from coppice_scheduler.edge.ipc.links import ParentLink, PlannerLink
+from coppice_scheduler.edge.base.stats import of_all
+from coppice_scheduler.edge.ipc.door_messages import ABORTED, DOOR_SHIFT, Abort, Cancel, Turn
+from coppice_scheduler.edge.ipc.links import ParentLink
+from coppice_scheduler.edge.ipc.placing import Placing
+from coppice_scheduler.edge.ipc.planner_port import PlannerPort, Reach
 from coppice_scheduler.edge.text.streams import Stream, Streams
 
-_log = logging.getLogger("coppice.scheduler")
-COLLECT_S = 0.001  # many requests that come at once need not wait for the last of them to be read
 MOVES_MAX = 3  # of one request, from planner to planner
-REACH_AGAIN_S = 0.02
 
-Reach = Callable[[PlannerLink], Awaitable[object]]  # connect it to the planner of now; raises OSError
+
+@dataclass(slots=True, eq=False)
+class _AbortQuestion:
+    """Asked of all planners that are there."""
+
+    open: set[PlannerPort]
+    answer: asyncio.Future[int]
+    num_requests: int = 0  # that ended, by the answers so far
 
 
 class DoorEngine:
-    """Implements `Engine`. Made in the loop; `keep_planner` runs beside everything else."""
+    """Implements `Engine`. Made in the loop; `keep_planners` runs beside everything else."""
 
-    def __init__(self, door: int, model: ModelInfo, reach: Reach, parent: ParentLink) -> None:
-        self._door = door
+    def __init__(
+        self, door: int, model: ModelInfo, reaches: Sequence[Reach], parent: ParentLink, content: bytes = b""
+    ) -> None:
+        """`reaches`: one for each planner. `content`: the tenants file that the front door has."""
         self._model = model
-        self._reach = reach
         self._parent = parent
+        self._content = content
         self._streams = Streams(door << DOOR_SHIFT)
-        self._link: PlannerLink | None = None
-        self._standing = PlannerState(False, False, NO_STATS)
-        self._lost_s: float | None = None  # since when there is no planner; None: there is, or never was
-        self._requests: list[Stream] = []  # not asked for yet, nor the cancels and aborts
-        self._cancels: list[Cancel] = []
-        self._aborts: list[Abort] = []
+        self._ports = tuple(PlannerPort(door, reach, self) for reach in reaches)
+        self._placing = Placing(self._ports)
         self._num_aborts = 0  # so far
-        self._abort_answers: dict[int, asyncio.Future[int]] = {}  # by number of the question
-        self._collecting_since_s = 0.0
+        self._aborts: dict[int, _AbortQuestion] = {}  # by number of the question
         self._lost: OutputError | None = None  # for good
         self.changed = parent.changed  # readiness, too
         self.tenants_changed: Callable[[bytes], None] = lambda content: None
@@ -64,15 +60,11 @@ class DoorEngine:
 
     @property
     def ready(self) -> bool:
-        return self._standing.ready and self._lost is None
+        return self._lost is None and any(port.state.ready for port in self._ports)
 
     @property
     def accepts(self) -> bool:
-        if self._lost is not None:
-            return False
-        if self._lost_s is not None:
-            return asyncio.get_running_loop().time() - self._lost_s < OUTAGE_S
-        return self._standing.accepts
+        return self._lost is None and any(port.accepts for port in self._ports)
 
     @property
     def model(self) -> ModelInfo:
@@ -80,17 +72,17 @@ class DoorEngine:
 
     @property
     def tenants_refused(self) -> bool:
-        return self._standing.tenants_refused
+        return any(port.state.tenants_refused for port in self._ports)
 
     def stats(self) -> SchedulerStats:
-        return self._standing.stats
+        return of_all([port.state.stats for port in self._ports])
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         stream = self._streams.open(request)
         if self._lost is not None:
             self._streams.end_all(self._lost)
-        self._requests.append(stream)
-        self._ask_soon()
+        else:
+            self._placing.enter(stream)
         try:
             finished = False
             while not finished:
@@ -99,37 +91,53 @@ class DoorEngine:
                 yield output
         finally:
             self._streams.close(stream)
-            if not stream.has_ended:
-                self._cancel(request.request_id, Finish.CANCELLED)
+            port = self._placing.close(stream)
+            if port is not None and not stream.has_ended:
+                port.cancel(Cancel(request.request_id, Finish.CANCELLED))
 
     def finish(self, request_id: str) -> None:
         stream = self._streams.find(request_id)
-        if stream is not None and not stream.has_ended:
-            stream.stop_wanted = True
-            if self._link is None:
-                stream.stop()
-            else:
-                self._cancel(request_id, Finish.STOP)
+        if stream is None or stream.has_ended:
+            return
+        stream.stop_wanted = True
+        port = self._placing.find(request_id)
+        if port is not None and port.is_there:
+            port.cancel(Cancel(request_id, Finish.STOP))
+        else:
+            stream.stop()
 
     def end(self, request_id: str, error: OutputError) -> None:
         if self._streams.end(request_id, error):
-            self._cancel(request_id, Finish.CANCELLED)
+            port = self._placing.find(request_id)
+            if port is not None:
+                port.cancel(Cancel(request_id, Finish.CANCELLED))
 
     async def abort(self, tenant: str, names: tuple[str, ...]) -> int:
         if self._lost is not None:
             raise EngineLost(self._lost)
-        if self._link is None:
+        there = {port for port in self._ports if port.is_there}
+        if not there:
             raise EngineLost(_ABORT_UNHEARD)
+        num_here = self._abort_unasked(tenant, names)
         self._num_aborts += 1
+        question = _AbortQuestion(there, asyncio.get_running_loop().create_future(), num_here)
+        self._aborts[self._num_aborts] = question
         number = self._num_aborts
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._abort_answers[number] = answer
-        self._aborts.append(Abort(number, tenant, names))
-        self._ask_soon()
+        for port in there:
+            port.abort(Abort(number, tenant, names))
         try:
-            return await answer
+            return await question.answer
         finally:
-            del self._abort_answers[number]
+            del self._aborts[number]
+
+    def _abort_unasked(self, tenant: str, names: tuple[str, ...]) -> int:
+        """Of those that are here and that no planner has heard of; their number."""
+        num_ended = 0
+        for stream in self._placing.unasked():
+            request = stream.request
+            if request.tenant == tenant and not set(names).isdisjoint(request.names):
+                num_ended += self._streams.end(request.request_id, ABORTED)
+        return num_ended
 
     async def claim(self, tenant: str, key: bytes, call: bytes, *, is_strict: bool) -> Claimed:
         if self._lost is not None:
@@ -139,102 +147,84 @@ class DoorEngine:
     def settle(self, number: int, outcome: FirstOutcome | None) -> None:
         self._parent.settle(number, outcome)
 
-    # ---- the planner ----
+    # ---- the planners ----
 
-    async def keep_planner(self) -> None:
-        """Have a planner, one after the other, until `end_streams`."""
-        while self._lost is None:
-            link = PlannerLink(self._take)
-            try:
-                await self._reach(link)
-            except OSError as error:
-                _log.debug("no planner is to be reached: %s", error)
-                await asyncio.sleep(REACH_AGAIN_S)
-                continue
-            self._begin_with(link)
-            await link.is_over.wait()
-            self._planner_lost(link)
+    async def keep_planners(self) -> None:
+        """Have each planner, one after the other. To be cancelled after `end_streams`."""
+        await asyncio.gather(*(port.keep() for port in self._ports))
 
     def end_streams(self, why: str) -> None:
         """End all streams with an error, now and from now on."""
         self._lost = OutputError(OutputErrorCode.SCHEDULER_LOST, why, retry_after_ms=1000)
         self._streams.end_all(self._lost)
-        self._end_aborts(self._lost)
+        for question in self._aborts.values():
+            _fail(question, self._lost)
         self._parent.end_claims(EngineLost(self._lost))
         self.changed.set()
 
-    def _begin_with(self, link: PlannerLink) -> None:
-        """Ask it for everything that is at work here, in the order in which it came."""
-        self._link = link
-        self._requests = self._streams.at_work()
-        link.send(Opened(self._door))
-        self._ask()
+    # ---- what they say (`Told`) ----
 
-    def _planner_lost(self, link: PlannerLink) -> None:
-        self._link, self._lost_s = None, asyncio.get_running_loop().time()
-        self._standing = PlannerState(False, False, self._standing.stats, self._standing.tenants_refused)
-        for stream in self._streams.at_work():
-            if stream.stop_wanted:
-                stream.stop()
-            elif stream.is_asked and link.has_heard:
-                self._move(stream)
-        for questions in (self._requests, self._cancels, self._aborts):
-            questions.clear()
-        self._end_aborts(_ABORT_UNHEARD)
+    def came(self, port: PlannerPort) -> None:
+        self._placing.came(port)
+        port.send()
+
+    def state_changed(self) -> None:
         self.changed.set()
 
-    def _move(self, stream: Stream) -> None:
-        """It goes on at the next planner."""
+    def tenants(self, port: PlannerPort) -> None:
+        """It counts here when all planners that are there know it: no request comes to one that does not."""
+        content = port.content
+        is_known = all(other.content == content for other in self._ports if other.is_there)
+        if content is not None and is_known and content != self._content:
+            self._content = content
+            self.tenants_changed(content)
+
+    def turn(self, port: PlannerPort, turn: Turn) -> None:
+        for refusal in turn.refusals:
+            self._streams.refuse(refusal.request_id, refusal.refused)
+        self._streams.take(turn.tokens, turn.outputs, turn.granted)
+        for aborted in turn.aborted:
+            question = self._aborts.get(aborted.number)
+            if question is not None:
+                question.open.discard(port)
+                question.num_requests += aborted.num_requests
+                if not question.open and not question.answer.done():
+                    question.answer.set_result(question.num_requests)
+        for found in turn.looked_up:
+            self._placing.looked_up(found)
+
+    def lost(self, port: PlannerPort, *, has_heard: bool) -> None:
+        go_on: list[Stream] = []
+        for request_id in self._placing.at(port):
+            stream = self._streams.find(request_id)
+            if stream is None or stream.has_ended:
+                continue
+            if stream.stop_wanted:
+                stream.stop()
+            elif not stream.is_asked or not has_heard or self._may_move(stream):
+                go_on.append(stream)
+        self._placing.lost(port, go_on)
+        for other in self._ports:
+            if other.is_there:  # they may all know a tenants file that this one did not
+                self.tenants(other)
+        for question in self._aborts.values():
+            if port in question.open:
+                _fail(question, _ABORT_UNHEARD)
+        self.changed.set()
+
+    def _may_move(self, stream: Stream) -> bool:
+        """To another planner; else it has ended."""
         stream.num_moves += 1
         if stream.num_moves > MOVES_MAX:
             self._streams.end(stream.request.request_id, _LOST_TOO_OFTEN)
-        else:
-            self.moved(stream.request)
+            return False
+        self.moved(stream.request)
+        return True
 
-    def _end_aborts(self, error: OutputError) -> None:
-        for answer in self._abort_answers.values():
-            if not answer.done():
-                answer.set_exception(EngineLost(error))
 
-    def _take(self, message: PlannerToDoor) -> None:
-        if isinstance(message, PlannerState):
-            if message.ready != self._standing.ready:
-                self.changed.set()
-            self._standing, self._lost_s = message, None
-        elif isinstance(message, Tenants):
-            self.tenants_changed(message.content)
-        else:
-            for refusal in message.refusals:
-                self._streams.refuse(refusal.request_id, refusal.refused)
-            self._streams.take(message.tokens, message.outputs, message.granted)
-            for aborted in message.aborted:
-                answer = self._abort_answers.get(aborted.number)
-                if answer is not None and not answer.done():
-                    answer.set_result(aborted.num_requests)
-
-    # ---- what it is asked ----
-
-    def _cancel(self, request_id: str, finish: Finish) -> None:
-        self._cancels.append(Cancel(request_id, finish))
-        self._ask_soon()
-
-    def _ask_soon(self) -> None:
-        loop = asyncio.get_running_loop()
-        if len(self._requests) + len(self._cancels) + len(self._aborts) == 1:
-            self._collecting_since_s = loop.time()
-            loop.call_soon(self._ask)
-        elif loop.time() - self._collecting_since_s > COLLECT_S:
-            self._ask()
-
-    def _ask(self) -> None:
-        """What is at work is asked for when there is a planner; without one there is nothing to cancel."""
-        if self._link is not None and (self._requests or self._cancels or self._aborts):
-            requests = tuple(stream.to_ask for stream in self._requests)
-            for stream in self._requests:
-                stream.is_asked = True
-            self._link.send(Asks(requests, tuple(self._cancels), tuple(self._aborts)))
-        for questions in (self._requests, self._cancels, self._aborts):
-            questions.clear()
+def _fail(question: _AbortQuestion, error: OutputError) -> None:
+    if not question.answer.done():
+        question.answer.set_exception(EngineLost(error))
 
 
 _ABORT_UNHEARD = OutputError(

@@ -1,4 +1,4 @@
-"""Messages of a front door on its two Unix sockets (`coppice.edge.wire`): to its parent, and to the planner.
+"""Messages of a front door on its Unix sockets (`coppice.edge.wire`): to its parent, and to each planner.
 
 parent -> door    Start, then Stop
 door -> parent    Serving or CannotServe, then Beat (each second)
@@ -9,14 +9,28 @@ planner -> door   PlannerState (at changes, and a few times a second), Turn (one
 
 The parent outlives planners: a door that loses one finds the next at the same place, and brings it what is at work.
 
-An Abort may concern requests of other front doors. The answer to it follows, in a Turn, when they have ended.
+An Abort may concern requests of other front doors. The answer to it follows, in a Turn, when they have ended. A Lookup
+is asked where there are several planners; its answer follows in a Turn.
 """
 
 from __future__ import annotations
 
 from coppice.edge.codec import Codec
+from coppice.ids import WorkerId
 from coppice.messages.record import Message, Record
-from coppice_scheduler.core.state.request import Finish, Granted, Output, Refused, Request, SchedulerStats, TokenBatch
+from coppice_scheduler.core.state.request import (
+    Finish,
+    Granted,
+    LookedUp,
+    Lookup,
+    Output,
+    OutputError,
+    OutputErrorCode,
+    Refused,
+    Request,
+    SchedulerStats,
+    TokenBatch,
+)
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.idempotency import Claim, Claimed, Settled
 
@@ -33,7 +47,7 @@ class Start(Message, frozen=True):
     settings: str  # ServiceSettings as JSON, ports as they are really
     model: ModelInfo
     metrics_dir: str
-    planner: str  # path of the socket where planners listen
+    planners: tuple[str, ...]  # paths of the sockets where planners listen, one for each and those that come after it
     tenants: bytes = b""  # the tenants file as it counts; empty without one
 
 
@@ -68,17 +82,21 @@ class Abort(Record, frozen=True):
     names: tuple[str, ...]
 
 
+ABORTED = OutputError(OutputErrorCode.ABORTED, "The request was aborted, as another call of its tenant asked.")
+
+
 class Aborted(Record, frozen=True):
     number: int  # of the question
     num_requests: int  # that have ended with it; 0: the tenant has none of these names
 
 
 class Asks(Message, frozen=True):
-    """New requests, then cancels, then aborts."""
+    """New requests, then cancels, then aborts, then lookups."""
 
     requests: tuple[Request, ...]
     cancels: tuple[Cancel, ...]
     aborts: tuple[Abort, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
 
 class Beat(Message, frozen=True):
@@ -98,6 +116,7 @@ class Turn(Message, frozen=True):
     outputs: tuple[Output, ...]
     aborted: tuple[Aborted, ...] = ()
     granted: tuple[Granted, ...] = ()
+    looked_up: tuple[LookedUp, ...] = ()
 
 
 class PlannerState(Message, frozen=True):
@@ -107,6 +126,9 @@ class PlannerState(Message, frozen=True):
     accepts: bool
     stats: SchedulerStats
     tenants_refused: bool = False  # a newer tenants file is wrong
+    workers: tuple[WorkerId, ...] = ()  # those that it plans for and that take new requests
+    num_blocks: int = 0  # of these workers together
+    load_tokens: int = 0  # work that stands before a new request there, in tokens of prefill
 
 
 class Tenants(Message, frozen=True):

@@ -99,7 +99,7 @@ class _PlannerService:
             self._ended.set()
             return
         doors = self._doors
-        if plan.succeeds is not None and directory is not None:  # front doors may have heard of a file before this one
+        if directory is not None:  # front doors may know an older file, or a newer one than those of other planners
             doors.set_tenants(tenant_settings(directory), plan.tenants)
         doors.tenants_refused(plan.tenants_refused)
         if plan.is_draining:

@@ -24,9 +24,8 @@ from coppice_scheduler.core.state.request import (
     Effects,
     Finish,
     Granted,
+    LookedUp,
     Output,
-    OutputError,
-    OutputErrorCode,
     Refused,
     RefusedReason,
     Request,
@@ -35,6 +34,7 @@ from coppice_scheduler.core.state.request import (
 from coppice_scheduler.core.state.settings import TenantSettings
 from coppice_scheduler.edge.base.engine import OUTAGE_S
 from coppice_scheduler.edge.ipc.door_messages import (
+    ABORTED,
     DOOR_SHIFT,
     Abort,
     Aborted,
@@ -47,12 +47,11 @@ from coppice_scheduler.edge.ipc.door_messages import (
 )
 from coppice_scheduler.edge.ipc.planner_messages import Standing
 from coppice_scheduler.edge.planner.call_names import CallNames
-from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, Planner
+from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, OpenWorkers, Planner
 from coppice_scheduler.edge.planner.refusals import RefusalLog
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
 
 _log = logging.getLogger("coppice.scheduler")
-_ABORTED = OutputError(OutputErrorCode.ABORTED, "The request was aborted, as another call of its tenant asked.")
 
 
 class Channel(Protocol):
@@ -71,7 +70,21 @@ class Door:
     taken: list[Output] = field(default_factory=list)  # without tokens: that streams were taken, since the last turn
     aborted: list[Aborted] = field(default_factory=list)  # since the last turn
     granted: list[Granted] = field(default_factory=list)  # since the last turn
+    looked_up: list[LookedUp] = field(default_factory=list)  # since the last turn
     requests: set[str] = field(default_factory=set)  # at work
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.refusals or self.aborted or self.granted or self.looked_up)
+
+    def turn(self, tokens: tuple[TokenBatch, ...], outputs: tuple[Output, ...]) -> Turn:
+        """All that it is told, `taken` among the outputs."""
+        turn = Turn(
+            tuple(self.refusals), tokens, outputs, tuple(self.aborted), tuple(self.granted), tuple(self.looked_up)
+        )
+        for told in (self.refusals, self.taken, self.aborted, self.granted, self.looked_up):
+            told.clear()
+        return turn
 
 
 class Doors:
@@ -95,7 +108,7 @@ class Doors:
         self._door_of: dict[str, Door] = {}  # by request id
         self._names = CallNames()
         self._draining = False
-        self._standing: tuple[bool, bool] | None = None  # (ready, accepts), as last told
+        self._standing: tuple[bool, bool, OpenWorkers] | None = None  # (ready, accepts, workers), as last told
         self._told_ns = 0
         self._refusal_log = RefusalLog()
         self._tenants: Tenants | None = None  # what counts, where it changed since the start
@@ -170,11 +183,13 @@ class Doors:
             self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
         for abort in asks.aborts:
             door.aborted.append(Aborted(abort.number, self._abort(abort, now_ns)))
+        for lookup in asks.lookups:
+            self.planner.core.look_up(lookup)
 
     def _abort(self, abort: Abort, now_ns: int) -> int:
         """The number of requests that ended; what ended earlier in this turn is none of them."""
         request_ids = self._names.find(abort.tenant, abort.names)
-        return sum(self.planner.core.end(request_id, _ABORTED, now_ns) for request_id in request_ids)
+        return sum(self.planner.core.end(request_id, ABORTED, now_ns) for request_id in request_ids)
 
     def _submit(self, door: Door, request: Request, now_ns: int) -> Refused | None:
         refused = self._decided(request, now_ns)
@@ -222,25 +237,30 @@ class Doors:
                     del self._door_of[output.request_id]
                     self._names.remove(output.request_id)
                     door.requests.remove(output.request_id)
+        for looked_up in effects.looked_up:
+            door = self._doors.get(looked_up.number >> DOOR_SHIFT)
+            if door is not None:
+                door.looked_up.append(looked_up)
         for number, door in self._doors.items():
-            if door.refusals or door.aborted or door.granted or number in tokens or number in outputs:
-                made = tuple(tokens.get(number, ())), tuple(outputs.get(number, ()))
-                door.channel.send(Turn(tuple(door.refusals), *made, tuple(door.aborted), tuple(door.granted)))
-                for told in (door.refusals, door.taken, door.aborted, door.granted):
-                    told.clear()
+            if number in tokens or number in outputs or door.has_news:
+                door.channel.send(door.turn(tuple(tokens.get(number, ())), tuple(outputs.get(number, ()))))
         self._tell()
 
     def _tell(self) -> None:
         """Tell all front doors how things are: at once when it changed, else a few times a second."""
-        ready = not self._draining and not self.planner.problems
-        standing = (ready, not self._draining and self.planner.seconds_in_trouble < OUTAGE_S)
+        planner = self.planner
+        ready = not self._draining and not planner.problems
+        standing = (ready, not self._draining and planner.seconds_in_trouble < OUTAGE_S, planner.open_workers)
         now_ns = time.monotonic_ns()
         if standing == self._standing and now_ns - self._told_ns < STATS_EVERY_NS:
             return
         self._standing, self._told_ns = standing, now_ns
-        planner = self.planner
+        ready, accepts, workers = standing
+        names, blocks = tuple(name for name, _ in workers), sum(count for _, count in workers)
+        load = planner.core.load_tokens() if self._doors else 0
+        state = PlannerState(ready, accepts, planner.stats, self._tenants_refused, names, blocks, load)
         for door in self._doors.values():
-            door.channel.send(PlannerState(*standing, planner.stats, self._tenants_refused))
+            door.channel.send(state)
         self._told(
             Standing(
                 planner.problems,

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 IDLE_WAKEUP_NS = 200_000_000
 NEVER_NS = 1 << 63
 STATS_EVERY_NS = 200_000_000
+OpenWorkers = tuple[tuple[WorkerId, int], ...]  # that take new requests, and the blocks of each
 TURN_EVENTS_MAX = 1_000  # of the inbox, before the core is asked again
 
 
@@ -76,6 +77,7 @@ class Planner:
             is_local=isinstance(parse_session_address(cache_address), UnixAddress),
         )
         self._index_is_attached = False
+        self.open_workers: OpenWorkers = ()
         self.cache_tenants_version: str | None = None  # as the cache service said last
         self._epoch = self._refused_epoch = SchedulerEpoch(0)
         self._turning = threading.Lock()  # held by whoever is at a turn
@@ -233,6 +235,8 @@ class Planner:
         if isinstance(message, Workers):
             self._workers.listed(message)
         self._core.index_message(message, time.monotonic_ns())
+        if isinstance(message, Workers):
+            self._workers_changed()
 
     def _index_lost(self) -> None:
         self._index_is_attached = False
@@ -242,6 +246,7 @@ class Planner:
         _log.info("attached to worker %s, epoch %d, fresh %s", worker_id, attached.server_epoch, attached.fresh)
         now_ns = time.monotonic_ns()
         self._core.worker_attached(worker_id, WorkerEpoch(attached.server_epoch), attached.fresh, now_ns)
+        self._workers_changed()
 
     def _worker_result(self, worker_id: WorkerId, result: StepResult) -> None:
         self._core.worker_result(worker_id, result, time.monotonic_ns())
@@ -260,6 +265,11 @@ class Planner:
 
     def _worker_lost(self, worker_id: WorkerId) -> None:
         self._core.worker_lost(worker_id, time.monotonic_ns())
+        self._workers_changed()
 
     def _worker_gone(self, worker_id: WorkerId) -> None:
         self._core.worker_gone(worker_id, time.monotonic_ns())
+        self._workers_changed()
+
+    def _workers_changed(self) -> None:
+        self.open_workers = self._core.open_workers()

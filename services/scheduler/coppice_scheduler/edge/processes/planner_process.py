@@ -1,4 +1,4 @@
-"""The planner's process: started, watched, started again, ended. Lives on the service's main thread.
+"""A planner's process: started, watched, started again, ended. Lives on the service's main thread.
 
 spawned --Standing--> plans --dies, falls silent--> spawned again, as the successor of the one before
         --CannotServe--> the scheduler ends
@@ -21,6 +21,7 @@ from coppice.edge.signal_event import SignalEvent
 from coppice.errors import CoppiceError
 from coppice_scheduler.core.state.request import SchedulerStats
 from coppice_scheduler.edge.base.engine import NO_STATS
+from coppice_scheduler.edge.base.stats import with_totals
 from coppice_scheduler.edge.ipc.door_messages import Stop, Tenants
 from coppice_scheduler.edge.ipc.message_channel import MessageChannel
 from coppice_scheduler.edge.ipc.planner_messages import (
@@ -125,13 +126,15 @@ class PlannerProcess:
         if trouble := self._one.is_gone or self._one.is_silent:
             self._start_again(trouble)
 
-    def stop(self, grace_s: float) -> None:
-        """Tell it to end, and end it if it has not after `grace_s`."""
+    def tell_to_stop(self) -> None:
         self._one.channel.send(Stop())
+
+    def wait(self, grace_s: float) -> None:
+        """Until it has ended, which it is made to after `grace_s`."""
         try:
             self._one.process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            _log.warning("planner %d did not end within %.1f s; killed", self._one.process.pid, grace_s)
+            _log.warning("planner %d did not end in time; killed", self._one.process.pid)
         self._one.end()
 
     def close(self) -> None:
@@ -152,11 +155,3 @@ class PlannerProcess:
 
     def _spawn(self) -> _Planner:
         return _Planner(self._plan, self._listener, self._changed, self._cut_off)
-
-
-def with_totals(stats: SchedulerStats, before: SchedulerStats) -> SchedulerStats:
-    """`stats`, with the totals of `before` added to its own."""
-    return replace(stats, **{name: getattr(stats, name) + getattr(before, name) for name in _TOTALS})
-
-
-_TOTALS = tuple(name for name in SchedulerStats.__struct_fields__ if name.startswith("total_"))

@@ -1,10 +1,10 @@
-"""A changed tenants file reaches the core first, then every front door.
+"""A changed tenants file reaches the cores first, then every front door.
 
-    file --TenantsWatch--> PlannerProcess.set_tenants --> core --> Tenants --> front doors
+    file --TenantsWatch--> PlannerProcesses.set_tenants --> cores --> Tenants --> front doors
                                                    \\--> the first frame of those that are started later
 
-So no front door takes a call of a tenant that the core does not know yet. What a front door asked for before it heard
-that a tenant is gone, the core refuses.
+So no front door takes a call of a tenant that a core does not know yet. What a front door asked for before it heard
+that a tenant is gone, a core refuses.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.watch import LOOK_S, TenantsWatch
 from coppice_scheduler.edge.processes.claims import Claims
 from coppice_scheduler.edge.processes.door_processes import DoorProcesses
-from coppice_scheduler.edge.processes.planner_process import PlannerProcess
+from coppice_scheduler.edge.processes.planner_processes import PlannerProcesses
 
 
 class TenantReload:
     """Belongs to the main thread."""
 
-    def __init__(self, watch: TenantsWatch, planner: PlannerProcess, doors: DoorProcesses, claims: Claims) -> None:
+    def __init__(self, watch: TenantsWatch, planners: PlannerProcesses, doors: DoorProcesses, claims: Claims) -> None:
         self._watch = watch
-        self._planner = planner
+        self._planners = planners
         self._doors = doors
         self._claims = claims
         self._looked_s = time.monotonic()
@@ -44,9 +44,9 @@ class TenantReload:
         is_refused = bool(self._watch.problem)
         if is_refused != self._was_refused:
             self._was_refused = is_refused
-            self._planner.tenants_refused(is_refused)
+            self._planners.tenants_refused(is_refused)
 
     def _apply(self, directory: TenantDirectory, content: bytes) -> None:
         self._doors.set_tenants(content)
         self._claims.keep_tenants({tenant.id for tenant in directory.tenants})
-        self._planner.set_tenants(content)
+        self._planners.set_tenants(content)

@@ -53,6 +53,7 @@ class Stream:
         "_sent",
         "_tokens",
         "is_asked",
+        "is_closed",
         "num_moves",
         "request",
         "stop_wanted",
@@ -61,6 +62,7 @@ class Stream:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.is_asked = False  # a planner was asked for it
+        self.is_closed = False  # nobody reads it any more
         self.stop_wanted = False  # its reader has found a stop string
         self.num_moves = 0  # planners that were lost while they served it
         self._sent = bytearray()  # all its tokens so far, packed u32
@@ -157,6 +159,7 @@ class Streams:
         return stream
 
     def close(self, stream: Stream) -> None:
+        stream.is_closed = True
         del self._by_id[stream.request.request_id]
         del self._by_number[stream.request.number]
 

@@ -1,0 +1,144 @@
+"""Which planner each stream of a front door is at, and how it gets there.
+
+    alone, or its relatives are somewhere    --> at once
+    several planners are ready               --Lookup--> (some planner asks the cache service) --LookedUp--> chosen
+    its planner was lost                     --> the one with the least ahead of it; without any it waits for the next
+
+Forks and steps of a call go where the first of the call is: they share its blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from coppice.ids import TOKEN_BYTES
+from coppice_scheduler.core.policy.placement import choose
+from coppice_scheduler.core.state.request import LookedUp, Lookup, Request
+from coppice_scheduler.edge.ipc.planner_port import PlannerPort
+from coppice_scheduler.edge.text.streams import Stream
+
+LOOKUP_S = 0.1  # then a request is placed without an answer
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    asked: PlannerPort
+    timer: asyncio.TimerHandle
+    family: list[Stream]  # the one that is asked about, and relatives that came meanwhile, in order
+
+
+@dataclass(slots=True)
+class Placing:
+    ports: Sequence[PlannerPort]
+    _at: dict[str, PlannerPort] = field(default_factory=dict)  # by request id
+    _questions: dict[int, _Question] = field(default_factory=dict)  # by number of the first of the family
+    _families: dict[str, _Question] = field(default_factory=dict)  # the same, by request id of the first
+    _waiting: dict[str, Stream] = field(default_factory=dict)  # for any planner, by request id, in order
+    _num_asked: int = 0
+
+    def find(self, request_id: str) -> PlannerPort | None:
+        """Where it was asked for; None: nowhere yet."""
+        return self._at.get(request_id)
+
+    def at(self, port: PlannerPort) -> list[str]:
+        return [request_id for request_id, place in self._at.items() if place is port]
+
+    def unasked(self) -> list[Stream]:
+        """Those that no planner knows."""
+        asked_about = (question.family for question in self._questions.values())
+        return [*chain.from_iterable(asked_about), *self._waiting.values()]
+
+    def enter(self, stream: Stream) -> None:
+        """Bring it to a planner."""
+        request = stream.request
+        relative = request.fork_of or request.step_of
+        there = [port for port in self.ports if port.is_there]
+        if not there:
+            self._waiting[request.request_id] = stream
+        elif relative is not None and relative in self._families:
+            self._families[relative].family.append(stream)
+        elif relative is not None and (port := self._at.get(relative)) in there and port is not None:
+            self._give(stream, port, 0)
+        elif len(there) == 1:
+            self._give(stream, there[0], 0)
+        elif request.num_places or (asked := self._next_ready(there)) is None:
+            self._choose([stream], there, LookedUp(request.number))
+        else:
+            self._look_up(stream, asked)
+
+    def close(self, stream: Stream) -> PlannerPort | None:
+        """Nobody reads it any more. Returns where it was."""
+        request_id = stream.request.request_id
+        self._waiting.pop(request_id, None)
+        return self._at.pop(request_id, None)  # of a question it is left out when the answer comes
+
+    def came(self, port: PlannerPort) -> None:
+        """It has what waited for any planner."""
+        waiting, self._waiting = self._waiting, {}
+        for stream in waiting.values():
+            if not stream.has_ended:
+                self._give(stream, port, 0)
+
+    def lost(self, port: PlannerPort, streams: Sequence[Stream]) -> None:
+        """`streams`: those that were there and go on, in order."""
+        for request_id in self.at(port):
+            del self._at[request_id]
+        for number, question in list(self._questions.items()):
+            if question.asked is port:
+                self.looked_up(LookedUp(number))
+        there = [other for other in self.ports if other.is_there]
+        for stream in streams:
+            relative = stream.request.fork_of or stream.request.step_of
+            place = None if relative is None else self._at.get(relative)
+            if place is not None:
+                self._give(stream, place, 0)
+            elif there:
+                self._choose([stream], there, LookedUp(stream.request.number))
+            else:
+                self._waiting[stream.request.request_id] = stream
+
+    def looked_up(self, found: LookedUp) -> None:
+        """The answer, or that there is none."""
+        question = self._questions.pop(found.number, None)
+        if question is None:
+            return
+        question.timer.cancel()
+        del self._families[question.family[0].request.request_id]
+        family = [stream for stream in question.family if not (stream.has_ended or stream.is_closed)]
+        there = [port for port in self.ports if port.is_there]
+        if there and family:
+            self._choose(family, there, found)
+        else:
+            self._waiting.update((stream.request.request_id, stream) for stream in family)
+
+    def _next_ready(self, there: list[PlannerPort]) -> PlannerPort | None:
+        """Whom to ask: each in turn. None: where all go is clear without."""
+        ready = [port for port in there if port.load.is_ready]
+        self._num_asked += 1
+        return ready[self._num_asked % len(ready)] if len(ready) > 1 else None
+
+    def _look_up(self, stream: Stream, port: PlannerPort) -> None:
+        request = stream.request
+        timer = asyncio.get_running_loop().call_later(LOOKUP_S, self.looked_up, LookedUp(request.number))
+        question = _Question(port, timer, [stream])
+        self._questions[request.number] = self._families[request.request_id] = question
+        port.look_up(Lookup(request.number, request.domain, request.tokens, request.salt))
+
+    def _choose(self, family: list[Stream], there: list[PlannerPort], found: LookedUp) -> None:
+        num_tokens = _num_prompt_tokens(family[0].request)
+        matched = [port.matched(found) for port in there]
+        index = choose([port.load for port in there], matched, num_tokens)
+        self._give(family[0], there[index], max(num_tokens - matched[index], 0))
+        for relative in family[1:]:
+            self._give(relative, there[index], 0)
+
+    def _give(self, stream: Stream, port: PlannerPort, num_tokens: int) -> None:
+        self._at[stream.request.request_id] = port
+        port.ask(stream, num_tokens)
+
+
+def _num_prompt_tokens(request: Request) -> int:
+    return len(request.tokens) // TOKEN_BYTES
