@@ -61,7 +61,9 @@ def ask(stack: Stack, number: int, **fields: Any) -> dict[str, Any]:
     answer = connection.getresponse().read().decode()
     connection.close()
     if not body.get("stream"):
-        return dict(json.loads(answer))
+        found = dict(json.loads(answer))
+        assert "error" not in found, found
+        return found
     lines = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
     assert lines[-1:] == ["[DONE]"], lines[-1:]
     events = [json.loads(line) for line in lines[:-1]]

@@ -1,4 +1,4 @@
-"""Where a prompt is cached, asked for front doors that choose between planners: one answer for each question, always."""
+"""Where a prompt is cached, asked for front doors that choose between planners: one answer for each question."""
 
 from __future__ import annotations
 

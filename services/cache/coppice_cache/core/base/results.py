@@ -99,6 +99,7 @@ class WorkerStats:
     host_cached_blocks: int = 0
     copies: int = 0  # under way, in both directions
     draining: bool = False  # it takes no new lease
+    owner: int = 0  # epoch of the session that plans for it; 0: nobody does
 
 
 @dataclass(frozen=True, slots=True)

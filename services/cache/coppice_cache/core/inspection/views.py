@@ -53,6 +53,7 @@ def _worker_stats(worker: Worker) -> WorkerStats:
         host_cached_blocks=host_counts[BlockState.CACHED],
         copies=0 if worker.host is None else len(worker.host.jobs),
         draining=worker.draining,
+        owner=worker.owner,
     )
 
 

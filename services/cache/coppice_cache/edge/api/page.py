@@ -61,9 +61,11 @@ def _legend() -> str:
 def _worker(worker: WorkerStats) -> str:
     host = f" · {worker.host_cached_blocks} of {worker.num_host_blocks} on the host" if worker.num_host_blocks else ""
     ledger = "" if worker.open else " · <span class=bad>recovering: it grants nothing yet</span>"
+    planner = f", planner {worker.owner}" if worker.owner else ""
     drains = " · drains: it takes no new requests" if worker.draining else ""
     head = (
-        f"<h2>{escape(worker.worker_id)} <span class=dim>epoch {worker.worker_epoch}</span>{ledger}{drains}</h2>"
+        f"<h2>{escape(worker.worker_id)} <span class=dim>epoch {worker.worker_epoch}{planner}</span>"
+        f"{ledger}{drains}</h2>"
         f"{_bar(worker, worker.num_blocks, None)}"
         f"<p class=dim>{worker.num_blocks} blocks · {worker.free_blocks} free · {worker.leased_blocks} leased · "
         f"{worker.cached_blocks} cached · {worker.draining_blocks} draining · {worker.leases} leases · "

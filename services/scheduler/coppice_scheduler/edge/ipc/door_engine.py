@@ -11,7 +11,7 @@ computed beyond that nobody has seen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
@@ -25,6 +25,7 @@ from coppice_scheduler.edge.ipc.planner_port import PlannerPort, Reach
 from coppice_scheduler.edge.text.streams import Stream, Streams
 
 MOVES_MAX = 3  # of one request, from planner to planner
+STRANDED_S = 0.25  # that a planner may be without a worker before its requests go elsewhere
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,7 @@ class DoorEngine:
         self._parent = parent
         self._content = content
         self._streams = Streams(door << DOOR_SHIFT)
-        self._ports = tuple(PlannerPort(door, reach, self) for reach in reaches)
+        self._ports = tuple(PlannerPort(door, place, reach, self) for place, reach in enumerate(reaches))
         self._placing = Placing(self._ports)
         self._num_aborts = 0  # so far
         self._aborts: dict[int, _AbortQuestion] = {}  # by number of the question
@@ -168,8 +169,22 @@ class DoorEngine:
         self._placing.came(port)
         port.send()
 
-    def state_changed(self) -> None:
+    def state_changed(self, port: PlannerPort) -> None:
         self.changed.set()
+        for one in self._ports:
+            if one.is_stranded and any(other.state.ready for other in self._ports):
+                asyncio.get_running_loop().call_later(STRANDED_S, self._rescue, one)
+
+    def _rescue(self, port: PlannerPort) -> None:
+        """What waits at a planner without a worker goes on at one that has some."""
+        if not port.is_stranded or self._lost is not None or not any(other.state.ready for other in self._ports):
+            return
+        taken = list(self._going_on(port))
+        for stream in taken:
+            self.moved(stream.request)
+            self._placing.take(stream, port)
+            self._streams.renumber(stream)
+        self._placing.move(taken)
 
     def tenants(self, port: PlannerPort) -> None:
         """It counts here when all planners that are there know it: no request comes to one that does not."""
@@ -194,15 +209,7 @@ class DoorEngine:
             self._placing.looked_up(found)
 
     def lost(self, port: PlannerPort, *, has_heard: bool) -> None:
-        go_on: list[Stream] = []
-        for request_id in self._placing.at(port):
-            stream = self._streams.find(request_id)
-            if stream is None or stream.has_ended:
-                continue
-            if stream.stop_wanted:
-                stream.stop()
-            elif not stream.is_asked or not has_heard or self._may_move(stream):
-                go_on.append(stream)
+        go_on = [s for s in self._going_on(port) if not (s.is_asked and has_heard) or self._may_move(s)]
         self._placing.lost(port, go_on)
         for other in self._ports:
             if other.is_there:  # they may all know a tenants file that this one did not
@@ -212,8 +219,19 @@ class DoorEngine:
                 _fail(question, _ABORT_UNHEARD)
         self.changed.set()
 
+    def _going_on(self, port: PlannerPort) -> Iterator[Stream]:
+        """Of those that are there, in order. The others end."""
+        for request_id in self._placing.at(port):
+            stream = self._streams.find(request_id)
+            if stream is None or stream.has_ended:
+                continue
+            if stream.stop_wanted:
+                stream.stop()
+            else:
+                yield stream
+
     def _may_move(self, stream: Stream) -> bool:
-        """To another planner; else it has ended."""
+        """To another planner, as its own failed; else it has ended."""
         stream.num_moves += 1
         if stream.num_moves > MOVES_MAX:
             self._streams.end(stream.request.request_id, _LOST_TOO_OFTEN)

@@ -129,6 +129,7 @@ class PlannerState(Message, frozen=True):
     workers: tuple[WorkerId, ...] = ()  # those that it plans for and that take new requests
     num_blocks: int = 0  # of these workers together
     load_tokens: int = 0  # work that stands before a new request there, in tokens of prefill
+    is_stranded: bool = False  # the cache service lists no worker for it, so nothing of its requests runs
 
 
 class Tenants(Message, frozen=True):

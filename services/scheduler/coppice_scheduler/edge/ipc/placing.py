@@ -2,9 +2,13 @@
 
     alone, or its relatives are somewhere    --> at once
     several planners are ready               --Lookup--> (some planner asks the cache service) --LookedUp--> chosen
-    its planner was lost                     --> the one with the least ahead of it; without any it waits for the next
+    its planner was lost, or has no worker   --> to the one with the least ahead of it; if none is there it waits
 
 Forks and steps of a call go where the first of the call is: they share its blocks.
+
+A prompt has a home among the planners, by its first tokens. That one is asked, since what it has published reaches the
+cache service before the question. And where nobody has more cached than it, half of the rest counts as cached there, so
+that prompts alike that come at the same time meet.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import chain
 
 from coppice.ids import TOKEN_BYTES
@@ -20,6 +25,7 @@ from coppice_scheduler.core.state.request import LookedUp, Lookup, Request
 from coppice_scheduler.edge.ipc.planner_port import PlannerPort
 from coppice_scheduler.edge.text.streams import Stream
 
+HOME_TOKENS = 64  # of a prompt, that say where its home is
 LOOKUP_S = 0.1  # then a request is placed without an answer
 
 
@@ -37,7 +43,6 @@ class Placing:
     _questions: dict[int, _Question] = field(default_factory=dict)  # by number of the first of the family
     _families: dict[str, _Question] = field(default_factory=dict)  # the same, by request id of the first
     _waiting: dict[str, Stream] = field(default_factory=dict)  # for any planner, by request id, in order
-    _num_asked: int = 0
 
     def find(self, request_id: str) -> PlannerPort | None:
         """Where it was asked for; None: nowhere yet."""
@@ -54,7 +59,7 @@ class Placing:
     def enter(self, stream: Stream) -> None:
         """Bring it to a planner."""
         request = stream.request
-        relative = request.fork_of or request.step_of
+        relative = _relative(request)
         there = [port for port in self.ports if port.is_there]
         if not there:
             self._waiting[request.request_id] = stream
@@ -64,7 +69,7 @@ class Placing:
             self._give(stream, port, 0)
         elif len(there) == 1:
             self._give(stream, there[0], 0)
-        elif request.num_places or (asked := self._next_ready(there)) is None:
+        elif request.num_places or (asked := self._to_ask(request, there)) is None:
             self._choose([stream], there, LookedUp(request.number))
         else:
             self._look_up(stream, asked)
@@ -73,7 +78,16 @@ class Placing:
         """Nobody reads it any more. Returns where it was."""
         request_id = stream.request.request_id
         self._waiting.pop(request_id, None)
-        return self._at.pop(request_id, None)  # of a question it is left out when the answer comes
+        port = self._at.pop(request_id, None)
+        if port is not None:
+            port.ended(request_id)
+        return port  # of a question it is left out when the answer comes
+
+    def take(self, stream: Stream, port: PlannerPort) -> None:
+        """Away from a planner that is there."""
+        request_id = stream.request.request_id
+        del self._at[request_id]
+        port.leave(request_id)
 
     def came(self, port: PlannerPort) -> None:
         """It has what waited for any planner."""
@@ -86,12 +100,14 @@ class Placing:
         """`streams`: those that were there and go on, in order."""
         for request_id in self.at(port):
             del self._at[request_id]
-        for number, question in list(self._questions.items()):
-            if question.asked is port:
-                self.looked_up(LookedUp(number))
-        there = [other for other in self.ports if other.is_there]
+        self._end_questions(port)
+        self.move(streams)
+
+    def move(self, streams: Sequence[Stream]) -> None:
+        """To whom there is; relatives stay together."""
+        there = [port for port in self.ports if port.is_there]
         for stream in streams:
-            relative = stream.request.fork_of or stream.request.step_of
+            relative = _relative(stream.request)
             place = None if relative is None else self._at.get(relative)
             if place is not None:
                 self._give(stream, place, 0)
@@ -99,6 +115,12 @@ class Placing:
                 self._choose([stream], there, LookedUp(stream.request.number))
             else:
                 self._waiting[stream.request.request_id] = stream
+
+    def _end_questions(self, port: PlannerPort) -> None:
+        """It will answer none any more."""
+        for number, question in list(self._questions.items()):
+            if question.asked is port:
+                self.looked_up(LookedUp(number))
 
     def looked_up(self, found: LookedUp) -> None:
         """The answer, or that there is none."""
@@ -114,11 +136,10 @@ class Placing:
         else:
             self._waiting.update((stream.request.request_id, stream) for stream in family)
 
-    def _next_ready(self, there: list[PlannerPort]) -> PlannerPort | None:
-        """Whom to ask: each in turn. None: where all go is clear without."""
+    def _to_ask(self, request: Request, there: Sequence[PlannerPort]) -> PlannerPort | None:
+        """None: where it goes is clear without."""
         ready = [port for port in there if port.load.is_ready]
-        self._num_asked += 1
-        return ready[self._num_asked % len(ready)] if len(ready) > 1 else None
+        return ready[_home(request, ready)] if len(ready) > 1 else None
 
     def _look_up(self, stream: Stream, port: PlannerPort) -> None:
         request = stream.request
@@ -128,10 +149,15 @@ class Placing:
         port.look_up(Lookup(request.number, request.domain, request.tokens, request.salt))
 
     def _choose(self, family: list[Stream], there: list[PlannerPort], found: LookedUp) -> None:
-        num_tokens = _num_prompt_tokens(family[0].request)
-        matched = [port.matched(found) for port in there]
-        index = choose([port.load for port in there], matched, num_tokens)
-        self._give(family[0], there[index], max(num_tokens - matched[index], 0))
+        request = family[0].request
+        num_tokens = len(request.tokens) // TOKEN_BYTES
+        left = [max(num_tokens - port.matched(found), 0) for port in there]
+        expected = [num_tokens - count for count in left]
+        home = _home(request, there)
+        if left[home] == min(left):
+            expected[home] += left[home] // 2
+        index = choose([port.load for port in there], expected, num_tokens)
+        self._give(family[0], there[index], left[index])
         for relative in family[1:]:
             self._give(relative, there[index], 0)
 
@@ -140,5 +166,12 @@ class Placing:
         port.ask(stream, num_tokens)
 
 
-def _num_prompt_tokens(request: Request) -> int:
-    return len(request.tokens) // TOKEN_BYTES
+def _relative(request: Request) -> str | None:
+    """A step has its call at the same planner whatever becomes of the request that it forks."""
+    return request.step_of or request.fork_of
+
+
+def _home(request: Request, ports: Sequence[PlannerPort]) -> int:
+    """The same at every front door, and for all others when one of them goes or comes: rendezvous hashing."""
+    begin = request.domain.encode() + request.salt + request.tokens[: HOME_TOKENS * TOKEN_BYTES]
+    return max(range(len(ports)), key=lambda index: blake2b(begin, digest_size=8, key=ports[index].key).digest())

@@ -13,9 +13,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from coppice.messages.record import Message
 from coppice_scheduler.core.policy.placement import PlannerLoad
-from coppice_scheduler.core.state.request import LookedUp, Lookup
+from coppice_scheduler.core.state.request import Finish, LookedUp, Lookup
 from coppice_scheduler.edge.base.engine import NO_STATS, OUTAGE_S
 from coppice_scheduler.edge.ipc.door_messages import (
     Abort,
@@ -46,8 +48,8 @@ class Told(Protocol):
 
     def tenants(self, port: PlannerPort) -> None: ...
 
-    def state_changed(self) -> None:
-        """Whether it is ready is otherwise than before."""
+    def state_changed(self, port: PlannerPort) -> None:
+        """Whether it is ready, or stranded, is otherwise than before."""
         ...
 
     def lost(self, port: PlannerPort, *, has_heard: bool) -> None:
@@ -56,7 +58,9 @@ class Told(Protocol):
 
 
 class PlannerPort:
-    def __init__(self, door: int, reach: Reach, told: Told) -> None:
+    def __init__(self, door: int, place: int, reach: Reach, told: Told) -> None:
+        """`place`: which of the planners."""
+        self.key = place.to_bytes(4, "little")
         self._door = door
         self._reach = reach
         self._told = told
@@ -67,7 +71,9 @@ class PlannerPort:
         self._lookups: list[Lookup] = []
         self._collecting_since_s = 0.0
         self._lost_s: float | None = None  # since when there is none; None: there is, or never was
-        self._sent_tokens = 0  # of prompts, since it said how much stands before them
+        self._sent: dict[str, int] = {}  # tokens to compute, by request id, since it said how much stands there
+        self._sent_tokens = 0  # the sum
+        self._left: set[str] = set()  # request ids that were taken from it, until it has said that they ended
         self.state = PlannerState(False, False, NO_STATS)
         self.content: bytes | None = None  # the tenants file that it has, as it said
 
@@ -81,6 +87,11 @@ class PlannerPort:
         if self._lost_s is not None:
             return asyncio.get_running_loop().time() - self._lost_s < OUTAGE_S
         return self.state.accepts
+
+    @property
+    def is_stranded(self) -> bool:
+        """It is there and has no worker."""
+        return self.is_there and self.state.is_stranded
 
     @property
     def load(self) -> PlannerLoad:
@@ -97,13 +108,23 @@ class PlannerPort:
 
     def ask(self, stream: Stream, num_tokens: int) -> None:
         """`num_tokens`: that will be computed before its first one."""
+        self._sent[stream.request.request_id] = num_tokens
         self._sent_tokens += num_tokens
         self._streams.append(stream)
         self._send_soon()
 
+    def ended(self, request_id: str) -> None:
+        """It stands before nobody any more."""
+        self._sent_tokens -= self._sent.pop(request_id, 0)
+
     def cancel(self, cancel: Cancel) -> None:
         self._cancels.append(cancel)
         self._send_soon()
+
+    def leave(self, request_id: str) -> None:
+        """It goes on elsewhere: what is said of it here no more counts."""
+        self._left.add(request_id)
+        self.cancel(Cancel(request_id, Finish.CANCELLED))
 
     def abort(self, abort: Abort) -> None:
         self._aborts.append(abort)
@@ -133,11 +154,25 @@ class PlannerPort:
             self._link.send(asks)
         self._forget()
 
+    def _forget_sent(self) -> None:
+        self._sent.clear()
+        self._sent_tokens = 0
+
     def _forget(self) -> None:
         self._streams.clear()
         self._cancels.clear()
         self._aborts.clear()
         self._lookups.clear()
+
+    def _without_left(self, turn: Turn) -> Turn:
+        """Its tokens are not looked for: the stream has another number now."""
+        left = self._left
+        refusals = tuple(refusal for refusal in turn.refusals if refusal.request_id not in left)
+        outputs = tuple(output for output in turn.outputs if output.request_id not in left)
+        granted = tuple(one for one in turn.granted if one.request_id not in left)
+        left.difference_update(refusal.request_id for refusal in turn.refusals)
+        left.difference_update(output.request_id for output in turn.outputs if output.finish is not None)
+        return replace(turn, refusals=refusals, outputs=outputs, granted=granted)
 
     # ---- whether it is there ----
 
@@ -152,7 +187,6 @@ class PlannerPort:
                 await asyncio.sleep(REACH_AGAIN_S)
                 continue
             self._link = link
-            self._sent_tokens = 0
             link.send(Opened(self._door))
             self._told.came(self)
             await link.is_over.wait()
@@ -160,20 +194,22 @@ class PlannerPort:
 
     def _planner_lost(self, link: PlannerLink) -> None:
         self._link, self._lost_s = None, asyncio.get_running_loop().time()
-        self._sent_tokens = 0
+        self._forget_sent()
         self.state = PlannerState(False, False, self.state.stats, self.state.tenants_refused)
         self.content = None
+        self._left.clear()
         self._forget()
         self._told.lost(self, has_heard=link.has_heard)
 
     def _take(self, message: PlannerToDoor) -> None:
         if isinstance(message, PlannerState):
-            is_other = message.ready != self.state.ready
-            self.state, self._lost_s, self._sent_tokens = message, None, 0
+            is_other = (message.ready, message.is_stranded) != (self.state.ready, self.state.is_stranded)
+            self.state, self._lost_s = message, None
+            self._forget_sent()
             if is_other:
-                self._told.state_changed()
+                self._told.state_changed(self)
         elif isinstance(message, Tenants):
             self.content = message.content
             self._told.tenants(self)
         else:
-            self._told.turn(self, message)
+            self._told.turn(self, self._without_left(message) if self._left else message)

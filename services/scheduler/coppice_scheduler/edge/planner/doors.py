@@ -108,7 +108,7 @@ class Doors:
         self._door_of: dict[str, Door] = {}  # by request id
         self._names = CallNames()
         self._draining = False
-        self._standing: tuple[bool, bool, OpenWorkers] | None = None  # (ready, accepts, workers), as last told
+        self._standing: tuple[bool, bool, bool, OpenWorkers] | None = None  # as last told
         self._told_ns = 0
         self._refusal_log = RefusalLog()
         self._tenants: Tenants | None = None  # what counts, where it changed since the start
@@ -250,15 +250,22 @@ class Doors:
         """Tell all front doors how things are: at once when it changed, else a few times a second."""
         planner = self.planner
         ready = not self._draining and not planner.problems
-        standing = (ready, not self._draining and planner.seconds_in_trouble < OUTAGE_S, planner.open_workers)
+        accepts = not self._draining and planner.seconds_in_trouble < OUTAGE_S
+        standing = (ready, accepts, planner.is_stranded, planner.open_workers)
         now_ns = time.monotonic_ns()
         if standing == self._standing and now_ns - self._told_ns < STATS_EVERY_NS:
             return
         self._standing, self._told_ns = standing, now_ns
-        ready, accepts, workers = standing
-        names, blocks = tuple(name for name, _ in workers), sum(count for _, count in workers)
-        load = planner.core.load_tokens() if self._doors else 0
-        state = PlannerState(ready, accepts, planner.stats, self._tenants_refused, names, blocks, load)
+        state = PlannerState(
+            ready,
+            accepts,
+            planner.stats,
+            self._tenants_refused,
+            workers=tuple(name for name, _ in planner.open_workers),
+            num_blocks=sum(count for _, count in planner.open_workers),
+            load_tokens=planner.core.load_tokens() if self._doors else 0,
+            is_stranded=planner.is_stranded,
+        )
         for door in self._doors.values():
             door.channel.send(state)
         self._told(

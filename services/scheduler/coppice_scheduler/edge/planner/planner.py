@@ -124,6 +124,11 @@ class Planner:
         return ()
 
     @property
+    def is_stranded(self) -> bool:
+        """No worker is attached, though the cache service would say which. What waits here runs nowhere."""
+        return self._index_is_attached and not self._workers.num_attached
+
+    @property
     def seconds_in_trouble(self) -> float:
         """How long ago it was ready; infinite before it ever was."""
         if self._ready_ns is None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Generic
 
@@ -18,6 +19,7 @@ from coppice_scheduler.edge.ipc.door_messages import CannotServe
 from coppice_scheduler.edge.ipc.message_channel import HeardT, MessageChannel, SaidT
 from coppice_scheduler.edge.processes.pulse import Pulse, processor_time_s
 
+DYING_S = 0.2  # between the end of the connection and that of the process
 RESTARTS_MAX = 5  # of one within the window
 RESTART_WINDOW_S = 60.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,9 +53,11 @@ class Child(Generic[SaidT, HeardT]):
     @property
     def is_gone(self) -> str:
         """How it is; empty when it is there."""
-        if self.process.poll() is not None:
+        is_cut_off = self.channel.is_closed
+        with suppress(subprocess.TimeoutExpired):  # of a process that dies the connection ends a moment earlier
+            self.process.wait(DYING_S if is_cut_off else 0)
             return f"ended ({describe_exit(self.process.returncode)})"
-        return "was cut off" if self.channel.is_closed else ""
+        return "was cut off" if is_cut_off else ""
 
     @property
     def is_silent(self) -> str:

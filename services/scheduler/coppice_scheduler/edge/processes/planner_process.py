@@ -79,6 +79,7 @@ class PlannerProcess:
         self._changed = changed
         self._cut_off = cut_off
         self._restarts = Restarts()
+        self._has_planned = False  # one of them
         self._before = NO_STATS  # totals of those that are gone
         self._one = self._spawn()
 
@@ -145,11 +146,13 @@ class PlannerProcess:
         one = self._one
         one.end()
         one.refuse()
-        if one.standing is None or not self._restarts.may():
+        self._has_planned = self._has_planned or one.standing is not None
+        if not self._has_planned or not self._restarts.may():
             raise CoppiceError(f"the planner {trouble}", hint="see the log above; start the scheduler again")
-        if one.standing.session is not None:
-            self._plan = replace(self._plan, succeeds=one.standing.session)
-        self._before = with_totals(one.standing.stats, self._before)
+        if one.standing is not None:
+            self._before = with_totals(one.standing.stats, self._before)
+            if one.standing.session is not None:
+                self._plan = replace(self._plan, succeeds=one.standing.session)
         _log.warning("planner %d %s; another is started, and its requests go on", one.process.pid, trouble)
         self._one = self._spawn()
 

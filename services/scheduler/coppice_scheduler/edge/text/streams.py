@@ -158,6 +158,13 @@ class Streams:
         self._by_id[request.request_id] = self._by_number[number] = stream
         return stream
 
+    def renumber(self, stream: Stream) -> None:
+        """Tokens that come under its number of before are nobody's any more."""
+        del self._by_number[stream.request.number]
+        number = self._next_number()
+        stream.request = replace(stream.request, number=number)
+        self._by_number[number] = stream
+
     def close(self, stream: Stream) -> None:
         stream.is_closed = True
         del self._by_id[stream.request.request_id]
