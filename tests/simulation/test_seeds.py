@@ -78,6 +78,7 @@ SOMETIMES = (
     "session re-attached",
     "several decode steps in a plan",
     "succeeded",
+    "sums of another scheduler",
     "tail of the log lost",
     "two schedulers alive",
     "waited for a flight",

@@ -176,6 +176,17 @@ def test_a_planner_that_does_not_come_back_after_a_restart_is_forgotten() -> Non
     assert cell.num_elsewhere("a", "x") == 10
 
 
+def test_a_link_that_is_resumed_brings_back_nobody_who_is_not_listed() -> None:
+    cell = Cell("a", "b", "c")
+    cell.come("b", "x", 3)
+    cell.tick()
+    cell.restart_cache("a", "c")
+    cell.lose("a")
+    cell.attach("a", fresh=False)
+    cell.pass_ms(AT_WORK_LASTS_MS)
+    assert cell.num_at_work("a", "x") == 0
+
+
 def test_limits_per_minute_are_those_of_the_cell_and_what_was_too_much_is_paid_back() -> None:
     cell = Cell("a", "b", x=TenantLimits(tokens_per_minute=600, requests_per_minute=2))
     cell.tick()

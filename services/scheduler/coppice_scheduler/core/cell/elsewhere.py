@@ -27,7 +27,8 @@ _LASTS_NS = AT_WORK_LASTS_MS * 1_000_000
 @dataclass(slots=True)
 class _Planner:
     needs_baseline: bool
-    listed_by: CacheEpoch
+    listed_by: CacheEpoch  # last
+    is_listed: bool = True  # on the present attachment
     sums: Sums = field(default_factory=lambda: no_sums(8))  # as heard last
     silent_since_ns: int | None = None  # None: it is listed, and the cache service is there
 
@@ -47,7 +48,11 @@ class Elsewhere:
         if fresh:
             self.is_told = False
         for planner in self._planners.values():
-            planner.silent_since_ns = now_ns if fresh else None
+            planner.is_listed = planner.is_listed and not fresh
+            if planner.is_listed:
+                planner.silent_since_ns = None
+            elif fresh:
+                planner.silent_since_ns = now_ns  # it has as long to come back
         self._set_alarm()
 
     def lost(self, now_ns: int) -> None:
@@ -65,15 +70,18 @@ class Elsewhere:
             planner = self._planners.get(epoch)
             if planner is None:
                 planner = self._planners[epoch] = _Planner(epoch <= newest, message.cache_epoch)
-            planner.listed_by, planner.silent_since_ns = message.cache_epoch, None
+            planner.listed_by, planner.is_listed, planner.silent_since_ns = message.cache_epoch, True, None
             self._newest = max(self._newest, epoch)
         listed = set(message.epochs)
         for epoch, planner in list(self._planners.items()):
             if epoch not in listed and (planner.listed_by == message.cache_epoch or self._is_over(planner, now_ns)):
-                self._count(planner.sums, -1)
-                del self._planners[epoch]
+                self._forget(epoch)
         self.is_told = bool(message.epochs)
         self._set_alarm()
+
+    def _forget(self, epoch: SchedulerEpoch) -> None:
+        """What it had at work is gone with it; what it served was counted."""
+        self._count(self._planners.pop(epoch).sums, -1)
 
     def hear(
         self, epoch: SchedulerEpoch, numbers: NDArray[np.int64], rows: Sums, *, is_whole: bool
