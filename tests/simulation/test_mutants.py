@@ -48,7 +48,11 @@ SOONER = {
     "queue without shares": 3,
     "reclaim from guarantees": 3,
     "replay without generations": 4,
-    "replay without seals": 4,
+    "replay without seals": 8,
+    "fence without effect": 13,
+    "eras are forgotten": 12,
+    "never shared": 11,
+    "never left": 5,
 }
 
 
