@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from coppice_sim.command import main
+from coppice_sim.mutants.cell import CELL, CELL_MASKED
 from coppice_sim.mutants.moves import MOVES
 from coppice_sim.mutants.owners import OWNERS, OWNERS_MASKED
 from coppice_sim.mutants.registry import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
 from coppice_sim.run import run
 from coppice_sim.shrink import Case, name_of, shrink
 from coppice_sim.world import Scope
+from tests.simulation import test_cell
 from tests.unit.cache.ops import test_distrust as test_cache_distrust
 from tests.unit.cache.ops import test_reclaim as test_cache_reclaim
 from tests.unit.cache.recovery import test_claims as test_cache_claims
@@ -46,7 +48,11 @@ SOONER = {
     "queue without shares": 3,
     "reclaim from guarantees": 3,
     "replay without generations": 4,
-    "replay without seals": 4,
+    "replay without seals": 8,
+    "fence without effect": 13,
+    "eras are forgotten": 12,
+    "never shared": 11,
+    "never left": 5,
 }
 
 
@@ -62,10 +68,10 @@ def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> st
 
 
 def named(name: str) -> Mutant:
-    return next(mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *MASKED) if mutant.name == name)
+    return next(mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *CELL, *MASKED) if mutant.name == name)
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *MOVES, *OWNERS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MOVES, *OWNERS, *CELL], ids=lambda mutant: mutant.name)
 def test_a_run_notices(mutant: Mutant) -> None:
     assert killed_by(mutant), f"{mutant.breaks}: no seed noticed"
 
@@ -123,13 +129,15 @@ DIRECT: dict[str, Callable[[], None]] = {
     "no pause guard": test_cache_sessions.test_our_own_pause_expires_nobody,
     "nothing is kept for a need": test_cache_reclaim.test_needs_are_met_in_the_order_in_which_they_were_refused,
     "lease digest ignored": test_scheduler_core_outages.test_a_different_digest_is_answered_with_the_lease_set,
+    "sums not counted": test_cell.check_fair_shares,
+    "each by itself": test_cell.check_concurrency,
     "newest plans": (test_worker_core_epochs.test_whom_the_cache_service_names_plans_and_nobody_else_whoever_is_newer),
     "owner of whoever": test_worker_core_epochs.test_what_is_said_to_the_epoch_before_names_nobody,
     "old scheduler plans on": test_worker_core_epochs.test_newer_scheduler_takes_over_and_the_older_is_refused,
 }
 
 
-@pytest.mark.parametrize("mutant", [*MASKED, *OWNERS_MASKED], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MASKED, *OWNERS_MASKED, *CELL_MASKED], ids=lambda mutant: mutant.name)
 def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> None:
     ask = DIRECT[mutant.name]
     ask()

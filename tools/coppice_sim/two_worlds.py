@@ -60,20 +60,24 @@ def first_difference(one: Heard, other: Heard) -> str:
 # --- with and without the others
 
 
-def compare_alone(seed: int, *, num_rounds: int) -> Comparison | None:
-    """What a strict tenant is told while others flood, and alone. None: the seed has no strict tenant beside others, or
-    steps so slow that what it asks may not end within a round."""
+def compare_alone(seed: int, *, num_rounds: int, num_schedulers: int = 1) -> Comparison | None:
+    """What a strict tenant is told while others flood, and alone. None: the seed has no strict tenant beside others,
+    fewer workers than schedulers, or steps so slow that what it asks may not end within a round."""
     settings = World(seed, FaultProfile.none(), SCOPE).settings
     strict = [config.domain for config in settings.index.domains if config.mode is Mode.STRICT]
     if settings.step_ms > STEP_MS_MAX or not strict or not Demands(seed).limits(settings.index.domains):
         return None
-    beside = _told(seed, Visitor(strict[0], seed), frozenset(strict), num_rounds)
-    alone = _told(seed, Visitor(strict[0], seed), frozenset(settings.domains), num_rounds)
+    if settings.num_workers < num_schedulers:
+        return None
+    beside = _told(seed, Visitor(strict[0], seed), frozenset(strict), num_rounds, num_schedulers)
+    alone = _told(seed, Visitor(strict[0], seed), frozenset(settings.domains), num_rounds, num_schedulers)
     return Comparison(len(alone), first_difference(beside, alone))
 
 
-def _told(seed: int, visitor: Visitor, absent: frozenset[str], num_rounds: int) -> Heard:
+def _told(seed: int, visitor: Visitor, absent: frozenset[str], num_rounds: int, num_schedulers: int) -> Heard:
     world = World(seed, FaultProfile.none(), replace(SCOPE, absent=absent, max_running=3), visitor)
+    for number in range(1, num_schedulers):
+        world.cluster.start_scheduler(f"s{number}")
     visitor.visit(world.timeline, world.cluster, world.workload, num_rounds)
     end_ns = world.timeline.now_ns + (num_rounds + 1) * ROUND_MS * MS
     while world.timeline.now_ns < end_ns:

@@ -12,6 +12,7 @@ from coppice_sim.base.environment import Environment, Record
 from coppice_sim.base.network import Network
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS, Timeline
+from coppice_sim.cell_sums import CellWitness
 from coppice_sim.hosts.cluster import Cluster
 from coppice_sim.hosts.epochs import EpochRegistry
 from coppice_sim.hosts.kv_honest import VOCABULARY
@@ -81,6 +82,7 @@ class World:
             env, settings, epochs, self._index_settings, self._scheduler_settings, self.workload
         )
         self._oracle = Oracle(record, settings.index, cluster)
+        self._cell = CellWitness(record, cluster)
         liar = Liar(env, epochs, cluster)
         self._nemesis = Nemesis(env, faults, cluster, settings.max_schedulers, self.workload.cancel_one, liar.lie)
         self._unchecked: set[Process] = set()  # touched since the last check
@@ -145,6 +147,7 @@ class World:
             if self._scope.check_every and self._num_events % self._scope.check_every == 0:
                 touched, self._unchecked = self._unchecked, set()
                 self._oracle.check(touched)
+                self._cell.check(touched)
 
     def heal(self) -> None:
         """Faults end, nobody asks any more; everything must come to rest within `HEAL_MS`."""
@@ -190,7 +193,7 @@ class World:
                 left.append(f"{len(index.host.jobs)} copies are under way")
             if index.reservations.waiting or index.flights.num_waiting:
                 left.append(f"{len(index.reservations.waiting)} needs, {index.flights.num_waiting} wait for flights")
-        left += self._badly_shared()
+        left += self._badly_shared() + self._cell.residue()
         for name, host in self.cluster.workers.items():
             known = cache.core.state.workers.get(WorkerId(name))
             if not host.is_alive or known is None or known.epoch != host.core.worker_epoch:

@@ -1,7 +1,7 @@
 """Messages between a scheduler (or any other client) and the cache service.
 
-    client -> cache   OpBatch, Reattach, LeaseSet, MatchQueries
-    cache -> client   AnswerBatch, Workers, Reattached, LeaseDigest, Wake, Reclaim, MatchHints, TenantsVersion
+    client -> cache   OpBatch, Reattach, LeaseSet, MatchQueries, Succeed, Yielded, Served
+    cache -> client   AnswerBatch, Workers, Reattached, LeaseDigest, Wake, Reclaim, MatchHints, TenantsVersion, CellNews
 
 Every op is idempotent under its lease id: a repeated one gets the same answer and changes nothing. Answers of a batch
 stand in the order of its ops. Tokens are packed u32, handles packed u64, seals packed 16 bytes, all little endian.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import Enum
 
 from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, WorkerEpoch, WorkerId
+from coppice.messages.cell import CellNews, Served
 from coppice.messages.ownership import Succeed, Yielded
 from coppice.messages.record import Message, PackedHandles, PackedSeals, PackedU32, Record
 
@@ -389,5 +390,5 @@ def lease_hash(lease_id: LeaseId) -> int:
     return int.from_bytes(lease_id[:8], "little") ^ int.from_bytes(lease_id[8:], "little")
 
 
-FromClient = OpBatch | Reattach | LeaseSet | MatchQueries | Succeed | Yielded
-ToClient = AnswerBatch | Workers | Reattached | LeaseDigest | Wake | Reclaim | MatchHints | TenantsVersion
+FromClient = OpBatch | Reattach | LeaseSet | MatchQueries | Succeed | Yielded | Served
+ToClient = AnswerBatch | Workers | Reattached | LeaseDigest | Wake | Reclaim | MatchHints | TenantsVersion | CellNews

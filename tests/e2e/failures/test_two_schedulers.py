@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coppice.tenants.keys import digest_of_key
 from tests.e2e.stack import Service, Stack, wait_until
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.ports import free_port
@@ -33,6 +35,8 @@ def second_scheduler(stack: Stack, folder: Path) -> tuple[Service, int]:
     port = free_port()
     cache = f"--cache=127.0.0.1:{stack.cache_sessions}"
     flags = [f"--port={port}", f"--grpc-port={free_port()}", f"--model={stack.checkpoint}", "--model-name=tiny"]
+    if stack.tenants is not None:
+        flags += [f"--tenants={stack.tenants}", f"--metrics-port={free_port()}"]
     argv = [sys.executable, "-m", "coppice_scheduler", cache, *flags, "--drain-s=2"]
     second = Service("second", argv, folder / "second.log")
     second.start()
@@ -88,4 +92,28 @@ def test_two_schedulers_share_two_workers_and_one_has_both_when_the_other_is_gon
         stack.services["scheduler"].kill()
         wait_until(lambda: second.log.read_text().count("attached to worker") == 2, "it to have both")
         assert status_of(stack, port) == 200
+        assert second.stop() == 0
+
+
+TENANTS = f"""
+tenants:
+  - {{id: acme, api_key_sha256: {digest_of_key("acme-key")}, tokens_per_minute: 60}}
+"""
+
+
+def test_a_limit_per_minute_is_that_of_both_schedulers(checkpoint: Path, tmp_path: Path) -> None:
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text(TENANTS)
+    body = {"model": "tiny", "prompt": list(range(1, 41)), "max_tokens": 20, "ignore_eos": True}
+    with Stack(checkpoint, tmp_path, num_workers=2, tenants=tenants) as stack:
+        second, port = second_scheduler(stack, tmp_path)
+        wait_until(lambda: readiness(port)[0] == 200, "the second scheduler to have a worker")
+        assert stack.post("/v1/completions", body, "acme-key")[0] == 200
+        stack.port = port
+        small = {**body, "prompt": [1, 2, 3], "max_tokens": 1}  # the second alone would take fifteen of them
+        answers: list[tuple[int, Any]] = []
+        while len(answers) < 10 and not (answers and answers[-1][0] == 429):
+            answers.append(stack.post("/v1/completions", small, "acme-key"))
+            time.sleep(0.1)
+        assert "60 tokens per minute" in str(answers[-1][1]), answers
         assert second.stop() == 0

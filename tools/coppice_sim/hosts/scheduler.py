@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.cell import ServedElsewhere
 from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Workers
 from coppice.messages.ownership import SessionName, Succeed, Yielded
 from coppice.session.frames import Reject, RejectCode
@@ -107,6 +108,7 @@ class SchedulerHost(Process):
     def link_body(self, body: Any) -> None:
         if isinstance(body, Workers):
             self._list(body)
+        self._sometimes["sums of another scheduler"] += isinstance(body, ServedElsewhere) and bool(body.tenants)
         preempted = self.core.stats().total_preemptions
         self.core.index_message(body, self.now_ns)
         if isinstance(body, Reclaim) and self.core.stats().total_preemptions > preempted:

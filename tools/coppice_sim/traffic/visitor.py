@@ -8,6 +8,7 @@ whether it had to wait for a place; not how long, since the time of a step is sh
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -58,8 +59,8 @@ class Visitor(Observer):
         return [self._rng.randrange(VOCABULARY) for _ in range(count)]
 
     def _send(self, cluster: Cluster, workload: Workload, prompts: list[list[int]]) -> None:
-        host = cluster.schedulers["s0"]
-        for tokens in prompts:
+        """All of them to each scheduler."""
+        for host, tokens in product(list(cluster.schedulers.values()), prompts):
             packed = np.array(tokens, "<u4").tobytes()
             self._num_sent += 1
             request = Request(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerId
+from coppice.messages.cell import Served
 from coppice.messages.index import (
     Answer,
     AnswerBatch,
@@ -57,6 +58,7 @@ from coppice_cache.core.recovery.lifetimes import attach_session, end_session, e
 from coppice_cache.core.recovery.ownership import share_out, yielded
 from coppice_cache.core.recovery.reattach import close_windows, reattach
 from coppice_cache.core.recovery.registration import acknowledge, drain, register
+from coppice_cache.core.state.cell import take_served, tell_planners
 from coppice_cache.core.state.replay import ReplayCounts
 from coppice_cache.core.state.sessions import FIRST_EPOCHS, Session, minted_by
 from coppice_cache.core.state.state import PinSpec, State
@@ -85,6 +87,9 @@ class IndexCore:
         if self.state.owners_changed:
             self.state.owners_changed = False
             share_out(self.state)
+        if self.state.planners_changed:
+            self.state.planners_changed = False
+            tell_planners(self.state)
         self.state.flush()
 
     # sessions of schedulers and other clients
@@ -126,6 +131,9 @@ class IndexCore:
         elif isinstance(message, Yielded):
             if session is not None:
                 yielded(self.state, session, message)
+        elif isinstance(message, Served):
+            if session is not None:
+                take_served(self.state, session, message)
         elif session is None:
             named = message.lease_ids if isinstance(message, LeaseSet) else [c.lease_id for c in message.claims]
             self.state.tell_client(epoch, Reattached(self.cache_epoch, (), tuple(named)))

@@ -7,6 +7,7 @@ advance                             decides: expire, preempt, plan, ask; returns
 from __future__ import annotations
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.cell import Planners, ServedElsewhere
 from coppice.messages.index import (
     AnswerBatch,
     FromClient,
@@ -23,7 +24,7 @@ from coppice_scheduler.core.batch.multi_step import plan_due_ns
 from coppice_scheduler.core.batch.results import take_result
 from coppice_scheduler.core.batch.step import plan_step
 from coppice_scheduler.core.check import check
-from coppice_scheduler.core.kv_client import attachment
+from coppice_scheduler.core.kv_client import attachment, cell_sums
 from coppice_scheduler.core.kv_client.acquires import candidates, lookup_questions, match_questions
 from coppice_scheduler.core.kv_client.answers import collect_ops, take_answer
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
@@ -132,11 +133,13 @@ class SchedulerCore:
         """`fresh`: the link's state restarted, so nothing that is unanswered will be answered unless asked again."""
         self._now_ns = now_ns
         attachment.index_attached(self._life, epoch, cache_epoch, fresh, now_ns)
+        cell_sums.attached(self._life, epoch, fresh, now_ns)
 
     def index_lost(self, now_ns: int) -> None:
         """Running sequences go on with the blocks they have; ops wait."""
         self._now_ns = now_ns
         self._life.leases.connected = False
+        cell_sums.lost(self._life, now_ns)
 
     def index_message(self, message: ToClient, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -158,6 +161,10 @@ class SchedulerCore:
             self._woken(message)
         elif isinstance(message, Reclaim):
             give_back(life, message, now_ns)
+        elif isinstance(message, Planners):
+            cell_sums.planners_listed(life, message, now_ns)
+        elif isinstance(message, ServedElsewhere):
+            cell_sums.served_elsewhere(life, message, now_ns)
 
     def _woken(self, message: Wake) -> None:
         """One that asks already, or is over, is left alone: what it waits for now was said after this."""
@@ -202,6 +209,7 @@ class SchedulerCore:
         """Everything that must leave now. Called after every input and at `next_wakeup_ns`."""
         self._now_ns = self._advanced_ns = now_ns
         life = self._life
+        cell_sums.age(life, now_ns)
         expire(life, now_ns)
         life.wake_due(now_ns)
         attachment.give_up_absent(life, now_ns)
@@ -214,7 +222,7 @@ class SchedulerCore:
         if life.leases.connected:
             left = attachment.leave_workers(life, now_ns)
             ops = life.leases.take_messages(collect_ops(life, now_ns))
-            messages = (*ops, *messages, *match_questions(life, now_ns), *left)
+            messages = (*ops, *messages, *match_questions(life, now_ns), *left, *cell_sums.news(life, now_ns))
         life.counts.tenant_unseen.clear()
         granted, tokens, outputs = life.outbox.take()
         return Effects(messages, plans, granted, tokens, outputs, life.hints.take_looked_up())
@@ -233,9 +241,11 @@ class SchedulerCore:
         """When `advance` has something to do without a new input; None when never."""
         life = self._life
         times = [life.queue.next_deadline_ns(), life.deadlines.next_ns(), life.sleepers.next_ns()]
+        times.append(life.elsewhere.ages_ns())
         times += [attachment.gives_up_at_ns(life, worker) for worker in life.workers.values()]
         times += [plan_due_ns(worker, life.settings) for worker in life.workers.values() if worker.usable]
         if life.leases.connected:
+            times.append(life.own_sums.due_ns())
             times += [attachment.leaves_at_ns(w) for w in life.workers.values() if w.yields_since_ns is not None]
             timeout_ns = life.settings.queue_timeout_ms * NS_PER_MS
             if life.counts.waiting > life.counts.asking:

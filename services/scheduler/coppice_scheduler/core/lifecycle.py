@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from coppice.ids import LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant, Reuse
+from coppice_scheduler.core.cell.elsewhere import Elsewhere
+from coppice_scheduler.core.cell.own_sums import OwnSums
 from coppice_scheduler.core.queue.deadlines import Deadlines
 from coppice_scheduler.core.queue.hints import Hints
 from coppice_scheduler.core.queue.limits import RateLimits
@@ -55,6 +57,8 @@ class Lifecycle:
         self.counts = Counts()
         self.outbox = Outbox()
         self.open_calls = OpenCalls(self.recent, self.outbox)
+        self.own_sums = OwnSums(self.shares, self.open_calls)
+        self.elsewhere = Elsewhere()
         self._next_sequence = 1
 
     def set_tenants(self, tenants: TenantSettings, now_ns: int) -> None:
@@ -81,6 +85,7 @@ class Lifecycle:
         self.counts.tenant_unseen[request.request.tenant] += 1
         if request.request.fork_of is None and request.request.resumed is None:
             self.rate_limits.charge(request.request.tenant, request.num_prompt_tokens, now_ns)
+            self.own_sums.charge(request.tenant_number, request.num_prompt_tokens)
         self.deadlines.add(request)
         self._enter_queue(request, now_ns)
         if forks.join(request, self.requests.get(request.request.fork_of or "")):

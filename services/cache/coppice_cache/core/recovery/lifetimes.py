@@ -26,6 +26,8 @@ def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans:
         session = state.sessions[epoch] = Session(epoch, now_ns, reattached=not kept, plans=plans)
         state.owners_changed = state.owners_changed or plans
     session.last_heard_ns = max(session.last_heard_ns, now_ns)
+    session.planners_told = ()  # what it was told before did not all arrive, perhaps
+    state.planners_changed = state.planners_changed or session.plans
     state.tell_client(session.epoch, state.workers_for(session))
     return session.epoch
 
@@ -51,6 +53,7 @@ def end_session(state: State, epoch: SchedulerEpoch) -> None:
         session.stop_waiting(lease_id)
     end_reservations_of_session(state, epoch)
     state.owners_changed = state.owners_changed or session.plans
+    state.planners_changed = state.planners_changed or session.plans
     # Of a scheduler all workers, also those where it held nothing: they take plans of nobody older until they know.
     by_worker: dict[WorkerId, list[Lease]] = {worker_id: [] for worker_id in state.workers} if session.plans else {}
     for lease_id, lease in session.leases.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coppice.ids import CacheEpoch, LeaseId, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.cell import TenantSums
 from coppice.messages.index import DeadWorker, LeaseDigest, lease_hash
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.state.workers import Worker
@@ -27,8 +28,10 @@ class Session:
         "epoch",
         "last_heard_ns",
         "leases",
+        "planners_told",
         "plans",
         "reattached",
+        "served",
         "vouchers",
         "waiting",
         "workers",
@@ -46,6 +49,8 @@ class Session:
         self.draining: set[LeaseId] = set()  # abandoned or dropped; their ids are not granted again before the fence
         self.waiting: dict[LeaseId, Worker] = {}  # answered with Pending: where the flight is
         self.vouchers: dict[tuple[WorkerId, WorkerEpoch], bytes] = {}  # for it, at each worker that it was listed
+        self.served: dict[str, TenantSums] | None = None  # by tenant; None: it has said nothing yet
+        self.planners_told: tuple[SchedulerEpoch, ...] = ()  # the others, as it heard last; () also if it heard nothing
         self.digest = 0
 
     @property

@@ -80,6 +80,7 @@ class State:
         self.events: list[IndexEvent] | None = [] if settings.record_events else None
         self.workers_changed = False
         self.owners_changed = False  # a session or a worker came or went: who plans where has to be looked at
+        self.planners_changed = False  # a planner's session came, went or attached again: the others have to hear of it
         self.reincarnate_above = CacheEpoch(0)  # the epoch that has to replace this one, once known
         self.reattach_deadline_ns = now_ns + settings.session_ttl_ms * NS_PER_MS
         self.reattach_closed = False  # some worker's window was fenced: who is not back by then is dead

@@ -109,9 +109,10 @@ def _in_quarantine(life: Lifecycle, request: Request, now_ns: int) -> Refused | 
 
 
 def _beyond_concurrency(life: Lifecycle, tenant: str, num_places: int, num_tokens: int) -> Refused | None:
-    """`num_places`: how many more requests are to be at work at once."""
+    """`num_places`: how many more requests are to be at work at once, in the whole cell."""
     limits, counts = life.settings.limits_of(tenant), life.counts
     num_at_work = counts.tenant_waiting[tenant] + counts.tenant_running[tenant] + life.open_calls.num_spare(tenant)
+    num_at_work += life.elsewhere.num_at_work(life.shares.find(tenant))
     if num_at_work + num_places <= limits.max_concurrency:
         return None
     message = f"tenant {tenant} has {num_at_work} requests at work, its maximum is {limits.max_concurrency}"

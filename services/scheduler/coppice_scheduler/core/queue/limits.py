@@ -2,6 +2,7 @@
 
 Tokens are those of prompts as they are taken, cached or not, and of outputs as they come. So a bucket may go below
 zero; then its tenant waits until it is above again. A prompt larger than a minute's tokens is taken by a full bucket.
+What other planners of the cell took counts when they say so, and what was too much by then is paid back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from coppice_scheduler.core.state.request import LimitLeft, TenantLimitsLeft
 from coppice_scheduler.core.state.settings import TenantLimits
 
 NS_PER_MINUTE = 60_000_000_000
+OWED_MINUTES_MAX = 10  # that other planners can bring a bucket below zero: a wrong sum ends nobody's service for long
 
 
 @dataclass(slots=True)
@@ -29,6 +31,11 @@ class Bucket:
         grown = (now_ns - self.at_ns) * self.per_minute / NS_PER_MINUTE
         self.level = min(float(self.per_minute), self.level + grown)
         self.at_ns = now_ns
+
+    def owe(self, amount: int) -> None:
+        """Others took so much."""
+        lowest = min(self.level, -float(OWED_MINUTES_MAX * self.per_minute))
+        self.level = max(self.level - amount, lowest)
 
     def left(self) -> LimitLeft:
         lacking = self.per_minute - self.level
@@ -72,6 +79,17 @@ class RateLimits:
             state.requests.level -= 1
         if state.tokens is not None:
             state.tokens.level -= num_tokens
+
+    def charge_elsewhere(self, tenant: str, num_requests: int, num_tokens: int, now_ns: int) -> None:
+        """So much was charged by other planners of late; tokens of prompts and outputs."""
+        limits = self._limits_of(tenant)
+        if not limits.requests_per_minute and not limits.tokens_per_minute:
+            return
+        state = self._refilled(tenant, now_ns)
+        if state.requests is not None:
+            state.requests.owe(num_requests)
+        if state.tokens is not None:
+            state.tokens.owe(num_tokens)
 
     def left(self, now_ns: int) -> dict[str, TenantLimitsLeft]:
         """Of the tenants that have limits and sent something."""

@@ -66,6 +66,10 @@ class OpenCalls:
         """Places that the tenant's calls hold beside its requests at work."""
         return self._spare[tenant]
 
+    def spare_places(self) -> dict[str, int]:
+        """Of the tenants that have some."""
+        return {tenant: count for tenant, count in self._spare.items() if count}
+
     def step_began(self, step: Request) -> None:
         call = self.find(step.step_of)
         if call is not None:
