@@ -124,6 +124,15 @@ def test_a_node_with_other_flags_ends_and_node_0_waits_on(checkpoint: Path, tmp_
         nodes.wait_serving()
 
 
+def test_nodes_that_chose_other_kernels_do_not_compute_together(checkpoint: Path, tmp_path: Path) -> None:
+    """Ranks would draw other tokens from the same logits."""
+    without_compiler = ["env", "CXX=no-such-compiler"]
+    with two_nodes(checkpoint, tmp_path, prefixes=([], without_compiler)) as nodes:
+        nodes.start()
+        assert (code(nodes.zero), code(nodes.one)) == (2, 1)
+        assert said(nodes.zero, "the choice of kernels is NativeBackend.* at rank 0 and TorchBackend at rank 1")
+
+
 def test_ranks_of_an_earlier_life_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     """Node 0 is started anew between a node's arrival and that of its ranks."""
     with two_nodes(checkpoint, tmp_path) as nodes:

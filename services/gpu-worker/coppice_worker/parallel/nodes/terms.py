@@ -46,7 +46,7 @@ def facts_of(loaded: Loaded) -> dict[str, str]:
     return {
         "the number of blocks": str(loaded.executor.pool.num_blocks),
         "the number of blocks on the host": str(0 if loaded.host is None else len(loaded.host.blocks)),
-        "the kernels": loaded.executor.kernels_name,
+        "the choice of kernels": loaded.executor.kernels_name,
         "the kind of KV": repr(loaded.executor.namespace),
     }
 

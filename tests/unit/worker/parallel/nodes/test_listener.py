@@ -21,7 +21,7 @@ from coppice.tls.credentials import Credentials
 from coppice_worker.edge.draining import StopRequests
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.parallel.errors import NodeRefused, StoppedEarly, TermsDiffer
-from coppice_worker.parallel.nodes.handshake import Comer, introduce
+from coppice_worker.parallel.nodes.handshake import Answer, Comer, introduce
 from coppice_worker.parallel.nodes.link import Kind, Link
 from coppice_worker.parallel.nodes.listener import HANDSHAKES_MAX, NodeListener
 from tests.fakes.certificates import Authority
@@ -225,6 +225,15 @@ def test_a_node_speaks_to_a_worker_alone(tmp_path: Path) -> None:
         threading.Thread(target=lambda: other.accept()[0].sendall(packed(b"coppice/2 index")), daemon=True).start()
         wire = Wire(connect(Address(*other.getsockname()), WAIT_S))
         with pytest.raises(NodeRefused, match="no worker that waits for other nodes"):
+            introduce(wire, NODE, None)
+
+
+def test_a_node_compares_terms_too() -> None:
+    with socket.create_server(("127.0.0.2", free_port())) as other:
+        answer = packed(Answer(life="ab", terms={**TERMS, "--dtype": "bfloat16"}).model_dump_json().encode())
+        threading.Thread(target=lambda: other.accept()[0].sendall(answer), daemon=True).start()
+        wire = Wire(connect(Address(*other.getsockname()), WAIT_S))
+        with pytest.raises(TermsDiffer, match="--dtype is bfloat16 at node 0 and float32 at node 1"):
             introduce(wire, NODE, None)
 
 
