@@ -66,6 +66,17 @@ def test_node_0_is_killed(nodes: Nodes) -> None:
     wait_until(lambda: not Path(f"/proc/{rank}").exists(), "the end of its rank")
 
 
+def test_a_rank_ends_with_node_0_though_its_own_node_hangs(nodes: Nodes) -> None:
+    rank = nodes.rank_of_one()
+    assert nodes.one.process is not None
+    os.kill(nodes.one.process.pid, signal.SIGSTOP)
+    nodes.zero.kill()
+    wait_until(lambda: said(nodes.one, "CRITICAL .*rank 1: rank 0 is lost: the connection broke"), "its word")
+    wait_until(lambda: Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z", "its end")
+    os.kill(nodes.one.process.pid, signal.SIGCONT)
+    assert code(nodes.one) == 1
+
+
 @pytest.mark.parametrize("told", ["zero", "one"])
 def test_either_is_told_to_end(nodes: Nodes, told: str) -> None:
     getattr(nodes, told).signal(signal.SIGTERM)

@@ -81,9 +81,8 @@ def serve(invitation: Invitation, loaded: Loaded, channel: Channel, copies: Chan
     def copy(tiers: TierCopier) -> None:
         try:
             if invitation.settings.device == "cuda":
-                torch.cuda.set_device(
-                    invitation.settings.device_of(invitation.rank)
-                )  # each thread begins with device 0
+                device = invitation.settings.device_of(invitation.rank)
+                torch.cuda.set_device(device)  # each thread begins with device 0
             follow_copies(tiers, copies, progress)
         except Exception:
             _log.exception("the copies failed")
