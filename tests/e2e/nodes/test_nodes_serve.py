@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -104,6 +106,23 @@ def test_over_tls_it_serves_and_serves_again_in_its_next_life(checkpoint: Path, 
         check_exact(stack, oracle, 2)
         stack.services.pop("node-1")  # ends with node 0
     assert one.process.wait(60) == 0
+
+
+def test_what_runs_ends_when_all_nodes_are_told_to_end(checkpoint: Path, tmp_path: Path, oracle: Oracle) -> None:
+    """As Kubernetes tells all pods of a group: twice for node 0, once by node 1, which counts as one."""
+    stack = Stack(checkpoint, tmp_path, num_blocks=128)
+    prompt = list(range(1, 40))
+    with serving(stack, 2) as one, ThreadPoolExecutor(1) as pool:
+        zero = stack.services["worker-0"]
+        answer = pool.submit(stack.complete, prompt, 600)
+        wait_until(lambda: stack.metric(stack.worker_http[0], "coppice_worker_tokens_computed_total") > 60, "tokens")
+        one.signal(signal.SIGTERM)
+        wait_until(lambda: said(zero, "node 1 .* was told to stop, and so is the worker"), "node 0 to hear of it")
+        zero.signal(signal.SIGTERM)
+        oracle.check(prompt, answer.result(60)["choices"][0]["token_ids"])
+        for service in (zero, one):
+            assert service.process is not None
+            assert service.process.wait(60) == 0
 
 
 def test_blocks_go_to_the_hosts_of_both_nodes_and_come_back(checkpoint: Path, tmp_path: Path, oracle: Oracle) -> None:

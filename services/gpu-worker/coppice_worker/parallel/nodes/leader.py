@@ -8,7 +8,6 @@ links alone. The first that is lost ends this process with exit code 1, and with
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
@@ -31,7 +30,7 @@ from coppice_worker.parallel.nodes.link import Kind, Link
 from coppice_worker.parallel.nodes.listener import LOOK_S, TOLD_AFTER_S, TOLD_AGAIN_S, NodeListener
 from coppice_worker.parallel.nodes.member import meet
 from coppice_worker.parallel.nodes.store import MeetingStore, MeetingValues
-from coppice_worker.parallel.nodes.terms import difference, facts_of, terms_of
+from coppice_worker.parallel.nodes.terms import difference, facts_of, read_facts, terms_of
 from coppice_worker.parallel.processes import START_GRACE_S, STOP_WAIT_S, RankProcesses, part
 from coppice_worker.parallel.tiers import SharedOutTiers
 
@@ -121,7 +120,7 @@ class LeadingNode:
     def _serve(self, rank: int, link: Link) -> None:
         self._links[rank] = link
         self._values.serve(link)
-        link.on(Kind.LOADED, lambda facts: self._facts.__setitem__(rank, json.loads(facts)))
+        link.on(Kind.LOADED, lambda facts: self._facts.__setitem__(rank, read_facts(facts)))
 
     def _stop_requested(self, peer: str) -> None:
         _log.info("%s was told to stop, and so is the worker", peer)

@@ -160,5 +160,10 @@ class Link:
         handle = self._handlers.get(Kind(kind)) if kind in tuple(Kind) else None
         if handle is None:
             raise LinkLost(f"it sent a message of kind {kind}, which is none for here")
-        handle(message[1:])
+        try:
+            handle(message[1:])
+        except LinkLost:
+            raise
+        except Exception as error:  # a thread that ended with it would leave the link to nobody
+            raise LinkLost(f"what it sent cannot be used: {error!r}") from error
         return True

@@ -6,6 +6,7 @@ builds, kernels, the instructions of the processor.
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,6 +50,14 @@ def facts_of(loaded: Loaded) -> dict[str, str]:
         "the choice of kernels": loaded.executor.kernels_name,
         "the kind of KV": repr(loaded.executor.namespace),
     }
+
+
+def read_facts(raw: bytes) -> dict[str, str]:
+    """Those of another rank. Raises ValueError."""
+    facts = json.loads(raw)
+    if not isinstance(facts, dict) or not all(isinstance(value, str) for value in facts.values()):
+        raise ValueError("these are no facts of a rank")
+    return facts
 
 
 def difference(ours: Terms, theirs: Terms, we: str, they: str) -> str:

@@ -15,6 +15,7 @@ from coppice_worker.parallel.commands import CopyBlocks, ZeroBlocks, encode, rec
 from coppice_worker.parallel.errors import LinkLost
 from coppice_worker.parallel.nodes import link as module
 from coppice_worker.parallel.nodes.link import PIECE_BYTES, Kind, Link
+from coppice_worker.parallel.nodes.terms import read_facts
 
 WAIT_S = 60.0
 
@@ -124,6 +125,17 @@ def test_what_is_for_nobody_here_ends_it(kind: int) -> None:
         theirs.run()
         ours.wire.write(bytes([kind]) + b"what")
         assert theirs.end() == f"it sent a message of kind {kind}, which is none for here"
+
+
+@pytest.mark.parametrize("facts", [b"", b"[]", b"{'a': 1}", b'{"a": 1}'])
+def test_what_cannot_be_read_ends_it(facts: bytes) -> None:
+    with ends() as (ours, theirs):
+        theirs.link.on(Kind.LOADED, lambda raw: facts_read.append(read_facts(raw)))
+        facts_read: list[dict[str, str]] = []
+        theirs.run()
+        ours.link.send(Kind.LOADED, facts)
+        assert theirs.end().startswith("what it sent cannot be used: ")
+        assert not facts_read
 
 
 def test_a_handler_that_finds_fault_ends_it() -> None:
