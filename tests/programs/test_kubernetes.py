@@ -15,17 +15,17 @@ from tests.programs.conftest import ASKED
 from tests.unit.tools.render.test_kubernetes import OVERLAYS, rendered
 
 pytestmark = pytest.mark.programs
+VERSIONS = ("1.29", "1.37")
 DEFINITIONS = os.environ.get("COPPICE_TEST_CRDS", "")  # a folder of the operators' own definitions, where there is one
 
 
-@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_overlays_are_valid(bin_folder: Path, tmp_path: Path, version: str) -> None:
     files = rendered(tmp_path, "--workers", "2", "--gpus-per-worker", "4", "--storage-class", "fast")
     for overlay in OVERLAYS:
         path = tmp_path / f"{overlay}.yaml"
         path.write_text(yaml.safe_dump_all(built(files, f"overlays/{overlay}")), encoding="utf-8")
-        command = [str(bin_folder / "kubernetes-validate"), "--strict", "-k", version, str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = validated(bin_folder, path, version)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "passed for resource statefulset/worker" in done.stdout + done.stderr
 
@@ -40,12 +40,42 @@ def test_a_field_that_is_none_is_found(bin_folder: Path, tmp_path: Path) -> None
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
+def validated(bin_folder: Path, path: Path, version: str) -> subprocess.CompletedProcess[str]:
+    command = [str(bin_folder / "kubernetes-validate"), "--strict", "-k", version, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_of_groups_are_valid(bin_folder: Path, tmp_path: Path, overlay: str) -> None:
+    """As templates, since the schemas of Kubernetes have no LeaderWorkerSet; and the objects around them."""
+    (group,) = groups(tmp_path / "groups", overlay)
+    objects = built(rendered(tmp_path, "--gpus-per-worker", "8", "--nodes-per-worker", "2"), f"overlays/{overlay}")
+    objects = [one for one in objects if one["kind"] != "LeaderWorkerSet"]
+    for name in ("leaderTemplate", "workerTemplate"):
+        template = group["spec"]["leaderWorkerTemplate"][name]
+        named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name.lower()}}
+        objects.append({**named, "template": template})
+    path = tmp_path / "groups.yaml"
+    path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
+    for version in VERSIONS:
+        done = validated(bin_folder, path, version)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "passed for resource podtemplate/workertemplate" in done.stdout + done.stderr
+
+
 # ---- objects of operators ----
 
 
 def operators_objects(folder: Path) -> list[dict[str, Any]]:
     files = rendered(folder, "--workers", "2", "--workers-max", "5")
-    return [one for component in ("monitoring", "autoscaling") for one in built(files, f"components/{component}")]
+    found = [one for component in ("monitoring", "autoscaling") for one in built(files, f"components/{component}")]
+    return found + groups(folder / "groups", "gpu")
+
+
+def groups(folder: Path, overlay: str) -> list[dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    objects = built(rendered(folder, "--gpus-per-worker", "8", "--nodes-per-worker", "2"), f"overlays/{overlay}")
+    return [one for one in objects if one["kind"] == "LeaderWorkerSet"]
 
 
 def wrong_with(bin_folder: Path, folder: Path, objects: list[dict[str, Any]], definitions: str = "") -> list[str]:
@@ -63,7 +93,7 @@ def wrong_with(bin_folder: Path, folder: Path, objects: list[dict[str, Any]], de
 
 def test_objects_of_operators_are_valid(bin_folder: Path, tmp_path: Path) -> None:
     objects = operators_objects(tmp_path)
-    assert {one["kind"] for one in objects} == {"ServiceMonitor", "ScaledObject", "Certificate"}
+    assert {one["kind"] for one in objects} == {"ServiceMonitor", "ScaledObject", "Certificate", "LeaderWorkerSet"}
     assert wrong_with(bin_folder, tmp_path, objects, DEFINITIONS) == []
 
 
@@ -74,6 +104,8 @@ def test_objects_of_operators_are_valid(bin_folder: Path, tmp_path: Path) -> Non
         ("ServiceMonitor", {"endpoints": [{"port": 8071}]}, "spec.endpoints[0].port: 8071 is not of type 'string'"),
         ("ScaledObject", {"maxReplicaCount": "5"}, "spec.maxReplicaCount: '5' is not of type 'integer'"),
         ("ScaledObject", {"triggers": [{"type": "prometheus"}]}, "spec.triggers[0]: 'metadata' is a required property"),
+        ("LeaderWorkerSet", {"size": 2}, "spec: Additional properties are not allowed ('size' was unexpected)"),
+        ("LeaderWorkerSet", {"leaderWorkerTemplate": {}}, "spec.leaderWorkerTemplate: 'workerTemplate' is a required"),
         ("Certificate", {"usages": ["signing of all"]}, "spec.usages[0]: 'signing of all' is not one of"),
     ],
 )

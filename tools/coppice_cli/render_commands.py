@@ -31,7 +31,12 @@ def kubernetes(
     model_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with a checkpoint folder.")] = "coppice-model",
     workers: Annotated[int, typer.Option(help="Number of gpu-workers.")] = 1,
     workers_max: Annotated[int, typer.Option(help="Workers that KEDA may start.")] = 4,
-    gpus_per_worker: Annotated[int, typer.Option(help="GPUs of each worker, in the gpu overlay.")] = 1,
+    gpus_per_worker: Annotated[
+        int, typer.Option(help="GPUs of each worker, on all its nodes, in the gpu overlay.")
+    ] = 1,
+    nodes_per_worker: Annotated[
+        int, typer.Option(help="Nodes that share out a worker's GPUs; above 1 a worker is a LeaderWorkerSet.")
+    ] = 1,
     host_memory_mib: Annotated[int, typer.Option(help="Memory per worker for blocks off the device; 0: none.")] = 0,
     issuer: Annotated[str, typer.Option(help="Issuer of cert-manager that signs for the services.")] = "coppice-ca",
     storage_class: Annotated[str, typer.Option(help="For the cache's epoch. Default: that of the cluster.")] = "",
@@ -54,6 +59,7 @@ def kubernetes(
         workers=workers,
         workers_max=workers_max,
         gpus_per_worker=gpus_per_worker,
+        nodes_per_worker=nodes_per_worker,
         host_memory_mib=host_memory_mib,
         issuer=issuer,
         storage_class=storage_class,

@@ -172,6 +172,9 @@ WORKER = Service(
         **dict.fromkeys(("dtype", "kv_dtype", "kernels", "cuda_graphs"), "by the checkpoint and the device"),
         **dict.fromkeys(("num_blocks", "kv_memory_mib", "gpu_memory_utilization", "block_size"), _TUNING),
         **dict.fromkeys(("threads", "max_sequences", "max_step_tokens", "step_timeout_s", "drain_s"), _TUNING),
+        **dict.fromkeys(
+            ("nnodes", "node_rank", "dist_init_addr"), "a worker is one container, unless manifests have it span nodes"
+        ),
         "tensor_parallel": "one device a worker, unless manifests are rendered for more",
     },
 )

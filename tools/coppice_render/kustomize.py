@@ -14,13 +14,12 @@ from typing import Any
 
 import yaml
 
-from coppice_render import objects
+from coppice_render import groups, objects
 from coppice_render.options import RenderOptions
 from coppice_render.pods import Object
 
 _HEAD = "# Made by `coppice render kubernetes`; render again rather than edit, or add an overlay of your own.\n"
 _GPU = "nvidia.com/gpu"
-_WORKER = {"kind": "StatefulSet", "name": "worker"}
 _SCHEDULER = {"kind": "Deployment", "name": "scheduler"}
 # Two share the workers. Each of them has some, so one may go before the other one comes: what it had is the other's.
 _SCHEDULERS: tuple[Object, ...] = (
@@ -32,6 +31,13 @@ _SCHEDULERS: tuple[Object, ...] = (
     },
 )
 _POD = "/spec/template/spec"
+
+
+def _worker(options: RenderOptions) -> tuple[str, list[str]]:
+    """Kind of the workers' workload, and where their pods are in it: those of node 0 first."""
+    if options.nodes_per_worker > 1:
+        return groups.KIND, [groups.LEADER, groups.OTHERS]
+    return "StatefulSet", [_POD]
 
 
 def files(options: RenderOptions) -> dict[str, str]:
@@ -49,53 +55,63 @@ def files(options: RenderOptions) -> dict[str, str]:
     for name, listed in base.items():
         found[f"base/{name}"] = _written(*listed)
     found["base/kustomization.yaml"] = _kustomization(namespace=options.namespace, resources=sorted(base))
-    found["overlays/cpu/kustomization.yaml"] = _overlay(["../../base"], [_device_patch(options, "cpu")])
-    found["overlays/gpu/kustomization.yaml"] = _overlay(
-        ["../../base"], [_device_patch(options, "cuda"), *_gpu_patches(options)]
-    )
-    found["overlays/ha/kustomization.yaml"] = _overlay(["../gpu"], _ha_patches(options), _SCHEDULERS)
+    kind, pods = _worker(options)
+    on_gpus = [*_device_patches(options, "cuda"), *(patch for at in pods for patch in _gpu_patches(options, at))]
+    found["overlays/cpu/kustomization.yaml"] = _overlay(["../../base"], kind, _device_patches(options, "cpu"))
+    found["overlays/gpu/kustomization.yaml"] = _overlay(["../../base"], kind, on_gpus)
+    found["overlays/ha/kustomization.yaml"] = _overlay(["../gpu"], kind, _ha_patches(options, pods[0]), _SCHEDULERS)
     for name, listed in (("monitoring", objects.monitors(options)), ("autoscaling", objects.autoscaling(options))):
         found[f"components/{name}/{name}.yaml"] = _written(*listed)
         found[f"components/{name}/kustomization.yaml"] = _kustomization("Component", resources=[f"{name}.yaml"])
     return found
 
 
-def _device_patch(options: RenderOptions, device: str) -> Object:
+def _device_patches(options: RenderOptions, device: str) -> list[Object]:
     """Of the variable, where the base has it."""
     workload = objects.worker(options)[0]
-    names = [each["name"] for each in workload["spec"]["template"]["spec"]["containers"][0]["env"]]
-    place = names.index("COPPICE_WORKER_DEVICE")
-    return {"op": "replace", "path": f"{_POD}/containers/0/env/{place}/value", "value": device}
+    found: list[Object] = []
+    for at in _worker(options)[1]:
+        template: Any = workload
+        for part in at.split("/")[1:]:
+            template = template[part]
+        names = [each["name"] for each in template["containers"][0]["env"]]
+        path = f"{at}/containers/0/env/{names.index('COPPICE_WORKER_DEVICE')}/value"
+        found.append({"op": "replace", "path": path, "value": device})
+    return found
 
 
-def _gpu_patches(options: RenderOptions) -> list[Object]:
-    limits = f"{_POD}/containers/0/resources/limits/{_GPU.replace('/', '~1')}"
+def _gpu_patches(options: RenderOptions, at: str) -> list[Object]:
+    """Of the pods at this path."""
+    num_gpus = options.gpus_per_worker // options.nodes_per_worker
+    limits = f"{at}/containers/0/resources/limits/{_GPU.replace('/', '~1')}"
     found: list[Object] = [
-        {"op": "add", "path": limits, "value": str(options.gpus_per_worker)},
-        {"op": "add", "path": f"{_POD}/tolerations", "value": [{"key": _GPU, "operator": "Exists"}]},
+        {"op": "add", "path": limits, "value": str(num_gpus)},
+        {"op": "add", "path": f"{at}/tolerations", "value": [{"key": _GPU, "operator": "Exists"}]},
     ]
-    if options.gpus_per_worker > 1:  # its ranks meet in shared memory
-        shared: Any = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
+    if options.gpus_per_worker > 1 and options.nodes_per_worker == 1:
         rank = {"name": "COPPICE_WORKER_TENSOR_PARALLEL", "value": str(options.gpus_per_worker)}
+        found.append({"op": "add", "path": f"{at}/containers/0/env/-", "value": rank})
+    if num_gpus > 1:  # their ranks meet in shared memory
+        shared: Any = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
         found += [
-            {"op": "add", "path": f"{_POD}/containers/0/env/-", "value": rank},
-            {"op": "add", "path": f"{_POD}/volumes/-", "value": shared},
+            {"op": "add", "path": f"{at}/volumes/-", "value": shared},
             {
                 "op": "add",
-                "path": f"{_POD}/containers/0/volumeMounts/-",
+                "path": f"{at}/containers/0/volumeMounts/-",
                 "value": {"name": "shm", "mountPath": "/dev/shm"},  # nosec B108: its own volume
             },
         ]
     return found
 
 
-def _ha_patches(options: RenderOptions) -> list[Object]:
-    spread = [{"op": "add", "path": f"{_POD}/{key}", "value": value} for key, value in objects.spread().items()]
+def _ha_patches(options: RenderOptions, at: str) -> list[Object]:
+    spread = [{"op": "add", "path": f"{at}/{key}", "value": value} for key, value in objects.spread().items()]
     return [{"op": "replace", "path": "/spec/replicas", "value": max(2, options.workers)}, *spread]
 
 
-def _overlay(resources: list[str], of_worker: list[Object], of_scheduler: Sequence[Object] = ()) -> str:
-    patches = [(_WORKER, of_worker), (_SCHEDULER, list(of_scheduler))]
+def _overlay(resources: list[str], kind: str, of_worker: list[Object], of_scheduler: Sequence[Object] = ()) -> str:
+    """`kind`: of the workers' workload."""
+    patches = [({"kind": kind, "name": "worker"}, of_worker), (_SCHEDULER, list(of_scheduler))]
     texts = [(target, yaml.safe_dump(patch, sort_keys=False)) for target, patch in patches if patch]
     return _kustomization(resources=resources, patches=[{"target": target, "patch": text} for target, text in texts])
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from coppice.tls.identity import ANY_GRPC_NAME, Role, grpc_name
 from coppice_render.description import CACHE, SCHEDULER, SERVICES, WORKER, Service
+from coppice_render.groups import API, KIND, node_policies, worker_groups
 from coppice_render.options import RenderOptions
 from coppice_render.pods import (
     SECRETS_FOLDER,
@@ -56,6 +57,8 @@ def scheduler(options: RenderOptions) -> list[Object]:
 
 def worker(options: RenderOptions) -> list[Object]:
     """Pods with names that stay, since a certificate is for one name. They start all at once."""
+    if options.nodes_per_worker > 1:
+        return [worker_groups(options), _service(WORKER, is_headless=True)]
     spec = {
         "serviceName": "worker",
         "replicas": options.workers,
@@ -165,7 +168,7 @@ def network_policies(options: RenderOptions) -> list[Object]:
                 elif caller != "operators":
                     allowed.append(({"podSelector": {"matchLabels": labels(caller)}}, port.number))
         found.append(_allowed(service.name, allowed))
-    return found
+    return found + (node_policies() if options.nodes_per_worker > 1 else [])
 
 
 def _allowed(name: str, allowed: list[tuple[Object | None, int]]) -> Object:
@@ -185,8 +188,9 @@ def autoscaling(options: RenderOptions) -> list[Object]:
         "type": "prometheus",
         "metadata": {"serverAddress": options.prometheus, "query": query, "threshold": "64"},
     }
+    api, kind = (API, KIND) if options.nodes_per_worker > 1 else ("apps/v1", "StatefulSet")
     spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "worker"},
+        "scaleTargetRef": {"apiVersion": api, "kind": kind, "name": "worker"},
         "minReplicaCount": options.workers,
         "maxReplicaCount": options.workers_max,
         "pollingInterval": 15,

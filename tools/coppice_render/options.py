@@ -13,7 +13,8 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderOptions:
     """`model_claim`, `issuer` and `storage_class` are names of objects in the cluster; an empty class is its default.
-    `workers_max`: that KEDA may start. Without `otlp_endpoint` no spans are sent."""
+    `workers_max`: that KEDA may start. GPUs of a worker are shared out evenly among its nodes. Without `otlp_endpoint`
+    no spans are sent."""
 
     namespace: str
     registry: str
@@ -23,6 +24,7 @@ class RenderOptions:
     workers: int
     workers_max: int
     gpus_per_worker: int
+    nodes_per_worker: int = 1
     host_memory_mib: int
     issuer: str
     storage_class: str
@@ -39,9 +41,19 @@ class RenderOptions:
         ):
             if not _LABEL.match(name):
                 raise UsageError(f"{flag} {name!r} is no name that Kubernetes takes", hint="a-z, 0-9 and dashes")
-        for flag, number in (("--workers", self.workers), ("--gpus-per-worker", self.gpus_per_worker)):
+        for flag, number in (
+            ("--workers", self.workers),
+            ("--gpus-per-worker", self.gpus_per_worker),
+            ("--nodes-per-worker", self.nodes_per_worker),
+        ):
             if number < 1:
                 raise UsageError(f"{flag} {number} is too few", hint="give at least 1")
+        if self.gpus_per_worker % self.nodes_per_worker:
+            raise UsageError(
+                f"--gpus-per-worker {self.gpus_per_worker} cannot be shared out evenly among "
+                f"--nodes-per-worker {self.nodes_per_worker}",
+                hint="give the GPUs of all nodes of a worker together",
+            )
         if self.workers_max < self.workers:
             raise UsageError(f"--workers-max {self.workers_max} is less than --workers {self.workers}")
 

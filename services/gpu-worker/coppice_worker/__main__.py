@@ -42,6 +42,8 @@ from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.tracing import Observers, WorkerSpans
 from coppice_worker.edge.watchdog import StepWatchdog
 from coppice_worker.model.guides import GuideMaker, grammars_of
+from coppice_worker.parallel.nodes.leader import LeadingNode
+from coppice_worker.parallel.nodes.node import run_node
 from coppice_worker.parallel.processes import Ranks
 
 _log = logging.getLogger("coppice.worker")
@@ -65,12 +67,15 @@ def run(settings: WorkerSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.ask())
     settings.check_listening()
-    tls = settings.credentials(Role.WORKER, settings.worker_id)
+    # Nobody knows another node by a name.
+    tls = settings.credentials(Role.WORKER, "" if settings.node_rank else settings.worker_id)
     settings = resolve_settings(settings)
     if settings.tensor_parallel == 1:
         loaded = load(settings)
         return serve(settings, loaded, Compute(loaded.executor, loaded.host), stopping, tls)
-    with Ranks(settings) as ranks:
+    if settings.node_rank:
+        return run_node(settings, tls, stopping)
+    with Ranks(settings) if settings.nnodes == 1 else LeadingNode(settings, tls, stopping) as ranks:
         loaded = load(settings, ranks.join())
         code = serve(settings, loaded, ranks.lead(loaded), stopping, tls)
         gc.unfreeze()  # what holds graphs is garbage now

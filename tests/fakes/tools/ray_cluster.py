@@ -1,8 +1,7 @@
 """A Ray cluster on this machine: a head and nodes, each with an address of its own where network namespaces can be had.
 
-    bridge 10.x.y.254 (this side) ── head 10.x.y.1 ── node 10.x.y.2 ── node 10.x.y.3 ── ...
-
-An address that is told wrongly, such as a loopback one, then leads nowhere. Without root all share 127.0.0.1.
+The head is the first of `namespaces.Machines`. An address that is told wrongly, such as a loopback one, then leads
+nowhere. Without root all share 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.fakes.ports import free_port
+from tests.fakes.tools.namespaces import Machines, can_make_namespaces
 from tests.fakes.waiting import wait_for
 
 # A dead node is noticed within some three seconds instead of fifteen.
@@ -31,19 +30,6 @@ FAST_DEATH = {
 ROOT = Path(__file__).parents[3]
 STORE_BYTES = 80_000_000
 START_S = 120
-
-
-def can_make_namespaces() -> bool:
-    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    name = f"cptry{os.getpid()}"
-    made = _run("ip", "netns", "add", name, check=False) == 0
-    linked = made and _run("ip", "link", "add", name, "type", "bridge", check=False) == 0
-    if linked:
-        _run("ip", "link", "del", name)
-    if made:
-        _run("ip", "netns", "del", name)
-    return linked
 
 
 class RayNode:
@@ -69,9 +55,7 @@ class RayCluster:
         """`folder` exists, and its path is short: Ray makes sockets below it."""
         self.folder = folder
         self.has_namespaces = can_make_namespaces()
-        self._bridge = f"cpb{os.getpid()}"
-        # Of other test processes on this machine each has another.
-        self._net = f"10.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}"
+        self._machines = Machines(num_nodes + 1)
         self.nodes = [self._node(index) for index in range(num_nodes + 1)]
         # In a namespace all are free.
         self.port, self.client_port = (6379, 10001) if self.has_namespaces else (free_port(), free_port())
@@ -92,7 +76,7 @@ class RayCluster:
 
     def start(self, cpus: int = 2, head_cpus: int = 0) -> None:
         if self.has_namespaces:
-            self._connect_namespaces()
+            self._machines.connect()
         config = json.dumps(FAST_DEATH)
         head = ["--head", f"--port={self.port}", f"--ray-client-server-port={self.client_port}"]
         head += ["--include-dashboard=false", f"--system-config={config}"]
@@ -130,27 +114,13 @@ class RayCluster:
 
         wait_for(none_left, "Ray's processes end")
         if self.has_namespaces:
-            for node in self.nodes:
-                _run("ip", "netns", "del", node.namespace, check=False)
-            _run("ip", "link", "del", self._bridge, check=False)
+            self._machines.remove()
 
     def _node(self, index: int) -> RayNode:
         if not self.has_namespaces:
             return RayNode(index, "127.0.0.1", "")
-        return RayNode(index, f"{self._net}.{index + 1}", f"cpn{os.getpid()}x{index}")
-
-    def _connect_namespaces(self) -> None:
-        _run("ip", "link", "add", self._bridge, "type", "bridge")
-        _run("ip", "addr", "add", f"{self._net}.254/24", "dev", self._bridge)
-        _run("ip", "link", "set", self._bridge, "up")
-        for node in self.nodes:
-            outer = f"cpv{os.getpid()}x{node.index}"
-            _run("ip", "netns", "add", node.namespace)
-            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "e0", "netns", node.namespace)
-            _run("ip", "link", "set", outer, "master", self._bridge, "up")
-            _run("ip", "-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "e0")
-            _run("ip", "-n", node.namespace, "link", "set", "e0", "up")
-            _run("ip", "-n", node.namespace, "link", "set", "lo", "up")
+        machine = self._machines.all[index]
+        return RayNode(index, machine.address, machine.namespace)
 
     def _start(self, node: RayNode, cpus: int, *options: str) -> subprocess.Popen[bytes]:
         command = [
@@ -172,10 +142,6 @@ class RayCluster:
                 continue
             if int(entry.parent.name) != os.getpid() and any(str(self.folder) in word for word in words):
                 yield int(entry.parent.name), words
-
-
-def _run(*command: str, check: bool = True) -> int:
-    return subprocess.run(command, capture_output=True, check=check).returncode
 
 
 @contextlib.contextmanager

@@ -28,12 +28,18 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.asked = SignalEvent()
+        self._was_asked = False  # by `ask`
         self._at_once = SignalEvent()
 
     def ask(self) -> None:
         """A first request lets what runs end; a second one does not."""
-        if self.asked.is_set():
+        if self._was_asked:
             self._at_once.set()
+        self._was_asked = True
+        self.asked.set()
+
+    def ask_too(self) -> None:
+        """The same from another process that was asked by whoever asks this one, too: it counts as no second time."""
         self.asked.set()
 
     def cut(self) -> None:

@@ -62,19 +62,28 @@ def resolve_settings(settings: WorkerSettings) -> WorkerSettings:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    num_ranks = settings.tensor_parallel
-    if device == "cuda" and torch.cuda.device_count() < num_ranks:
-        if num_ranks == 1:
+    num_here = settings.ranks_per_node
+    if device == "cuda" and torch.cuda.device_count() < num_here:
+        if settings.tensor_parallel == 1:
             raise UsageError("--device cuda: torch sees no CUDA device here", hint="use --device cpu")
-        problem = f"--tensor-parallel {num_ranks}: torch sees {torch.cuda.device_count()} CUDA devices here"
+        nodes = f" on --nnodes {settings.nnodes}" if settings.nnodes > 1 else ""
+        sees = f"torch sees {torch.cuda.device_count()} CUDA devices here"
+        problem = f"--tensor-parallel {settings.tensor_parallel}{nodes}: {sees}"
         raise UsageError(problem, hint="each rank needs one; see CUDA_VISIBLE_DEVICES")
-    Shard(0, num_ranks).share_of(read_config(folder))
+    Shard(0, settings.tensor_parallel).share_of(read_config(folder))
     threads = settings.threads
     if device == "cpu":
-        threads = max(1, (threads or default_threads()) // num_ranks)
+        threads = max(1, (threads or default_threads()) // num_here)
     name = settings.model_name or folder.resolve().name
     changes = {"model": str(folder), "model_name": name, "device": device, "threads": threads}
     return settings.model_copy(update=changes)
+
+
+def dtype_of(settings: WorkerSettings) -> DtypeName:
+    """Of weights and computation. Settings come from `resolve_settings`."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    return "bfloat16" if settings.device == "cuda" else "float32"
 
 
 def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
@@ -82,9 +91,9 @@ def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
     Settings come from `resolve_settings`."""
     folder = Path(settings.model)
     device: str = settings.device
-    dtype: DtypeName = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype
+    dtype = dtype_of(settings)
     if group is not None and device == "cuda":
-        device = f"cuda:{group.rank}"
+        device = f"cuda:{settings.device_of(group.rank)}"
     num_blocks = settings.num_blocks or _default_blocks(settings, folder, torch.device(device), dtype, shard_of(group))
     name = settings.model_name or folder.resolve().name
     size = f"{num_blocks} blocks" if isinstance(num_blocks, int) else "as many blocks as there is room for"
@@ -122,7 +131,7 @@ def _recorder(device: torch.device, settings: WorkerSettings) -> Callable[[], Gr
 def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | None:
     if not settings.host_memory_mib:
         return None
-    per_block = executor.kv_bytes_per_block() * settings.tensor_parallel
+    per_block = executor.kv_bytes_per_block() * settings.ranks_per_node
     num_blocks = min((settings.host_memory_mib << 20) // per_block, BLOCKS_MAX)
     if not num_blocks:
         raise UsageError(
@@ -138,7 +147,7 @@ def _default_blocks(
 ) -> int | FillDevice:
     if device.type == "cuda":
         return FillDevice(CudaMemory(device), settings.gpu_memory_utilization)
-    memory_bytes = (settings.kv_memory_mib << 20) // shard.size
+    memory_bytes = (settings.kv_memory_mib << 20) // settings.ranks_per_node
     try:
         return suggest_num_blocks(
             folder,

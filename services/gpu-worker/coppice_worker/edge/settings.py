@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
+from coppice.addresses import Address, parse_address
+from coppice.errors import UsageError
 from coppice.settings import SessionAddressText
-from coppice.tls.settings import ListeningSettings
+from coppice.tls.settings import GIVE_TLS, ListeningSettings, refuse_open_hosts
+
+_ANY_HOST = ("", "0.0.0.0", "::")  # nosec # refused (B104)
+
+
+def _checked_meeting(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        address = parse_address(text)
+    except UsageError as error:
+        raise ValueError(error.line()) from None
+    if address.host in _ANY_HOST or not address.port:
+        raise ValueError(f"{text!r} is nowhere that other nodes could go: give the host and port of node 0")
+    return text
 
 
 class WorkerSettings(ListeningSettings):
@@ -53,6 +69,15 @@ class WorkerSettings(ListeningSettings):
         le=64,
         description="Processes that share the model out: one GPU each; on a CPU they share --threads and its memory.",
     )
+    nnodes: int = Field(
+        1, ge=1, le=64, description="Machines that share the model out, --tensor-parallel evenly; each runs a worker."
+    )
+    node_rank: int = Field(
+        0, ge=0, le=63, description="Which of --nnodes this is; 0 is the worker that everybody else knows."
+    )
+    dist_init_addr: Annotated[str | None, AfterValidator(_checked_meeting)] = Field(
+        None, description="HOST:PORT of node 0 where the other nodes meet it; the same for all of --nnodes."
+    )
     max_sequences: int = Field(256, ge=1, le=65536, description="Sequences attached at once.")
     max_step_tokens: int = Field(8192, ge=1, description="Tokens of one step.")
     cuda_graphs: bool = Field(True, description="Record decode steps at the start and launch each as one, on a GPU.")
@@ -67,3 +92,44 @@ class WorkerSettings(ListeningSettings):
         None, description="File that gets a JSON line for each act of an operator; default: the log."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    @model_validator(mode="after")
+    def _nodes_fit(self) -> Self:
+        if self.node_rank >= self.nnodes:
+            raise ValueError(f"--node-rank {self.node_rank}: the nodes of --nnodes {self.nnodes} are counted from 0")
+        if self.tensor_parallel % self.nnodes:
+            raise ValueError(
+                f"--tensor-parallel {self.tensor_parallel} cannot be shared out evenly among --nnodes {self.nnodes}"
+            )
+        if self.nnodes > 1 and self.dist_init_addr is None:
+            raise ValueError(f"--nnodes {self.nnodes} needs --dist-init-addr: the HOST:PORT where node 0 is met")
+        return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.tensor_parallel // self.nnodes
+
+    @property
+    def ranks_here(self) -> range:
+        """Ranks of this node."""
+        return range(self.node_rank * self.ranks_per_node, (self.node_rank + 1) * self.ranks_per_node)
+
+    def device_of(self, rank: int) -> int:
+        """Number, on its own machine, of the GPU of a rank."""
+        return rank % self.ranks_per_node
+
+    @property
+    def meets_at(self) -> Address:
+        """Where nodes meet. For a worker of several."""
+        assert self.dist_init_addr is not None
+        return parse_address(self.dist_init_addr)
+
+    def check_listening(self) -> None:
+        """Raises UsageError as every service does, and where ranks on other machines could be anybody."""
+        super().check_listening()
+        if self.nnodes > 1 and self.tls_cert is None and not self.insecure_network:
+            refuse_open_hosts(
+                {"--dist-init-addr": self.meets_at.host},
+                "without TLS whoever reaches it can read every prompt and compute as a rank of this worker",
+                f"{GIVE_TLS}, or say --insecure-network where only these services reach that network",
+            )

@@ -83,9 +83,9 @@ class TorchExecutor:
         self._recorder = graphs
         self._graphs: DecodeGraphs | None = None
         self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size)
-        projections = Projections(
-            self._backend.arithmetic.gate, choose_packer(kernels, self._device, self._dtype), group
-        )
+        packer = choose_packer(kernels, self._device, self._dtype)
+        self._packs = packer is not None
+        projections = Projections(self._backend.arithmetic.gate, packer, group)
         weights = checkpoint.weights(projections)
         self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
         self._upload = Upload(self._device)
@@ -136,6 +136,11 @@ class TorchExecutor:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def kernels_name(self) -> str:
+        """Which kernels were chosen, and whether projections are by compiled ones."""
+        return f"{type(self._backend).__name__}{' and packed projections' if self._packs else ''}"
 
     @property
     def namespace(self) -> NamespaceFields:

@@ -10,7 +10,6 @@ header    None                           None
 
 from __future__ import annotations
 
-import socket
 import struct
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from coppice_worker.core.batch.guides import Guided
 from coppice_worker.core.batch.step_batch import Int32, LogitChanges, PromptTokens, SampleRows, StepBatch
+from coppice_worker.parallel.channels import Channel
 
 _ALIGNMENT = 16
 _SIZES = struct.Struct("<IQ")
@@ -73,7 +73,7 @@ def encode(command: Command) -> bytes:
     return b"".join((_SIZES.pack(len(header), len(payload)), header, payload))
 
 
-def receive(channel: socket.socket) -> Command | None:
+def receive(channel: Channel) -> Command | None:
     """The next command, whose arrays may be written to; None when the other end is closed."""
     sizes = _read(channel, _SIZES.size)
     if sizes is None:
@@ -96,7 +96,7 @@ def _describe(value: Any, arrays: list[Array]) -> Any:
     return [_INDEX[kind], *(_describe(getattr(value, name), arrays) for name in _NAMES[kind])]
 
 
-def _read(channel: socket.socket, num_bytes: int) -> bytearray | None:
+def _read(channel: Channel, num_bytes: int) -> bytearray | None:
     received = bytearray(num_bytes)
     view = memoryview(received)
     while view:

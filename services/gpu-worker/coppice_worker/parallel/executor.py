@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from coppice_worker.core.batch.step_batch import (
     StepBatch,
     StepOutput,
 )
-from coppice_worker.parallel.channels import send_all
+from coppice_worker.parallel.channels import Channel, send_all
 from coppice_worker.parallel.commands import Command, CopyBlocks, ZeroBlocks, encode
 
 
@@ -25,7 +24,7 @@ class TensorParallelExecutor:
     All ranks get the same and draw the same tokens, so nothing has to come back from them.
     """
 
-    def __init__(self, local: Executor, channels: Mapping[int, socket.socket]) -> None:
+    def __init__(self, local: Executor, channels: Mapping[int, Channel]) -> None:
         """`channels` by rank."""
         self._local = local
         self._channels = channels

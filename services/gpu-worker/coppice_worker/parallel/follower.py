@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 
 import numpy as np
 
 from coppice_worker.core.batch.step_batch import AheadExecutor, Executor, Int32, Pending, StepBatch
 from coppice_worker.edge.copies import TierCopier
+from coppice_worker.parallel.channels import Channel
 from coppice_worker.parallel.commands import CopyBlocks, Demote, Promote, ZeroBlocks, receive
 from coppice_worker.parallel.tiers import DONE, Progress
 
 
-def follow(executor: Executor, channel: socket.socket, progress: Progress) -> None:
+def follow(executor: Executor, channel: Channel, progress: Progress) -> None:
     """Computes what comes on the channel until it is closed."""
     steps = _Steps(executor)
     while (command := receive(channel)) is not None:
@@ -27,7 +27,7 @@ def follow(executor: Executor, channel: socket.socket, progress: Progress) -> No
         progress.count()
 
 
-def follow_copies(tiers: TierCopier, channel: socket.socket, progress: Progress) -> None:
+def follow_copies(tiers: TierCopier, channel: Channel, progress: Progress) -> None:
     """Copies what comes on the channel until it is closed, and answers."""
     while (command := receive(channel)) is not None:
         match command:

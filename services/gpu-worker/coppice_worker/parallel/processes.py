@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +25,7 @@ from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.parallel.errors import RankLost
 from coppice_worker.parallel.executor import TensorParallelExecutor
-from coppice_worker.parallel.invitation import Group, Invitation, MeetInMemory, MeetOnGpus
+from coppice_worker.parallel.invitation import Group, Invitation, MeetInMemory, MeetOnGpus, OneMachine
 from coppice_worker.parallel.memory_group import MemoryGroup, create_shared_memory
 from coppice_worker.parallel.tiers import SharedOutTiers
 
@@ -34,10 +34,73 @@ STOP_WAIT_S = 5.0
 START_GRACE_S = 5.0  # what is wrong with a checkpoint rank 0 finds as well, and says it better
 
 
-class Ranks:
-    """Ranks 1 to `settings.tensor_parallel` - 1, and the place of rank 0 among them.
+class RankProcesses:
+    """Ranks that are processes of this machine.
 
-    Start it on a thread that lives as long as the process: the kernel ties the processes to that thread.
+    Start them on a thread that lives as long as the process: the kernel ties them to that thread.
+    """
+
+    def __init__(self) -> None:
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def spawn(self, invitation: Invitation, descriptors: Sequence[int]) -> None:
+        command = (sys.executable, "-m", "coppice_worker.parallel.rank", invitation.model_dump_json())
+        self._processes[invitation.rank] = subprocess.Popen(
+            tethered(command),
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            # A session of its own: Ctrl-C in a terminal is for rank 0, which ends the others in order.
+            start_new_session=True,
+        )
+
+    def watch(self, ended: Callable[[int, int], None]) -> None:
+        """Call `ended` with rank and exit code of each, on a thread of its own."""
+
+        def wait(rank: int, process: subprocess.Popen[bytes]) -> None:
+            ended(rank, process.wait())
+
+        for rank, process in self._processes.items():
+            threading.Thread(target=wait, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+
+    def describe(self, rank: int) -> str:
+        """Which process it is, for a person."""
+        return f"rank {rank} (process {self._processes[rank].pid})"
+
+    def is_here(self, rank: int) -> bool:
+        return rank in self._processes
+
+    def log_end(self, rank: int, code: int) -> None:
+        text = "%s ended: %s; the worker cannot compute without it and ends"
+        _log.critical(text, self.describe(rank), describe_exit(code))
+
+    def wait(self, wait_s: float) -> None:
+        """For all, each so long at most."""
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(wait_s)
+
+    def wait_for(self, rank: int, wait_s: float) -> int | None:
+        """Its exit code; None: it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._processes[rank].wait(wait_s)
+        return None
+
+    def kill_all(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+
+def part(group: Group) -> None:
+    """Leave the group. To part may mean to wait for each other, and there is no way to stop that."""
+    parting = threading.Thread(target=group.close, name="parting", daemon=True)
+    parting.start()
+    parting.join(STOP_WAIT_S)
+
+
+class Ranks:
+    """Ranks 1 to `settings.tensor_parallel` - 1 of a worker on one machine, and the place of rank 0 among them.
+
+    Start it on a thread that lives as long as the process.
     """
 
     def __init__(self, settings: WorkerSettings, end: Callable[[], None] = exit_now) -> None:
@@ -48,22 +111,19 @@ class Ranks:
         self._stopping = threading.Event()
         self._is_loaded = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes = RankProcesses()
         self._channels: dict[int, socket.socket] = {}
         self._copies: dict[int, socket.socket] = {}
         self._meeting = self._start()
         self._group: Group | None = None
-        for rank, process in self._processes.items():
-            threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+        self._processes.watch(self._ended)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, RankLost):
-            process = self._processes[error.rank]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _log_end(error.rank, process, process.wait(STOP_WAIT_S))
+        if isinstance(error, RankLost) and (code := self._processes.wait_for(error.rank, STOP_WAIT_S)) is not None:
+            self._processes.log_end(error.rank, code)
         if error is None:
             self.stop()
         else:
@@ -88,13 +148,8 @@ class Ranks:
         for channel in (*self._channels.values(), *self._copies.values()):
             channel.close()
         if self._group is not None:
-            # To part means to wait for each other, and there is no way to stop that.
-            parting = threading.Thread(target=self._group.close, name="parting", daemon=True)
-            parting.start()
-            parting.join(STOP_WAIT_S)
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_WAIT_S)
+            part(self._group)
+        self._processes.wait(STOP_WAIT_S)
         self._kill_all()
 
     # ---- starting ----
@@ -124,36 +179,22 @@ class Ranks:
         self._channels[rank], channel = socket.socketpair()
         self._copies[rank], copies = socket.socketpair()
         with channel, copies:
-            invitation = Invitation(
-                rank=rank,
-                size=self._size,
-                channel=channel.fileno(),
-                copies=copies.fileno(),
-                meeting=meeting,
-                settings=self._settings,
-            )
-            command = (sys.executable, "-m", "coppice_worker.parallel.rank", invitation.model_dump_json())
-            self._processes[rank] = subprocess.Popen(
-                tethered(command),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(channel.fileno(), copies.fileno(), *descriptors),
-                # A session of its own: Ctrl-C in a terminal is for rank 0, which ends the others in order.
-                start_new_session=True,
-            )
+            place = OneMachine(channel=channel.fileno(), copies=copies.fileno(), meeting=meeting)
+            invitation = Invitation(rank=rank, size=self._size, place=place, settings=self._settings)
+            self._processes.spawn(invitation, (channel.fileno(), copies.fileno(), *descriptors))
 
     # ---- watching ----
 
     def _hung(self) -> None:
         """A step takes too long: says for whom rank 0 waits, if it knows, and ends everything."""
         if isinstance(self._group, MemoryGroup) and (rank := self._group.waits_for) is not None:
-            _log.critical("rank %d (process %d) did not do its share", rank, self._processes[rank].pid)
+            _log.critical("%s did not do its share", self._processes.describe(rank))
         self._end_all()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
+    def _ended(self, rank: int, code: int) -> None:
         if self._stopping.wait(0.0 if self._is_loaded else START_GRACE_S):
             return
-        _log_end(rank, process, code)
+        self._processes.log_end(rank, code)
         self._end_all()
 
     def _end_all(self) -> None:
@@ -161,12 +202,6 @@ class Ranks:
         self._end()
 
     def _kill_all(self) -> None:
-        for process in self._processes.values():
-            process.kill()
+        self._processes.kill_all()
         if self._folder is not None:
             self._folder.cleanup()
-
-
-def _log_end(rank: int, process: subprocess.Popen[bytes], code: int) -> None:
-    text = "rank %d (process %d) ended: %s; the worker cannot compute without it and ends"
-    _log.critical(text, rank, process.pid, describe_exit(code))

@@ -1,4 +1,4 @@
-"""`python -m coppice_worker.parallel.rank INVITATION`: a rank other than 0; only rank 0 starts these.
+"""`python -m coppice_worker.parallel.rank INVITATION`: a rank other than 0; rank 0 or its node starts these.
 
 It loads its share of the model and does what rank 0 says, until that closes the channel.
 """
@@ -19,9 +19,11 @@ from coppice.telemetry.logs import configure_logging
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.loading import Loaded, load
 from coppice_worker.edge.watchdog import exit_now
+from coppice_worker.parallel.channels import Channel
 from coppice_worker.parallel.errors import RankLost
 from coppice_worker.parallel.follower import follow, follow_copies
-from coppice_worker.parallel.invitation import Invitation
+from coppice_worker.parallel.invitation import Group, Invitation, SeveralMachines
+from coppice_worker.parallel.nodes.member import Membership
 from coppice_worker.parallel.tiers import Progress
 
 _log = logging.getLogger(__name__)
@@ -38,15 +40,14 @@ def run(invitation: Invitation) -> int:
     configure_logging(invitation.settings.log_level)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_Named(invitation.rank))
-    with socket.socket(fileno=invitation.channel) as channel, socket.socket(fileno=invitation.copies) as copies:
+    place = invitation.place
+    if isinstance(place, SeveralMachines):
+        return _run_among_machines(invitation, Membership(invitation, place))
+    with socket.socket(fileno=place.channel) as channel, socket.socket(fileno=place.copies) as copies:
         try:
-            group = invitation.meeting.join(invitation.rank, invitation.size)
+            group = place.meeting.join(invitation.rank, invitation.size)
             loaded = load(invitation.settings, group)
-            shorten_pauses()
-            serve(invitation, loaded, channel, copies)
-            gc.unfreeze()  # what holds graphs is garbage now
-            loaded.executor.close()
-            group.close()
+            compute(invitation, group, loaded, channel, copies)
         except CoppiceError as error:
             # Rank 0 says what is wrong with the model, as it finds the same, and who was lost. If it cannot, we do.
             if ended_within(channel, END_WAIT_S):
@@ -55,14 +56,33 @@ def run(invitation: Invitation) -> int:
     return EXIT_OK
 
 
-def serve(invitation: Invitation, loaded: Loaded, channel: socket.socket, copies: socket.socket) -> None:
+def _run_among_machines(invitation: Invitation, member: Membership) -> int:
+    """A link that is lost ends this process meanwhile. A failure here is for this machine's log: rank 0 has another."""
+    group = member.join()
+    loaded = load(invitation.settings, group)
+    member.say_loaded(loaded)
+    compute(invitation, group, loaded, member.link.commands, member.link.copies)
+    return EXIT_OK if member.ended_in_order(END_WAIT_S) else EXIT_FAILURE
+
+
+def compute(invitation: Invitation, group: Group, loaded: Loaded, channel: Channel, copies: Channel) -> None:
+    """Until the channel is closed; then leave the group."""
+    shorten_pauses()
+    serve(invitation, loaded, channel, copies)
+    gc.unfreeze()  # what holds graphs is garbage now
+    loaded.executor.close()
+    group.close()
+
+
+def serve(invitation: Invitation, loaded: Loaded, channel: Channel, copies: Channel) -> None:
     """Until the channel is closed."""
     progress = Progress()
 
     def copy(tiers: TierCopier) -> None:
         try:
             if invitation.settings.device == "cuda":
-                torch.cuda.set_device(invitation.rank)  # each thread begins with device 0
+                device = invitation.settings.device_of(invitation.rank)
+                torch.cuda.set_device(device)  # each thread begins with device 0
             follow_copies(tiers, copies, progress)
         except Exception:
             _log.exception("the copies failed")

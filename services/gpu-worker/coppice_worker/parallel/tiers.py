@@ -6,13 +6,12 @@ were carried out here; a rank that lags carries them out before it copies.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Mapping
 
 from coppice_worker.core.batch.step_batch import Int32
 from coppice_worker.edge.copies import TierCopier
-from coppice_worker.parallel.channels import await_byte, send_all
+from coppice_worker.parallel.channels import Channel, await_byte, send_all
 from coppice_worker.parallel.commands import Demote, Promote, encode
 
 DONE = b"\1"  # what a rank answers to a copy
@@ -38,7 +37,7 @@ class Progress:
 class SharedOutTiers:
     """A `TierCopier`: has all ranks copy, and waits for all."""
 
-    def __init__(self, local: TierCopier, channels: Mapping[int, socket.socket], num_told: Callable[[], int]) -> None:
+    def __init__(self, local: TierCopier, channels: Mapping[int, Channel], num_told: Callable[[], int]) -> None:
         """`num_told` counts the commands that ranks were told so far, beside copies."""
         self._local = local
         self._channels = channels

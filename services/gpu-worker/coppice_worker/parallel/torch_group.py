@@ -9,32 +9,45 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 STORE_FILE = "store"
+LOOPBACK = "lo"
 TIMEOUT_S = 900.0  # ranks that load from a slow disk come late; a step that hangs is the watchdog's
 
 
+def store_in(folder: Path, size: int) -> Store:
+    """For ranks of one machine, in a folder that nobody else may open."""
+    return FileStore(str(folder / STORE_FILE), size)
+
+
 class TorchGroup:
-    """A `RankGroup` whose ranks find each other in a folder, which nobody else may open."""
+    """A `RankGroup` whose ranks find each other through a store."""
 
     def __init__(
         self,
         rank: int,
         size: int,
-        folder: Path,
+        store: Store,
         backend: Literal["nccl", "gloo"] = "nccl",
+        *,
+        device: int,
+        interface: str = LOOPBACK,
     ) -> None:
+        """`device`: number of this rank's GPU on its machine. `interface`: the network that the ranks share; of one
+        machine they need not be reached from others. Blocks until all ranks have come."""
         self.rank = rank
         self.size = size
-        self._device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+        self._device = torch.device("cuda", device) if backend == "nccl" else torch.device("cpu")
         if backend == "nccl":
             torch.cuda.set_device(self._device)
-        # Ranks are on one machine: what they listen on need not be reached from others.
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if interface:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        store.set_timeout(timedelta(seconds=TIMEOUT_S))
         dist.init_process_group(
             backend,
-            init_method=f"file://{folder / STORE_FILE}",
+            store=PrefixStore("ranks", store),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=TIMEOUT_S),

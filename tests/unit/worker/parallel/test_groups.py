@@ -13,7 +13,7 @@ import torch
 from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.parallel import memory_group
 from coppice_worker.parallel.errors import RankLost
-from coppice_worker.parallel.torch_group import TorchGroup
+from coppice_worker.parallel.torch_group import TorchGroup, store_in
 from tests.fakes.waiting import wait_for
 from tests.fakes.worker.ranks import WAIT_S, memory_groups, together
 
@@ -100,4 +100,5 @@ def test_one_can_ask_who_is_waited_for() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    check_group(TorchGroup(int(sys.argv[2]), 2, Path(sys.argv[1]), "gloo"))
+    number = int(sys.argv[2])
+    check_group(TorchGroup(number, 2, store_in(Path(sys.argv[1]), 2), "gloo", device=number))
