@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
 from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo
 from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
-from coppice_scheduler.edge.base.stats import of_all
 from coppice_scheduler.edge.ipc.door_messages import ABORTED, DOOR_SHIFT, Abort, Cancel, Turn
 from coppice_scheduler.edge.ipc.links import ParentLink
 from coppice_scheduler.edge.ipc.placing import Placing
 from coppice_scheduler.edge.ipc.planner_port import PlannerPort, Reach
+from coppice_scheduler.edge.planner.stats import of_all
 from coppice_scheduler.edge.text.streams import Stream, Streams
 
 MOVES_MAX = 3  # of one request, from planner to planner

@@ -21,7 +21,6 @@ from coppice.edge.signal_event import SignalEvent
 from coppice.errors import CoppiceError
 from coppice_scheduler.core.state.request import SchedulerStats
 from coppice_scheduler.edge.base.engine import NO_STATS
-from coppice_scheduler.edge.base.stats import with_totals
 from coppice_scheduler.edge.ipc.door_messages import Stop, Tenants
 from coppice_scheduler.edge.ipc.message_channel import MessageChannel
 from coppice_scheduler.edge.ipc.planner_messages import (
@@ -35,6 +34,7 @@ from coppice_scheduler.edge.ipc.planner_messages import (
     TenantsRefused,
     ToPlanner,
 )
+from coppice_scheduler.edge.planner.stats import with_totals
 from coppice_scheduler.edge.processes.child import Child, Restarts, spawn
 
 _log = logging.getLogger("coppice.scheduler")

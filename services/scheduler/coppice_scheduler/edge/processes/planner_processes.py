@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from coppice.edge.signal_event import SignalEvent
 from coppice_scheduler.core.state.request import SchedulerStats
-from coppice_scheduler.edge.base.stats import of_all
 from coppice_scheduler.edge.ipc.planner_messages import Plan
+from coppice_scheduler.edge.planner.stats import of_all
 from coppice_scheduler.edge.processes.planner_process import PlannerProcess
 
 
