@@ -72,6 +72,7 @@ SOMETIMES = (
     "reincarnated",
     "requests left a worker that was gone",
     "retry after a crash",
+    "rolled back",
     "scheduler refused: fenced",
     "scheduler refused: superseded",
     "session ended",
@@ -80,6 +81,7 @@ SOMETIMES = (
     "succeeded",
     "tail of the log lost",
     "two schedulers alive",
+    "upgraded",
     "waited for a flight",
     "yielded",
 )
