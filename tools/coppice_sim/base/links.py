@@ -13,7 +13,7 @@ from coppice.session.link import Accepted, Attached, ClientLink, LinkBroken, Ser
 from coppice_sim.base.network import Connection, Network
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
-from coppice_sim.base.versions import as_said, may_say
+from coppice_sim.base.versions import as_said, may_say, since
 
 HEARTBEAT_MS = 100
 SUSPECT_MS = 300
@@ -151,7 +151,7 @@ class ClientEnd:
 
 def _heard(process: Process, body: Any) -> None:
     name, known = type(body).__name__, process.speaks
-    assert known.highest >= body.SINCE, f"{process.name}, of a build that speaks protocol {known}, hears {name}"
+    assert since(body) <= known.highest, f"{process.name}, of a build that speaks protocol {known}, hears {name}"
 
 
 class ServerHandler(Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from coppice.messages.index import WorkerInfo, Workers
-from coppice.messages.record import Record
+from coppice.messages.record import Message, Record
 from coppice.messages.registration import Register, Registered
 from coppice.session.versions import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, SPOKEN, Versions
 
@@ -29,9 +29,14 @@ LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
 }
 
 
+def since(body: Any) -> int:
+    """The first version that has it; what is no message is there in all."""
+    return body.SINCE if isinstance(body, Message) else 0
+
+
 def may_say(body: Any, version: int) -> bool:
     """Whether a peer of this version knows the message."""
-    return bool(version >= body.SINCE)
+    return since(body) <= version
 
 
 def as_said(body: Any, version: int) -> Any:
