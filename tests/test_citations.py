@@ -22,6 +22,7 @@ REGISTRIES = (
     "tools/coppice_sim/mutants/leaks.py",
     "tools/coppice_sim/mutants/moves.py",
     "tools/coppice_sim/mutants/owners.py",
+    "tools/coppice_sim/mutants/versions.py",
     "tests/unit/cache/machine/test_mutants.py",
 )
 INVARIANTS = tuple(f"i{number}" for number in range(1, 20))

@@ -11,6 +11,7 @@ from coppice_sim.mutants.cell import CELL, CELL_MASKED
 from coppice_sim.mutants.moves import MOVES
 from coppice_sim.mutants.owners import OWNERS, OWNERS_MASKED
 from coppice_sim.mutants.registry import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
+from coppice_sim.mutants.versions import VERSIONS, VERSIONS_MASKED
 from coppice_sim.run import run
 from coppice_sim.shrink import Case, name_of, shrink
 from coppice_sim.world import Scope
@@ -18,6 +19,7 @@ from tests.simulation import test_cell
 from tests.unit.cache.ops import test_distrust as test_cache_distrust
 from tests.unit.cache.ops import test_reclaim as test_cache_reclaim
 from tests.unit.cache.recovery import test_claims as test_cache_claims
+from tests.unit.cache.recovery import test_ownership as test_cache_ownership
 from tests.unit.cache.recovery import test_regrowth as test_cache_regrowth
 from tests.unit.cache.recovery import test_restart as test_cache_restart
 from tests.unit.cache.recovery import test_restart_epochs as test_cache_restart_epochs
@@ -38,6 +40,7 @@ SEEDS = range(1, 16)
 STEPS = 2_500
 # Seeds that notice these sooner than the first ones. They are asked first, and the others when runs have changed.
 SOONER = {
+    "anybody yields": 11,
     "no epoch bits": 11,
     "shared root": 3,
     "salt not asked for": 7,
@@ -68,10 +71,10 @@ def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> st
 
 
 def named(name: str) -> Mutant:
-    return next(mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *CELL, *MASKED) if mutant.name == name)
+    return next(mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *CELL, *VERSIONS, *MASKED) if mutant.name == name)
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *MOVES, *OWNERS, *CELL], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MOVES, *OWNERS, *CELL, *VERSIONS], ids=lambda mutant: mutant.name)
 def test_a_run_notices(mutant: Mutant) -> None:
     assert killed_by(mutant), f"{mutant.breaks}: no seed noticed"
 
@@ -133,11 +136,19 @@ DIRECT: dict[str, Callable[[], None]] = {
     "each by itself": test_cell.check_concurrency,
     "newest plans": (test_worker_core_epochs.test_whom_the_cache_service_names_plans_and_nobody_else_whoever_is_newer),
     "owner of whoever": test_worker_core_epochs.test_what_is_said_to_the_epoch_before_names_nobody,
+    "listed to all": (
+        test_cache_ownership.test_a_scheduler_that_does_not_know_owners_is_asked_for_nothing_and_does_without_what_it_does_not_own
+    ),
+    "back to an older session": lambda: (
+        test_cache_ownership.test_a_worker_that_does_not_know_owners_is_given_to_a_newer_session_alone(False)
+    ),
     "old scheduler plans on": test_worker_core_epochs.test_newer_scheduler_takes_over_and_the_older_is_refused,
 }
 
 
-@pytest.mark.parametrize("mutant", [*MASKED, *OWNERS_MASKED, *CELL_MASKED], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [*MASKED, *OWNERS_MASKED, *CELL_MASKED, *VERSIONS_MASKED], ids=lambda mutant: mutant.name
+)
 def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> None:
     ask = DIRECT[mutant.name]
     ask()

@@ -72,6 +72,7 @@ SOMETIMES = (
     "reincarnated",
     "requests left a worker that was gone",
     "retry after a crash",
+    "rolled back",
     "scheduler refused: fenced",
     "scheduler refused: superseded",
     "session ended",
@@ -81,6 +82,7 @@ SOMETIMES = (
     "sums of another scheduler",
     "tail of the log lost",
     "two schedulers alive",
+    "upgraded",
     "waited for a flight",
     "yielded",
 )

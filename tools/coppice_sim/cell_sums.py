@@ -2,6 +2,7 @@
 
 always     nobody counts more for the others than all others have served since the run began
 at rest    what one knows of another is what that one has; nothing is at work elsewhere
+           (of those of our build, and where the cache service is: the version before neither tells nor hears)
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class CellWitness:
 
     def residue(self) -> list[str]:
         """What somebody does not know yet."""
-        hosts = [host for host in self._cluster.schedulers.values() if host.is_alive]
+        ours = self._cluster.is_of_our_build
+        if not ours("cache"):
+            return []
+        hosts = [host for host in self._cluster.schedulers.values() if host.is_alive and ours(host.name)]
         left = []
         for host in hosts:
             for other in hosts:

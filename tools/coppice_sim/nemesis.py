@@ -28,6 +28,7 @@ class FaultProfile:
     cache_crashes: float = 0.0  # beside `crashes`, which may hit anybody
     forgets_epoch: float = 0.0  # probability that a restarted cache service has lost its epoch counter
     lies: float = 0.0  # of somebody who claims epochs
+    upgrades: float = 0.0  # restarts with the other build; see `Builds`
 
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds of trouble that it has."""
@@ -43,6 +44,10 @@ class FaultProfile:
     def with_lies(self, rng: Random) -> FaultProfile:
         """In a third of all runs; from a generator of its own, so that the others are what they were."""
         return replace(self, lies=rng.choice((0.0, 0.0, 20.0)))
+
+    def with_upgrades(self, rng: Random) -> FaultProfile:
+        """In a quarter of all runs; the others are what they were."""
+        return replace(self, upgrades=rng.choice((0.0, 0.0, 0.0, 2.0)))
 
     @staticmethod
     def none() -> FaultProfile:
@@ -68,6 +73,11 @@ class FaultProfile:
         """Nobody dies, everybody is away again and again, and schedulers take over from each other."""
         weather = Weather(delay_ms=2.0, spike=0.1)
         return FaultProfile(weather, pauses=5.0, partitions=4.0, takeovers=3.0, cancels=3.0)
+
+    @staticmethod
+    def rolling() -> FaultProfile:
+        """Services of two builds, which are upgraded and rolled back one by one; and schedulers come."""
+        return FaultProfile(Weather(delay_ms=1.0), crashes=0.3, takeovers=2.0, cancels=2.0, upgrades=4.0)
 
     @staticmethod
     def random(rng: Random) -> FaultProfile:
@@ -105,6 +115,7 @@ PROFILES: dict[str, Callable[[], FaultProfile | None]] = {
     "cache-restarts": FaultProfile.cache_restarts,
     "absences": FaultProfile.absences,
     "lies": FaultProfile.lies_told,
+    "rolling": FaultProfile.rolling,
 }
 
 
@@ -132,6 +143,7 @@ class Nemesis:
             (faults.takeovers, self._takeover),
             (faults.cancels, self.cancel),
             (faults.lies, self.lie),
+            (faults.upgrades, self._change_build),
         ):
             if rate > 0.0:
                 self._repeat(rate, action)
@@ -159,6 +171,11 @@ class Nemesis:
         name = self._any()
         self.env.record.trace(f"crash {name}")
         self.cluster.crash(name, down_ms=self.env.rng.choice((5, 50, 300, 2500)))
+
+    def _change_build(self) -> None:
+        name = self._any()
+        self.env.record.trace(f"other build of {name}")
+        self.cluster.change_build(name)
 
     def _crash_cache(self) -> None:
         self.env.record.trace("crash cache")

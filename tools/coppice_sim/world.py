@@ -12,6 +12,7 @@ from coppice_sim.base.environment import Environment, Record
 from coppice_sim.base.network import Network
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS, Timeline
+from coppice_sim.base.versions import BEFORE, Builds
 from coppice_sim.cell_sums import CellWitness
 from coppice_sim.hosts.cluster import Cluster
 from coppice_sim.hosts.epochs import EpochRegistry
@@ -40,7 +41,7 @@ class Scope:
     """
 
     tiers: bool = True  # workers may have a host tier
-    demands: bool = True  # see `Demands`
+    demands: bool = True  # see `Demands`; without them, all services are of one version where faults are drawn
     reloads: bool = True  # see `Reloads`; without demands there are none
     absent: frozenset[str] = frozenset()
     max_running: int = 8
@@ -65,6 +66,8 @@ class World:
             settings.index = demands.configured(settings.index)
         if faults is None:
             drawn = FaultProfile.random(rng).with_lies(Random(f"whether anybody lies in {seed}"))
+            if scope.demands:
+                drawn = drawn.with_upgrades(Random(f"upgrades in {seed}"))
             faults = replace(drawn, reloads=rate_of(seed) if scope.demands and scope.reloads else 0.0)
         self.faults: FaultProfile = faults
         self._scope, self.settings, self._demands = scope, settings, demands
@@ -78,8 +81,9 @@ class World:
         self._reloads = Reloads(env, faults.reloads, settings.index.domains, demands)
         present = tuple(domain for domain in settings.domains if domain not in scope.absent)
         self.workload = Workload(env, present, settings.max_context, demands, observer)
+        self._builds = builds = Builds(seed, mixed=faults.upgrades > 0)
         self.cluster = cluster = Cluster(
-            env, settings, epochs, self._index_settings, self._scheduler_settings, self.workload
+            env, settings, epochs, self._index_settings, self._scheduler_settings, self.workload, builds
         )
         self._oracle = Oracle(record, settings.index, cluster)
         self._cell = CellWitness(record, cluster)
@@ -167,14 +171,20 @@ class World:
             self._oracle.check_all()
 
     def _badly_shared(self) -> list[str]:
-        """Workers that no living scheduler plans for, and schedulers that have two more than another."""
-        workers = self.cluster.cache.core.state.workers.values()
+        """Workers that no living scheduler plans for, those that somebody is to leave and does not, and schedulers that
+        have two more than another. With a scheduler or a worker of the build before it may stay uneven, and a cache
+        service of that build knows nothing of it."""
+        cache = self.cluster.cache
+        if cache.speaks == BEFORE:
+            return []
+        workers = cache.core.state.workers.values()
         owned = {host.epoch: 0 for host in self.cluster.schedulers.values()}
         for worker in workers:
             if worker.owner not in owned:
                 return [f"{worker.worker_id} is nobody's"]
             owned[worker.owner] += 1
         uneven = max(owned.values()) - min(owned.values()) > 1 and len({w.num_blocks for w in workers}) == 1
+        uneven = uneven and self._builds.are_ours
         return [f"workers are shared unevenly: {owned}"] if uneven or any(w.yields for w in workers) else []
 
     def _residue(self) -> list[str]:

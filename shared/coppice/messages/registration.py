@@ -35,6 +35,7 @@ class Register(Message, frozen=True):
     host_generations: PackedGenerations = b""
     host_seals: PackedSeals = b""
     voucher: bytes = b""  # of the last Registered, for its two epochs; without one the pool counts as new
+    knows_owners: bool = False  # it takes plans of whom the cache service names; False: of the newest session
 
 
 class Registered(Message, frozen=True):

@@ -161,6 +161,7 @@ class FakeWorker:
             seals=self.seals.tobytes(),
             scheduler_epochs=self.scheduler_epochs,
             voucher=self.voucher,
+            knows_owners=True,
         )
 
     def was_registered_by(self, cache_epoch: int) -> None:

@@ -79,6 +79,7 @@ def registration(
         seals=seals or bytes(16 * num_blocks),
         scheduler_epochs=tuple(SchedulerEpoch(e) for e in schedulers),
         voucher=Vouchers(seal_key).of_registration(incarnation, worker_id, *epochs) if epoch else b"",
+        knows_owners=True,
     )
 
 
@@ -100,8 +101,8 @@ class World:
         self.core.check()
         return effects
 
-    def attach(self, claimed: int = 0) -> SchedulerEpoch:
-        epoch = self.core.attach_client(SchedulerEpoch(claimed), self.now_ns)
+    def attach(self, claimed: int = 0, *, may_yield: bool = True) -> SchedulerEpoch:
+        epoch = self.core.attach_client(SchedulerEpoch(claimed), self.now_ns, may_yield=may_yield)
         self.collect()
         return epoch
 

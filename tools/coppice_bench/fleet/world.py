@@ -1,17 +1,19 @@
-"""A cell in virtual time: the real cores of the scheduler and of the cache service, and workers that compute nothing.
+"""A cell in virtual time: the real cores of its planners and of the cache service, and workers that compute nothing.
 
-    requests --> scheduler core --ops--> index core --answers--> scheduler core
-                     |  ^
-              plans  v  |  results, a step later
-                 workers, each with as many sequences as it may have
+    requests --match, choose--> a planner's core --ops--> index core --answers--> planners' cores
+                                     |  ^
+                              plans  v  |  results, a step later
+                                  its workers, each with as many sequences as it may have
 
-Each request that ends is followed by another of its tenant, so that all workers are full. What happens within `TURN_NS`
-is one turn of the scheduler, as it is in its process when much happens.
+The cache service's core says which planner owns which worker. Requests go where front doors send them: to the planner
+that `placement.choose` names, by what is cached on its workers and by what waits there, which planners tell at each
+tick. Each request that ends is followed by another of its tenant, so that all workers are full. What happens within
+`TURN_NS` is one turn of a planner, as it is in its process when much happens.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -20,16 +22,16 @@ from random import Random
 import numpy as np
 
 from coppice.ids import CacheEpoch, DomainId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import FromClient
-from coppice.messages.registration import Register, Registered
-from coppice.messages.step import SamplingParams, StepPlan
+from coppice.messages.index import FromClient, MatchQueries, MatchQuery, ToClient
+from coppice.messages.registration import Owner, Register
+from coppice.messages.step import SamplingParams, StepPlan, StepResult
+from coppice_bench.fleet.planner import Planner
 from coppice_bench.plan.sampled_worker import SampledWorker
-from coppice_bench.plan.world import settings_for
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_cache.core.index import IndexCore
-from coppice_scheduler.core.engine import SchedulerCore
-from coppice_scheduler.core.state.request import Request
+from coppice_scheduler.core.policy.placement import choose
+from coppice_scheduler.core.state.request import Effects, Request
 
 BLOCK = 16  # tokens
 NUM_BLOCKS = 8_192  # of each worker
@@ -50,10 +52,10 @@ NAMESPACE = Namespace(b"fleet")
 
 @dataclass(slots=True)
 class Spent:
-    """Processor time in ns, and what was done in it."""
+    """Processor time in ns, and what was done in it. That of planners is theirs."""
 
-    scheduler_ns: int = 0
-    cache_ns: int = 0
+    cache_ns: int = 0  # without the next one
+    match_ns: int = 0  # of the cache service, to say what of a request is cached where
     steps: int = 0
     ended: int = 0
     tokens: int = 0
@@ -62,7 +64,7 @@ class Spent:
 class FleetWorld:
     """`clock` is read around what is measured; it tells processor time in ns."""
 
-    def __init__(self, num_workers: int, clock: Callable[[], int]) -> None:
+    def __init__(self, num_workers: int, num_planners: int, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._size = num_workers * ROWS
         self._random = Random(7)
@@ -82,13 +84,16 @@ class FleetWorld:
         self._shared = [self._ids.integers(1, VOCABULARY, SHARED_TOKENS, dtype=np.uint32) for _ in range(NUM_TENANTS)]
         index = CoreSettings(seal_key=bytes(32), default_domain=DomainConfig(DomainId("any")))
         self._index = IndexCore(index, EPOCH, 0)
-        # The tokens of a step are of all workers; what each takes, it says itself.
-        self._core = SchedulerCore(settings_for(self._size, PREFILL_TOKENS))
-        self._epoch = self._attach()
+        rows = -(-num_workers // num_planners) * ROWS
+        epochs = [self._index.attach_client(SchedulerEpoch(0), 0) for _ in range(num_planners)]
+        self.planners = [Planner(epoch, rows, self._size, PREFILL_TOKENS, clock) for epoch in epochs]
+        self._by_epoch = {planner.epoch: planner for planner in self.planners}
+        self._owner: dict[WorkerId, Planner] = {}
+        self._register()
 
-    def _attach(self) -> SchedulerEpoch:
-        epoch = self._index.attach_client(SchedulerEpoch(0), 0)
-        self._core.index_attached(epoch, EPOCH, True, 0)
+    def _register(self) -> None:
+        for planner in self.planners:
+            planner.attached(EPOCH)
         for name in self._workers:
             registration = Register(
                 worker_id=name,
@@ -104,21 +109,29 @@ class FleetWorld:
                 scheduler_epochs=(),
                 max_sequences=ROWS,
                 max_step_tokens=ROWS + PREFILL_TOKENS,
+                knows_owners=True,
             )
             self._index.receive_worker(name, registration, 0)
-        for effect in self._index.take_effects():
-            match effect:
-                case ToClientEffect(_, message):
-                    self._core.index_message(message, 0)
-                case ToWorkerEffect(worker_id, Registered() as registered):
-                    self._core.worker_attached(worker_id, registered.worker_epoch, True, 0)
-        return epoch
+        effects = self._index.take_effects()
+        self._hear(effects)
+        for effect in effects:
+            if isinstance(effect, ToWorkerEffect) and isinstance(owner := effect.message, Owner):
+                planner = self._owner[effect.worker_id] = self._by_epoch[owner.owner]
+                planner.worker_attached(effect.worker_id, owner.worker_epoch)
 
     def warm_up(self) -> None:
         """Until as many have ended as run at a time: ends and block boundaries are spread over the steps then."""
         while self.spent.ended < self._size:
             self.turn()
         self.spent = Spent()
+        for planner in self.planners:
+            planner.begin()
+
+    @property
+    def cached_share(self) -> float:
+        """Of the tokens of prompts, those that were found cached."""
+        cached, computed = (sum(counts) for counts in zip(*(p.prompt_tokens for p in self.planners), strict=True))
+        return float(cached / max(1, cached + computed))
 
     @property
     def now_s(self) -> float:
@@ -126,21 +139,19 @@ class FleetWorld:
         return self._now_ns / 1e9
 
     def turn(self) -> None:
-        """The next turn of the scheduler, with all results that have come by then."""
+        """The next turn of the planners, with all results that have come by then."""
         while self._to_ask:
             self._submit(self._to_ask.popleft())
-        results = []
         if self._ends:
             self._now_ns = max(self._now_ns, self._ends[0][0])
+        results: defaultdict[SchedulerEpoch, list[tuple[WorkerId, StepResult]]] = defaultdict(list)
         while self._ends and self._ends[0][0] <= self._now_ns + TURN_NS:
             end_ns, name = heappop(self._ends)
-            results.append((name, self._workers[name].result(self._plans[name].popleft())))
+            results[self._owner[name].epoch].append((name, self._workers[name].result(self._plans[name].popleft())))
             self._start(name, end_ns)
-        began = self._clock()
-        for name, result in results:
-            self._core.worker_result(name, result, self._now_ns)
-        self.spent.scheduler_ns += self._clock() - began
-        self.spent.steps += len(results)
+        for epoch, found in results.items():
+            self._by_epoch[epoch].take(found, self._now_ns)
+            self.spent.steps += len(found)
         self._decide()
         if self._now_ns - self._ticked_ns >= TICK_NS:
             self._tick()
@@ -161,57 +172,75 @@ class FleetWorld:
             arrived_ns=self._now_ns,
             number=number,
         )
-        began = self._clock()
-        refused = self._core.submit(request, self._now_ns)
-        self.spent.scheduler_ns += self._clock() - began
-        assert refused is None, refused
+        num_tokens = SHARED_TOKENS + len(own)
+        matched = self._matched(request)
+        index = choose([planner.load for planner in self.planners], matched, num_tokens)
+        self.planners[index].submit(request, num_tokens - matched[index], self._now_ns)
         self._tenants[f"r{number}"] = tenant
 
-    def _decide(self) -> None:
-        """Until neither core has anything to say to the other."""
-        while True:
-            began = self._clock()
-            effects = self._core.advance(self._now_ns)
-            self.spent.scheduler_ns += self._clock() - began
-            for name, plan in effects.plans:
-                self._plans[name].append(plan)
-                if len(self._plans[name]) == 1:
-                    self._start(name, self._now_ns)
-            self.spent.tokens += sum(len(batch.numbers) // 4 for batch in effects.tokens)
-            for output in effects.outputs:
-                assert output.error is None, output.error
-                if output.finish is not None:
-                    self.spent.ended += 1
-                    self._to_ask.append(self._tenants.pop(output.request_id))
-            if not effects.to_index:
-                return
-            self._ask(effects.to_index)
+    def _matched(self, request: Request) -> list[int]:
+        """Tokens of its prompt that are cached on the best worker of each planner. One planner is not asked about."""
+        if len(self.planners) == 1:
+            return [0]
+        query = MatchQueries((MatchQuery(request.domain, NAMESPACE, request.tokens),))
+        began = self._clock()
+        (hint,) = self._index.match_all(query).hints
+        self.spent.match_ns += self._clock() - began
+        found = dict(zip(hint.worker_ids, hint.num_cached_tokens, strict=True))
+        return [max((found.get(name, 0) for name in planner.owned), default=0) for planner in self.planners]
 
-    def _ask(self, messages: tuple[FromClient, ...]) -> None:
+    def _decide(self) -> None:
+        """Until no core has anything to say to another."""
+        while due := [planner for planner in self.planners if planner.is_due]:
+            for planner in due:
+                effects = planner.advance(self._now_ns)
+                self._carry_out(planner, effects)
+                self._ask(planner, effects.to_index)
+
+    def _carry_out(self, planner: Planner, effects: Effects) -> None:
+        for name, plan in effects.plans:
+            self._plans[name].append(plan)
+            if len(self._plans[name]) == 1:
+                self._start(name, self._now_ns)
+        self.spent.tokens += sum(len(batch.numbers) // 4 for batch in effects.tokens)
+        for output in effects.outputs:
+            assert output.error is None, output.error
+            if output.finish is not None:
+                self.spent.ended += 1
+                planner.ended += 1
+                self._to_ask.append(self._tenants.pop(output.request_id))
+
+    def _ask(self, planner: Planner, messages: tuple[FromClient, ...]) -> None:
+        if not messages:
+            return
         began = self._clock()
         for message in messages:
-            self._index.receive_client(self._epoch, message, self._now_ns)
+            self._index.receive_client(planner.epoch, message, self._now_ns)
         answers = self._index.take_effects()
         self.spent.cache_ns += self._clock() - began
         self._hear(answers)
 
     def _hear(self, effects: Sequence[Effect]) -> None:
-        began = self._clock()
+        told: defaultdict[SchedulerEpoch, list[ToClient]] = defaultdict(list)
         for effect in effects:
             if isinstance(effect, ToClientEffect):
-                self._core.index_message(effect.message, self._now_ns)
-        self.spent.scheduler_ns += self._clock() - began
+                told[effect.epoch].append(effect.message)
+        for epoch, messages in told.items():
+            self._by_epoch[epoch].hear(messages, self._now_ns)
 
     def _tick(self) -> None:
         self._ticked_ns = self._now_ns
         began = self._clock()
-        self._index.heard_client(self._epoch, self._now_ns)
+        for planner in self.planners:
+            self._index.heard_client(planner.epoch, self._now_ns)
         for name in self._workers:
             self._index.heard_worker(name, self._now_ns)
         self._index.tick(self._now_ns)
         effects = self._index.take_effects()
         self.spent.cache_ns += self._clock() - began
         self._hear(effects)
+        for planner in self.planners:
+            planner.tell_load()
 
     def _start(self, name: WorkerId, now_ns: int) -> None:
         """The worker's next step, if it has been sent one."""

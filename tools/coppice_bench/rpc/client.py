@@ -132,6 +132,7 @@ def registration(num_blocks: int, block_size: int) -> Register:
         generations=bytes(8 * num_blocks),
         seals=bytes(16 * num_blocks),
         scheduler_epochs=(),
+        knows_owners=True,
     )
 
 

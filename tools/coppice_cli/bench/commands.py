@@ -106,18 +106,24 @@ def fleet(
     as_json: AsJson = False,
     quick: Quick = False,
     workers: Annotated[str, typer.Option(help="Numbers of workers, with commas.")] = "",
+    planners: Annotated[str, typer.Option(help="Numbers of schedulers that share the workers, with commas.")] = "1",
 ) -> None:
-    """Measure how many workers and requests one scheduler and one cache service carry: real cores in virtual time."""
+    """Measure how many workers and requests schedulers and one cache service carry: real cores in virtual time."""
     from coppice_bench.fleet.run import run_fleet
     from coppice_bench.report import print_report
 
+    sizes, numbers = _numbers("--workers", workers, "8,64"), _numbers("--planners", planners, "1,2,4")
+    print_report(run_fleet(quick=quick, sizes=sizes, planners=numbers), as_json=as_json)
+
+
+def _numbers(flag: str, words: str, such_as: str) -> list[int]:
     try:
-        sizes = [int(word) for word in workers.split(",") if word]
+        numbers = [int(word) for word in words.split(",") if word]
     except ValueError:
-        sizes = [0]
-    if any(size < 1 for size in sizes):
-        raise UsageError(f"--workers {workers} is no list of numbers", hint="such as 8,64")
-    print_report(run_fleet(quick=quick, sizes=sizes), as_json=as_json)
+        numbers = [0]
+    if any(number < 1 for number in numbers):
+        raise UsageError(f"{flag} {words} is no list of numbers", hint=f"such as {such_as}")
+    return numbers
 
 
 def kernels(

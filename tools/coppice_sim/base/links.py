@@ -13,6 +13,7 @@ from coppice.session.link import Accepted, Attached, ClientLink, LinkBroken, Ser
 from coppice_sim.base.network import Connection, Network
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
+from coppice_sim.base.versions import as_said, may_say, since
 
 HEARTBEAT_MS = 100
 SUSPECT_MS = 300
@@ -54,8 +55,12 @@ class ClientEnd:
         process.every(HEARTBEAT_MS * MS, self._beat)
 
     def post(self, body: Any) -> None:
-        """Without effect while the link is at another attachment: that starts with a reconciliation."""
-        self.link.post(body)
+        """Without effect while the link is at another attachment: that starts with a reconciliation. What the other end
+        does not know is not said."""
+        version = self.link.version
+        if not may_say(body, version):
+            return
+        self.link.post(as_said(body, version))
         self._flush()
 
     def renew(self, key: bytes) -> None:
@@ -91,6 +96,7 @@ class ClientEnd:
                 self._flush()
             case bodies:
                 for body in bodies:
+                    _heard(self.process, body)
                     self._handler.link_body(body)
 
     def _old_frame(self, frame: Any) -> None:
@@ -143,6 +149,11 @@ class ClientEnd:
             self._connection.to_server(self.link.heartbeat())
 
 
+def _heard(process: Process, body: Any) -> None:
+    name, known = type(body).__name__, process.speaks
+    assert since(body) <= known.highest, f"{process.name}, of a build that speaks protocol {known}, hears {name}"
+
+
 class ServerHandler(Protocol):
     def session_opening(self, hello: Hello) -> int | Reject: ...
 
@@ -173,7 +184,10 @@ class ServerEnd:
         return self._links is not None and self._links.issued(incarnation)
 
     def post(self, link: ServerLink[Any], body: Any) -> None:
-        link.post(body)
+        """What the other end does not know is not said."""
+        if not may_say(body, link.version):
+            return
+        link.post(as_said(body, link.version))
         self._flush(link)
 
     def end(self, link: ServerLink[Any]) -> None:
@@ -199,6 +213,7 @@ class ServerEnd:
         for body in bodies:
             if link.is_ended:
                 return
+            _heard(self.process, body)
             self._handler.session_body(link, body)
 
     def on_closed(self, connection: Connection) -> None:
@@ -225,7 +240,7 @@ class ServerEnd:
     def _accept(self, hello: Hello) -> Accepted[Any] | Reject:
         if self._links is None:
             return Reject(RejectCode.NOT_READY, "starting")
-        return self._links.accept(hello, self._handler.session_opening)
+        return self._links.accept(hello, self._handler.session_opening, self.process.speaks)
 
     def _flush(self, link: ServerLink[Any]) -> None:
         connection = self._connection_of.get(link.key)

@@ -10,14 +10,18 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
+from coppice.session.versions import SPOKEN, Versions
 from coppice_sim.base.timeline import Timeline
 
 
 class Process:
-    def __init__(self, name: str, timeline: Timeline, rng: Random) -> None:
+    """`speaks`: versions of the session protocol that its build speaks."""
+
+    def __init__(self, name: str, timeline: Timeline, rng: Random, speaks: Versions = SPOKEN) -> None:
         self.name = name
         self.timeline = timeline
         self.rng = rng
+        self.speaks = speaks
         self.is_alive = True
         self.is_paused = False
         self._waiting: deque[Callable[[], None]] = deque()

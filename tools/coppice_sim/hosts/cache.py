@@ -7,9 +7,11 @@ from typing import Any
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerId
 from coppice.messages.index import AnswerBatch, OpBatch
+from coppice.messages.ownership import Yielded
 from coppice.messages.registration import Registered
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLink, ServerLinks
+from coppice.session.versions import SPOKEN, Versions
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import (
     Regrown,
@@ -34,6 +36,14 @@ from coppice_sim.hosts.recovery import SimLog
 TICK_MS = 40
 
 
+class _OlderIndexCore(IndexCore):
+    """As in the version before: no worker has an owner."""
+
+    def _flush(self) -> None:
+        self.state.owners_changed = False
+        self.state.flush()
+
+
 class CacheHost(Process):
     """`settings` gives what a core that starts now reads."""
 
@@ -44,8 +54,9 @@ class CacheHost(Process):
         log: SimLog,
         settings: Callable[[], CoreSettings],
         monitor: Monitor,
+        speaks: Versions,
     ) -> None:
-        super().__init__("cache", env.timeline, env.rng)
+        super().__init__("cache", env.timeline, env.rng, speaks)
         self.env = env
         self._epochs = epochs
         self._log = log
@@ -64,7 +75,8 @@ class CacheHost(Process):
         self.every(TICK_MS * MS, self._tick)
 
     def _start_core(self, epoch: CacheEpoch) -> IndexCore:
-        return IndexCore(self._settings(), epoch, self.now_ns, self._epochs.begin(epoch).randrange(FIRST_EPOCHS))
+        kind = IndexCore if self.speaks == SPOKEN else _OlderIndexCore
+        return kind(self._settings(), epoch, self.now_ns, self._epochs.begin(epoch).randrange(FIRST_EPOCHS))
 
     def _open_ports(self) -> None:
         incarnation = (self.core.cache_epoch << 32) | self._epochs.next_incarnation()
@@ -145,7 +157,9 @@ class _Clients:
         # Somebody else's by now: after a restart that forgot its own epoch.
         is_anothers = holder is not None and holder.key != hello.key
         try:
-            epoch = host.core.attach_client(SchedulerEpoch(0) if is_anothers else claimed, host.now_ns)
+            may_yield = hello.versions.highest >= Yielded.SINCE
+            claimed = SchedulerEpoch(0) if is_anothers else claimed
+            epoch = host.core.attach_client(claimed, host.now_ns, may_yield=may_yield)
         except MessageRefused as refused:
             return Reject(RejectCode.NOT_READY, str(refused))
         if hello.epoch and epoch == hello.epoch:

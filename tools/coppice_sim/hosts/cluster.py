@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from coppice.session.versions import SPOKEN
 from coppice_cache.core.base.settings import CoreSettings
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_sim.base.environment import Environment
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
+from coppice_sim.base.versions import Builds
 from coppice_sim.hosts.cache import CacheHost
 from coppice_sim.hosts.epochs import EpochRegistry
 from coppice_sim.hosts.monitor import Monitor
@@ -32,6 +34,7 @@ class Cluster:
     index_settings: Callable[[], CoreSettings]
     scheduler_settings: Callable[[], SchedulerSettings]
     clients: Clients
+    builds: Builds
     workers: dict[str, WorkerHost] = field(default_factory=dict)
     schedulers: dict[str, SchedulerHost] = field(default_factory=dict)
 
@@ -52,19 +55,33 @@ class Cluster:
 
     def _start_cache(self, _: str) -> None:
         self._seal_keys.service_starts()
-        self.cache = CacheHost(self.env, self.epochs, self._log, self._index_settings, self._monitor)
+        self.cache = CacheHost(
+            self.env, self.epochs, self._log, self._index_settings, self._monitor, self.builds.of("cache")
+        )
 
     def _index_settings(self) -> CoreSettings:
         return self._seal_keys.in_settings(self.index_settings())
 
     def _start_worker(self, name: str) -> None:
         sizes = self.settings
-        self.workers[name] = WorkerHost(self.env, sizes.worker(name), sizes.step_ms, sizes.copy_ms, self._monitor)
+        self.workers[name] = WorkerHost(
+            self.env, sizes.worker(name), sizes.step_ms, sizes.copy_ms, self._monitor, self.builds.of(name)
+        )
 
     def start_scheduler(self, name: str) -> None:
         settings, before = self.scheduler_settings(), self.schedulers.get(name)
         succeeds = before.session if before is not None and self._succession.random() < 0.7 else None
-        self.schedulers[name] = SchedulerHost(self.env, name, settings, self._monitor, self.clients, succeeds)
+        self.schedulers[name] = SchedulerHost(
+            self.env, name, settings, self._monitor, self.clients, succeeds, self.builds.of(name)
+        )
+
+    def is_of_our_build(self, name: str) -> bool:
+        return self.builds.of(name) == SPOKEN
+
+    def change_build(self, name: str) -> None:
+        """It ends, and the process after it is of the other build."""
+        self.env.record.sometimes["upgraded" if self.builds.change(name) else "rolled back"] += 1
+        self.crash(name, down_ms=5)
 
     def crash(self, name: str, down_ms: int) -> None:
         process = next((p for p in self.processes() if p.name == name), None)

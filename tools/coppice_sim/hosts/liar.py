@@ -126,4 +126,5 @@ class Liar(Process):
             seals=self.rng.randbytes(16) * BLOCKS,
             scheduler_epochs=(SchedulerEpoch(claimed << 32 | 1),),
             voucher=self._voucher([r.voucher for r in heard]),
+            knows_owners=True,
         )

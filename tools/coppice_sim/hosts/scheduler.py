@@ -10,6 +10,7 @@ from coppice.messages.index import Acquire, OpBatch, Reclaim, WorkerInfo, Worker
 from coppice.messages.ownership import SessionName, Succeed, Yielded
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached, ClientLink
+from coppice.session.versions import SPOKEN, Versions
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.core.state.request import Granted, Output, Refused, RefusedReason, Request, TokenBatch
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
@@ -45,8 +46,9 @@ class SchedulerHost(Process):
         monitor: Monitor,
         clients: Clients,
         succeeds: SessionName | None = None,
+        speaks: Versions = SPOKEN,
     ) -> None:
-        super().__init__(name, env.timeline, env.rng)
+        super().__init__(name, env.timeline, env.rng, speaks)
         self.env = env
         self._sometimes = env.record.sometimes
         self._monitor = monitor
@@ -57,7 +59,8 @@ class SchedulerHost(Process):
         self._workers: dict[WorkerId, _WorkerSession] = {}
         self._listed_by: dict[WorkerId, CacheEpoch] = {}
         self._wakeup_ns: int | None = None
-        self._cache = ClientEnd(self, env.network, ClientLink(env.rng.randbytes(16), name), CACHE_FOR_SCHEDULERS, self)
+        link: ClientLink[Any] = ClientLink(env.rng.randbytes(16), name, speaks=speaks)
+        self._cache = ClientEnd(self, env.network, link, CACHE_FOR_SCHEDULERS, self)
         monitor.watch_scheduler(self.core)
         clients.started(self)
 
@@ -203,7 +206,7 @@ class _WorkerSession:
         self.worker_id = info.worker_id
         self.address = info.address
         self._host = host
-        link: ClientLink[Any] = ClientLink(host.rng.randbytes(16), host.name)
+        link: ClientLink[Any] = ClientLink(host.rng.randbytes(16), host.name, speaks=host.speaks)
         link.epoch, link.voucher = host.epoch, info.voucher
         self.end = ClientEnd(host, host.env.network, link, self.worker_id, self, self.nobody_listens)
 

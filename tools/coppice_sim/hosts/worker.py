@@ -13,6 +13,7 @@ from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAc
 from coppice.messages.step import StepPlan
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
+from coppice.session.versions import SPOKEN, Versions
 from coppice_sim.base.environment import Environment
 from coppice_sim.base.links import ClientEnd, ServerEnd
 from coppice_sim.base.names import CACHE_FOR_WORKERS, LIAR
@@ -31,9 +32,15 @@ class WorkerHost(Process):
     """`step_ms` and `copy_ms`: how long a step and a copy take about."""
 
     def __init__(
-        self, env: Environment, settings: WorkerCoreSettings, step_ms: float, copy_ms: float, monitor: Monitor
+        self,
+        env: Environment,
+        settings: WorkerCoreSettings,
+        step_ms: float,
+        copy_ms: float,
+        monitor: Monitor,
+        speaks: Versions = SPOKEN,
     ) -> None:
-        super().__init__(settings.worker_id, env.timeline, env.rng)
+        super().__init__(settings.worker_id, env.timeline, env.rng, speaks)
         self.env = env
         self._sometimes = env.record.sometimes
         self._step_ms = step_ms
@@ -50,7 +57,7 @@ class WorkerHost(Process):
         self.schedulers = ServerEnd(self, _Schedulers(self))
         env.network.listen(settings.worker_id, self.schedulers)
         monitor.workers[settings.worker_id] = self.core
-        link: ClientLink[Any] = ClientLink(env.rng.randbytes(16), settings.worker_id)
+        link: ClientLink[Any] = ClientLink(env.rng.randbytes(16), settings.worker_id, speaks=speaks)
         self._cache = ClientEnd(self, env.network, link, CACHE_FOR_WORKERS, self)
 
     # -- the session to the cache service

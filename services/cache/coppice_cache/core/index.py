@@ -101,14 +101,17 @@ class IndexCore:
             return CacheEpoch(0), SchedulerEpoch(0)
         return minted_by(hello.incarnation), SchedulerEpoch(hello.epoch)
 
-    def attach_client(self, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True) -> SchedulerEpoch:
+    def attach_client(
+        self, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True, may_yield: bool = True
+    ) -> SchedulerEpoch:
         """Start or resume a session; 0 claims nothing. Another epoch than claimed means that the claimed one is dead.
 
-        `plans`: it is a scheduler's. Workers hear when it ends, whether it held something there or not.
+        `plans`: it is a scheduler's. Workers hear when it ends, whether it held something there or not. `may_yield`:
+        it speaks a protocol in which workers have owners, so it gives one up when it is asked to.
 
         Raises MessageRefused when there are too many sessions.
         """
-        epoch = attach_session(self.state, claimed, now_ns, plans=plans)
+        epoch = attach_session(self.state, claimed, now_ns, plans=plans, may_yield=may_yield)
         self._flush()
         return epoch
 

@@ -109,6 +109,7 @@ class WorkerCore:
             host_generations=host_generations,
             host_seals=host_seals,
             voucher=self._registered.voucher,
+            knows_owners=True,
         )
 
     def drain(self) -> Draining:
@@ -164,8 +165,7 @@ class WorkerCore:
     def _acknowledge(self, message: Fence) -> FenceAck:
         if message.worker_epoch != self.worker_epoch or not message.report:
             return FenceAck(message.fence_id, self.worker_epoch)
-        device, host = self.pool.packed(), self.host_pool.packed()
-        return FenceAck(message.fence_id, self.worker_epoch, *device, *host)
+        return FenceAck(message.fence_id, self.worker_epoch, *self.pool.packed(), *self.host_pool.packed())
 
     def order_copies(self, message: CopyOrders) -> Ordered:
         """What the caller copies now, in whatever order and beside steps, and what it answers at once."""

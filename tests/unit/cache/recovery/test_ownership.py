@@ -6,12 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from coppice.ids import SchedulerEpoch, WorkerId
-from coppice.messages.index import Grant, NoCapacity, Workers
+from coppice.messages.index import Grant, NoCapacity, WorkerInfo, Workers
 from coppice.messages.ownership import SessionName, Succeed, Yielded
 from coppice.messages.registration import Owner, Registered
 from coppice_cache.core.base.results import SessionEnded, ToWorkerEffect
 from tests.unit.cache.restart import S1, Pool, Restarted
 from tests.unit.cache.world import V, W, World, registration, tokens
+
+X, Y = WorkerId("x"), WorkerId("y")
 
 
 def owner(world: World, worker_id: WorkerId) -> SchedulerEpoch:
@@ -22,6 +24,11 @@ def listed(world: World, session: SchedulerEpoch) -> dict[WorkerId, tuple[bool, 
     """As the session heard last: by worker, whether it owns it and whether it is to let it go."""
     said = [message for message in world.told(session) if isinstance(message, Workers)]
     return {info.worker_id: (info.is_owned, info.yields) for info in said[-1].workers}
+
+
+def infos(world: World, session: SchedulerEpoch) -> tuple[WorkerInfo, ...]:
+    """Workers as the session heard of them last."""
+    return [message for message in world.told(session) if isinstance(message, Workers)][-1].workers
 
 
 def told_owners(world: World, worker_id: WorkerId) -> list[SchedulerEpoch]:
@@ -63,6 +70,55 @@ def test_a_second_scheduler_gets_its_share_when_the_first_has_left_it() -> None:
     assert listed(world, second)[wanted] == (True, False)
     assert listed(world, first)[wanted] == (False, False)
     assert told_owners(world, wanted)[-1] == second
+
+
+def test_a_scheduler_that_does_not_know_owners_is_asked_for_nothing_and_does_without_what_it_does_not_own() -> None:
+    world = World(num_blocks=8)
+    world.core.end_client(world.session, world.now_ns)
+    world.register(registration(V))
+    older = world.attach(may_yield=False)
+    newer = world.attach()
+    assert listed(world, older) == {W: (True, False), V: (True, False)}, "it would never say that it has left one"
+    world.register(registration(X))
+    assert owner(world, X) == newer
+    (info,) = [info for info in infos(world, older) if info.worker_id == X]
+    assert info.draining, "what is listed is its own to it, so nothing new may begin there"
+    assert not info.voucher, "and a worker that does not know owners must not believe it"
+    assert all(info.voucher and not info.draining for info in infos(world, newer))
+    world.core.end_client(newer, world.now_ns)
+    world.collect()
+    assert all(info.voucher and not info.draining for info in infos(world, older)), "its own by now"
+
+
+def test_where_who_has_most_cannot_be_asked_the_next_one_is() -> None:
+    world = World(num_blocks=8)
+    world.core.end_client(world.session, world.now_ns)
+    older = world.attach(may_yield=False)
+    for name in (V, X, Y):
+        world.register(registration(name))
+    second = world.attach()
+    world.register(registration(WorkerId("z")))
+    world.register(registration(WorkerId("z2")))
+    assert [owner(world, name) for name in (W, V, X, Y)] == [older] * 4
+    world.attach()
+    assert sum(yields for _, yields in listed(world, second).values()) == 1
+    assert not any(yields for _, yields in listed(world, older).values())
+
+
+@pytest.mark.parametrize("knows_owners", [False, True])
+def test_a_worker_that_does_not_know_owners_is_given_to_a_newer_session_alone(knows_owners: bool) -> None:
+    """It takes plans of the newest that attached, and would refuse an older one."""
+    world = World(num_blocks=8)
+    second = world.attach()
+    for name in (V, X):
+        world.register(replace(registration(name, num_blocks=4), knows_owners=knows_owners))
+    assert [owner(world, name) for name in (W, V, X)] == [world.session, second, second]
+    world.core.end_worker(W, world.now_ns)
+    world.collect()
+    assert sum(yields for _, yields in listed(world, second).values()) == knows_owners
+    world.core.end_client(world.session, world.now_ns)
+    third = world.attach()
+    assert sum(yields for _, yields in listed(world, second).values()) == 1, f"{third} is newer"
 
 
 def test_nothing_is_granted_where_it_is_to_be_left_and_what_is_there_keeps_it() -> None:

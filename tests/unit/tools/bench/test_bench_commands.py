@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from coppice.errors import EXIT_OK, UsageError
 from coppice_bench.arrivals import TRACE_BLOCK_TOKENS, Arrival, make_arrivals, read_arrivals
+from coppice_bench.fleet.run import at_full
 from coppice_bench.index.churn import BLOCK_SIZES, run_churn
 from coppice_bench.index.churn_world import ChurnWorld
 from coppice_bench.index.run import run_index
@@ -66,10 +67,30 @@ def test_fleet_says_what_a_cell_costs_its_two_services() -> None:
         assert 0.7 * full < found["tokens_per_s"] <= 1.1 * full, "its workers have what to do"
 
 
-def test_fleet_refuses_what_is_no_number_of_workers() -> None:
-    for words in ("8,x", "0"):
-        with pytest.raises(UsageError, match="--workers"):
-            run("fleet", "--workers", words)
+def test_fleet_of_several_schedulers_shares_workers_and_requests_evenly() -> None:
+    report = run("fleet", "--workers", "1,4", "--planners", "1,2")
+    assert set(report["fleets"]) == {"1", "4"}
+    assert set(report["cells"]["2"]) == {"4"}, "a cell has no fewer workers than schedulers"
+    one, two = report["fleets"]["4"], report["cells"]["2"]["4"]
+    assert [planner["workers"] for planner in two["planners"]] == [2, 2]
+    assert all(0.4 < planner["requests_share"] < 0.6 for planner in two["planners"])
+    assert two["scheduler_load"] == max(planner["load"] for planner in two["planners"])
+    assert min(one["utilisation"], two["utilisation"]) > 0.9
+    assert two["cached_share"] > one["cached_share"] - 0.1 > 0.3
+    assert one["match_us_per_request"] == 0 < two["match_us_per_request"] < two["cache_us_per_request"]
+
+
+def test_where_a_cell_is_full_lies_between_two_sizes() -> None:
+    found = {size: {"scheduler_load": size / 40, "cache_load": size / 80} for size in (8, 32, 64)}
+    assert at_full(found) == pytest.approx(40)
+    assert at_full({8: found[8], 32: found[32]}) is None
+
+
+def test_fleet_refuses_what_is_no_number() -> None:
+    for flag in ("--workers", "--planners"):
+        for words in ("8,x", "0"):
+            with pytest.raises(UsageError, match=flag):
+                run("fleet", flag, words)
 
 
 def test_index_refuses_a_folder_of_peers_that_is_not_there(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Phase, Worker
 
 
-def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True) -> SchedulerEpoch:
+def attach_session(
+    state: State, claimed: SchedulerEpoch, now_ns: int, *, plans: bool = True, may_yield: bool = True
+) -> SchedulerEpoch:
     """The epoch that the client has from now on; another one than claimed when that is dead."""
     session = state.sessions.get(claimed)
     if session is None:
@@ -23,7 +25,8 @@ def attach_session(state: State, claimed: SchedulerEpoch, now_ns: int, *, plans:
             raise MessageRefused(f"{len(state.sessions)} sessions are attached, the maximum; try again later")
         kept = claimed and may_reattach(state, claimed, now_ns)
         epoch = claimed if kept else state.mint_scheduler_epoch()
-        session = state.sessions[epoch] = Session(epoch, now_ns, reattached=not kept, plans=plans)
+        session = Session(epoch, now_ns, reattached=not kept, plans=plans, may_yield=may_yield)
+        state.sessions[epoch] = session
         state.owners_changed = state.owners_changed or plans
     session.last_heard_ns = max(session.last_heard_ns, now_ns)
     session.planners_told = ()  # what it was told before did not all arrive, perhaps

@@ -3,6 +3,9 @@
     no owner, or its session is over --> the scheduler that has least          the worker hears of it: `Owner`
     a scheduler has too little       --> the one with most is asked to yield --Yielded--> it has no owner
 
+    builds that do not know owners   a scheduler is never asked; a worker goes to a newer session alone, whose plans
+                                     it takes
+
 An owner is never replaced while its session lives and it has not yielded. What its session held there when it ended is
 behind a fence. So a worker takes plans of one scheduler, and its blocks are granted again when nothing of the one
 before can write them any more.
@@ -68,15 +71,21 @@ def _balance(state: State, owned: dict[SchedulerEpoch, int]) -> None:
         if least == worker.owner:  # who wanted it is gone, or has enough
             worker.yields, state.workers_changed = False, True
     while owned:
-        least, most = _least(owned), min(owned, key=lambda epoch: (-owned[epoch], epoch))
-        gap = owned[most] - owned[least]
-        able = [w for w in _in_order(state) if w.owner == most and not w.yields and w.num_blocks < gap]
+        least = _least(owned)
+        able = [worker for worker in _in_order(state) if _may_move(state, worker, owned, least)]
         if not able:
             return
-        worker = min(able, key=lambda worker: worker.num_blocks)
+        worker = min(able, key=lambda worker: (-owned[worker.owner], worker.owner, worker.num_blocks))
         worker.yields = state.workers_changed = True
-        owned[most] -= worker.num_blocks
+        owned[worker.owner] -= worker.num_blocks
         owned[least] += worker.num_blocks
+
+
+def _may_move(state: State, worker: Worker, owned: dict[SchedulerEpoch, int], least: SchedulerEpoch) -> bool:
+    """Its owner may be asked for it, it would take the plans of `least`, and both had nearer as much as each other."""
+    if worker.owner not in owned or worker.yields or worker.num_blocks >= owned[worker.owner] - owned[least]:
+        return False
+    return state.sessions[worker.owner].may_yield and (worker.knows_owners or least > worker.owner)
 
 
 def _may_come_back(state: State, worker: Worker) -> bool:

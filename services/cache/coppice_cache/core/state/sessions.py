@@ -28,6 +28,7 @@ class Session:
         "epoch",
         "last_heard_ns",
         "leases",
+        "may_yield",
         "planners_told",
         "plans",
         "reattached",
@@ -37,10 +38,13 @@ class Session:
         "workers",
     )
 
-    def __init__(self, epoch: SchedulerEpoch, now_ns: int, *, reattached: bool, plans: bool = True) -> None:
+    def __init__(
+        self, epoch: SchedulerEpoch, now_ns: int, *, reattached: bool, plans: bool = True, may_yield: bool = True
+    ) -> None:
         self.epoch = epoch
         self.last_heard_ns = now_ns
         self.plans = plans  # False: a client that is no scheduler and never asks a worker for anything
+        self.may_yield = may_yield  # False: its build has never heard of owners
         self.reattached = reattached  # False: kept from an earlier cache epoch, its Reattach has not come yet
         self.dead_workers: frozenset[DeadWorker] = frozenset()  # it has given up what it had there
         self.leases: dict[LeaseId, Lease] = {}

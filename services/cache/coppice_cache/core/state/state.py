@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
-from coppice.messages.index import LeaseClaim, ToClient, Wake, Workers
+from coppice.messages.index import LeaseClaim, ToClient, Wake, WorkerInfo, Workers
 from coppice.messages.registration import CopyOrder, CopyOrders, Fence, ToWorker
 from coppice.namespaces import with_keyed_salt
 from coppice.seals import ChainKey, chain_key
@@ -186,10 +186,17 @@ class State:
         return Workers(
             self.cache_epoch,
             tuple(
-                replace(info, voucher=voucher, is_owned=worker.owner == session.epoch, yields=worker.yields)
+                self._listed(session, worker, replace(info, voucher=voucher))
                 for (info, voucher), worker in zip(vouched, self.workers.values(), strict=True)
             ),
         )
+
+    def _listed(self, session: Session, worker: Worker, info: WorkerInfo) -> WorkerInfo:
+        is_owned = worker.owner == session.epoch
+        if session.may_yield or is_owned:
+            return replace(info, is_owned=is_owned, yields=worker.yields)
+        # It takes what is listed for its own: so nothing new there, and no voucher, which a worker of its age believes.
+        return replace(info, is_owned=False, voucher=b"", draining=True)
 
     def order_copy(self, worker: Worker, order: CopyOrder) -> None:
         """Orders of one call go out in one message."""

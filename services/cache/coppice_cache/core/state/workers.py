@@ -103,6 +103,7 @@ class Worker(BlockStore):
         self.draining = message.draining
         self.owner = SchedulerEpoch(0)  # the session that plans here; see `ownership`
         self.yields = False  # its owner was asked to let it go
+        self.knows_owners = message.knows_owners  # False: it takes plans of the newest session that attaches
         self.limits = (message.max_sequences, message.max_step_tokens, message.max_context)
         self.phase = phase
         self.window = Window((), now_ns)

@@ -17,6 +17,7 @@ from coppice.edge import codec
 from coppice.edge.link_server import LinkServer, SessionRefused
 from coppice.ids import SchedulerEpoch
 from coppice.messages.index import TenantsVersion, ToClient
+from coppice.messages.ownership import Yielded
 from coppice.session.frames import Hello, Reject, RejectCode
 from coppice.session.link import ServerLink, ServerLinks
 from coppice_cache.core.base.errors import MessageRefused
@@ -131,7 +132,8 @@ class ClientSessions:
                 holder = self._by_epoch.get(claimed)
                 if holder is not None and holder.key != hello.key:
                     claimed = SchedulerEpoch(0)  # somebody else's by now: after a restart that forgot its own epoch
-                epoch = core.attach_client(claimed, self._now_ns())
+                may_yield = hello.versions.highest >= Yielded.SINCE
+                epoch = core.attach_client(claimed, self._now_ns(), may_yield=may_yield)
                 known = self._by_epoch.get(epoch)
                 if known is None or known.link is None or known.link.is_ended:
                     self._by_epoch[epoch] = _Client(hello.key)
