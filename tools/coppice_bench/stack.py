@@ -1,6 +1,6 @@
-"""The three services as processes of their own on loopback, for measurements: with TLS on every edge, or with none.
+"""The services as processes of their own on loopback, for measurements: with TLS on every edge, or with none.
 
-    cache <-- TCP --> worker, scheduler      sessions; mutual TLS with `services_tls`
+    cache <-- TCP --> workers, scheduler     sessions; mutual TLS with `services_tls`
     scheduler <-- client                     REST and gRPC; TLS with `public_tls`
 
 Sessions run over TCP, as between machines: over Unix sockets there is no TLS that could be measured.
@@ -41,7 +41,9 @@ class StackOptions:
     services_tls: bool = False
     public_tls: bool = False
     num_blocks: int = 4_096
-    threads: int = 0  # of the worker; 0: all cores
+    threads: int = 0  # of each worker; 0: all cores
+    workers: int = 1
+    planners: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +72,25 @@ def running(options: StackOptions) -> Iterator[Stack]:
 
 def _commands(options: StackOptions, folder: Path) -> tuple[dict[str, list[str]], Stack]:
     """Of each service, in the order in which they start; they are ended the other way round."""
-    cache_grpc, admin_grpc, cache_http, sessions, steps, worker_grpc, worker_http, rest, grpc, metrics = free_addresses(
-        10
+    cache_grpc, admin_grpc, cache_http, sessions, rest, grpc, metrics, *of_workers = free_addresses(
+        7 + 3 * options.workers
     )
     authority = Authority(folder)
     cache = ["--session-port", str(sessions.port), "--grpc-port", str(cache_grpc.port)]
     cache += ["--admin-grpc-port", str(admin_grpc.port), "--http-port", str(cache_http.port)]
-    worker = ["--worker-id", "worker-0", "--cache", str(sessions), "--session-port", str(steps.port)]
-    worker += ["--grpc-port", str(worker_grpc.port), "--http-port", str(worker_http.port), "--device", "cpu"]
-    worker += ["--model", str(options.model), "--num-blocks", str(options.num_blocks)]
-    worker += ["--threads", str(options.threads or os.cpu_count() or 1)]
+    workers = {}
+    for place in range(options.workers):
+        steps, worker_grpc, worker_http = of_workers[3 * place : 3 * place + 3]
+        worker = ["--worker-id", f"worker-{place}", "--cache", str(sessions), "--session-port", str(steps.port)]
+        worker += ["--grpc-port", str(worker_grpc.port), "--http-port", str(worker_http.port), "--device", "cpu"]
+        worker += ["--model", str(options.model), "--num-blocks", str(options.num_blocks)]
+        worker += ["--threads", str(options.threads or os.cpu_count() or 1)]
+        if options.services_tls:
+            worker += authority.flags("worker", f"worker-{place}")
+        workers[f"worker-{place}"] = worker
     scheduler = ["--cache", str(sessions), "--port", str(rest.port), "--grpc-port", str(grpc.port)]
     scheduler += ["--metrics-port", str(metrics.port), "--model", str(options.model), "--model-name", MODEL_NAME]
+    scheduler += ["--planners", str(options.planners)]
     if options.tenants:
         tenants = folder / "tenants.yaml"
         tenants.write_text(options.tenants, encoding="utf-8")
@@ -89,21 +98,21 @@ def _commands(options: StackOptions, folder: Path) -> tuple[dict[str, list[str]]
         scheduler += ["--tenants", str(tenants)]
     if options.services_tls:
         cache += authority.flags("cache", "cache-0")
-        worker += authority.flags("worker", "worker-0")
         scheduler += authority.flags("scheduler", "scheduler-0")
     if options.public_tls:
         certificate, key = authority.public(LOOPBACK)
         scheduler += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
     url = f"{'https' if options.public_tls else 'http'}://{rest}"
     stack = Stack(url, rest.host, rest.port, grpc.port, authority.ca if options.public_tls else None)
-    return {"cache": cache, "worker": worker, "scheduler": scheduler}, stack
+    return {"cache": cache, **workers, "scheduler": scheduler}, stack
 
 
 @contextmanager
-def _process(service: str, arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(name: str, arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`name`: service, or service-number."""
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "COPPICE_SEAL_KEY": _seal_key(folder)}
-    command = tethered([sys.executable, "-m", f"coppice_{service}", *arguments])
-    with (folder / f"{service}.log").open("wb") as log:
+    command = tethered([sys.executable, "-m", f"coppice_{name.partition('-')[0]}", *arguments])
+    with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
         yield process

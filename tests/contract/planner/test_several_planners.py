@@ -273,6 +273,28 @@ def test_without_another_it_waits_where_it_is(monkeypatch: pytest.MonkeyPatch) -
     with_planners(2, test)
 
 
+def test_a_flood_of_one_tenant_asks_for_a_few_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "LOOKUPS_MAX", 2)
+
+    async def test(houses: list[House], engine: DoorEngine) -> None:
+        lookups: list[Any] = []
+        for house in houses:
+            house.core.look_up = lookups.append  # type: ignore[method-assign]
+        outputs: list[list[Output]] = [[] for _ in range(5)]
+        tasks = [reading(engine, hanging(f"r{number}"), into) for number, into in enumerate(outputs)]
+        tasks.append(reading(engine, replace(hanging("other"), tenant="other"), []))
+        await until(lambda: len(lookups) == 3 and sum(len(house.core.running) for house in houses) == 3)
+        for lookup in lookups:
+            engine._placing.looked_up(LookedUp(lookup.number))
+        assert not engine._placing._num_asking
+        await until(lambda: sum(len(house.core.running) for house in houses) == 6)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with_planners(2, test)
+
+
 def test_a_tenants_file_counts_when_all_planners_that_are_there_know_it() -> None:
     async def test(houses: list[House], engine: DoorEngine) -> None:
         heard: list[bytes] = []

@@ -14,6 +14,7 @@ that prompts alike that come at the same time meet.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -26,6 +27,7 @@ from coppice_scheduler.edge.ipc.planner_port import PlannerPort
 from coppice_scheduler.edge.text.streams import Stream
 
 HOME_TOKENS = 64  # of a prompt, that say where its home is
+LOOKUPS_MAX = 32  # of one tenant at once; more of its requests are placed without, as a flood of refused ones may be
 LOOKUP_S = 0.1  # then a request is placed without an answer
 
 
@@ -41,6 +43,7 @@ class Placing:
     ports: Sequence[PlannerPort]
     _at: dict[str, PlannerPort] = field(default_factory=dict)  # by request id
     _questions: dict[int, _Question] = field(default_factory=dict)  # by number of the first of the family
+    _num_asking: Counter[str] = field(default_factory=Counter)  # of these, by tenant
     _families: dict[str, _Question] = field(default_factory=dict)  # the same, by request id of the first
     _waiting: dict[str, Stream] = field(default_factory=dict)  # for any planner, by request id, in order
 
@@ -128,7 +131,11 @@ class Placing:
         if question is None:
             return
         question.timer.cancel()
-        del self._families[question.family[0].request.request_id]
+        first = question.family[0].request
+        del self._families[first.request_id]
+        self._num_asking[first.tenant] -= 1
+        if not self._num_asking[first.tenant]:
+            del self._num_asking[first.tenant]
         family = [stream for stream in question.family if not (stream.has_ended or stream.is_closed)]
         there = [port for port in self.ports if port.is_there]
         if there and family:
@@ -137,7 +144,9 @@ class Placing:
             self._waiting.update((stream.request.request_id, stream) for stream in family)
 
     def _to_ask(self, request: Request, there: Sequence[PlannerPort]) -> PlannerPort | None:
-        """None: where it goes is clear without."""
+        """None: where it goes is clear without, or enough is asked for its tenant."""
+        if self._num_asking[request.tenant] >= LOOKUPS_MAX:
+            return None
         ready = [port for port in there if port.load.is_ready]
         return ready[_home(request, ready)] if len(ready) > 1 else None
 
@@ -145,6 +154,7 @@ class Placing:
         request = stream.request
         timer = asyncio.get_running_loop().call_later(LOOKUP_S, self.looked_up, LookedUp(request.number))
         question = _Question(port, timer, [stream])
+        self._num_asking[request.tenant] += 1
         self._questions[request.number] = self._families[request.request_id] = question
         port.look_up(Lookup(request.number, request.domain, request.tokens, request.salt))
 
