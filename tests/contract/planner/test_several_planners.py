@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coppice.ids import WorkerId
-from coppice_scheduler.core.state.request import Finish, LookedUp, Output, OutputErrorCode, Request
+from coppice.ids import DomainId, WorkerId
+from coppice_scheduler.core.state.request import Finish, LookedUp, Output, OutputError, OutputErrorCode, Request
 from coppice_scheduler.edge.ipc import door_engine, placing
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
 from coppice_scheduler.edge.ipc.door_messages import Tenants
@@ -238,8 +238,8 @@ def test_what_waits_at_a_planner_without_a_worker_goes_on_at_another(monkeypatch
         monkeypatch.setattr(Planner, "is_stranded", property(lambda planner: planner is houses[0].doors.planner))
         await until(lambda: "r" in houses[1].core.running)
         assert unpack(houses[1].core.resumed["r"].sent) == [1, 2]
-        assert ("r", Finish.CANCELLED) in houses[0].core.cancelled
         await until(lambda: not engine._ports[0]._left)
+        assert ("r", Finish.CANCELLED) in houses[0].core.cancelled
         assert stream.request.number != number
         assert not stream.has_ended, "the end that it has where it was is none"
         await until(lambda: "other" in houses[1].core.running)
@@ -269,6 +269,61 @@ def test_without_another_it_waits_where_it_is(monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: "r" in houses[1].core.running)
         engine.finish("r")
         await task
+
+    with_planners(2, test)
+
+
+def test_a_planner_that_has_a_worker_again_keeps_what_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_engine, "STRANDED_S", 0.6)
+
+    async def test(houses: list[House], engine: DoorEngine) -> None:
+        hints(houses, (0, 32))
+        task, _ = await started(houses, engine, hanging("r"))
+        stranded: list[Planner] = [houses[0].doors.planner]
+        monkeypatch.setattr(Planner, "is_stranded", property(lambda planner: planner in stranded))
+        await until(lambda: engine._ports[0].is_stranded)
+        stranded.clear()
+        await until(lambda: not engine._ports[0].is_stranded)
+        await asyncio.sleep(0.7)
+        assert where(houses, "r") == [0]
+        engine.finish("r")
+        await task
+
+    with_planners(2, test)
+
+
+def test_on_idle_planners_a_prompt_goes_home() -> None:
+    async def test(houses: list[House], engine: DoorEngine) -> None:
+        homes = []
+        for number in range(8):
+            asked = replace(request(f"r{number}", [HANGS, *range(number, number + 40)]), domain=DomainId("d"))
+            task, _ = await started(houses, engine, asked)
+            homes += where(houses, f"r{number}")
+            assert homes[-1] == placing._home(asked, engine._ports)
+            assert placing._home(asked, tuple(reversed(engine._ports))) == 1 - homes[-1], "whatever their order"
+            engine.finish(f"r{number}")
+            await task
+        assert set(homes) == {0, 1}
+
+    with_planners(2, test)
+
+
+def test_what_ended_while_no_planner_was_there_is_asked_of_none() -> None:
+    async def test(houses: list[House], engine: DoorEngine) -> None:
+        for house in houses:
+            await asyncio.to_thread(house.lose_planner, for_good=True)
+        await until(lambda: not any(port.is_there for port in engine._ports))
+        outputs: list[Output] = []
+        task = reading(engine, hanging("ends"), outputs)
+        await asyncio.sleep(0)
+        waits = reading(engine, hanging("waits"), [])
+        await until(lambda: len(engine._placing.unasked()) == 2)
+        engine._streams.end("ends", OutputError(OutputErrorCode.KEY_REVOKED, "its key was revoked"))
+        houses[0].is_without_planner = False
+        await until(lambda: "waits" in houses[0].core.running)
+        assert houses[0].core.submitted == ["waits"]
+        engine.finish("waits")
+        await asyncio.gather(task, waits)
 
     with_planners(2, test)
 

@@ -8,7 +8,7 @@ Forks and steps of a call go where the first of the call is: they share its bloc
 
 A prompt has a home among the planners, by its first tokens. That one is asked, since what it has published reaches the
 cache service before the question. And where nobody has more cached than it, half of the rest counts as cached there, so
-that prompts alike that come at the same time meet.
+that of equal ones it is chosen, by each front door, for whatever comes with the same beginning later.
 """
 
 from __future__ import annotations
