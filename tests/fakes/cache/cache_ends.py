@@ -16,6 +16,7 @@ from coppice.edge.link_client import LinkClient
 from coppice.edge.signal_event import SignalEvent
 from coppice.handles import block_ids, generations
 from coppice.ids import CacheEpoch, DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
+from coppice.messages.cell import CellNews
 from coppice.messages.index import (
     Acquire,
     Answer,
@@ -309,7 +310,8 @@ class StreamClient:
             LeaseDigest: self.digests,
             TenantsVersion: self.tenants,
         }
-        heard[type(body)].append(body)
+        if not isinstance(body, CellNews):  # of other sessions that plan
+            heard[type(body)].append(body)
 
     def link_lost(self, reason: str) -> None: ...
 

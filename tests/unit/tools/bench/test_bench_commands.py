@@ -73,7 +73,7 @@ def test_fleet_of_several_schedulers_shares_workers_and_requests_evenly() -> Non
     assert set(report["cells"]["2"]) == {"4"}, "a cell has no fewer workers than schedulers"
     one, two = report["fleets"]["4"], report["cells"]["2"]["4"]
     assert [planner["workers"] for planner in two["planners"]] == [2, 2]
-    assert all(0.4 < planner["requests_share"] < 0.6 for planner in two["planners"])
+    assert all(0.3 < planner["requests_share"] < 0.7 for planner in two["planners"])
     assert two["scheduler_load"] == max(planner["load"] for planner in two["planners"])
     assert min(one["utilisation"], two["utilisation"]) > 0.9
     assert two["cached_share"] > one["cached_share"] - 0.1 > 0.3
