@@ -132,6 +132,7 @@ SCHEDULER = Service(
         **_ABSENT_ALWAYS,
         **dict.fromkeys(("port", "grpc_port"), _PORT),
         **dict.fromkeys(("front_doors", "planners"), _TUNING),
+        **dict.fromkeys(("planner_host", "planner_port", "planner_peers"), "there is one scheduler"),
         **dict.fromkeys(("ssl_certfile", "ssl_keyfile"), "an ingress or a gateway before it does the TLS of clients"),
         **dict.fromkeys(("unknown_fields", "tool_parser", "reasoning_parser"), "by the model and its clients"),
         "cors_origins": "no web page may ask unless an operator says which",
