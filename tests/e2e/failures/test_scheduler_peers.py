@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,13 @@ OTHER = "second"  # the second scheduler among the services
 
 @dataclass
 class Pair:
-    """Scheduler A is the stack's; B has its own front doors at `port`."""
+    """One is the stack's own; the second has its front doors at `port`."""
 
     stack: Stack
     port: int
 
     @property
-    def b(self) -> Service:
+    def second(self) -> Service:
         return self.stack.services[OTHER]
 
     def planners(self, name: str) -> list[int]:
@@ -64,8 +65,8 @@ def pair_of_schedulers(checkpoint: Path, folder: Path, num_workers: int = 2, tls
     with stack:
         port = free_port()
         argv = [sys.executable, "-m", "coppice_scheduler", f"--cache=127.0.0.1:{stack.cache_sessions}",
-                f"--port={port}", f"--grpc-port={free_port()}", f"--model={checkpoint}", "--model-name=tiny",
-                "--drain-s=2", f"--planner-port={ports[1]}", both, "--max-queued=100", *flags["scheduler"]]  # fmt: skip
+                f"--port={port}", f"--grpc-port={free_port()}", f"--model={checkpoint}", "--model-name=tiny", both,
+                "--drain-s=30", f"--planner-port={ports[1]}", "--max-queued=100", *flags["scheduler"]]  # fmt: skip
         stack.services[OTHER] = Service(OTHER, argv, folder / "second.log")
         stack.services[OTHER].start()
         wait_until(lambda: readiness(port)[0] == 200, "the second scheduler to serve")
@@ -90,11 +91,11 @@ def test_streams_of_a_scheduler_without_planners_go_on_at_the_other(
     checkpoint: Path, tmp_path: Path, oracle: Oracle
 ) -> None:
     with pair_of_schedulers(checkpoint, tmp_path) as pair, ThreadPoolExecutor(1) as aside:
-        stack, a = pair.stack, pair.stack.services["scheduler"]
+        stack, first = pair.stack, pair.stack.services["scheduler"]
         wait_until(lambda: len(set(owners(stack))) == 2, "a worker for each")
         answers = aside.submit(lambda: list(streams(stack)))
         wait_under_way(stack)
-        a.signal(signal.SIGSTOP)  # it starts no other planner
+        first.signal(signal.SIGSTOP)  # it starts no other planner
         try:
             for planner in pair.planners("scheduler"):
                 os.kill(planner, signal.SIGKILL)
@@ -103,7 +104,7 @@ def test_streams_of_a_scheduler_without_planners_go_on_at_the_other(
             assert readiness(stack.port)[0] == 200
             assert stack.complete([5, 6, 7], 3)["choices"]
         finally:
-            a.signal(signal.SIGCONT)
+            first.signal(signal.SIGCONT)
         wait_until(lambda: len(pair.planners("scheduler")) == 1, "another planner")
         wait_until(lambda: len(set(owners(stack))) == 2, "a worker for each")
         stack.wait_at_rest()
@@ -157,11 +158,15 @@ def is_down(stack: Stack) -> bool:
 def test_a_scheduler_that_ends_waits_for_its_streams_at_the_other(
     checkpoint: Path, tmp_path: Path, oracle: Oracle
 ) -> None:
+    """The first has the only worker; the second serves by it."""
     with pair_of_schedulers(checkpoint, tmp_path, num_workers=1) as pair, ThreadPoolExecutor(1) as aside:
         stack = pair.stack
-        one, other = pair.planners("scheduler"), pair.planners(OTHER)
-        assert (len(one), len(other)) == (1, 1)
-        answers = aside.submit(lambda: list(streams(stack)))
+        at_second = copy(stack)
+        at_second.port = pair.port
+        answers = aside.submit(lambda: list(streams(at_second)))
         wait_under_way(stack)
-        assert pair.b.stop() == 0
+        pair.second.signal(signal.SIGTERM)
+        wait_until(lambda: readiness(pair.port)[0] != 200, "it to take nothing new")
+        assert not answers.done()
+        assert pair.second.stop() == 0
         check_exact(answers.result(), oracle)
