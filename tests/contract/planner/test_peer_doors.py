@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from coppice.edge.wire import FIRST_BYTES_MAX
 from coppice.ids import DomainId
 from coppice_scheduler.core.state.request import Finish, LookedUp, Lookup, Output, RefusedReason
+from coppice_scheduler.edge.base.engine import NO_STATS
 from coppice_scheduler.edge.ipc.door_messages import (
     DOOR_SHIFT,
     PEERS_VERSION,
@@ -154,10 +155,17 @@ def test_a_front_door_that_comes_again_takes_the_place_of_what_is_left_of_it() -
     with_cell(1, test)
 
 
-def test_another_scheduler_is_not_sent_the_tenants_file() -> None:
+def test_another_scheduler_is_told_nothing_of_the_tenants() -> None:
     async def test(cell: Cell) -> None:
         far = await asyncio.to_thread(Raw, cell.addresses[0], opened())
-        await asyncio.to_thread(far.hear, PlannerState)
+        house = cell.houses[0]
+        task = reading(await cell.door(0, house), hanging("ours"), [])
+        await until(lambda: house.doors.planner.stats.running == 1)
+        state = await asyncio.to_thread(far.hear, PlannerState)
+        while not state.load_tokens:
+            state = await asyncio.to_thread(far.hear, PlannerState)
+        assert state.stats == NO_STATS
+        task.cancel()
         settings: Any = None
         cell.houses[0].doors.set_tenants(settings, b"secret")
         own = await cell.door(0, cell.houses[0])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import ExitStack
+
 import pytest
 
-from coppice.errors import UsageError
+from coppice.errors import UnavailableError, UsageError
 from coppice.settings import parse_settings
 from coppice_scheduler.edge.base.settings import ServiceSettings
+from coppice_scheduler.edge.service import _peer_sockets
+from tests.fakes.ports import free_port
 
 TLS = ("--tls-cert=a", "--tls-key=b", "--tls-ca=c")
 
@@ -35,6 +40,18 @@ def test_each_planner_needs_a_port() -> None:
     assert settings("--planners=2", "--planner-port=65534").planner_port == 65534
     with pytest.raises(UsageError, match="--planner-port 65535 leaves no ports for 2 planners"):
         settings("--planners=2", "--planner-port=65535")
+
+
+def test_each_planner_listens_on_a_port_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    with caplog.at_level(logging.INFO), ExitStack() as sockets:
+        assert [*_peer_sockets(sockets, settings("--planners=2"), 1)] == []
+        (listener,) = _peer_sockets(sockets, settings("--planners=2", f"--planner-port={port - 1}"), 1)
+        assert listener.getsockname() == ("127.0.0.1", port)
+        (free,) = _peer_sockets(sockets, settings("--planner-port=0"), 0)
+        assert f"reach planner 0 on 127.0.0.1:{free.getsockname()[1]}" in caplog.text
+        with pytest.raises(UnavailableError, match=rf"cannot listen on 127\.0\.0\.1:{port} "):
+            [*_peer_sockets(sockets, settings(f"--planner-port={port}"), 0)]
 
 
 def test_planners_that_others_can_reach_need_tls_or_a_word() -> None:

@@ -33,7 +33,7 @@ from coppice_scheduler.core.state.request import (
     TokenBatch,
 )
 from coppice_scheduler.core.state.settings import TenantSettings
-from coppice_scheduler.edge.base.engine import OUTAGE_S
+from coppice_scheduler.edge.base.engine import NO_STATS, OUTAGE_S
 from coppice_scheduler.edge.ipc.door_messages import (
     ABORTED,
     DOOR_SHIFT,
@@ -302,8 +302,9 @@ class Doors:
             is_stranded=planner.is_stranded,
             is_draining=self._draining,
         )
+        to_peers = replace(state, stats=NO_STATS, tenants_refused=False)  # which name our tenants
         for door in self._doors.values():
-            door.channel.send(state)
+            door.channel.send(to_peers if door.peer else state)
         self._told(
             Standing(
                 planner.problems,

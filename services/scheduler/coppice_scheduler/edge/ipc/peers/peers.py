@@ -52,10 +52,10 @@ class Peers:
         loop = asyncio.get_running_loop()
         try:
             entries = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # also of what is no name
             self._outages[name].begin(loop.time())
             if self._outages[name].to_tell_s(loop.time(), str(error)) is not None:
-                _log.warning("--planner-peers %s cannot be looked up: %s", name, error.strerror or error)
+                _log.warning("--planner-peers %s cannot be looked up: %s", name, error)
             return
         self._outages[name].end()
         self._found[name] = [Address(str(entry[4][0]), name.port) for entry in entries]

@@ -88,6 +88,7 @@ class PeerPort(PlannerPort):
         self._opened = Opened(door, who)
         self._why_not = why_not
         self._answer: asyncio.Future[Named | NotTaken] | None = None  # while it is waited for
+        self._was_reached = False
         self._outage = Outage(TOLD_AFTER_S, TOLD_AGAIN_S)
 
     async def keep(self) -> None:
@@ -134,8 +135,9 @@ class PeerPort(PlannerPort):
 
     async def _serve(self, link: PeerLink, named: Named) -> None:
         """Until it is lost."""
-        if self._outage.end():
-            _log.info("the planner at %s is reached", self._address)
+        if self._outage.end() or not self._was_reached:
+            self._was_reached = True
+            _log.info("the planner of another scheduler at %s is reached", self._address)
         self.key = named.instance
         self._link = link
         link.beat()
