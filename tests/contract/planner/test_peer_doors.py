@@ -170,10 +170,12 @@ def test_another_scheduler_is_told_nothing_of_the_tenants() -> None:
         cell.houses[0].doors.set_tenants(settings, b"secret")
         own = await cell.door(0, cell.houses[0])
         await until(lambda: own._own[0].content == b"secret")
-        far.say(Asks((request("r", [1]),), ()))
-        await asyncio.to_thread(far.hear, Turn)
-        assert not [message for message in far.heard if isinstance(message, Tenants)]
-        far.close()
+        late = await asyncio.to_thread(Raw, cell.addresses[0], opened(instance=b"late"))
+        for each in (late, far):
+            each.say(Asks((request(f"r{each is far}", [1]),), ()))
+            await asyncio.to_thread(each.hear, Turn)
+            assert not [message for message in each.heard if isinstance(message, Tenants)]
+            each.close()
 
     with_cell(1, test)
 
