@@ -150,7 +150,11 @@ def test_peers_come_and_go_with_what_their_name_stands_for(monkeypatch: pytest.M
                 raise socket.gaierror(socket.EAI_NONAME, "no such name")
             return [(0, 0, 0, "", (address.host, 1)) for address in there]
 
+        reachable = True
+
         async def reach(address: Address, link: PlannerLink) -> object:
+            if not reachable:
+                raise ConnectionRefusedError("nobody is there")
             return await loop.create_connection(lambda: link, "127.0.0.1", there[0].port)
 
         loop = asyncio.get_running_loop()
@@ -171,6 +175,11 @@ def test_peers_come_and_go_with_what_their_name_stands_for(monkeypatch: pytest.M
         assert door._ports[-1].is_there, "a name that is not found takes none away"
         there.append(Address("127.0.0.2", cell.addresses[1].port))
         await until(lambda: len(ports) == 2)
+        await asyncio.sleep(0.2)
+        assert ports[0].is_there, "its name has another address now, but it serves"
+        reachable = False
+        await cut_peers(cell.houses[1])
+        await until(lambda: looking._keeping.keys() == {Address("127.0.0.2", 1)})
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
