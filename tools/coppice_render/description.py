@@ -132,6 +132,7 @@ SCHEDULER = Service(
         **_ABSENT_ALWAYS,
         **dict.fromkeys(("port", "grpc_port"), _PORT),
         **dict.fromkeys(("front_doors", "planners"), _TUNING),
+        **dict.fromkeys(("planner_host", "planner_port", "planner_peers"), "one scheduler; see SEVERAL_SCHEDULERS"),
         **dict.fromkeys(("ssl_certfile", "ssl_keyfile"), "an ingress or a gateway before it does the TLS of clients"),
         **dict.fromkeys(("unknown_fields", "tool_parser", "reasoning_parser"), "by the model and its clients"),
         "cors_origins": "no web page may ask unless an operator says which",
@@ -180,6 +181,17 @@ WORKER = Service(
 )
 
 SERVICES = (CACHE, SCHEDULER, WORKER)
+
+# What schedulers have beside it where there are several: front doors reach the planners of all.
+PLANNERS = Port("planners", 7083, ("scheduler",))
+PLANNERS_HOST = "scheduler-planners"  # a name that stands for all schedulers
+SEVERAL_SCHEDULERS = MappingProxyType(
+    {
+        "COPPICE_SCHEDULER_PLANNER_HOST": ANY_ADDRESS,
+        "COPPICE_SCHEDULER_PLANNER_PORT": str(PLANNERS.number),
+        "COPPICE_SCHEDULER_PLANNER_PEERS": f"{PLANNERS_HOST}:{PLANNERS.number}",
+    }
+)
 
 
 def filled(service: Service, places: Mapping[str, str]) -> dict[str, str]:

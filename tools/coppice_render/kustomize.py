@@ -2,7 +2,7 @@
 
 base/                    workloads, services, network policies, disruption budgets
 overlays/cpu, gpu        the base on one kind of node
-overlays/ha              gpu, spread over nodes and zones, more workers, two schedulers
+overlays/ha              gpu, spread over nodes and zones, more workers, two schedulers that use each other's planners
 components/monitoring    ServiceMonitors of the Prometheus Operator, a certificate for its scrapes
 components/autoscaling   a ScaledObject of KEDA
 """
@@ -15,11 +15,13 @@ from typing import Any
 import yaml
 
 from coppice_render import groups, objects
+from coppice_render.description import PLANNERS, SEVERAL_SCHEDULERS
 from coppice_render.options import RenderOptions
 from coppice_render.pods import Object
 
 _HEAD = "# Made by `coppice render kubernetes`; render again rather than edit, or add an overlay of your own.\n"
 _GPU = "nvidia.com/gpu"
+_POD = "/spec/template/spec"
 _SCHEDULER = {"kind": "Deployment", "name": "scheduler"}
 # Two share the workers. Each of them has some, so one may go before the other one comes: what it had is the other's.
 _SCHEDULERS: tuple[Object, ...] = (
@@ -29,8 +31,16 @@ _SCHEDULERS: tuple[Object, ...] = (
         "path": "/spec/strategy",
         "value": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
     },
+    *(
+        {"op": "add", "path": f"{_POD}/containers/0/env/-", "value": {"name": name, "value": value}}
+        for name, value in SEVERAL_SCHEDULERS.items()
+    ),
+    {
+        "op": "add",
+        "path": f"{_POD}/containers/0/ports/-",
+        "value": {"name": PLANNERS.name, "containerPort": PLANNERS.number},
+    },
 )
-_POD = "/spec/template/spec"
 
 
 def _worker(options: RenderOptions) -> tuple[str, list[str]]:
@@ -59,7 +69,14 @@ def files(options: RenderOptions) -> dict[str, str]:
     on_gpus = [*_device_patches(options, "cuda"), *(patch for at in pods for patch in _gpu_patches(options, at))]
     found["overlays/cpu/kustomization.yaml"] = _overlay(["../../base"], kind, _device_patches(options, "cpu"))
     found["overlays/gpu/kustomization.yaml"] = _overlay(["../../base"], kind, on_gpus)
-    found["overlays/ha/kustomization.yaml"] = _overlay(["../gpu"], kind, _ha_patches(options, pods[0]), _SCHEDULERS)
+    found["overlays/ha/planners.yaml"] = _written(*objects.planners())
+    found["overlays/ha/kustomization.yaml"] = _overlay(
+        ["../gpu", "planners.yaml"],
+        kind,
+        _ha_patches(options, pods[0]),
+        _SCHEDULERS,
+        namespace=options.namespace,
+    )
     for name, listed in (("monitoring", objects.monitors(options)), ("autoscaling", objects.autoscaling(options))):
         found[f"components/{name}/{name}.yaml"] = _written(*listed)
         found[f"components/{name}/kustomization.yaml"] = _kustomization("Component", resources=[f"{name}.yaml"])
@@ -109,11 +126,14 @@ def _ha_patches(options: RenderOptions, at: str) -> list[Object]:
     return [{"op": "replace", "path": "/spec/replicas", "value": max(2, options.workers)}, *spread]
 
 
-def _overlay(resources: list[str], kind: str, of_worker: list[Object], of_scheduler: Sequence[Object] = ()) -> str:
+def _overlay(
+    resources: list[str], kind: str, of_worker: list[Object], of_scheduler: Sequence[Object] = (), **parts: Any
+) -> str:
     """`kind`: of the workers' workload."""
     patches = [({"kind": kind, "name": "worker"}, of_worker), (_SCHEDULER, list(of_scheduler))]
     texts = [(target, yaml.safe_dump(patch, sort_keys=False)) for target, patch in patches if patch]
-    return _kustomization(resources=resources, patches=[{"target": target, "patch": text} for target, text in texts])
+    patched = [{"target": target, "patch": text} for target, text in texts]
+    return _kustomization(**parts, resources=resources, patches=patched)
 
 
 def _kustomization(kind: str = "Kustomization", **parts: Any) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from coppice.tls.identity import ANY_GRPC_NAME, Role, grpc_name
-from coppice_render.description import CACHE, SCHEDULER, SERVICES, WORKER, Service
+from coppice_render.description import CACHE, PLANNERS, PLANNERS_HOST, SCHEDULER, SERVICES, WORKER, Service
 from coppice_render.groups import API, KIND, node_policies, worker_groups
 from coppice_render.options import RenderOptions
 from coppice_render.pods import (
@@ -53,6 +54,21 @@ def scheduler(options: RenderOptions) -> list[Object]:
         "template": pod(SCHEDULER, options, Role.SCHEDULER),
     }
     return [named("Deployment", "apps/v1", "scheduler", spec=spec), _service(SCHEDULER)]
+
+
+def planners() -> list[Object]:
+    """Where several schedulers reach each other's planners: one name for all pods, ready or not, and a policy that lets
+    in schedulers alone."""
+    service: Object = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": labels("scheduler"),
+        "ports": [{"name": PLANNERS.name, "port": PLANNERS.number, "targetPort": PLANNERS.name}],
+    }
+    callers = [({"podSelector": {"matchLabels": labels(caller)}}, PLANNERS.number) for caller in PLANNERS.callers]
+    policy = _allowed("scheduler", callers)
+    policy["metadata"]["name"] = PLANNERS_HOST
+    return [named("Service", "v1", PLANNERS_HOST, spec=service), policy]
 
 
 def worker(options: RenderOptions) -> list[Object]:
@@ -171,7 +187,7 @@ def network_policies(options: RenderOptions) -> list[Object]:
     return found + (node_policies() if options.nodes_per_worker > 1 else [])
 
 
-def _allowed(name: str, allowed: list[tuple[Object | None, int]]) -> Object:
+def _allowed(name: str, allowed: Sequence[tuple[Object | None, int]]) -> Object:
     """`allowed`: who, None for everybody, and the port."""
     ingress = [
         {**({} if who is None else {"from": [who]}), "ports": [{"protocol": "TCP", "port": number}]}

@@ -20,6 +20,7 @@ SESSIONS: Mapping[str, tuple[frozenset[Role], Role]] = {
     "index": (_SCHEDULER, Role.CACHE),
     "workers": (_WORKER, Role.CACHE),
     "steps": (_SCHEDULER, Role.WORKER),
+    "doors": (_SCHEDULER, Role.SCHEDULER),  # front doors at the planners of another scheduler
 }
 NAMED_SESSIONS = frozenset({"workers"})  # opened under the name of the certificate only
 

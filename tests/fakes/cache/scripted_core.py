@@ -41,11 +41,14 @@ class ScriptedCore:
     hints: tuple[tuple[WorkerId, ...], tuple[int, ...]] = ((), ())  # that every lookup finds
     ended: list[Output] = field(default_factory=list)
     draining: bool = False
+    refuses: RefusedReason | None = None  # every request
     fails: bool = False
     now_ns: int = 0
 
     def submit(self, request: Request, now_ns: int) -> Refused | None:
         self.submitted.append(request.request_id)
+        if self.refuses is not None:
+            return Refused(self.refuses, "no", 5)
         if self.draining or not request.tokens:
             return Refused(RefusedReason.DRAINING if self.draining else RefusedReason.EMPTY, "no", 5)
         tokens = unpack(request.tokens)

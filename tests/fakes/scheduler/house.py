@@ -48,7 +48,8 @@ class House:
     def _planner(self) -> Doors:
         core: Any = self.core
         core.workers = self.workers
-        doors = Doors(core, "127.0.0.1:1", "s", self.failures.append)
+        instance = "".join(self.workers).encode()
+        doors = Doors(core, "127.0.0.1:1", "s", self.failures.append, instance=instance)
         doors.planner.open_workers = core.open_workers()
         doors.planner.start()
         return doors

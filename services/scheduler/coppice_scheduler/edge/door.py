@@ -24,6 +24,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from coppice.addresses import parse_address
 from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, UsageError
 from coppice.garbage import shorten_pauses
@@ -154,7 +155,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()
     await loop.create_connection(lambda: parent, sock=connection)
-    planners = asyncio.create_task(engine.keep_planners())
+    planners = asyncio.gather(engine.keep_planners(), _keep_peers(engine, settings, start.instance))
     frontdoor.warm_up()
     shorten_pauses()
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
@@ -171,6 +172,18 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     planners.cancel()
     if ended.done():
         ended.result()
+
+
+async def _keep_peers(engine: DoorEngine, settings: ServiceSettings, instance: bytes) -> None:
+    """Files of TLS that are wrong now cost the planners of other schedulers: those of this one serve all the same."""
+    if not settings.planner_peers:
+        return
+    try:
+        tls = settings.credentials(Role.SCHEDULER)
+    except UsageError as error:
+        _log.error("no planner of another scheduler is used: %s", error)
+        return
+    await engine.keep_peers([parse_address(text) for text in settings.planner_peers], tls, instance)
 
 
 def _directory(settings: ServiceSettings, content: bytes) -> TenantDirectory:

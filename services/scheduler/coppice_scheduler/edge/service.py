@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import queue
 import signal
 import socket
@@ -48,6 +49,7 @@ LOOK_S = 0.25  # how often front doors are looked after when nothing happens
 DRAIN_LOOK_S = 0.02
 DOOR_END_S = 4.5  # from Stop to SIGKILL
 PLANNER_END_S = 2.0
+_INSTANCE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,13 @@ def serve(settings: ServiceSettings) -> None:
         told = settings.model_copy(update=ports).model_dump_json()
         places = tuple(f"{folder}/planner-{number}" for number in range(settings.planners))
         with contextlib.ExitStack() as sockets:
-            planner_sockets = [sockets.enter_context(_planner_socket(place)) for place in places]
-            start = Start(0, told, model, folder, places, content)
-            plan = Plan(told, limits.max_context, content)
+            planner_sockets = [
+                [sockets.enter_context(_planner_socket(path)), *_peer_sockets(sockets, settings, place)]
+                for place, path in enumerate(places)
+            ]
+            instance = os.urandom(_INSTANCE_BYTES)
+            start = Start(0, told, model, folder, places, content, instance)
+            plan = Plan(told, model, instance, content)
             _Service(settings, watch, tls).run(plan, start, listener, planner_sockets)
 
 
@@ -107,9 +113,17 @@ class _Service:
         self._stopping.set()
         self._changed.set()
 
-    def run(self, plan: Plan, start: Start, listener: socket.socket, planner_sockets: Sequence[socket.socket]) -> None:
+    def run(
+        self, plan: Plan, start: Start, listener: socket.socket, planner_sockets: Sequence[Sequence[socket.socket]]
+    ) -> None:
         """Until a signal. Raises CoppiceError."""
-        planners = PlannerProcesses(plan, planner_sockets, self._changed, self._cut_off.put)
+        planners = PlannerProcesses(
+            plan,
+            planner_sockets,
+            self._changed,
+            self._cut_off.put,
+            others_serve=bool(self._settings.planner_peers),
+        )
         try:
             doors = DoorProcesses(self._claims, start, listener, self._settings.front_doors, self._changed)
             try:
@@ -147,8 +161,13 @@ class _Service:
 
     def _drain(self, planners: PlannerProcesses, doors: DoorProcesses) -> None:
         planners.drain()
-        deadline_s = time.monotonic() + self._settings.drain_s
-        while not planners.is_at_rest and time.monotonic() < deadline_s:
+        began_s = time.monotonic()
+        deadline_s = began_s + self._settings.drain_s
+
+        def is_at_rest() -> bool:
+            return planners.is_at_rest and (not self._settings.planner_peers or doors.have_none_away(began_s))
+
+        while not is_at_rest() and time.monotonic() < deadline_s:
             self._changed.wait(DRAIN_LOOK_S)
             self._changed.clear()
             self._tend(planners, doors)
@@ -201,6 +220,24 @@ def _planner_socket(path: str) -> Iterator[socket.socket]:
         listener.bind(path)
         listener.listen(BACKLOG)
         yield listener
+
+
+def _peer_sockets(sockets: contextlib.ExitStack, settings: ServiceSettings, place: int) -> Iterator[socket.socket]:
+    """Where front doors of other schedulers find a planner, if they may. Raises UnavailableError."""
+    if settings.planner_port is None:
+        return
+    address = Address(settings.planner_host, settings.planner_port and settings.planner_port + place)
+    try:
+        listener = socket.create_server((address.host, address.port), family=address.family, backlog=BACKLOG)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {address} for planners: {error.strerror or error}",
+            hint="choose another --planner-port",
+        ) from error
+    sockets.callback(listener.close)
+    told = Address(address.host, listener.getsockname()[1])
+    _log.info("front doors of other schedulers reach planner %d on %s", place, told)
+    yield listener
 
 
 @contextlib.contextmanager

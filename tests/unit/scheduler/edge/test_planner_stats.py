@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from coppice_scheduler.core.state.request import LimitLeft, TenantLimitsLeft, TenantStats
 from coppice_scheduler.edge.base.engine import NO_STATS
-from coppice_scheduler.edge.planner.stats import of_all, with_totals
+from coppice_scheduler.edge.ipc.stats import of_all, with_totals
 
 
 def test_counts_are_added_and_of_a_wait_or_a_limit_the_worst_is_told() -> None:

@@ -54,7 +54,7 @@ def test_other_names_beside_the_identity_do_not_matter() -> None:
 
 def test_every_kind_of_session_is_in_the_table() -> None:
     edges = [edge for edge in vars(codec).values() if isinstance(edge, codec.Edge)]
-    assert {edge.kind for edge in edges} == set(SESSIONS)
+    assert {edge.kind for edge in edges} | {"doors"} == set(SESSIONS), "front doors have no session"
 
 
 @pytest.mark.parametrize("kind", SESSIONS)

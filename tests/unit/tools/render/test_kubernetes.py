@@ -15,7 +15,7 @@ from coppice.settings import Settings, parse_settings, variable_of
 from coppice.tls.identity import Role, parse_identity
 from coppice_cache.edge.settings import CacheSettings
 from coppice_cli.app import app
-from coppice_render.description import SERVICES, TLS, Service
+from coppice_render.description import PLANNERS_HOST, SERVICES, TLS, Service
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_worker.edge.settings import WorkerSettings
 from tests.fakes.tools.kustomize import built
@@ -117,6 +117,21 @@ def test_two_schedulers_are_updated_one_after_the_other(files: dict[str, str]) -
     assert specs["ha"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
+def test_two_schedulers_reach_each_others_planners(files: dict[str, str]) -> None:
+    objects = built(dict(files), "overlays/ha")
+    said = environment(pods(objects)["scheduler"], "scheduler-0")
+    settings = parse_settings(ServiceSettings, [], said, "scheduler")
+    settings.check_listening()
+    (peer,) = settings.planner_peers
+    (service,) = [one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Service", peer.split(":")[0])]
+    assert service["spec"]["clusterIP"] == "None", "its name stands for all pods"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["ports"] == [{"name": "planners", "port": settings.planner_port, "targetPort": "planners"}]
+    assert settings.planners == 1, "the others listen on ports above it"
+    alone = environment(pods(built(dict(files), "overlays/gpu"))["scheduler"], "scheduler-0")
+    assert not [name for name in alone if "PLANNER" in name]
+
+
 def is_scheduler(one: dict[str, Any]) -> bool:
     return (one["kind"], one["metadata"]["name"]) == ("Deployment", "scheduler")
 
@@ -171,12 +186,12 @@ def test_certificates_are_for_the_role_and_the_name_of_each_pod(objects: Objects
 
 def test_ports_of_services_are_those_of_their_pods(objects: Objects) -> None:
     named = {one["metadata"]["name"]: one["spec"] for one in kind(objects, "Service")}
-    assert named.keys() == pods(objects).keys()
-    for name, spec in named.items():
-        pod = pods(objects)[name]
-        assert spec["selector"].items() <= pod["metadata"]["labels"].items()
+    assert named.keys() - {PLANNERS_HOST} == pods(objects).keys()
+    for name, pod in pods(objects).items():
+        chosen = [spec for spec in named.values() if spec["selector"].items() <= pod["metadata"]["labels"].items()]
+        assert named[name] in chosen
         of_pod = {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
-        assert {port["targetPort"]: port["port"] for port in spec["ports"]} == of_pod
+        assert {port["targetPort"]: port["port"] for spec in chosen for port in spec["ports"]} == of_pod
     for one in kind(objects, "StatefulSet"):
         assert one["spec"]["serviceName"] in named
 
@@ -200,15 +215,17 @@ def test_who_may_reach_whom(objects: Objects) -> None:
     for name, pod in pods(objects).items():
         labels = pod["metadata"]["labels"]
         assert shut["podSelector"]["matchLabels"].items() <= labels.items()
-        assert policies[name]["podSelector"]["matchLabels"].items() <= labels.items()
         ports = {port["containerPort"] for port in container(pod)["ports"]}
-        for rule in policies[name]["ingress"]:
+        chosen_by = [one for one in policies.values() if one["podSelector"]["matchLabels"].items() <= labels.items()]
+        assert policies[name] in chosen_by
+        for rule in [rule for policy in chosen_by for rule in policy["ingress"]]:
             ((port,), callers) = (rule["ports"], rule.get("from", [{}]))
             assert port["port"] in ports
             for caller in callers:
                 chosen = caller.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/name")
                 open_to.add((chosen or next(iter(caller), "everybody"), name, port["port"]))
-    assert open_to == {
+    several = {("scheduler", "scheduler", 7083)} if PLANNERS_HOST in policies else set()
+    assert open_to == several | {
         ("everybody", "scheduler", 8000),
         ("everybody", "scheduler", 7070),
         ("namespaceSelector", "scheduler", 8073),

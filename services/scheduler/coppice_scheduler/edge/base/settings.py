@@ -5,14 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from coppice.addresses import parse_address
+from coppice.errors import UsageError
 from coppice.settings import SessionAddressText, Variable
 from coppice.tls.settings import GIVE_TLS, TlsSettings, refuse_open_hosts
 from coppice_scheduler.core.state.settings import INSTANCE_BYTES, SchedulerSettings
 from coppice_scheduler.edge.base.public_tls import PublicTls
 
 _CORE = SchedulerSettings(instance=bytes(INSTANCE_BYTES))  # its defaults are ours
+
+
+def _peer(text: str) -> str:
+    try:
+        address = parse_address(text)
+    except UsageError as error:
+        raise ValueError(error.line()) from None
+    if not address.port:
+        raise ValueError(f"{text!r} has no port that can be reached; give HOST:PORT")
+    return text
 
 
 class ServiceSettings(TlsSettings):
@@ -29,6 +41,19 @@ class ServiceSettings(TlsSettings):
     front_doors: int = Field(1, ge=1, le=64, description="Processes that serve REST and gRPC and know text.")
     planners: int = Field(
         1, ge=1, le=16, description="Processes that plan; the cache service shares the workers out among them."
+    )
+    planner_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port where front doors of other schedulers on the same cache service reach the first planner, and "
+        "those above it for the others; 0 takes free ones; default: they reach none.",
+    )
+    planner_host: str = Field("127.0.0.1", min_length=1, description="Address of --planner-port.")
+    planner_peers: tuple[Annotated[str, AfterValidator(_peer)], ...] = Field(
+        (),
+        description="HOST:PORT of each planner of other schedulers, which our front doors use, too. A name means all "
+        "of its addresses, and is looked up every few seconds; our own planners among them are left out.",
     )
     model: str = Field(description="Checkpoint folder: tokenizer, chat template and limits are read from it.")
     model_name: str | None = Field(None, description="Name that clients use; default: the folder's name.")
@@ -63,7 +88,9 @@ class ServiceSettings(TlsSettings):
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
     insecure_network: Annotated[bool, Variable("COPPICE_INSECURE_NETWORK")] = Field(
-        False, description="Let --metrics-host be beyond loopback without TLS: whoever reaches it reads of all tenants."
+        False,
+        description="Let --metrics-host and --planner-host be beyond loopback without TLS: whoever reaches them reads "
+        "of all tenants, and has requests served as any of them.",
     )
     otlp_endpoint: str | None = Field(
         None, description="OTLP gRPC endpoint for traces: http://HOST:PORT, or https:// under --tls-cert."
@@ -139,16 +166,30 @@ class ServiceSettings(TlsSettings):
             raise ValueError("--ssl-certfile and --ssl-keyfile belong together: give both, or none")
         return self
 
+    @model_validator(mode="after")
+    def _has_a_port_for_each_planner(self) -> Self:
+        if self.planner_port and self.planner_port + self.planners - 1 > 65535:
+            raise ValueError(f"--planner-port {self.planner_port} leaves no ports for {self.planners} planners")
+        return self
+
     def check_listening(self) -> None:
-        """Raises UsageError when others can reach the metrics, and nothing protects them. --host is no such port: its
-        clients have keys."""
-        if self.metrics_port is None or self.tls_cert is not None or self.insecure_network:
+        """Raises UsageError when others can reach the metrics or the planners, and nothing protects them. --host is no
+        such port: its clients have keys."""
+        if self.tls_cert is not None or self.insecure_network:
             return
-        refuse_open_hosts(
-            {"--metrics-host": self.metrics_host},
-            "without TLS whoever reaches it can read which tenants there are and how busy each is",
-            f"{GIVE_TLS}, listen on 127.0.0.1, or say --insecure-network where nobody else reaches that network",
-        )
+        hint = f"{GIVE_TLS}, listen on 127.0.0.1, or say --insecure-network where nobody else reaches that network"
+        if self.metrics_port is not None:
+            refuse_open_hosts(
+                {"--metrics-host": self.metrics_host},
+                "without TLS whoever reaches it can read which tenants there are and how busy each is",
+                hint,
+            )
+        if self.planner_port is not None:
+            refuse_open_hosts(
+                {"--planner-host": self.planner_host},
+                "without TLS whoever reaches it can have requests served as any tenant",
+                hint,
+            )
 
     def public_tls(self) -> PublicTls | None:
         """None: clients speak without TLS, or to a proxy that has it. Raises UsageError."""

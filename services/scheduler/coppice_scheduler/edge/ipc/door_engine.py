@@ -5,7 +5,7 @@
 
 When a planner is lost, its streams are brought to another that is there, or wait for the next. That one is asked for
 what is left of each: behind the tokens that are here, with the same seed and the same positions. What the lost one had
-computed beyond that nobody has seen.
+computed beyond that nobody has seen. Planners of other schedulers (`ipc/peers`) are as good as those of its own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,26 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Request, SchedulerStats
+from coppice.addresses import Address
+from coppice.tls.credentials import Credentials
+from coppice_scheduler.core.state.request import (
+    Finish,
+    Output,
+    OutputError,
+    OutputErrorCode,
+    RefusedReason,
+    Request,
+    SchedulerStats,
+)
 from coppice_scheduler.edge.base.engine import EngineLost, ModelInfo
 from coppice_scheduler.edge.base.idempotency import Claimed, FirstOutcome
 from coppice_scheduler.edge.ipc.door_messages import ABORTED, DOOR_SHIFT, Abort, Cancel, Turn
 from coppice_scheduler.edge.ipc.links import ParentLink
+from coppice_scheduler.edge.ipc.peers.peers import Peers, reaching
+from coppice_scheduler.edge.ipc.peers.port import ALREADY_REACHED, OF_OUR_OWN, PeerPort
 from coppice_scheduler.edge.ipc.placing import Placing
 from coppice_scheduler.edge.ipc.planner_port import PlannerPort, Reach
-from coppice_scheduler.edge.planner.stats import of_all
+from coppice_scheduler.edge.ipc.stats import of_all
 from coppice_scheduler.edge.text.streams import Stream, Streams
 
 MOVES_MAX = 3  # of one request, from planner to planner
@@ -43,13 +55,16 @@ class DoorEngine:
     def __init__(
         self, door: int, model: ModelInfo, reaches: Sequence[Reach], parent: ParentLink, content: bytes = b""
     ) -> None:
-        """`reaches`: one for each planner. `content`: the tenants file that the front door has."""
+        """`reaches`: one for each planner of this scheduler. `content`: the tenants file that the front door has."""
+        self._door = door
         self._model = model
         self._parent = parent
         self._content = content
         self._streams = Streams(door << DOOR_SHIFT)
-        self._ports = tuple(PlannerPort(door, place, reach, self) for place, reach in enumerate(reaches))
+        self._own = tuple(PlannerPort(door, place, reach, self) for place, reach in enumerate(reaches))
+        self._ports = list(self._own)  # and those of planners of other schedulers that are there
         self._placing = Placing(self._ports)
+        parent.num_away = lambda: self._placing.num_away
         self._num_aborts = 0  # so far
         self._aborts: dict[int, _AbortQuestion] = {}  # by number of the question
         self._lost: OutputError | None = None  # for good
@@ -61,11 +76,16 @@ class DoorEngine:
 
     @property
     def ready(self) -> bool:
-        return self._lost is None and any(port.state.ready for port in self._ports)
+        return self._is_open and any(port.state.ready for port in self._ports)
 
     @property
     def accepts(self) -> bool:
-        return self._lost is None and any(port.accepts for port in self._ports)
+        return self._is_open and any(port.accepts for port in self._ports)
+
+    @property
+    def _is_open(self) -> bool:
+        """While this scheduler shuts down, others would serve; its front doors end all the same."""
+        return self._lost is None and not any(port.state.is_draining for port in self._own)
 
     @property
     def model(self) -> ModelInfo:
@@ -73,10 +93,10 @@ class DoorEngine:
 
     @property
     def tenants_refused(self) -> bool:
-        return any(port.state.tenants_refused for port in self._ports)
+        return any(port.state.tenants_refused for port in self._own)
 
     def stats(self) -> SchedulerStats:
-        return of_all([port.state.stats for port in self._ports])
+        return of_all([port.state.stats for port in self._own])
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         stream = self._streams.open(request)
@@ -151,8 +171,19 @@ class DoorEngine:
     # ---- the planners ----
 
     async def keep_planners(self) -> None:
-        """Have each planner, one after the other. To be cancelled after `end_streams`."""
-        await asyncio.gather(*(port.keep() for port in self._ports))
+        """Have each planner of this scheduler, one after the other. To be cancelled after `end_streams`."""
+        await asyncio.gather(*(port.keep() for port in self._own))
+
+    async def keep_peers(self, names: Sequence[Address], tls: Credentials | None, instance: bytes) -> None:
+        """Have the planners of other schedulers at these addresses; `instance` is that of our own scheduler."""
+
+        def why_not(other: bytes) -> str:
+            if other.startswith(instance):
+                return OF_OUR_OWN
+            return ALREADY_REACHED if any(port.is_peer and port.key == other for port in self._ports) else ""
+
+        reach = reaching(tls)
+        await Peers(names, lambda address: PeerPort(self._door, address, self._model, reach, self, why_not)).keep()
 
     def end_streams(self, why: str) -> None:
         """End all streams with an error, now and from now on."""
@@ -166,6 +197,8 @@ class DoorEngine:
     # ---- what they say (`Told`) ----
 
     def came(self, port: PlannerPort) -> None:
+        if port.is_peer:
+            self._ports.append(port)
         self._placing.came(port)
         port.send()
 
@@ -187,16 +220,18 @@ class DoorEngine:
         self._placing.move(taken)
 
     def tenants(self, port: PlannerPort) -> None:
-        """It counts here when all planners that are there know it: no request comes to one that does not."""
+        """It counts here when all planners of this scheduler that are there know it: no request comes to one of them
+        that does not. What a planner of another scheduler refuses for it, they decide."""
         content = port.content
-        is_known = all(other.content == content for other in self._ports if other.is_there)
+        is_known = all(other.content == content for other in self._own if other.is_there)
         if content is not None and is_known and content != self._content:
             self._content = content
             self.tenants_changed(content)
 
     def turn(self, port: PlannerPort, turn: Turn) -> None:
         for refusal in turn.refusals:
-            self._streams.refuse(refusal.request_id, refusal.refused)
+            if not (port.is_peer and refusal.refused.reason in _NOT_FINAL and self._ask_own(refusal.request_id)):
+                self._streams.refuse(refusal.request_id, refusal.refused)
         self._streams.take(turn.tokens, turn.outputs, turn.granted)
         for aborted in turn.aborted:
             question = self._aborts.get(aborted.number)
@@ -208,10 +243,22 @@ class DoorEngine:
         for found in turn.looked_up:
             self._placing.looked_up(found)
 
+    def _ask_own(self, request_id: str) -> bool:
+        """What a planner of another scheduler refuses for reasons of that one, a planner of ours decides, if it is
+        there."""
+        stream = self._streams.find(request_id)
+        if stream is None or stream.has_ended or self._placing.find(request_id) is None:
+            return False
+        if not stream.was_taken:
+            stream.is_asked = False
+        return self._placing.refused(stream)
+
     def lost(self, port: PlannerPort, *, has_heard: bool) -> None:
+        if port.is_peer:
+            self._ports.remove(port)
         go_on = [s for s in self._going_on(port) if not (s.is_asked and has_heard) or self._may_move(s)]
         self._placing.lost(port, go_on)
-        for other in self._ports:
+        for other in self._own:
             if other.is_there:  # they may all know a tenants file that this one did not
                 self.tenants(other)
         for question in self._aborts.values():
@@ -245,6 +292,7 @@ def _fail(question: _AbortQuestion, error: OutputError) -> None:
         question.answer.set_exception(EngineLost(error))
 
 
+_NOT_FINAL = frozenset({RefusedReason.DRAINING, RefusedReason.TENANT_REMOVED, RefusedReason.INTERNAL})
 _ABORT_UNHEARD = OutputError(
     OutputErrorCode.SCHEDULER_LOST, "the scheduler's planner was lost and is started again; send it again", 1000
 )

@@ -1,11 +1,14 @@
-"""Messages of a front door on its Unix sockets (`coppice.edge.wire`): to its parent, and to each planner.
+"""Messages of a front door (`coppice.edge.wire`): to its parent, and to each planner.
 
 parent -> door    Start, then Stop
 door -> parent    Serving or CannotServe, then Beat (each second)
     of calls with an `Idempotency-Key`: Claim to the parent, Claimed to the door, Settled to the parent
 
 door -> planner   Opened, then Asks (one per turn of its loop)
-planner -> door   PlannerState (at changes, and a few times a second), Turn (one per turn), Tenants
+planner -> door   Named, then PlannerState (at changes, and a few times a second), Turn (one per turn), Tenants
+
+Front doors speak to the planners of other schedulers as to their own, over TCP: with Beat (each second), without
+Tenants. A planner that serves another model, or is of another build, says NotTaken in place of Named.
 
 The parent outlives planners: a door that loses one finds the next at the same place, and brings it what is at work.
 
@@ -38,6 +41,7 @@ DOOR_SHIFT = 24  # a request's number names its door in the bits above
 DOORS_MAX = 256  # at once, with those that died a moment ago
 MESSAGE_BYTES_MAX = 512 * 1024 * 1024  # one turn carries the prompts of many requests, or their log-probabilities
 BACKLOG_BYTES_MAX = 32 * 1024 * 1024
+PEERS_VERSION = 1  # of all that a door and a planner say to each other; any change of that is another version
 
 
 class Start(Message, frozen=True):
@@ -49,6 +53,7 @@ class Start(Message, frozen=True):
     metrics_dir: str
     planners: tuple[str, ...]  # paths of the sockets where planners listen, one for each and those that come after it
     tenants: bytes = b""  # the tenants file as it counts; empty without one
+    instance: bytes = b""  # of the scheduler; those of its planners begin with it
 
 
 class Serving(Message, frozen=True):
@@ -63,10 +68,33 @@ class CannotServe(Message, frozen=True):
     hint: str
 
 
+class PeerDoor(Record, frozen=True):
+    """What a front door of another scheduler says of itself. Planners of all builds read it: fields come at its end."""
+
+    version: int  # PEERS_VERSION
+    model_id: str
+    vocab_size: int
+    max_context: int
+    instance: bytes  # of the front door: its newer connection takes the place of an older one
+
+
 class Opened(Message, frozen=True):
     """The first message to a planner: which front door this is."""
 
     door: int
+    peer: PeerDoor | None = None  # None: it is of the same scheduler
+
+
+class Named(Message, frozen=True):
+    """The first message of a planner that serves this front door."""
+
+    instance: bytes  # the same to all front doors, and of those that come after it at its place
+
+
+class NotTaken(Message, frozen=True):
+    """Why this front door of another scheduler is not served. Front doors of all builds read it."""
+
+    why: str
 
 
 class Cancel(Record, frozen=True):
@@ -102,6 +130,8 @@ class Asks(Message, frozen=True):
 class Beat(Message, frozen=True):
     """The door's loop turns."""
 
+    num_away: int = 0  # requests at planners of other schedulers
+
 
 class RefusedRequest(Record, frozen=True):
     request_id: str
@@ -130,6 +160,7 @@ class PlannerState(Message, frozen=True):
     num_blocks: int = 0  # of these workers together
     load_tokens: int = 0  # work that stands before a new request there, in tokens of prefill
     is_stranded: bool = False  # the cache service lists no worker for it, so nothing of its requests runs
+    is_draining: bool = False  # its scheduler shuts down
 
 
 class Tenants(Message, frozen=True):
@@ -144,8 +175,8 @@ class Stop(Message, frozen=True):
 
 ParentToDoor = Start | Stop | Claimed
 DoorToParent = Serving | CannotServe | Beat | Claim | Settled
-DoorToPlanner = Opened | Asks
-PlannerToDoor = PlannerState | Tenants | Turn
+DoorToPlanner = Opened | Asks | Beat
+PlannerToDoor = PlannerState | Tenants | Turn | Named | NotTaken
 PARENT_TO_DOOR: Codec[ParentToDoor] = Codec(ParentToDoor)
 DOOR_TO_PARENT: Codec[DoorToParent] = Codec(DoorToParent)
 DOOR_TO_PLANNER: Codec[DoorToPlanner] = Codec(DoorToPlanner)

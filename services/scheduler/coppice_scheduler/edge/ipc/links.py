@@ -1,4 +1,4 @@
-"""A front door's two connections: to its parent, which outlives planners, and to the planner of now."""
+"""A front door's connections: to its parent, which outlives planners, and to each planner of now."""
 
 from __future__ import annotations
 
@@ -61,6 +61,10 @@ class _Link(asyncio.Protocol, ABC):
             for piece in framed(self._encode(message)):
                 self._transport.write(piece)
 
+    def cut(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
     @abstractmethod
     def take(self, message: Any) -> None: ...
 
@@ -71,8 +75,8 @@ class _Link(asyncio.Protocol, ABC):
 class PlannerLink(_Link):
     """To one planner, as long as it lives."""
 
-    def __init__(self, take: Callable[[PlannerToDoor], None]) -> None:
-        super().__init__(DOOR_TO_PLANNER, PLANNER_TO_DOOR, "the planner")
+    def __init__(self, take: Callable[[PlannerToDoor], None], peer: str = "the planner") -> None:
+        super().__init__(DOOR_TO_PLANNER, PLANNER_TO_DOOR, peer)
         self._take = take
         self.has_heard = False
         self.is_over = asyncio.Event()
@@ -92,6 +96,7 @@ class ParentLink(_Link):
         super().__init__(DOOR_TO_PARENT, PARENT_TO_DOOR, "the scheduler's process")
         self._num_claims = 0  # so far
         self._claim_answers: dict[int, asyncio.Future[Claimed]] = {}  # by number of the claim
+        self.num_away: Callable[[], int] = lambda: 0  # requests at planners of other schedulers
         self.changed = asyncio.Event()  # one of the two below
         self.stop_wanted = False
         self.is_lost = False
@@ -137,5 +142,5 @@ class ParentLink(_Link):
 
     def _beat(self) -> None:
         if self._transport is not None:
-            self.send(Beat())
+            self.send(Beat(self.num_away()))
             asyncio.get_running_loop().call_later(BEAT_S, self._beat)

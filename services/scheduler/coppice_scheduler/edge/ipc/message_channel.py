@@ -1,4 +1,4 @@
-"""One end of a connection between processes of a scheduler: parent, planner, front doors. Sending never blocks.
+"""One end of a connection between processes of schedulers: parent, planner, front doors. Sending never blocks.
 
 send --> wire --> the other process     what it does not read waits; with more than the backlog it is cut off
 reader thread --> received(message), ..., closed()
@@ -7,13 +7,15 @@ reader thread --> received(message), ..., closed()
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from coppice.edge.codec import Codec, MalformedFrame
-from coppice.edge.wire import MessageTooLong, Wire, WireClosed
+from coppice.edge.wire import MessageTooLong, Wire, WireClosed, WireSilent
 from coppice_scheduler.edge.ipc.door_messages import BACKLOG_BYTES_MAX, MESSAGE_BYTES_MAX
 
 _log = logging.getLogger("coppice.scheduler")
@@ -39,12 +41,12 @@ class MessageChannel(Generic[SaidT, HeardT]):
     ) -> None:
         """`peer`: for people."""
         self._wire = Wire(connection, message_bytes_max=MESSAGE_BYTES_MAX, backlog_bytes_max=backlog_bytes_max)
-        self._wire.trust()
         self._encode: Callable[[Any], bytes] = says.encode
         self._decode = hears.decode
         self._received = received
         self._closed = closed
         self._peer = peer
+        self._silent_s = math.inf  # after which it is cut off
         self._thread = threading.Thread(target=self._read, name=peer, daemon=True)
         self.is_closed = False
 
@@ -73,13 +75,22 @@ class MessageChannel(Generic[SaidT, HeardT]):
         """Wait for the end after `close`."""
         self._thread.join()
 
+    def _greet(self) -> None:
+        """Before anything is read. Raises WireClosed, WireSilent."""
+        self._wire.trust()
+
     def _read(self) -> None:
         try:
+            self._greet()
             while True:
-                for data in self._wire.receive(_READ_S):
+                for data in self._wire.receive(min(_READ_S, self._silent_s)):
                     self._received(self._decode(data))
+                if time.monotonic() - self._wire.heard_s > self._silent_s:
+                    raise WireSilent
         except WireClosed as closed:
             _log.debug("the connection to %s ended: %s", self._peer, closed)
+        except WireSilent:
+            _log.debug("%s is cut off: it was silent", self._peer)
         except MalformedFrame as error:
             _log.error("%s is cut off: %s", self._peer, error)
         self.is_closed = True

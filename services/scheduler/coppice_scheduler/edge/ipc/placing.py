@@ -40,7 +40,7 @@ class _Question:
 
 @dataclass(slots=True)
 class Placing:
-    ports: Sequence[PlannerPort]
+    ports: Sequence[PlannerPort]  # of now; those of other schedulers come and go
     _at: dict[str, PlannerPort] = field(default_factory=dict)  # by request id
     _questions: dict[int, _Question] = field(default_factory=dict)  # by number of the first of the family
     _num_asking: Counter[str] = field(default_factory=Counter)  # of these, by tenant
@@ -53,6 +53,11 @@ class Placing:
 
     def at(self, port: PlannerPort) -> list[str]:
         return [request_id for request_id, place in self._at.items() if place is port]
+
+    @property
+    def num_away(self) -> int:
+        """Streams at planners of other schedulers."""
+        return sum(port.is_peer for port in self._at.values())
 
     def unasked(self) -> list[Stream]:
         """Those that no planner knows."""
@@ -92,6 +97,15 @@ class Placing:
         del self._at[request_id]
         port.leave(request_id)
 
+    def refused(self, stream: Stream) -> bool:
+        """Where it is it was refused, and one of our own planners is there to decide: whether it is asked."""
+        own = [port for port in self.ports if port.is_there and not port.is_peer]
+        if not own:
+            return False
+        self._at.pop(stream.request.request_id).ended(stream.request.request_id)
+        self._go_on(stream, own)
+        return True
+
     def came(self, port: PlannerPort) -> None:
         """It has what waited for any planner."""
         waiting, self._waiting = self._waiting, {}
@@ -110,14 +124,17 @@ class Placing:
         """To whom there is; relatives stay together."""
         there = [port for port in self.ports if port.is_there]
         for stream in streams:
-            relative = _relative(stream.request)
-            place = None if relative is None else self._at.get(relative)
-            if place is not None:
-                self._give(stream, place, 0)
-            elif there:
-                self._choose([stream], there, LookedUp(stream.request.number))
-            else:
-                self._waiting[stream.request.request_id] = stream
+            self._go_on(stream, there)
+
+    def _go_on(self, stream: Stream, there: list[PlannerPort]) -> None:
+        relative = _relative(stream.request)
+        place = None if relative is None else self._at.get(relative)
+        if place is not None and place in there:
+            self._give(stream, place, 0)
+        elif there:
+            self._choose([stream], there, LookedUp(stream.request.number))
+        else:
+            self._waiting[stream.request.request_id] = stream
 
     def _end_questions(self, port: PlannerPort) -> None:
         """It will answer none any more."""

@@ -10,6 +10,7 @@ from coppice.edge.codec import Codec
 from coppice.messages.ownership import SessionName
 from coppice.messages.record import Message
 from coppice_scheduler.core.state.request import SchedulerStats
+from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.ipc.door_messages import CannotServe, Stop, Tenants
 
 
@@ -17,7 +18,8 @@ class Plan(Message, frozen=True):
     """The first message to a planner."""
 
     settings: str  # ServiceSettings as JSON
-    max_context: int
+    model: ModelInfo
+    instance: bytes  # that front doors know it by, and those that come after it
     tenants: bytes = b""  # the tenants file as it counts; empty without one
     tenants_refused: bool = False
     is_draining: bool = False

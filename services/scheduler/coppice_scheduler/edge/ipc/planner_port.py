@@ -23,6 +23,8 @@ from coppice_scheduler.edge.ipc.door_messages import (
     Abort,
     Asks,
     Cancel,
+    Named,
+    NotTaken,
     Opened,
     PlannerState,
     PlannerToDoor,
@@ -58,9 +60,11 @@ class Told(Protocol):
 
 
 class PlannerPort:
+    is_peer = False  # its planner is another scheduler's
+
     def __init__(self, door: int, place: int, reach: Reach, told: Told) -> None:
         """`place`: which of the planners."""
-        self.key = place.to_bytes(4, "little")
+        self.key = place.to_bytes(4, "little")  # until it has said its own
         self._door = door
         self._reach = reach
         self._told = told
@@ -211,5 +215,9 @@ class PlannerPort:
         elif isinstance(message, Tenants):
             self.content = message.content
             self._told.tenants(self)
+        elif isinstance(message, Named):
+            self.key = message.instance
+        elif isinstance(message, NotTaken):
+            _log.error("a planner does not serve this front door: %s", message.why)
         else:
             self._told.turn(self, self._without_left(message) if self._left else message)

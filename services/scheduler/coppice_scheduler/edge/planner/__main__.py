@@ -1,10 +1,11 @@
-"""`python -m coppice_scheduler.edge.planner CONNECTION LISTENER`: the planner, started by the scheduler's process.
+"""`python -m coppice_scheduler.edge.planner CONNECTION LISTENER [PEERS]`: the planner, started by the scheduler.
 
     front doors  <-- socket -->  Doors  <->  Planner  <-- sessions -->  cache service, workers
     the parent   <-- socket -->  what is to be planned with, how things are
 
-Both arguments are inherited file descriptors: the socket to the parent and the one where front doors come. All else is
-in the first frame. A planner that loses its parent ends; one that fails ends, too, and the parent starts another.
+The arguments are inherited file descriptors: the socket to the parent, the one where front doors come, and the one
+where those of other schedulers do, if they may. All else is in the first frame. A planner that loses its parent ends;
+one that fails ends, too, and the parent starts another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from coppice.garbage import shorten_pauses
 from coppice.processes.leaving import leave
 from coppice.telemetry.logs import configure_logging
 from coppice.tenants.directory import TenantDirectory
+from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.edge.base.file_limit import raise_file_limit
@@ -41,6 +43,7 @@ from coppice_scheduler.edge.ipc.planner_messages import (
 from coppice_scheduler.edge.planner.core_settings import core_settings
 from coppice_scheduler.edge.planner.door_channel import open_door
 from coppice_scheduler.edge.planner.doors import Doors
+from coppice_scheduler.edge.planner.peers.channel import PeerGate, PeerListener
 from coppice_scheduler.edge.planner.tenant_settings import tenant_settings
 
 _log = logging.getLogger("coppice.scheduler")
@@ -49,8 +52,9 @@ _log = logging.getLogger("coppice.scheduler")
 class _PlannerService:
     """Begins with the first word of the parent."""
 
-    def __init__(self, parent: socket.socket, listener: socket.socket) -> None:
+    def __init__(self, parent: socket.socket, listener: socket.socket, peers: socket.socket | None = None) -> None:
         self._listener = listener
+        self._peers = peers
         self._settings: ServiceSettings | None = None
         self._doors: Doors | None = None
         self._ended = threading.Event()
@@ -93,7 +97,8 @@ class _PlannerService:
         raise_file_limit()
         try:
             directory = self._directory(plan.tenants) if settings.tenants else None
-            self._doors = self._made(plan, settings, directory)
+            tls = settings.credentials(Role.SCHEDULER)
+            self._doors = self._made(plan, settings, directory, tls)
         except CoppiceError as error:
             self._parent.send(CannotServe(error.exit_code, error.what, error.hint))
             self._ended.set()
@@ -107,17 +112,22 @@ class _PlannerService:
         shorten_pauses()
         doors.planner.start()
         threading.Thread(target=self._welcome, args=(doors,), name="front doors", daemon=True).start()
+        if self._peers is not None:
+            PeerListener(self._peers, doors, PeerGate(plan.model, tls)).start()
 
-    def _made(self, plan: Plan, settings: ServiceSettings, directory: TenantDirectory | None) -> Doors:
-        core = SchedulerCore(core_settings(settings, plan.max_context, directory))
+    def _made(
+        self, plan: Plan, settings: ServiceSettings, directory: TenantDirectory | None, tls: Credentials | None
+    ) -> Doors:
+        core = SchedulerCore(core_settings(settings, plan.model.max_context, directory))
         return Doors(
             core,
             settings.cache,
             f"scheduler-{os.getpid()}",
             _failed,
-            tls=settings.credentials(Role.SCHEDULER),
+            tls=tls,
             succeeds=plan.succeeds,
             told=self._parent.send,
+            instance=plan.instance,
         )
 
     def _directory(self, content: bytes) -> TenantDirectory:
@@ -147,8 +157,7 @@ def _failed(error: BaseException) -> None:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the parent, which tells us; blocked until now
-    parent, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
-    return _PlannerService(parent, listener).run()
+    return _PlannerService(*(socket.socket(fileno=int(word)) for word in sys.argv[1:4])).run()
 
 
 if __name__ == "__main__":

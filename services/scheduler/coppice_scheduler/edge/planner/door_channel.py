@@ -1,4 +1,4 @@
-"""The planner's end of the connection of one front door: who it is, and what it asks for."""
+"""The planner's end of the connection of one front door of its scheduler: who it is, and what it asks for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from coppice_scheduler.edge.ipc.door_messages import (
     PLANNER_TO_DOOR,
     Asks,
     DoorToPlanner,
+    Opened,
     PlannerToDoor,
 )
 from coppice_scheduler.edge.ipc.message_channel import MessageChannel
@@ -33,7 +34,7 @@ def open_door(
     def received(message: DoorToPlanner) -> None:
         if isinstance(message, Asks) and known:
             doors.asked(known[0], message)
-        elif not isinstance(message, Asks) and not known:
+        elif isinstance(message, Opened) and not known:
             known.append(Door(message.door, channel))
             doors.opened(known[0])
         else:

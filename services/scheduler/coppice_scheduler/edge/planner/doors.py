@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from coppice.messages.ownership import SessionName
 from coppice.telemetry.logs import about_request
@@ -32,13 +33,15 @@ from coppice_scheduler.core.state.request import (
     TokenBatch,
 )
 from coppice_scheduler.core.state.settings import TenantSettings
-from coppice_scheduler.edge.base.engine import OUTAGE_S
+from coppice_scheduler.edge.base.engine import NO_STATS, OUTAGE_S
 from coppice_scheduler.edge.ipc.door_messages import (
     ABORTED,
     DOOR_SHIFT,
     Abort,
     Aborted,
     Asks,
+    Named,
+    NotTaken,
     PlannerState,
     PlannerToDoor,
     RefusedRequest,
@@ -47,6 +50,7 @@ from coppice_scheduler.edge.ipc.door_messages import (
 )
 from coppice_scheduler.edge.ipc.planner_messages import Standing
 from coppice_scheduler.edge.planner.call_names import CallNames
+from coppice_scheduler.edge.planner.peers.slots import PEER_DOORS_MAX, Slots, asks_in, batch_out, renumbered
 from coppice_scheduler.edge.planner.planner import STATS_EVERY_NS, OpenWorkers, Planner
 from coppice_scheduler.edge.planner.refusals import RefusalLog
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE
@@ -64,8 +68,10 @@ class Channel(Protocol):
 class Door:
     """One front door as the planner knows it. Touched in the planner's turns only."""
 
-    number: int  # in the high bits of its requests' numbers
+    number: int  # in the high bits of its requests' numbers, as it has them
     channel: Channel
+    peer: bytes = b""  # the instance of a front door of another scheduler; empty: it is of this one
+    slot: int | None = None  # in the high bits of its requests' numbers here; None: it is not served
     refusals: list[RefusedRequest] = field(default_factory=list)  # since the last turn
     taken: list[Output] = field(default_factory=list)  # without tokens: that streams were taken, since the last turn
     aborted: list[Aborted] = field(default_factory=list)  # since the last turn
@@ -79,9 +85,11 @@ class Door:
 
     def turn(self, tokens: tuple[TokenBatch, ...], outputs: tuple[Output, ...]) -> Turn:
         """All that it is told, `taken` among the outputs."""
-        turn = Turn(
-            tuple(self.refusals), tokens, outputs, tuple(self.aborted), tuple(self.granted), tuple(self.looked_up)
-        )
+        looked_up = tuple(self.looked_up)
+        if self.slot != self.number:
+            tokens = tuple(batch_out(batch, self.number) for batch in tokens)
+            looked_up = tuple(replace(one, number=renumbered(one.number, self.number)) for one in looked_up)
+        turn = Turn(tuple(self.refusals), tokens, outputs, tuple(self.aborted), tuple(self.granted), looked_up)
         for told in (self.refusals, self.taken, self.aborted, self.granted, self.looked_up):
             told.clear()
         return turn
@@ -100,11 +108,15 @@ class Doors:
         tls: Credentials | None = None,
         succeeds: SessionName | None = None,
         told: Callable[[Standing], None] = lambda standing: None,
+        instance: bytes = b"",
     ) -> None:
-        """`succeeds`: the session of the planner before it. `told` hears how things are as front doors do, in turns."""
+        """`succeeds`: the session of the planner before it. `told` hears how things are as front doors do, in turns.
+        `instance`: what front doors know it by."""
         self.planner = Planner(core, cache_address, name, self._deliver, failed, tls=tls, succeeds=succeeds)
         self._told = told
-        self._doors: dict[int, Door] = {}
+        self._instance = instance
+        self._slots = Slots()
+        self._doors: dict[int, Door] = {}  # by slot
         self._door_of: dict[str, Door] = {}  # by request id
         self._names = CallNames()
         self._draining = False
@@ -120,12 +132,17 @@ class Doors:
         return len(self._door_of)
 
     def opened(self, door: Door) -> None:
-        """`door` serves now; it hears at once how things are."""
+        """`door` serves now; it hears at once how things are. One of another scheduler may be one too many."""
 
         def in_turn() -> None:
-            self._doors[door.number] = door
+            door.slot = self._slot_of(door)
+            if door.slot is None:
+                door.channel.send(NotTaken(f"it serves {PEER_DOORS_MAX} front doors of other schedulers already"))
+                return
+            self._doors[door.slot] = door
             self._standing = None
-            if self._tenants is not None:
+            door.channel.send(Named(self._instance))
+            if self._tenants is not None and not door.peer:
                 door.channel.send(self._tenants)
 
         self.planner.later(in_turn)
@@ -137,7 +154,8 @@ class Doors:
             self.planner.core.set_tenants(settings, time.monotonic_ns())
             self._tenants = Tenants(content)
             for door in self._doors.values():
-                door.channel.send(self._tenants)
+                if not door.peer:  # another scheduler has a file of its own
+                    door.channel.send(self._tenants)
 
         self.planner.later(in_turn)
 
@@ -169,7 +187,19 @@ class Doors:
 
     # ---- in the planner's turns ----
 
+    def _slot_of(self, door: Door) -> int | None:
+        if not door.peer:
+            return self._slots.take(door.number)
+        for other in list(self._doors.values()):
+            if other.peer == door.peer:  # its end has not been noticed here yet; what was there comes again
+                self._close(other)
+        return self._slots.take_for_peer()
+
     def _ask(self, door: Door, asks: Asks) -> None:
+        if door.slot is None:
+            return
+        if door.slot != door.number:
+            asks = asks_in(asks, door.slot)
         now_ns = time.monotonic_ns()
         refused: dict[tuple[str, ...], Refused] = {}  # by names of the call
         for request in asks.requests:
@@ -180,7 +210,8 @@ class Doors:
             if request.names:  # its front door ends the whole call
                 refused[request.names] = why
         for cancel in asks.cancels:
-            self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
+            if self._door_of.get(cancel.request_id) is door:
+                self.planner.core.cancel(cancel.request_id, now_ns, cancel.finish)
         for abort in asks.aborts:
             door.aborted.append(Aborted(abort.number, self._abort(abort, now_ns)))
         for lookup in asks.lookups:
@@ -205,6 +236,8 @@ class Doors:
 
     def _decided(self, request: Request, now_ns: int) -> Refused | None:
         """The core's word on it. A fault that changed nothing is this request's alone; any other ends the planner."""
+        if request.request_id in self._door_of:  # the core takes that for a fault of ours
+            return Refused(RefusedReason.INTERNAL, "A request of the same id is at work. Send it again.", 0)
         try:
             return self.planner.core.submit(request, now_ns)
         except SubmitFailed:
@@ -213,8 +246,10 @@ class Doors:
             return Refused(RefusedReason.INTERNAL, "The server failed on this request. It has been logged.", 0)
 
     def _close(self, door: Door) -> None:
-        if self._doors.get(door.number) is door:
-            del self._doors[door.number]
+        if door.slot is not None:
+            del self._doors[door.slot]
+            self._slots.give_back(door.slot, is_peer=bool(door.peer))
+            door.slot = None
         now_ns = time.monotonic_ns()
         for request_id in door.requests:
             del self._door_of[request_id]
@@ -228,11 +263,11 @@ class Doors:
             if door is not None:
                 door.granted.append(granted)
         tokens = by_door(effects.tokens)
-        outputs = {number: list(door.taken) for number, door in self._doors.items() if door.taken}
+        outputs = {slot: list(door.taken) for slot, door in self._doors.items() if door.taken}
         for output in effects.outputs:
             door = self._door_of.get(output.request_id)
-            if door is not None:
-                outputs.setdefault(door.number, []).append(output)
+            if door is not None and door.slot is not None:
+                outputs.setdefault(door.slot, []).append(output)
                 if output.finish is not None:
                     del self._door_of[output.request_id]
                     self._names.remove(output.request_id)
@@ -241,9 +276,9 @@ class Doors:
             door = self._doors.get(looked_up.number >> DOOR_SHIFT)
             if door is not None:
                 door.looked_up.append(looked_up)
-        for number, door in self._doors.items():
-            if number in tokens or number in outputs or door.has_news:
-                door.channel.send(door.turn(tuple(tokens.get(number, ())), tuple(outputs.get(number, ()))))
+        for slot, door in self._doors.items():
+            if slot in tokens or slot in outputs or door.has_news:
+                door.channel.send(door.turn(tuple(tokens.get(slot, ())), tuple(outputs.get(slot, ()))))
         self._tell()
 
     def _tell(self) -> None:
@@ -265,9 +300,11 @@ class Doors:
             num_blocks=sum(count for _, count in planner.open_workers),
             load_tokens=planner.core.load_tokens() if self._doors else 0,
             is_stranded=planner.is_stranded,
+            is_draining=self._draining,
         )
+        to_peers = replace(state, stats=NO_STATS, tenants_refused=False)  # which name our tenants
         for door in self._doors.values():
-            door.channel.send(state)
+            door.channel.send(to_peers if door.peer else state)
         self._told(
             Standing(
                 planner.problems,
@@ -281,7 +318,7 @@ class Doors:
 
 
 def by_door(batches: Iterable[TokenBatch]) -> dict[int, list[TokenBatch]]:
-    """The batches of each front door, by the numbers of their requests."""
+    """The batches of each front door by its slot, as the numbers of their requests name it."""
     found: dict[int, list[TokenBatch]] = {}
     for batch in batches:
         for door, part in _parts(batch):

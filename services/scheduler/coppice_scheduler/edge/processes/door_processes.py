@@ -44,6 +44,7 @@ class _Door(Child[ParentToDoor, DoorToParent]):
         self.number = number  # in the high bits of its requests' numbers
         self.serves = False
         self.is_cut_off = False  # by the planner
+        self.beat: tuple[float, int] = (0.0, 0)  # when it said last how many requests are at other schedulers' planners
 
     @property
     def trouble(self) -> str:
@@ -77,6 +78,10 @@ class DoorProcesses:
         """The planner takes no more of it."""
         for one in self._processes:
             one.is_cut_off = one.is_cut_off or one.number == number
+
+    def have_none_away(self, since_s: float) -> bool:
+        """Whether all have said since then (monotonic clock) that no planner of another scheduler serves them."""
+        return all(heard_s > since_s and not num_away for heard_s, num_away in (one.beat for one in self._processes))
 
     def tend(self) -> None:
         """Look after every front door once. Raises CoppiceError where starting again cannot help."""
@@ -140,6 +145,8 @@ class DoorProcesses:
                 self._changed.set()
             elif isinstance(message, CannotServe):
                 one.cannot_serve = message
+            else:
+                one.beat = time.monotonic(), message.num_away
 
         def closed() -> None:
             self._claims.close_door(number)

@@ -1,6 +1,7 @@
 """A planner's process: started, watched, started again, ended. Lives on the service's main thread.
 
 spawned --Standing--> plans --dies, falls silent--> spawned again, as the successor of the one before
+                                                    too often: the scheduler ends; where front doors reach others, later
         --CannotServe--> the scheduler ends
 
 Front doors find each planner at the same socket. It listens in this process, so who comes while none is there waits.
@@ -13,7 +14,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -34,7 +35,7 @@ from coppice_scheduler.edge.ipc.planner_messages import (
     TenantsRefused,
     ToPlanner,
 )
-from coppice_scheduler.edge.planner.stats import with_totals
+from coppice_scheduler.edge.ipc.stats import with_totals
 from coppice_scheduler.edge.processes.child import Child, Restarts, spawn
 
 _log = logging.getLogger("coppice.scheduler")
@@ -44,13 +45,15 @@ REST_S = 1.0  # front doors have brought their requests to a planner that has li
 class _Planner(Child[ToPlanner, FromPlanner]):
     """What it says comes on its channel's thread."""
 
-    def __init__(self, plan: Plan, listener: socket.socket, changed: SignalEvent, cut_off: Callable[[int], None]):
+    def __init__(
+        self, plan: Plan, listeners: Sequence[socket.socket], changed: SignalEvent, cut_off: Callable[[int], None]
+    ) -> None:
         self._changed = changed
         self._cut_off = cut_off
         self.standing: Standing | None = None
         ours, theirs = socket.socketpair()
         with theirs:
-            super().__init__(spawn("coppice_scheduler.edge.planner", os.environ, theirs, listener))
+            super().__init__(spawn("coppice_scheduler.edge.planner", os.environ, theirs, *listeners))
         self.channel = MessageChannel(
             ours, TO_PLANNER, FROM_PLANNER, self._received, changed.set, peer=f"planner {self.process.pid}"
         )
@@ -69,13 +72,23 @@ class _Planner(Child[ToPlanner, FromPlanner]):
 
 class PlannerProcess:
     """`changed` is set when `tend` has something to look at. `cut_off` is called, on another thread, with the number of
-    a front door that the planner takes no more of. Methods belong to the thread that made it, properties to all."""
+    a front door that the planner takes no more of. Methods belong to the thread that made it, properties to all.
+
+    `others_serve`: front doors reach planners of other schedulers, so this one being away ends nothing."""
 
     def __init__(
-        self, plan: Plan, listener: socket.socket, changed: SignalEvent, cut_off: Callable[[int], None]
+        self,
+        plan: Plan,
+        listeners: Sequence[socket.socket],
+        changed: SignalEvent,
+        cut_off: Callable[[int], None],
+        *,
+        others_serve: bool = False,
     ) -> None:
         self._plan = plan
-        self._listener = listener
+        self._listeners = listeners
+        self._others_serve = others_serve
+        self._is_down = False  # it died too often
         self._changed = changed
         self._cut_off = cut_off
         self._restarts = Restarts()
@@ -103,6 +116,8 @@ class PlannerProcess:
     @property
     def is_at_rest(self) -> bool:
         """It drains, nothing is at work, and nothing is on its way here from a planner that died."""
+        if self._is_down:
+            return True
         standing = self._one.standing
         has_heard = time.monotonic() - self._one.started_s > REST_S
         return standing is not None and standing.is_draining and has_heard and not standing.num_requests
@@ -124,7 +139,11 @@ class PlannerProcess:
 
     def tend(self) -> None:
         """Look after it. Raises CoppiceError where starting again cannot help."""
-        if trouble := self._one.is_gone or self._one.is_silent:
+        if self._is_down:
+            if self._restarts.may():
+                self._is_down = False
+                self._one = self._spawn()
+        elif trouble := self._one.is_gone or self._one.is_silent:
             self._start_again(trouble)
 
     def tell_to_stop(self) -> None:
@@ -147,14 +166,19 @@ class PlannerProcess:
         one.end()
         one.refuse()
         self._has_planned = self._has_planned or one.standing is not None
-        if not self._has_planned or not self._restarts.may():
+        may = self._has_planned and self._restarts.may()
+        if not may and not (self._has_planned and self._others_serve):
             raise CoppiceError(f"the planner {trouble}", hint="see the log above; start the scheduler again")
         if one.standing is not None:
             self._before = with_totals(one.standing.stats, self._before)
             if one.standing.session is not None:
                 self._plan = replace(self._plan, succeeds=one.standing.session)
+        if not may:
+            _log.error("planner %d %s, too often; it is started again later", one.process.pid, trouble)
+            self._is_down, one.standing = True, None
+            return
         _log.warning("planner %d %s; another is started, and its requests go on", one.process.pid, trouble)
         self._one = self._spawn()
 
     def _spawn(self) -> _Planner:
-        return _Planner(self._plan, self._listener, self._changed, self._cut_off)
+        return _Planner(self._plan, self._listeners, self._changed, self._cut_off)

@@ -10,27 +10,32 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from coppice.edge.signal_event import SignalEvent
 from coppice_scheduler.core.state.request import SchedulerStats
 from coppice_scheduler.edge.ipc.planner_messages import Plan
-from coppice_scheduler.edge.planner.stats import of_all
+from coppice_scheduler.edge.ipc.stats import of_all
 from coppice_scheduler.edge.processes.planner_process import PlannerProcess
 
 
 class PlannerProcesses:
-    """`listeners`: where front doors find each. Else as `PlannerProcess`."""
+    """`listeners`: where front doors find each, those of other schedulers too. Else as `PlannerProcess`."""
 
     def __init__(
         self,
         plan: Plan,
-        listeners: Sequence[socket.socket],
+        listeners: Sequence[Sequence[socket.socket]],
         changed: SignalEvent,
         cut_off: Callable[[int], None],
+        *,
+        others_serve: bool = False,
     ) -> None:
         self._planners: list[PlannerProcess] = []
         try:
-            for listener in listeners:
-                self._planners.append(PlannerProcess(plan, listener, changed, cut_off))
+            for place, of_one in enumerate(listeners):
+                named = replace(plan, instance=plan.instance + bytes([place]))
+                self._planners.append(PlannerProcess(named, of_one, changed, cut_off, others_serve=others_serve))
         except BaseException:
             self.close()
             raise

@@ -91,6 +91,11 @@ class Stream:
         return self._refused is not None or (self._last is not None and self._last.finish is not None)
 
     @property
+    def was_taken(self) -> bool:
+        """A planner served it, as far as is known here."""
+        return bool(self.num_moves or self._sent or self._num_cached is not None)
+
+    @property
     def to_ask(self) -> Request:
         """What a planner is asked for: all of it, or what is left."""
         if not self.is_asked:
