@@ -174,7 +174,7 @@ def test_a_scheduler_that_gives_nothing_back_holds_nobody_up(seeds: Sequence[int
 
 @pytest.mark.wide
 def test_a_broken_run_is_made_smaller_and_breaks_the_same() -> None:
-    case, said = Case(3, 2_000), []
+    case, said = Case(5, 2_000), []
     with named("shared root").applied():
         report = case.run()
         smallest = shrink(case, report, said=said.append)
