@@ -136,7 +136,7 @@ def main() -> int:
         note(error.line())
         return 1
     loads = {load: compared(of_load[ONE], of_load[TWO]) for load, of_load in found.items()}
-    sizes = {"rounds": arguments.rounds, "conversations": arguments.conversations}
+    sizes = {"rounds": arguments.rounds, "num_conversations": arguments.conversations}
     print_report({"bench": "several_planners", **loads, **sizes, **describe_run()}, as_json=arguments.json)
     return 0
 

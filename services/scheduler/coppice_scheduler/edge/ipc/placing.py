@@ -28,7 +28,7 @@ from coppice_scheduler.edge.text.streams import Stream
 
 HOME_TOKENS = 64  # of a prompt, that say where its home is
 LOOKUPS_MAX = 32  # of one tenant at once; more of its requests are placed without, as a flood of refused ones may be
-LOOKUP_S = 0.1  # then a request is placed without an answer
+LOOKUP_S = 0.5  # then a request is placed without an answer
 
 
 @dataclass(slots=True, eq=False)
