@@ -77,7 +77,7 @@ def test_what_was_asked_without_a_planner_waits_for_one() -> None:
     async def test(house: House) -> None:
         engine = await house.open(0)
         await asyncio.to_thread(house.lose_planner, for_good=True)
-        await until(lambda: not engine.ready)
+        await until(lambda: not engine._ports[0].is_there)
         waits = asyncio.create_task(read(engine, "waits", [1, 2]))
         leaves = asyncio.create_task(read(engine, "leaves", [1, 2]))
         await asyncio.sleep(0)

@@ -115,6 +115,7 @@ def owners(stack: Stack) -> list[int]:
     return [worker["owner"] for worker in stack.cache_stats()["workers"] if worker["owner"]]
 
 
+@pytest.mark.wide
 def test_what_one_scheduler_has_cached_the_other_finds_with_and_without_a_worker_of_its_own(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_no_stream_ends_when_one_planner_dies_and_then_the_other(stack: Stack, o
     stack.wait_at_rest()
 
 
+@pytest.mark.wide
 def test_what_a_planner_has_cached_is_found_again_by_any_front_door(stack: Stack) -> None:
     """Each prompt is asked for three times; either front door may take it, and either worker may have it."""
     numbers = iter(range(90))

@@ -155,7 +155,8 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()
     await loop.create_connection(lambda: parent, sock=connection)
-    planners = asyncio.gather(engine.keep_planners(), _keep_peers(engine, settings, start.instance))
+    planners = asyncio.create_task(engine.keep_planners())
+    peers = asyncio.create_task(_keep_peers(engine, settings, start.instance))
     frontdoor.warm_up()
     shorten_pauses()
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
@@ -170,6 +171,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
         rest.cut_off()
         await asyncio.wait({ended}, timeout=CUT_GRACE_S)
     planners.cancel()
+    peers.cancel()
     if ended.done():
         ended.result()
 
