@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
 from statistics import median
 from typing import Any
 
 from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, rounded
-from coppice_bench.serve.fleet import Gathered, run_part
-from coppice_bench.serve.load.client import Part
 from coppice_bench.serve.options import ServeOptions
-from coppice_bench.serve.preflight import look
-from coppice_bench.serve.report import summary
+from coppice_bench.serve.side_by_side import prepared, run_load
 
 LOADS: dict[str, dict[str, Any]] = {
     "unshared": {"requests": 64, "concurrency": 32, "input_tokens": 256, "output_tokens": 64},
@@ -54,12 +50,9 @@ class Peer:
 
 def measure(peer: Peer, load: dict[str, Any]) -> dict[str, float]:
     options = ServeOptions(url=peer.url, **load)
-    options.check()
-    gathered = Gathered()
-    part = Part(options, look(options), secrets.randbits(62))
+    part = prepared(options)
     cpu_before_s = peer.cpu_s()
-    run_part(part, gathered, lambda record: None)
-    found = summary(gathered.records, options, gathered.start_s)
+    found, _ = run_load(part)
     if found["errors"]:
         raise SystemExit(f"{peer.name}: {found['errors']}")
     tokens = found["requests"] * found["output_tokens_mean"]

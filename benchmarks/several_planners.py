@@ -12,7 +12,6 @@ shares of prompt tokens that were cached. The first round warms up and is left o
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
 import tempfile
 import time
@@ -22,17 +21,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from benchmarks.serve_model import write_model
 from coppice.errors import CoppiceError
 from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
-from coppice_bench.serve.fleet import Gathered, run_part
-from coppice_bench.serve.load.client import Part
 from coppice_bench.serve.options import ServeOptions
-from coppice_bench.serve.preflight import look
-from coppice_bench.serve.report import summary
+from coppice_bench.serve.side_by_side import prepared, run_load, spread
 from coppice_bench.stack import Stack, StackOptions, running
 
 ONE, TWO = "one", "two"
@@ -60,13 +54,10 @@ LOADS: dict[str, Callable[[Stack, int], ServeOptions]] = {
 
 def under_load(stack: Stack, options: ServeOptions) -> Figures:
     """Raises CoppiceError when a request fails."""
-    options.check()
-    gathered = Gathered()
-    part = Part(options, look(options), secrets.randbits(62))
+    part = prepared(options)
     before_s = tree_time_s(stack.pids["scheduler"])
-    run_part(part, gathered, lambda record: None)
+    found, _ = run_load(part)
     scheduler_s = tree_time_s(stack.pids["scheduler"]) - before_s
-    found = summary(gathered.records, options, gathered.start_s)
     if found["errors"]:
         raise CoppiceError(f"the load failed: {found['errors']}")
     num_tokens = found["requests"] * found["output_tokens_mean"]
@@ -100,16 +91,10 @@ def compared(one: Sequence[Figures], two: Sequence[Figures]) -> dict[str, Any]:
         pairs = [(a[name], b[name]) for a, b in zip(one, two, strict=True)]
         middle = {ONE: median(a for a, _ in pairs), TWO: median(b for _, b in pairs)}
         if name == "cached_share":
-            found[name] = {**middle, "points": _spread([100 * (b - a) for a, b in pairs])}
+            found[name] = {**middle, "points": spread([100 * (b - a) for a, b in pairs])}
         else:
-            found[name] = {**middle, "ratio": _spread([b / a for a, b in pairs])}
+            found[name] = {**middle, "ratio": spread([b / a for a, b in pairs])}
     return found
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    low, middle, high = np.percentile(values, (25, 50, 75))
-    ends = {"min": min(values), "max": max(values)}
-    return {"median": float(middle), "p25": float(low), "p75": float(high), **ends}
 
 
 def main() -> int:

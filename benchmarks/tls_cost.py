@@ -27,28 +27,22 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from benchmarks.serve_model import write_model
 from coppice.errors import CoppiceError
 from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
-from coppice_bench.serve.fleet import Gathered, run_part
 from coppice_bench.serve.load.answer import Answer
-from coppice_bench.serve.load.client import Part
 from coppice_bench.serve.load.http import Endpoint, HttpClient
 from coppice_bench.serve.load.prompts import Bodies, Content, Model
 from coppice_bench.serve.load.records import record_of
 from coppice_bench.serve.options import ServeOptions
-from coppice_bench.serve.preflight import look
-from coppice_bench.serve.report import summary
+from coppice_bench.serve.side_by_side import prepared, run_load, spread
 from coppice_bench.stack import MODEL_NAME, Stack, StackOptions, running
 
 NONE, TLS = "none", "tls"
@@ -125,14 +119,11 @@ class Load:
 def under_load(stack: Stack, requests: int) -> Load:
     """Raises CoppiceError when a request fails."""
     options = ServeOptions(url=stack.url, requests=requests, concurrency=32, input_tokens=256, output_tokens=64)
-    options.check()
-    gathered = Gathered()
-    part = Part(options, look(options), secrets.randbits(62))
+    part = prepared(options)
     before_s = {name: tree_time_s(pid) for name, pid in stack.pids.items()}
-    run_part(part, gathered, lambda record: None)
+    found, gathered = run_load(part)
     cpu_s = {name: tree_time_s(pid) - before_s[name] for name, pid in stack.pids.items()}
     cpu_s["client"] = gathered.client_cpu_s
-    found = summary(gathered.records, options, gathered.start_s)
     if found["errors"]:
         raise CoppiceError(f"the load failed: {found['errors']}")
     num_tokens = found["requests"] * found["output_tokens_mean"]
@@ -162,10 +153,10 @@ def measure(stacks: dict[str, Stack], rounds: int, requests: int, load: int) -> 
 def compared(none: Rounds, tls: Rounds) -> dict[str, Any]:
     """Round by round: neighbours in time are compared, so what the machine does besides falls on both."""
     added = {
-        name: _spread([late - early for early, late in zip(before, after, strict=True)])
+        name: spread([late - early for early, late in zip(before, after, strict=True)])
         for name, before, after in (("idle", none.idle_ms, tls.idle_ms), ("fresh", none.fresh_ms, tls.fresh_ms))
     }
-    ratio = _spread([b / a for a, b in zip(none.output_tok_s, tls.output_tok_s, strict=True)])
+    ratio = spread([b / a for a, b in zip(none.output_tok_s, tls.output_tok_s, strict=True)])
     return {
         "idle": {"none_ms": median(none.idle_ms), "tls_ms": median(tls.idle_ms), "added_ms": added["idle"]},
         "fresh": {"none_ms": median(none.fresh_ms), "tls_ms": median(tls.fresh_ms), "added_ms": added["fresh"]},
@@ -183,12 +174,6 @@ def compared(none: Rounds, tls: Rounds) -> dict[str, Any]:
             "load": ratio["median"] >= 1 - LOST_SHARE_MAX,
         },
     }
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    low, middle, high = np.percentile(values, (25, 50, 75))
-    ends = {"min": min(values), "max": max(values)}
-    return {"median": float(middle), "p25": float(low), "p75": float(high), **ends}
 
 
 def main() -> int:

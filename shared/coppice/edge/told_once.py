@@ -41,6 +41,11 @@ class Outage:
         if self._since_s is None:
             self._since_s = now_s
 
+    def lasts_s(self, now_s: float, reason: str) -> float | None:
+        """It is away, since now or since before: how long it has been, where that is to be told now."""
+        self.begin(now_s)
+        return self.to_tell_s(now_s, reason)
+
     def to_tell_s(self, now_s: float, reason: str) -> float | None:
         """How long it has been away, where that is to be told now."""
         if self._since_s is None or now_s - self._since_s < self._told_after_s:

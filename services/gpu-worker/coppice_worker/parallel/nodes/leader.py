@@ -166,9 +166,7 @@ class LeadingNode:
     def _wait_for_facts(self) -> None:
         outage = Outage(TOLD_AFTER_S, TOLD_AGAIN_S)
         while missing := [f"rank {rank}" for rank in sorted(self._links) if rank not in self._facts]:
-            now_s = time.monotonic()
-            outage.begin(now_s)
-            if outage.to_tell_s(now_s, "loading") is not None:
+            if outage.lasts_s(time.monotonic(), "loading") is not None:
                 _log.info("waiting for %s to load", ", ".join(missing))
             if self._stopping_requests.asked.wait(LOOK_S):
                 raise StoppedEarly(f"told to stop while waiting for {', '.join(missing)}")

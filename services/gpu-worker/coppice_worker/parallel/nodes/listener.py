@@ -85,9 +85,7 @@ class NodeListener:
         while missing := self._missing():
             if self._stopping.asked.is_set():
                 raise StoppedEarly(f"told to stop while waiting for {missing}")
-            now_s = time.monotonic()
-            outage.begin(now_s)
-            if outage.to_tell_s(now_s, missing) is not None:
+            if outage.lasts_s(time.monotonic(), missing) is not None:
                 _log.info("waiting for %s at %s", missing, self._settings.meets_at)
             with self._changed:
                 self._changed.wait(LOOK_S)
@@ -209,9 +207,7 @@ def listen_when_named(address: Address, stopping: StopRequests) -> socket.socket
                 f"--dist-init-addr: cannot listen on {address}: {error.strerror or error}",
                 hint="it names an address of node 0 and a port that nothing else has there",
             ) from error
-        now_s = time.monotonic()
-        outage.begin(now_s)
-        if outage.to_tell_s(now_s, reason) is not None:
+        if outage.lasts_s(time.monotonic(), reason) is not None:
             _log.info("waiting for the name %s to be known: %s", address.host, reason)
         if stopping.asked.wait(LOOK_S):
             raise StoppedEarly(f"told to stop before the name {address.host} was known")

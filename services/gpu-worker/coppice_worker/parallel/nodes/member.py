@@ -25,6 +25,7 @@ from coppice_worker.parallel.gloo_group import GlooGroup
 from coppice_worker.parallel.invitation import Invitation, SeveralMachines
 from coppice_worker.parallel.nodes.handshake import Comer, introduce
 from coppice_worker.parallel.nodes.link import Kind, Link
+from coppice_worker.parallel.nodes.listener import TOLD_AFTER_S, TOLD_AGAIN_S
 from coppice_worker.parallel.nodes.networks import interface_of
 from coppice_worker.parallel.nodes.store import MeetingStore, StoreOverLink
 from coppice_worker.parallel.nodes.terms import facts_of, terms_of
@@ -33,8 +34,6 @@ from coppice_worker.parallel.torch_group import TorchGroup
 _log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 RETRY_S = 0.5
-TOLD_AFTER_S = 2.0
-TOLD_AGAIN_S = 60.0
 JOIN_S = 60.0  # a rank whose node was taken a moment ago
 FAREWELL_S = 30.0
 
@@ -96,9 +95,7 @@ def join_as_node(
             return _introduced(address, comer, tls)
         except (OSError, WireClosed, WireSilent) as error:
             reason = _why(error)
-        now_s = time.monotonic()
-        outage.begin(now_s)
-        if outage.to_tell_s(now_s, reason) is not None:
+        if outage.lasts_s(time.monotonic(), reason) is not None:
             _log.info("waiting for node 0 at %s: %s", address, reason)
         if stopping.asked.wait(RETRY_S):
             raise StoppedEarly(f"told to stop while waiting for node 0 at {address}")

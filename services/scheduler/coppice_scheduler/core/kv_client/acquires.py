@@ -40,6 +40,8 @@ def match_questions(life: Lifecycle, now_ns: int) -> list[MatchQueries]:
 
 def lookup_questions(life: Lifecycle) -> list[MatchQueries]:
     """About requests that are nowhere yet. All workers of a cell are of one namespace."""
+    if not life.hints.has_lookups:
+        return []
     infos = (worker.info for worker in life.workers.values() if worker.info is not None)
     info = next(infos, None) if life.leases.connected else None
     return life.hints.lookups(None if info is None else info.namespace)

@@ -54,6 +54,11 @@ class Hints:
     def look_up(self, lookup: Lookup) -> None:
         self._lookups.append(lookup)
 
+    @property
+    def has_lookups(self) -> bool:
+        """Some were not asked yet."""
+        return bool(self._lookups)
+
     def lookups(self, namespace: Namespace | None) -> list[MatchQueries]:
         """One question for each. Without a namespace nobody can be asked: nothing is known then."""
         lookups, self._lookups = self._lookups, []
@@ -66,10 +71,6 @@ class Hints:
     def take_looked_up(self) -> tuple[LookedUp, ...]:
         looked_up, self._looked_up = tuple(self._looked_up), []
         return looked_up
-
-    @property
-    def has_looked_up(self) -> bool:
-        return bool(self._looked_up)
 
     # --- for lines
 

@@ -66,19 +66,14 @@ class Placing:
 
     def enter(self, stream: Stream) -> None:
         """Bring it to a planner."""
-        request = stream.request
-        relative = _relative(request)
+        relative = _relative(stream.request)
         there = [port for port in self.ports if port.is_there]
-        if not there:
-            self._waiting[request.request_id] = stream
-        elif relative is not None and relative in self._families:
+        if relative is not None and relative in self._families:
             self._families[relative].family.append(stream)
-        elif relative is not None and (port := self._at.get(relative)) in there and port is not None:
-            self._give(stream, port, 0)
         elif len(there) == 1:
             self._give(stream, there[0], 0)
-        elif request.num_places or (asked := self._to_ask(request, there)) is None:
-            self._choose([stream], there, LookedUp(request.number))
+        elif (asked := self._to_ask(stream.request, there)) is None:
+            self._go_on(stream, there)
         else:
             self._look_up(stream, asked)
 
@@ -127,8 +122,7 @@ class Placing:
             self._go_on(stream, there)
 
     def _go_on(self, stream: Stream, there: list[PlannerPort]) -> None:
-        relative = _relative(stream.request)
-        place = None if relative is None else self._at.get(relative)
+        place = self._place_of_relative(stream.request)
         if place is not None and place in there:
             self._give(stream, place, 0)
         elif there:
@@ -162,10 +156,16 @@ class Placing:
 
     def _to_ask(self, request: Request, there: Sequence[PlannerPort]) -> PlannerPort | None:
         """None: where it goes is clear without, or enough is asked for its tenant."""
-        if self._num_asking[request.tenant] >= LOOKUPS_MAX:
+        if request.num_places or self._num_asking[request.tenant] >= LOOKUPS_MAX:
+            return None
+        if self._place_of_relative(request) in there:
             return None
         ready = [port for port in there if port.load.is_ready]
         return ready[_home(request, ready)] if len(ready) > 1 else None
+
+    def _place_of_relative(self, request: Request) -> PlannerPort | None:
+        relative = _relative(request)
+        return None if relative is None else self._at.get(relative)
 
     def _look_up(self, stream: Stream, port: PlannerPort) -> None:
         request = stream.request

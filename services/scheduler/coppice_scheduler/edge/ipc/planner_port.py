@@ -3,7 +3,7 @@
     ask, cancel, abort, look_up --collected for a turn of the loop, or a moment of a long one--> Asks --> planner
     Turn --> `Told.turn`        PlannerState --> what is known of it        Tenants --> `Told.tenants`
 
-It knows no streams: what is at work when a planner is lost is brought to another by `DoorEngine`.
+What is at work when a planner is lost is brought to another by `DoorEngine`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from coppice.messages.record import Message
 from coppice_scheduler.core.policy.placement import PlannerLoad
 from coppice_scheduler.core.state.request import Finish, LookedUp, Lookup
 from coppice_scheduler.edge.base.engine import NO_STATS, OUTAGE_S
@@ -138,9 +137,13 @@ class PlannerPort:
         self._lookups.append(lookup)
         self._send_soon()
 
+    @property
+    def _num_collected(self) -> int:
+        return len(self._streams) + len(self._cancels) + len(self._aborts) + len(self._lookups)
+
     def _send_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        if len(self._streams) + len(self._cancels) + len(self._aborts) + len(self._lookups) == 1:
+        if self._num_collected == 1:
             self._collecting_since_s = loop.time()
             loop.call_soon(self.send)
         elif loop.time() - self._collecting_since_s > COLLECT_S:
@@ -148,14 +151,11 @@ class PlannerPort:
 
     def send(self) -> None:
         """What was collected. Without a planner it is forgotten."""
-        questions: tuple[list[Stream] | list[Cancel] | list[Abort] | list[Lookup], ...]
-        questions = (self._streams, self._cancels, self._aborts, self._lookups)
-        if self._link is not None and any(questions):
+        if self._link is not None and self._num_collected:
             requests = tuple(stream.to_ask for stream in self._streams)
             for stream in self._streams:
                 stream.is_asked = True
-            asks: Message = Asks(requests, tuple(self._cancels), tuple(self._aborts), tuple(self._lookups))
-            self._link.send(asks)
+            self._link.send(Asks(requests, tuple(self._cancels), tuple(self._aborts), tuple(self._lookups)))
         self._forget()
 
     def _forget_sent(self) -> None:

@@ -53,8 +53,7 @@ class Peers:
         try:
             entries = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # also of what is no name
-            self._outages[name].begin(loop.time())
-            if self._outages[name].to_tell_s(loop.time(), str(error)) is not None:
+            if self._outages[name].lasts_s(loop.time(), str(error)) is not None:
                 _log.warning("--planner-peers %s cannot be looked up: %s", name, error)
             return
         self._outages[name].end()
