@@ -1,4 +1,4 @@
-"""The address on which a service accepts sessions: one thread that accepts, one for each connection."""
+"""The address on which a service accepts sessions: a thread for each connection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import resource
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from coppice.addresses import SessionAddress, UnixAddress
 from coppice.edge import session_socket
+from coppice.edge.acceptor import Acceptor
 from coppice.edge.link_server import LinkServer
 from coppice.edge.told_once import ToldOnce
 from coppice.edge.wire import Wire, WireClosed, WireSilent, WireUntrusted, introduction, kinds_served
@@ -22,7 +23,6 @@ from coppice.tls.credentials import Credentials
 _log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 1024  # each keeps one thread and three descriptors
 INTRODUCTION_S = 5.0
-PAUSE_S = 0.5
 
 
 def allow_open_files() -> int:
@@ -40,70 +40,31 @@ class SessionListener:
     """
 
     def __init__(self, address: SessionAddress, tls: Credentials | None = None) -> None:
-        self._socket = session_socket.listen(address)
+        listener = session_socket.listen(address)
         if not isinstance(address, UnixAddress):
-            address = replace(address, port=self._socket.getsockname()[1])
+            address = replace(address, port=listener.getsockname()[1])
         self.address = address
         self._tls = tls
         self._told = ToldOnce()
-        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._servers: dict[str, LinkServer] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="sessions", daemon=True)
+        self._acceptor = Acceptor(listener, self._begin, most=CONNECTIONS_MAX, what="services")
 
     def start(self, servers: Sequence[LinkServer]) -> None:
         self._servers = {server.kind: server for server in servers}
-        self._thread.start()
+        self._acceptor.start()
 
     def close(self) -> None:
         """Accept nobody any more. The sessions that run are their servers' to end."""
-        if isinstance(self.address, UnixAddress) and not self._closing.is_set():
+        if isinstance(self.address, UnixAddress) and not self._acceptor.is_closed:
             with suppress(OSError):  # first: while it listens nobody else takes the path, so the file is its own
                 Path(self.address.path).unlink()
-        self._closing.set()
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        except OSError:
-            pass
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
-        self._socket.close()
+        self._acceptor.close()
 
-    def _accept(self) -> None:
-        while self._take_slot():
-            try:
-                self._begin(*self._socket.accept())
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # out of descriptors or of threads: those that end give theirs back
-                self._slots.release()
-                if not self._closing.is_set():
-                    _log.warning("a connection could not be accepted: %s", error)
-                self._closing.wait(PAUSE_S)
-
-    def _take_slot(self) -> bool:
-        """False: it is closing."""
-        if not self._slots.acquire(blocking=False):
-            _log.warning("%d connections are open here, the most there may be; others wait", CONNECTIONS_MAX)
-            while not self._slots.acquire(timeout=PAUSE_S):
-                if self._closing.is_set():
-                    return False
-        if self._closing.is_set():
-            self._slots.release()
-            return False
-        return True
-
-    def _begin(self, connection: socket.socket, peer: Any) -> None:
+    def _begin(self, connection: socket.socket, peer: Any, over: Callable[[], None]) -> None:
         who = peer[0] if isinstance(peer, tuple) else "this machine"
-        try:
-            wire = Wire(connection)
-            threading.Thread(target=self._serve, args=(wire, who), name="session", daemon=True).start()
-        except BaseException:
-            connection.close()
-            raise
+        threading.Thread(target=self._serve, args=(Wire(connection), who, over), name="session", daemon=True).start()
 
-    def _serve(self, wire: Wire, peer: str) -> None:
+    def _serve(self, wire: Wire, peer: str, over: Callable[[], None]) -> None:
         try:
             if self._tls is not None and not wire.is_local:
                 wire.start_tls(self._tls.channel(is_server=True), INTRODUCTION_S)
@@ -121,4 +82,4 @@ class SessionListener:
             _log.exception("a session of %s could not be served", peer)
         finally:
             wire.finish()
-            self._slots.release()
+            over()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coppice.addresses import Address
-from coppice.edge import codec, link_server, session_listener, wire
+from coppice.edge import acceptor, codec, link_server, session_listener, wire
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.link_server import LinkServer
 from coppice.edge.session_listener import SessionListener
@@ -278,7 +278,7 @@ def test_a_listener_out_of_descriptors_keeps_its_places_and_takes_who_comes_late
     keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(session_listener, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(session_listener, "PAUSE_S", 0.01)
+    monkeypatch.setattr(acceptor, "PAUSE_S", 0.01)
     failures = iter([OSError("too many open files")] * 5)
 
     class FailingWire(Wire):

@@ -15,7 +15,8 @@ from coppice_up.options import ray_head
 
 CONNECT_S = 5.0
 ATTEMPTS = 5
-_FORK_DIED = "Starting Ray client server failed"
+# What the head says of a fork that died: after it looked whether the fork runs, and between that look and the next.
+_FORK_DIED = ("Starting Ray client server failed", "psutil.ZombieProcess", "psutil.NoSuchProcess")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def connect(on: str) -> Any:
             break
         except (ConnectionError, RuntimeError, ValueError) as error:
             # The head forks a server for each client while its other threads are in gRPC; now and then that fork dies.
-            if _FORK_DIED not in str(error) or attempt == ATTEMPTS:
+            if not any(mark in str(error) for mark in _FORK_DIED) or attempt == ATTEMPTS:
                 raise UnavailableError(f"cannot connect to {where}: {reason(error)}", hint=hint) from None
     return ray
 

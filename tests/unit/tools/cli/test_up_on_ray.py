@@ -260,6 +260,7 @@ class FakeRay:
 
 
 FORK = "RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err for detailed logs."
+ZOMBIE = "psutil.ZombieProcess: PID still exists but it's a zombie (pid=10035)"
 
 
 @pytest.mark.parametrize(
@@ -268,6 +269,7 @@ FORK = "RuntimeError: Starting Ray client server failed. See ray_client_server_2
         (FORK, 0, 1, ""),
         (FORK, ATTEMPTS - 1, ATTEMPTS, ""),
         (FORK, ATTEMPTS, ATTEMPTS, FORK),
+        (ZOMBIE, 1, 2, ""),
         ("RuntimeError: version mismatch", 1, 1, "RuntimeError: version mismatch"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Node 0 waits for all others: one thread that accepts, one for each connection.
+"""Node 0 waits for all others: a thread for each connection.
 
     a connection --10 s--> hands are shaken, it says who comes --> a link, for as long as the worker lives
          |                    +-- nothing, garbage, a stranger, other terms, another life: refused, and closed
-         +-- one more than 128 that are at it: closed at once
+         +-- one more than 128 that are at it: waits until one of them is known
 
 When all are there it stops listening. A node that was taken and is lost ends the worker, also while others are awaited.
 """
@@ -15,9 +15,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from typing import Any
 
 from coppice.addresses import Address
+from coppice.edge.acceptor import Acceptor
 from coppice.edge.told_once import Outage, ToldOnce
 from coppice.edge.wire import Wire, WireClosed, WireSilent, WireUntrusted
 from coppice.errors import UnavailableError
@@ -71,13 +72,12 @@ class NodeListener:
         self._taken, self._lost = taken, lost
         self._silence_s, self._handshake_s = silence_s, handshake_s
         self._told = ToldOnce()
-        self._slots = threading.BoundedSemaphore(HANDSHAKES_MAX)
-        self._is_closing = False
         self._changed = threading.Condition()
         self._links: dict[tuple[int, int | None], Link] = {}  # by node and rank
-        self._socket = listen_when_named(settings.meets_at, stopping)
-        self.host = str(self._socket.getsockname()[0])
-        threading.Thread(target=self._accept, name="nodes", daemon=True).start()
+        listener = listen_when_named(settings.meets_at, stopping)
+        self.host = str(listener.getsockname()[0])
+        self._acceptor = Acceptor(listener, self._begin, most=HANDSHAKES_MAX, what="nodes")
+        self._acceptor.start()
 
     def wait(self) -> None:
         """Until all nodes and all their ranks have come; says for whom it waits. Raises StoppedEarly."""
@@ -93,10 +93,7 @@ class NodeListener:
 
     def close(self) -> None:
         """Nobody comes in any more; links stay."""
-        self._is_closing = True
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._socket.close()
+        self._acceptor.close()
 
     def _missing(self) -> str:
         """For a person; empty when all are there."""
@@ -111,30 +108,18 @@ class NodeListener:
             ]
         return ", ".join(nodes or ranks)
 
-    def _accept(self) -> None:
-        while not self._is_closing:
-            try:
-                connection, peer = self._socket.accept()
-            except OSError as error:
-                if not self._is_closing:
-                    _log.warning("a node's connection could not be accepted: %s", error)
-                    time.sleep(LOOK_S)
-                continue
-            if not self._slots.acquire(blocking=False):
-                connection.close()
-                continue
-            name = "a node's connection"
-            threading.Thread(target=self._serve, args=(connection, str(peer[0])), name=name, daemon=True).start()
+    def _begin(self, connection: socket.socket, peer: Any, over: Callable[[], None]) -> None:
+        args = Wire(connection), str(peer[0]), over
+        threading.Thread(target=self._serve, args=args, name="a node's connection", daemon=True).start()
 
-    def _serve(self, connection: socket.socket, host: str) -> None:
-        wire = Wire(connection)
+    def _serve(self, wire: Wire, host: str, over: Callable[[], None]) -> None:
         try:
             found = self._shake_hands(wire, host)
             if found is None:
                 wire.finish()
                 return
         finally:
-            self._slots.release()
+            over()
         who, link = found
         _log.info("%s is here", who)
         try:

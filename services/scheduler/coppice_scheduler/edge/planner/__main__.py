@@ -16,8 +16,10 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from coppice.edge.acceptor import Acceptor
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice.garbage import shorten_pauses
 from coppice.processes.leaving import leave
@@ -28,7 +30,7 @@ from coppice.tls.identity import Role
 from coppice_scheduler.core.engine import SchedulerCore
 from coppice_scheduler.edge.base.file_limit import raise_file_limit
 from coppice_scheduler.edge.base.settings import ServiceSettings
-from coppice_scheduler.edge.ipc.door_messages import CannotServe, Stop, Tenants
+from coppice_scheduler.edge.ipc.door_messages import DOORS_MAX, CannotServe, Stop, Tenants
 from coppice_scheduler.edge.ipc.message_channel import MessageChannel
 from coppice_scheduler.edge.ipc.planner_messages import (
     FROM_PLANNER,
@@ -111,7 +113,7 @@ class _PlannerService:
             doors.drain()
         shorten_pauses()
         doors.planner.start()
-        threading.Thread(target=self._welcome, args=(doors,), name="front doors", daemon=True).start()
+        Acceptor(self._listener, self._welcome, most=DOORS_MAX, what="front doors").start()
         if self._peers is not None:
             PeerListener(self._peers, doors, PeerGate(plan.model, tls)).start()
 
@@ -142,10 +144,9 @@ class _PlannerService:
 
     # ---- front doors ----
 
-    def _welcome(self, doors: Doors) -> None:
-        while True:
-            connection, _ = self._listener.accept()
-            open_door(doors, connection, lambda number: self._parent.send(CutOff(number)))
+    def _welcome(self, connection: socket.socket, peer: object, over: Callable[[], None]) -> None:
+        assert self._doors is not None
+        open_door(self._doors, connection, lambda number: self._parent.send(CutOff(number)), over)
 
 
 def _failed(error: BaseException) -> None:

@@ -25,10 +25,12 @@ def open_door(
     doors: Doors,
     connection: socket.socket,
     cut_off: Callable[[int], None],
+    over: Callable[[], None] = lambda: None,
     *,
     backlog_bytes_max: int = BACKLOG_BYTES_MAX,
 ) -> DoorChannel:
-    """Serve a front door that has come. `cut_off` hears its number when nothing more is taken of it."""
+    """Serve a front door that has come. `cut_off` hears its number when nothing more is taken of it;
+    `over` is called when the connection is over, whoever it was."""
     known: list[Door] = []
 
     def received(message: DoorToPlanner) -> None:
@@ -44,6 +46,7 @@ def open_door(
         if known:
             doors.closed(known[0])
             cut_off(known[0].number)
+        over()
 
     channel: DoorChannel = MessageChannel(
         connection,

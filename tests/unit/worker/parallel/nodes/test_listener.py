@@ -21,9 +21,10 @@ from coppice.tls.credentials import Credentials
 from coppice_worker.edge.draining import StopRequests
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.parallel.errors import NodeRefused, StoppedEarly, TermsDiffer
+from coppice_worker.parallel.nodes import listener
 from coppice_worker.parallel.nodes.handshake import Answer, Comer, introduce
 from coppice_worker.parallel.nodes.link import Kind, Link
-from coppice_worker.parallel.nodes.listener import HANDSHAKES_MAX, NodeListener
+from coppice_worker.parallel.nodes.listener import NodeListener
 from tests.fakes.certificates import Authority
 from tests.fakes.ports import free_port
 from tests.fakes.waiting import wait_for
@@ -179,26 +180,19 @@ def test_who_says_nothing_is_let_go_after_a_time(said: bytes) -> None:
         assert not at.taken
 
 
-def test_no_more_than_so_many_are_at_it() -> None:
-    """Each is a thread; one more is closed at once, and those that were there are not."""
+def test_no_more_than_so_many_are_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a thread; a node waits until strangers that say nothing are closed."""
+    monkeypatch.setattr(listener, "HANDSHAKES_MAX", 2)
     with meeting() as at:
-        silent = [socket.create_connection((at.address.host, at.address.port)) for _ in range(HANDSHAKES_MAX)]
-        try:
-            wait_for(lambda: not at.listener._slots.acquire(blocking=False) or at.listener._slots.release(), "all in")
-            with socket.create_connection((at.address.host, at.address.port)) as one_more:
-                assert closes(one_more)
-        finally:
-            for one in silent:
-                one.close()
-        wait_for(lambda: comes(at), "room again")
-
-
-def comes(at: Meeting) -> bool:
-    try:
-        at.come(NODE)
-    except (WireClosed, OSError):
-        return False
-    return True
+        silent = [socket.create_connection((at.address.host, at.address.port)) for _ in range(2)]
+        comes = threading.Thread(target=at.come, args=(NODE,))
+        comes.start()
+        comes.join(0.3)
+        assert comes.is_alive()
+        for one in silent:
+            one.close()
+        comes.join(WAIT_S)
+        assert at.taken == [NODE]
 
 
 def test_over_tls_workers_alone_are_taken(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where front doors of other schedulers reach this planner: one thread that accepts, one for each connection.
+"""Where front doors of other schedulers reach this planner: a thread for each connection.
 
 a stranger --TLS, Opened--> known --> a front door like any other, which says something each second
            --another model, another build--> NotTaken
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
+from coppice.edge.acceptor import Acceptor
 from coppice.edge.codec import MalformedFrame
 from coppice.edge.told_once import ToldOnce
 from coppice.edge.wire import WireClosed, WireUntrusted
@@ -42,7 +41,6 @@ KIND = "doors"  # of session, in the table of rights
 CONNECTIONS_MAX = 256  # each keeps one thread and three descriptors
 STRANGER_S = 10.0  # from the connection until it is known who that is
 SILENT_S = 15.0  # a front door that is known says something each second
-PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +68,20 @@ class PeerListener:
     """Serves them from `start` on."""
 
     def __init__(self, listener: socket.socket, doors: Doors, gate: PeerGate) -> None:
-        self._listener = listener
         self._doors = doors
         self._gate = gate
         self._told = ToldOnce()
-        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self._is_closed = False
+        self._acceptor = Acceptor(listener, self._begin, most=CONNECTIONS_MAX, what="front doors of other schedulers")
 
     def start(self) -> None:
-        threading.Thread(target=self._accept, name="peers", daemon=True).start()
+        self._acceptor.start()
 
     def close(self) -> None:
         """Accept nobody any more."""
-        self._is_closed = True
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._acceptor.close()
 
-    def _accept(self) -> None:
-        while not self._is_closed:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:  # such as no file left
-                if self._is_closed:
-                    return
-                _log.error("no front door of another scheduler can connect: %s", error.strerror or error)
-                time.sleep(PAUSE_S)
-                continue
-            if self._room.acquire(blocking=False):
-                PeerChannel(self._doors, connection, self._gate, self._told, self._room.release).start()
-            else:
-                connection.close()
+    def _begin(self, connection: socket.socket, peer: object, over: Callable[[], None]) -> None:
+        PeerChannel(self._doors, connection, self._gate, self._told, over).start()
 
 
 class PeerChannel(MessageChannel[PlannerToDoor, DoorToPlanner]):
