@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -101,6 +102,14 @@ def socket_dir() -> Iterator[Path]:
     """A folder for Unix sockets: closed to others, and with a short path, as `tmp_path` need not be."""
     with tempfile.TemporaryDirectory(prefix="coppice-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """What is loaded when a file begins is never looked at again by the garbage collector: some million objects, and a
+    service in this process collects each time it starts."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

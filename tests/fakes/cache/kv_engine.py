@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import zmq
 
-from coppice.edge.kv_events import encode_batch
-from coppice.edge.kv_frames import event_frames, read_replay_request, replay_answer, replay_end
+from coppice.edge.kv_events.frames import event_frames, read_replay_request, replay_answer, replay_end
+from coppice.edge.kv_events.payloads import encode_batch
 from coppice.messages.kv_events import BlockStored, KvEvent, KvEventBatch
 
 

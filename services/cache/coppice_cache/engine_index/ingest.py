@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from coppice.edge.kv_events import MAX_PAYLOAD_BYTES, MalformedEvents, decode_batch
-from coppice.edge.kv_frames import EventFrame, ReplayEnd, read_event_frames, read_replay_answer, replay_request
+from coppice.edge.kv_events.frames import EventFrame, ReplayEnd, read_event_frames, read_replay_answer, replay_request
+from coppice.edge.kv_events.payloads import MAX_PAYLOAD_BYTES, MalformedEvents, decode_batch
 from coppice.errors import UnavailableError, UsageError
 from coppice_cache.engine_index.core.event_stream import Message
 from coppice_cache.engine_index.core.fleet import Delivery, FeedId, Fleet, FleetLimits, FleetMatch, SourceStatus

@@ -67,13 +67,30 @@ def test_nothing_of_an_earlier_incarnation_is_left(quiet: None) -> None:
     assert num_nodes() == before
 
 
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    """As in a process that has just begun."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 def num_frozen(things: list[list[int]]) -> int:
     """How many of these no collection looks at. A count of all frozen objects would fall whenever any of them dies."""
     looked_at = {id(thing) for generation in range(3) for thing in gc.get_objects(generation=generation)}
     return sum(id(thing) not in looked_at for thing in things)
 
 
-def test_survivors_are_frozen_and_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_had_frozen_stays_so() -> None:
+    gc.freeze()
+    ours = Collector()
+    ours.start()
+    ours.stop()
+    assert gc.isenabled()
+    assert gc.get_freeze_count()
+
+
+def test_survivors_are_frozen_and_everything_is_put_back(monkeypatch: pytest.MonkeyPatch, unfrozen: None) -> None:
     monkeypatch.setattr(collector, "SURVIVORS_MAX", 100_000)
     assert gc.isenabled()
     ours = Collector()

@@ -11,8 +11,8 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 
-from coppice.edge import kv_events as codec
-from coppice.edge import kv_frames as frames
+from coppice.edge.kv_events import frames
+from coppice.edge.kv_events import payloads as codec
 from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch, UnknownEvent
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coppice.edge.kv_events import decode_batch, encode_batch
+from coppice.edge.kv_events.payloads import decode_batch, encode_batch
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
 from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
 from coppice.namespaces import NamespaceFields, encode_namespace

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from coppice.edge.kv_events import encode_batch
+from coppice.edge.kv_events.payloads import encode_batch
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, KvEventBatch
 from coppice_cache.core.base.events import IndexEvent

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import zmq
 
-from coppice.edge.kv_events import MalformedEvents
-from coppice.edge.kv_frames import event_frames, read_replay_request, replay_answer, replay_end
+from coppice.edge.kv_events.frames import event_frames, read_replay_request, replay_answer, replay_end
+from coppice.edge.kv_events.payloads import MalformedEvents
 from coppice.errors import UnavailableError
 
 _log = logging.getLogger("coppice.cache")

@@ -23,14 +23,17 @@ SURVIVORS_MAX = 20_000
 
 
 class Collector:
-    """For a process that is all ours; `stop` leaves everything as it was found."""
+    """For a process that is all ours. `stop` looks at everything again; where somebody else had frozen objects before,
+    at nothing that is frozen."""
 
     def __init__(self) -> None:
         self._was_enabled = False
+        self._had_frozen = False
         self._num_survivors = 0  # about: objects made since the last freeze, less those that are gone
 
     def start(self) -> None:
         self._was_enabled = gc.isenabled()
+        self._had_frozen = gc.get_freeze_count() > 0
         gc.disable()
         gc.collect()
         gc.freeze()
@@ -46,5 +49,6 @@ class Collector:
     def stop(self) -> None:
         if self._was_enabled:
             self._was_enabled = False
-            gc.unfreeze()
+            if not self._had_frozen:
+                gc.unfreeze()
             gc.enable()

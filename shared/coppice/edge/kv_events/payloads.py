@@ -1,4 +1,4 @@
-"""KV events of the field <-> msgpack. The frames that carry them are `coppice.edge.kv_frames`.
+"""KV events of the field <-> msgpack. The frames that carry them are `coppice.edge.kv_events.frames`.
 
 A payload is the array [ts, events, dp_rank?]. An event is a map with "type" (vLLM since June 2026, SGLang 0.5.23) or an
 array that starts with its type (before). Readers take both, batches that are maps too, and fields that they don't know.

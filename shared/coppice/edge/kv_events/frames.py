@@ -1,4 +1,4 @@
-"""The ZMQ frames around KV events, for both ends. Payloads are `coppice.edge.kv_events`.
+"""The ZMQ frames around KV events, for both ends. Payloads are `coppice.edge.kv_events.payloads`.
 
     PUB     [topic, sequence, payload]                   sequence: 8 bytes, big endian, from 0
     ROUTER  <- ["", sequence]                            please send again from this one on
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coppice.edge.kv_events import MalformedEvents
+from coppice.edge.kv_events.payloads import MalformedEvents
 
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
