@@ -28,6 +28,8 @@ LONG_FILES = frozenset(
     {
         "tests/e2e/test_exactness.py",
         "tests/e2e/failures/test_faults.py",
+        "tests/e2e/failures/test_worker_stops.py",
+        "tests/e2e/up/test_up_ray.py",
         "tests/e2e/test_front_doors.py",
         "tests/kernels/test_interpreted.py",
         "tests/kernels/test_interpreted_attention.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,31 @@ SOONER = {
 }
 
 
+# They take seconds each; some of each other's kind are quicker.
+SLOW = frozenset(
+    {
+        "anybody yields",
+        "dead at work",
+        "fork of another domain, copied",
+        "gone means dead",
+        "never left",
+        "never shared",
+        "no re-attach window",
+        "reclaim from guarantees",
+        "salts not kept apart",
+        "sums not counted",
+        "tokens drawn twice",
+    }
+)
+
+
+def cases(mutants: Sequence[Mutant]) -> list[Any]:
+    return [
+        pytest.param(mutant, id=mutant.name, marks=[pytest.mark.wide] if mutant.name in SLOW else [])
+        for mutant in mutants
+    ]
+
+
 def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> str:
     """What the first seed that notices (this evidence) says; empty when none does."""
     with mutant.applied():
@@ -74,7 +100,7 @@ def named(name: str) -> Mutant:
     return next(mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *CELL, *VERSIONS, *MASKED) if mutant.name == name)
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *MOVES, *OWNERS, *CELL, *VERSIONS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", cases([*MUTANTS, *MOVES, *OWNERS, *CELL, *VERSIONS]))
 def test_a_run_notices(mutant: Mutant) -> None:
     assert killed_by(mutant), f"{mutant.breaks}: no seed noticed"
 
@@ -86,7 +112,7 @@ def test_a_run_notices(mutant: Mutant) -> None:
         ("no zeroing", "I15"),
         ("forgets to release", "O4"),
         ("step order unchecked", "I12"),
-        ("tokens drawn twice", "I12"),
+        pytest.param("tokens drawn twice", "I12", marks=pytest.mark.wide),
     ],
 )
 def test_clients_and_workers_notice_without_the_checks_of_the_cores(name: str, evidence: str) -> None:
@@ -146,9 +172,7 @@ DIRECT: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "mutant", [*MASKED, *OWNERS_MASKED, *CELL_MASKED, *VERSIONS_MASKED], ids=lambda mutant: mutant.name
-)
+@pytest.mark.parametrize("mutant", cases([*MASKED, *OWNERS_MASKED, *CELL_MASKED, *VERSIONS_MASKED]))
 def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> None:
     ask = DIRECT[mutant.name]
     ask()

@@ -251,6 +251,7 @@ def ray_host(cluster: RayCluster) -> Iterator[Any]:
     host.close(keep_logs=False)
 
 
+@pytest.mark.wide
 def test_groups_are_spread_and_listen_on_their_nodes(ray_host: Any, cluster: RayCluster) -> None:
     beside = Needs(name="second", group="front", ports=(PortNeed("grpc"), PortNeed("local", "127.0.0.1")))
     places = ray_host.place([FRONT, beside, OTHER])
@@ -261,6 +262,7 @@ def test_groups_are_spread_and_listen_on_their_nodes(ray_host: Any, cluster: Ray
         assert cluster.head.address not in {each.node for each in places.values()}
 
 
+@pytest.mark.wide
 def test_what_a_cluster_does_not_have_is_said_at_once(ray_host: Any) -> None:
     with pytest.raises(UnavailableError) as caught:
         ray_host.place([FRONT, Needs(name="other", group="other", cpus=1, gpus=2)])
@@ -268,6 +270,7 @@ def test_what_a_cluster_does_not_have_is_said_at_once(ray_host: Any) -> None:
     assert asked in caught.value.line()
 
 
+@pytest.mark.wide
 def test_a_child_dies_with_its_agent_and_comes_back(ray_host: Any, tmp_path: Path) -> None:
     run = Run(ray_host, ray_host.place([FRONT])["first"], tmp_path, "runs")
     run.wait_for_line("it runs")
@@ -283,6 +286,7 @@ def test_a_child_dies_with_its_agent_and_comes_back(ray_host: Any, tmp_path: Pat
     assert run.child.is_running()
 
 
+@pytest.mark.wide
 def test_a_connection_that_is_lost_is_said_once(ray_host: Any, tmp_path: Path) -> None:
     import ray
 
@@ -297,6 +301,7 @@ def test_a_connection_that_is_lost_is_said_once(ray_host: Any, tmp_path: Path) -
     wait_for(lambda: not run.processes(), "Ray ends what the connection had started")
 
 
+@pytest.mark.wide
 def test_a_head_that_is_not_there_is_named(cluster: RayCluster) -> None:
     from coppice_up.on_ray.host import RayHost
 

@@ -53,6 +53,11 @@ CHECKS = [
     conformance.response_schema_conformance,
     conformance.negative_data_rejection,
 ]
+# Of unknown fields.
+POLICIES = [
+    UnknownFields.REFUSE,
+    *(pytest.param(each, marks=pytest.mark.wide) for each in UnknownFields if each is not UnknownFields.REFUSE),
+]
 LENIENT_CHECKS = CHECKS[:-1]  # what the document forbids, unknown fields, is taken there
 
 
@@ -104,7 +109,7 @@ def test_answers_are_as_described(described: Any, server: Served, method: str, p
     assert seen.get(404 if path in NOTHING_FOUND else 200), "no request got through: the test tested nothing"
 
 
-@pytest.fixture(scope="module", params=UnknownFields)
+@pytest.fixture(scope="module", params=POLICIES)
 def keyed(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Sequence[Any]]]:
     """With keys, limits and what an operator may say of unknown fields; and what is checked of its answers."""
     with serving(TENANTS, unknown_fields=request.param) as served:

@@ -101,6 +101,7 @@ tenants:
 """
 
 
+@pytest.mark.wide
 def test_a_limit_per_minute_is_that_of_both_schedulers(checkpoint: Path, tmp_path: Path) -> None:
     tenants = tmp_path / "tenants.yaml"
     tenants.write_text(TENANTS)

@@ -266,6 +266,7 @@ def test_on_a_machine_of_the_cluster_and_under_tls(cluster: RayCluster, tmp_path
         nothing_is_left(up)
 
 
+@pytest.mark.wide
 def test_a_cluster_that_is_too_small_is_told(cluster: RayCluster, tmp_path: Path) -> None:
     asked = ("--workers", "4", "--gpus-per-worker", "1")
     with started(cluster, tmp_path, *from_outside(cluster, tmp_path), *asked) as up:

@@ -19,6 +19,7 @@ from tests.fakes.scheduler.scheduler_index import FakeIndex
 from tests.fakes.scheduler.scheduler_world import MS, World
 
 STOPS = frozenset({7})
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(6, 15))]
 ABORTED = OutputError(OutputErrorCode.ABORTED, "aborted")
 
 
@@ -194,7 +195,7 @@ INDEX_FAULTS = [*CALM, "index_blip", "index_link_restart", "index_restart"]
 ALL_FAULTS = [*WORKER_FAULTS, *INDEX_FAULTS, "session_lost"]
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_calm_world_completes_every_request(seed: int) -> None:
     world = play(seed, CALM, 60)
     assert_settled(world)
@@ -209,22 +210,22 @@ SEALS_LOST = frozenset({RefusalCode.WRONG_SEAL})
 SOURCE_LOST = frozenset({RefusalCode.LOST_SOURCE})
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_worker_faults(seed: int) -> None:
     assert_settled(play(seed, WORKER_FAULTS, 60), SOURCE_LOST)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_index_faults(seed: int) -> None:
     assert_settled(play(seed, INDEX_FAULTS, 60), SEALS_LOST)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_all_faults(seed: int) -> None:
     assert_settled(play(seed, ALL_FAULTS, 80), SEALS_LOST | SOURCE_LOST)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_aborted_calls(seed: int) -> None:
     world = play(seed, [*ALL_FAULTS, "abort", "abort", "submit_forks"], 80)
     assert_settled(world, SEALS_LOST | SOURCE_LOST)

@@ -192,7 +192,7 @@ def test_no_more_than_so_many_are_at_it(monkeypatch: pytest.MonkeyPatch) -> None
         for one in silent:
             one.close()
         comes.join(WAIT_S)
-        assert at.taken == [NODE]
+        wait_for(lambda: at.taken == [NODE], "it to be taken")
 
 
 def test_over_tls_workers_alone_are_taken(tmp_path: Path) -> None:
