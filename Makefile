@@ -24,7 +24,8 @@ FOUND_PYTHON = $(or $(PYTHON),$(shell for name in python3.11 python3.12 python3.
 # TORCH_PIP_ARGS="--index-url URL_OF_CPU_WHEELS"
 TORCH_PIP_ARGS ?=
 # Tests wait now and then: three processes keep two cores at work. Torch with one thread each: they do not fight.
-TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# Hundreds of processes are started: they read what the first of them compiled, also where Python is told to keep none.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Rounds of `make flaky`.
 N ?= 10
