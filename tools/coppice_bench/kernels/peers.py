@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_bench.kernels.clocks import Kernel
@@ -72,6 +71,8 @@ def _in_turn(calls: list[Callable[[], Any]]) -> Kernel:
 def _sdpa(rows: Contiguous) -> Kernel:
     if not rows.is_uniform:
         raise _LeftOut("rows of several lengths")
+    from torch.nn.attention.bias import causal_lower_right  # brings the compiler
+
     query, key, value = rows.batched()
     mask: Any = None if rows.new[0] == 1 else causal_lower_right(query.shape[2], key.shape[2])
 

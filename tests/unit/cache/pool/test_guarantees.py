@@ -233,6 +233,8 @@ class GuaranteeMachine(RuleBasedStateMachine):
         """Time passes: fences are acknowledged, and everybody asks again, those who borrow first."""
         for _ in range(ticks):
             self.world.now_ns += TICK_MS * MS
+            for session in self.sessions:  # who owns the worker and is silent loses it to the other
+                self.core.heard_client(session, self.world.now_ns)
             self.core.tick(self.world.now_ns)
             self.world.collect()
             self.hear()
