@@ -100,6 +100,7 @@ def test_every_invariant_holds_while_the_tenants_file_changes() -> None:
     assert [name for name in ("tenants changed", "error: tenant_removed", "quota refusal") if not sometimes[name]] == []
 
 
+@pytest.mark.wide
 def test_nothing_fails_where_nothing_breaks() -> None:
     for seed in range(100, 102):
         report = held(run(seed, steps=1_000, faults=FaultProfile.none()))

@@ -15,6 +15,7 @@ def report_of(seed: int, faults: FaultProfile | None = None) -> Report:
     return run(seed, steps=4_000, faults=faults, scope=BARE)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", [1052, 50205], ids=["two sessions under one epoch", "another Pending for the same op"])
 def test_it_holds(seed: int) -> None:
     """Later rules changed these runs: they hold without the repairs, too. What breaks then is shown by the model rule
@@ -39,6 +40,7 @@ def test_copies_come_to_rest(seed: int, faults: FaultProfile | None) -> None:
     assert report.sometimes["demoted"]
 
 
+@pytest.mark.wide
 def test_a_scheduler_that_comes_back_when_its_worker_was_given_up() -> None:
     """I9: the worker came after all; its fence spared the session, and did not name what the session had claimed."""
     assert not run(732971031, steps=4_000, scope=Scope(tiers=False)).broken

@@ -66,6 +66,7 @@ def test_what_was_cached_is_found_after_a_restart(valkey: str, keep: Keep) -> No
     wait_for(lambda: keep(UnaryClient(cache)).match(prompt(17)) == 16, "the second incarnation's own log")
 
 
+@pytest.mark.wide
 def test_what_was_cached_outlives_a_change_of_the_seal_key(valkey: str, keep: Keep) -> None:
     """Twice: the first key is needed for one start alone."""
     cache = keep(Cache(redis_url=valkey, session_ttl_ms=TTL_MS))

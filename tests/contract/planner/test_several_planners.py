@@ -104,6 +104,23 @@ def test_what_is_cached_nowhere_is_spread() -> None:
     with_planners(2, test)
 
 
+def test_what_was_sent_somewhere_counts_as_cached_there_until_it_begins() -> None:
+    beginning = list(range(200, 300))
+
+    async def test(houses: list[House], engine: DoorEngine) -> None:
+        first, _ = await started(houses, engine, request("first", [HANGS, *beginning]))
+        (home,) = where(houses, "first")
+        other, _ = await started(houses, engine, request("other", [HANGS, *range(300, 320)]))  # fewer than at home
+        assert where(houses, "other") == [1 - home]
+        task, _ = await started(houses, engine, request("alike", [HANGS, *beginning, 7, 8]))
+        assert where(houses, "alike") == [home]
+        for name in ("first", "other", "alike"):
+            engine.finish(name)
+        await asyncio.gather(first, other, task)
+
+    with_planners(2, test)
+
+
 def test_forks_and_steps_go_where_the_first_of_their_call_is() -> None:
     async def test(houses: list[House], engine: DoorEngine) -> None:
         hints(houses, (1, 32))

@@ -66,7 +66,7 @@ def checked(calls: Any) -> list[Any]:
     return list(calls)
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [pytest.param(True, marks=pytest.mark.wide), False])
 def test_required_calls_cannot_fail_to_parse(client: openai.OpenAI, stream: bool) -> None:
     for seed in range(6):
         options: Any = {**OPTIONS, "seed": seed, "messages": [USER], "tool_choice": "required"}

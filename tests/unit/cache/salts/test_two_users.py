@@ -102,7 +102,7 @@ def _play(
     return None
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(8, 30))])
 def test_a_user_is_told_the_same_with_and_without_the_others(seed: int) -> None:
     moves = script(seed)
     alone = heard(moves, ("attacker",))

@@ -71,7 +71,9 @@ SHAPES = {
     [pytest.param((1.0, 1.0), marks=pytest.mark.wide), (1.0, 3.0), pytest.param((3.0, 1.0), marks=pytest.mark.long)],
     ids=str,
 )
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", ["alike", *(pytest.param(shape, marks=pytest.mark.wide) for shape in SHAPES if shape != "alike")]
+)
 def test_backlogged_tenants_are_served_by_their_weights(shape: str, weights: tuple[float, float]) -> None:
     given = dict(zip("ab", weights, strict=True))
     world = FairWorld(settings(8, given), num_blocks=8192)

@@ -8,7 +8,8 @@ Forks and steps of a call go where the first of the call is: they share its bloc
 
 A prompt has a home among the planners, by its first tokens. That one is asked, since what it has published reaches the
 cache service before the question. And where nobody has more cached than it, half of the rest counts as cached there, so
-that of equal ones it is chosen, by each front door, for whatever comes with the same beginning later.
+that of equal ones it is chosen, by each front door, for whatever comes with the same beginning later. What this front
+door has sent to a planner counts as cached there before it is (`Underway`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from coppice.ids import TOKEN_BYTES
 from coppice_scheduler.core.policy.placement import choose
 from coppice_scheduler.core.state.request import LookedUp, Lookup, Request
 from coppice_scheduler.edge.ipc.planner_port import PlannerPort
+from coppice_scheduler.edge.ipc.underway import beginning
 from coppice_scheduler.edge.text.streams import Stream
 
-HOME_TOKENS = 64  # of a prompt, that say where its home is
 LOOKUPS_MAX = 32  # of one tenant at once; more of its requests are placed without, as a flood of refused ones may be
 LOOKUP_S = 0.5  # then a request is placed without an answer
 
@@ -178,7 +179,7 @@ class Placing:
     def _choose(self, family: list[Stream], there: list[PlannerPort], found: LookedUp) -> None:
         request = family[0].request
         num_tokens = len(request.tokens) // TOKEN_BYTES
-        left = [max(num_tokens - port.matched(found), 0) for port in there]
+        left = [max(num_tokens - port.matched(request, found), 0) for port in there]
         expected = [num_tokens - count for count in left]
         home = _home(request, there)
         if left[home] == min(left):
@@ -200,5 +201,5 @@ def _relative(request: Request) -> str | None:
 
 def _home(request: Request, ports: Sequence[PlannerPort]) -> int:
     """The same at every front door, and for all others when one of them goes or comes: rendezvous hashing."""
-    begin = request.domain.encode() + request.salt + request.tokens[: HOME_TOKENS * TOKEN_BYTES]
+    begin = beginning(request)
     return max(range(len(ports)), key=lambda index: blake2b(begin, digest_size=8, key=ports[index].key).digest())

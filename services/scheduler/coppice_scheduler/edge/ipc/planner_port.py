@@ -16,7 +16,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from coppice_scheduler.core.policy.placement import PlannerLoad
-from coppice_scheduler.core.state.request import Finish, LookedUp, Lookup
+from coppice_scheduler.core.state.request import Finish, LookedUp, Lookup, Request
+from coppice_scheduler.core.state.workers import DECODE_LOAD_TOKENS
 from coppice_scheduler.edge.base.engine import NO_STATS, OUTAGE_S
 from coppice_scheduler.edge.ipc.door_messages import (
     Abort,
@@ -31,6 +32,7 @@ from coppice_scheduler.edge.ipc.door_messages import (
     Turn,
 )
 from coppice_scheduler.edge.ipc.links import PlannerLink
+from coppice_scheduler.edge.ipc.underway import Underway
 from coppice_scheduler.edge.text.streams import Stream
 
 _log = logging.getLogger("coppice.scheduler")
@@ -74,8 +76,7 @@ class PlannerPort:
         self._lookups: list[Lookup] = []
         self._collecting_since_s = 0.0
         self._lost_s: float | None = None  # since when there is none; None: there is, or never was
-        self._sent: dict[str, int] = {}  # tokens to compute, by request id, since it said how much stands there
-        self._sent_tokens = 0  # the sum
+        self._underway = Underway()
         self._left: set[str] = set()  # request ids that were taken from it, until it has said that they ended
         self.state = PlannerState(False, False, NO_STATS)
         self.content: bytes | None = None  # the tenants file that it has, as it said
@@ -99,26 +100,26 @@ class PlannerPort:
     @property
     def load(self) -> PlannerLoad:
         state = self.state
-        load_tokens = state.load_tokens + self._sent_tokens
+        load_tokens = state.load_tokens + self._underway.num_tokens
         return PlannerLoad(self.is_there and state.ready, state.num_blocks, load_tokens, len(state.workers))
 
-    def matched(self, found: LookedUp) -> int:
-        """Tokens that the best of its workers has."""
+    def matched(self, request: Request, found: LookedUp) -> int:
+        """Tokens that the best of its workers has, or will have when what was sent there is computed."""
         hints = zip(found.worker_ids, found.num_cached_tokens, strict=True)
-        return max((count for worker_id, count in hints if worker_id in self.state.workers), default=0)
+        cached = max((count for worker_id, count in hints if worker_id in self.state.workers), default=0)
+        return max(cached, self._underway.matched(request))
 
     # ---- what it is asked ----
 
     def ask(self, stream: Stream, num_tokens: int) -> None:
         """`num_tokens`: that will be computed before its first one."""
-        self._sent[stream.request.request_id] = num_tokens
-        self._sent_tokens += num_tokens
+        self._underway.add(stream.request, max(num_tokens, DECODE_LOAD_TOKENS))
         self._streams.append(stream)
         self._send_soon()
 
     def ended(self, request_id: str) -> None:
         """It stands before nobody any more."""
-        self._sent_tokens -= self._sent.pop(request_id, 0)
+        self._underway.ended(request_id)
 
     def cancel(self, cancel: Cancel) -> None:
         self._cancels.append(cancel)
@@ -126,6 +127,7 @@ class PlannerPort:
 
     def leave(self, request_id: str) -> None:
         """It goes on elsewhere: what is said of it here no more counts."""
+        self.ended(request_id)
         self._left.add(request_id)
         self.cancel(Cancel(request_id, Finish.CANCELLED))
 
@@ -157,10 +159,6 @@ class PlannerPort:
                 stream.is_asked = True
             self._link.send(Asks(requests, tuple(self._cancels), tuple(self._aborts), tuple(self._lookups)))
         self._forget()
-
-    def _forget_sent(self) -> None:
-        self._sent.clear()
-        self._sent_tokens = 0
 
     def _forget(self) -> None:
         self._streams.clear()
@@ -198,7 +196,7 @@ class PlannerPort:
 
     def _planner_lost(self, link: PlannerLink) -> None:
         self._link, self._lost_s = None, asyncio.get_running_loop().time()
-        self._forget_sent()
+        self._underway.clear()
         self.state = PlannerState(False, False, self.state.stats, self.state.tenants_refused)
         self.content = None
         self._left.clear()
@@ -209,7 +207,7 @@ class PlannerPort:
         if isinstance(message, PlannerState):
             is_other = (message.ready, message.is_stranded) != (self.state.ready, self.state.is_stranded)
             self.state, self._lost_s = message, None
-            self._forget_sent()
+            self._underway.counted()
             if is_other:
                 self._told.state_changed(self)
         elif isinstance(message, Tenants):
@@ -220,4 +218,6 @@ class PlannerPort:
         elif isinstance(message, NotTaken):
             _log.error("a planner does not serve this front door: %s", message.why)
         else:
-            self._told.turn(self, self._without_left(message) if self._left else message)
+            turn = self._without_left(message) if self._left else message
+            self._underway.began(turn)
+            self._told.turn(self, turn)
