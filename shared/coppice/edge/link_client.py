@@ -102,6 +102,7 @@ class LinkClient:
         self._lock = threading.Lock()
         self._attachment = 0
         self._stopping = threading.Event()
+        self._hurry = threading.Event()  # the pause before the next attempt is over
         self._heartbeat_due_s = 0.0  # on the monotonic clock
         self._wire: Wire | None = None
         self._was_attached = False  # on the connection that is open, or was last
@@ -115,6 +116,7 @@ class LinkClient:
     def stop(self, *, wait: bool = True) -> None:
         """Close the connection and end the thread; `wait` for its end. What was posted and not sent is lost."""
         self._stopping.set()
+        self._hurry.set()
         self._abort()
         if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
@@ -142,9 +144,12 @@ class LinkClient:
             self._give_up()
 
     def take_voucher(self, voucher: bytes) -> None:
-        """What the next handshakes show."""
+        """What the next handshakes show. With another one than before the server is there again, and tried at once."""
         with self._lock:
+            is_another = voucher != self._link.voucher
             self._link.voucher = voucher
+        if is_another:
+            self._hurry.set()
 
     @property
     def shown(self) -> tuple[bytes, int, int, bytes]:
@@ -192,8 +197,11 @@ class LinkClient:
             else:
                 self._tell_outage(reason)
             _log.debug("%s: connection ended: %s", self._name, reason)
-            self._stopping.wait(backoff_s)
-            backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
+            if self._hurry.wait(backoff_s):
+                self._hurry.clear()
+                backoff_s = BACKOFF_FIRST_S
+            else:
+                backoff_s = min(backoff_s * 2, BACKOFF_LAST_S)
 
     def _connect_once(self) -> tuple[str, bool]:
         """One connection, until it ends: why it did, and whether the session was attached on it."""

@@ -19,6 +19,7 @@ from coppice.messages.step import StepPlan, StepResult
 from coppice.session.frames import Data, Heartbeat, Hello, Reject, RejectCode, Welcome
 from coppice.session.link import ServerLinks
 from tests.fakes.link_ends import ClientEnd, RawStream, ServerEnd
+from tests.fakes.ports import free_port
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import WAIT_S, wait_for
 
@@ -365,3 +366,18 @@ def test_an_address_in_use_is_said(keep: Keep, listen_on: str) -> None:
     with pytest.raises(PortInUse, match=re.escape(f"cannot listen on {first.where} for sessions")):
         SessionListener(parse_session_address(first.where))
     keep(ClientEnd(first.where)).wait_attached()
+
+
+def test_a_new_voucher_ends_the_pause_and_the_same_one_does_not(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who lists the server lists it anew when it is back, and with another voucher then."""
+    port = free_port()
+    monkeypatch.setattr(link_client, "BACKOFF_FIRST_S", 4 * WAIT_S)
+    client = keep(ClientEnd(port))
+    client.link.take_voucher(b"first")
+    wait_for(lambda: client.num_refused == 2, "the second attempt")
+    client.link.take_voucher(b"first")
+    keep(ServerEnd(links(), f"127.0.0.1:{port}"))
+    threading.Event().wait(0.3)
+    assert (client.num_refused, client.attached) == (2, [])
+    client.link.take_voucher(b"second")
+    client.wait_attached()
