@@ -165,7 +165,7 @@ def constant(text: str) -> str:
     return RANDOM.sub("*", text)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(1, 12))])
 def test_nobody_hears_what_another_says(seed: int) -> None:
     for mode in ("private", "strict"):
         same, other = heard(seed, mode, SECRETS[0]), heard(seed, mode, SECRETS[1])

@@ -183,11 +183,18 @@ def check_limits_per_minute() -> None:
 CHECKS = {"fair shares": check_fair_shares, "concurrency": check_concurrency, "limits": check_limits_per_minute}
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=name, marks=[] if name == "limits" else pytest.mark.wide)
+        for name, check in CHECKS.items()
+    ],
+)
 def test_two_schedulers_are_one_cell_to_a_tenant(check: Callable[[], None]) -> None:
     check()
 
 
+@pytest.mark.wide
 def test_restarts_of_the_cache_service_lose_nothing_and_count_nothing_twice() -> None:
     """Where sessions live through them. Who came first counts all that the other served; who came later, all that
     followed the first word."""

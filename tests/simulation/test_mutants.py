@@ -65,13 +65,16 @@ SLOW = frozenset(
     {
         "anybody yields",
         "dead at work",
+        "each by itself",
         "fork of another domain, copied",
         "gone means dead",
         "never left",
         "never shared",
+        "no fence wait",
         "no re-attach window",
         "reclaim from guarantees",
         "salts not kept apart",
+        "successor without fence",
         "sums not counted",
         "tokens drawn twice",
     }

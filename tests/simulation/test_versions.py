@@ -25,6 +25,7 @@ SEEDS = (3, 7, 11)
 HANDSHAKE = {"Hello"}  # the frames of sessions, which the link itself makes
 
 
+@pytest.mark.wide
 def test_every_invariant_holds_while_services_are_upgraded_and_rolled_back() -> None:
     sometimes: Counter[str] = Counter()
     for seed in SEEDS:

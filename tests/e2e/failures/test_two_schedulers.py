@@ -79,6 +79,7 @@ def test_one_of_two_schedulers_stands_by_and_takes_over_the_only_worker(
         stack.wait_at_rest()
 
 
+@pytest.mark.wide
 def test_two_schedulers_share_two_workers_and_one_has_both_when_the_other_is_gone(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -81,7 +81,8 @@ def check_whole(streams: list[Stream], oracle: Oracle) -> None:
         oracle.check(one.prompt, tokens)
 
 
-@pytest.mark.parametrize("comes_back", [pytest.param(False, marks=pytest.mark.wide), True])
+@pytest.mark.wide
+@pytest.mark.parametrize("comes_back", [False, True])
 def test_streams_go_on_when_their_worker_is_killed(pair: Stack, oracle: Oracle, comes_back: bool) -> None:
     streams = streams_on_both(pair)
     pair.services["worker-1"].kill()

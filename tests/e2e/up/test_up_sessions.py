@@ -79,7 +79,8 @@ def test_no_port_is_open_for_sessions(up: Up) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in (up.socket_dir(), *sockets)] == [0o700, 0o600, 0o600]
 
 
-@pytest.mark.parametrize("module", ["coppice_worker", pytest.param("coppice_cache", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("module", ["coppice_worker", "coppice_cache"])
+@pytest.mark.wide
 def test_a_service_that_was_killed_listens_on_its_path_again(up: Up, module: str) -> None:
     before = answer(up)
     pid, _ = command_of(up, module)
