@@ -9,7 +9,6 @@ if what stands there is not more than they save: else each planner would compute
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 
@@ -32,17 +31,16 @@ class Underway:
 
     num_tokens: int = 0
     _numbers: dict[str, int] = field(default_factory=dict)  # by request id
-    _sent: dict[int, tuple[Request, bytes]] = field(default_factory=dict)  # by number: and its digest
+    _sent: dict[int, Request] = field(default_factory=dict)  # by number
     _tokens: dict[int, int] = field(default_factory=dict)  # by number: its part of `num_tokens`
-    _alike: dict[bytes, dict[int, None]] = field(default_factory=dict)  # numbers by digest, in order
+    _alike: dict[bytes, dict[int, None]] = field(default_factory=dict)  # numbers by beginning, in order
 
     def add(self, request: Request, num_tokens: int) -> None:
         """`num_tokens`: to compute before its first one."""
-        digest = _digest(request)
         self._numbers[request.request_id] = request.number
-        self._sent[request.number] = request, digest
+        self._sent[request.number] = request
         if not request.num_places:  # a call has its steps computed, which come later
-            self._alike.setdefault(digest, {})[request.number] = None
+            self._alike.setdefault(beginning(request), {})[request.number] = None
         self._tokens[request.number] = num_tokens
         self.num_tokens += num_tokens
 
@@ -75,24 +73,18 @@ class Underway:
 
     def matched(self, request: Request) -> int:
         """Tokens that it shares with one of these from the first on."""
-        alike = self._alike.get(_digest(request)) if self._sent else None
-        if not alike:
-            return 0
-        latest = list(alike)[-COMPARED_MAX:]
-        return max(_num_shared(self._sent[number][0].tokens, request.tokens) for number in latest)
+        latest = list(self._alike.get(beginning(request), ()))[-COMPARED_MAX:]
+        return max((_num_shared(self._sent[number].tokens, request.tokens) for number in latest), default=0)
 
     def _forget(self, number: int) -> None:
-        request, digest = self._sent.pop(number)
+        request = self._sent.pop(number)
         del self._numbers[request.request_id]
         self.num_tokens -= self._tokens.pop(number, 0)
-        alike = self._alike.get(digest, {})
+        begin = beginning(request)
+        alike = self._alike.get(begin, {})
         alike.pop(number, None)
         if not alike:
-            self._alike.pop(digest, None)
-
-
-def _digest(request: Request) -> bytes:
-    return blake2b(beginning(request), digest_size=16).digest()
+            self._alike.pop(begin, None)
 
 
 def _num_shared(one: bytes, other: bytes) -> int:
