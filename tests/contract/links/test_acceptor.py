@@ -12,6 +12,7 @@ import pytest
 
 from coppice.edge import acceptor
 from coppice.edge.acceptor import Acceptor
+from tests.fakes.waiting import wait_for
 
 WAIT_S = 60.0
 
@@ -53,7 +54,7 @@ def test_who_finds_no_place_waits_for_one(caplog: pytest.LogCaptureFixture) -> N
     host.acceptor.start()
     with socket.create_connection(host.where), socket.create_connection(host.where):
         first, over = host.begun.get(timeout=WAIT_S)
-        threading.Event().wait(0.1)
+        wait_for(lambda: "others wait" in caplog.text, "the one place to be taken")
         assert host.begun.empty()
         over()
         second, _ = host.begun.get(timeout=WAIT_S)

@@ -180,15 +180,16 @@ def test_who_says_nothing_is_let_go_after_a_time(said: bytes) -> None:
         assert not at.taken
 
 
-def test_no_more_than_so_many_are_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_so_many_are_at_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Each is a thread; a node waits until strangers that say nothing are closed."""
     monkeypatch.setattr(listener, "HANDSHAKES_MAX", 2)
     with meeting() as at:
         silent = [socket.create_connection((at.address.host, at.address.port)) for _ in range(2)]
         comes = threading.Thread(target=at.come, args=(NODE,))
         comes.start()
-        comes.join(0.3)
+        wait_for(lambda: "the most there may be; others wait" in caplog.text, "both places to be taken")
         assert comes.is_alive()
+        assert at.taken == []
         for one in silent:
             one.close()
         comes.join(WAIT_S)
