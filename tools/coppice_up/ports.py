@@ -14,6 +14,9 @@ from coppice.errors import UnavailableError, UsageError
 LOOPBACK = "127.0.0.1"
 _INTERNAL_PORTS = (15_000, 32_000)
 _PORTS_PER_PROCESS = 32
+# Where this process looks next. Who was given a port may not listen on it yet, so none is given out again before all
+# the others were.
+_steps = itertools.count()
 
 
 def free_addresses(count: int, host: str = LOOPBACK) -> list[Address]:
@@ -43,7 +46,7 @@ def _candidates() -> Iterator[int]:
     """Every internal port, beginning where no other process that looks for ports at this moment begins."""
     low, high = _INTERNAL_PORTS
     start = os.getpid() * _PORTS_PER_PROCESS
-    return (low + (start + step) % (high - low) for step in itertools.count())
+    return (low + (start + step) % (high - low) for step in _steps)
 
 
 def check_free(address: Address, flag: str) -> None:
