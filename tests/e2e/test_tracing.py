@@ -17,10 +17,11 @@ from tests.fakes.checkpoints import write_tiny_checkpoint
 
 CANARY = "canary-7f3a"
 EXPECTED = {
-    ("coppice-scheduler", "queue"),
+    ("coppice-scheduler", "tokenize"),
     ("coppice-scheduler", "acquire"),
     ("coppice-scheduler", "prefill"),
     ("coppice-scheduler", "decode"),
+    ("coppice-scheduler", "chunk"),
     ("coppice-cache", "cache.acquire"),
     ("coppice-cache", "cache.release"),
     ("coppice-worker", "worker.prefill_chunk"),
@@ -54,8 +55,8 @@ def spans_of(collector: Collector, client_trace_id: str, root: str) -> list[Span
         return {(span.service, span.name) for span in spans} >= EXPECTED | {("coppice-scheduler", root)}
 
     wait_until(complete, f"the trace to be complete, not {[(s.service, s.name) for s in collector.spans]}")
-    # The web framework adds spans of its own; they are no part of what is promised.
-    spans = [span for span in collector.trace_for(client_trace_id) if span.scope.startswith("coppice")]
+    spans = collector.trace_for(client_trace_id)
+    assert all(span.scope.startswith("coppice") for span in collector.spans), "nor has the web framework any of its own"
     request = next(span for span in spans if span.name == root)
     for span in spans:
         assert span.start_ns <= span.end_ns

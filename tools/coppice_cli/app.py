@@ -9,7 +9,14 @@ import typer
 
 from coppice import __version__
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
-from coppice_cli import audit_commands, certs_commands, index_commands, render_commands, worker_commands
+from coppice_cli import (
+    audit_commands,
+    certs_commands,
+    index_commands,
+    render_commands,
+    request_commands,
+    worker_commands,
+)
 from coppice_cli.bench import commands as bench_commands
 from coppice_cli.cache import commands as cache_commands
 from coppice_cli.tenants import commands as tenants_commands
@@ -47,6 +54,7 @@ render_commands.add_to(render)
 certs = typer.Typer(help="Certificates for TLS between services.", no_args_is_help=True)
 app.add_typer(certs, name="certs")
 certs_commands.add_to(certs)
+request_commands.add_to(app)
 
 _DEFAULTS = UpOptions()
 

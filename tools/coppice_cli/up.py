@@ -42,15 +42,15 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
     }
     key = " -H 'Authorization: Bearer YOUR_KEY'" if options.tenants is not None else ""
     scheme = "http" if options.certs is None else "https"
-    of_scheduler = plan.rest_url if options.tenants is None else f"{scheme}://{plan.scheduler_metrics}"
-    others = (f"{scheme}://{address}" for address in (plan.cache_http, *plan.worker_http))
-    metrics = " ".join(f"{each}/metrics" for each in (of_scheduler, *others))
+    listening = (plan.scheduler_metrics, plan.cache_http, *plan.worker_http)
+    metrics = " ".join(f"{scheme}://{address}/metrics" for address in listening)
     return [
         "",
         f"Coppice serves {plan.model_name}",
         f"  OpenAI API     {plan.rest_url}/v1",
         f"  gRPC           {plan.grpc}",
         f"  cache admin    {scheme}://{plan.cache_http} (gRPC {plan.cache_admin_grpc})",
+        f"  requests       {scheme}://{plan.scheduler_metrics} (coppice requests, coppice why ID)",
         f"  workers        {' '.join(map(str, plan.worker_grpc))} (gRPC; coppice worker show HOST:PORT)",
         f"  sessions       {plan.cache_sessions} (--cache of a further worker)",
         f"  metrics        {metrics} (scheduler, cache, workers)",
@@ -64,6 +64,7 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         "",
         "Look inside:",
         f"  export COPPICE_ADMIN_URL={scheme}://{plan.cache_http}; coppice cache stats",
+        f"  export COPPICE_REQUESTS_URL={scheme}://{plan.scheduler_metrics}; coppice requests",
         "",
         f"This is a development setup: {'a Ray cluster' if options.on else 'one machine'}, "
         + ("no credentials, " if options.tenants is None else "")

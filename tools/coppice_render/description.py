@@ -61,6 +61,7 @@ _ABSENT_ALWAYS = {
     "insecure_network": "connections between containers are TLS",
     "audit_log": _NO_FILE,
     "log_level": _TUNING,
+    "log_format": _TUNING,
 }
 _SESSIONS = {
     "session_port": _PORT,
@@ -135,6 +136,7 @@ SCHEDULER = Service(
         **dict.fromkeys(("planner_host", "planner_port", "planner_peers"), "one scheduler; see SEVERAL_SCHEDULERS"),
         **dict.fromkeys(("ssl_certfile", "ssl_keyfile"), "an ingress or a gateway before it does the TLS of clients"),
         **dict.fromkeys(("unknown_fields", "tool_parser", "reasoning_parser"), "by the model and its clients"),
+        "request_log": "the newest are kept in memory; name a folder on a volume to keep all of them",
         "cors_origins": "no web page may ask unless an operator says which",
         **dict.fromkeys(
             ("max_step_tokens", "max_chunk_tokens", "contested_prefill_tokens", "max_overtake_ms"), _TUNING

@@ -36,6 +36,7 @@ class Scope:
 
     `absent`: tenants of whom no request is drawn; where there are some, the operator does nothing.
     `max_running`: of a scheduler.
+    `sizes`: instead of those that the seed draws.
     `check_every`: the cores check themselves, and are compared, after so many events that touched one of them; 0:
     never, so that only what clients and workers see can tell that something is wrong.
     """
@@ -46,6 +47,7 @@ class Scope:
     absent: frozenset[str] = frozenset()
     max_running: int = 8
     check_every: int = 1
+    sizes: WorldSettings | None = None
 
 
 WHOLE = Scope()
@@ -58,7 +60,7 @@ class World:
         self, seed: int, faults: FaultProfile | None = None, scope: Scope = WHOLE, observer: Observer | None = None
     ) -> None:
         rng = Random(seed)
-        settings = WorldSettings.random(rng)
+        settings = scope.sizes or WorldSettings.random(rng)
         if scope.tiers:
             settings.add_host_tier(Random(f"tiers of {seed}"))  # so that runs without one are what they were
         demands = Demands(seed) if scope.demands else None

@@ -122,7 +122,7 @@ def plan_stack(
         cache_http=cache_place.addresses["http"],
         worker_grpc=tuple(places[name].addresses["grpc"] for name in names),
         worker_http=tuple(places[name].addresses["http"] for name in names),
-        scheduler_metrics=rest.reached if options.tenants is None else metrics,
+        scheduler_metrics=metrics,
         model_name=scheduler_place.checkpoint.name,
         log_dir=cache_place.folder,
         is_tls=options.ssl_certfile is not None,
@@ -211,6 +211,7 @@ def _scheduler_child(options: UpOptions, services: Services, cache: SessionAddre
         *(place.program, *services.scheduler, "--cache", str(cache), "--host", rest.host),
         *("--port", str(rest.port), "--grpc-port", str(grpc.port)),
         *("--model", str(checkpoint.folder), "--model-name", checkpoint.name, "--drain-s", str(DRAIN_S)),
+        *("--metrics-port", str(metrics.port), "--metrics-host", metrics.host),
         *_between_services(options, "scheduler", "scheduler-0"),
     ]
     if options.max_queued_tokens:
@@ -220,9 +221,7 @@ def _scheduler_child(options: UpOptions, services: Services, cache: SessionAddre
     if options.reasoning_parser:
         argv += ["--reasoning-parser", options.reasoning_parser]
     if options.tenants is not None:
-        # The metrics name tenants, so they are not on the public port.
-        argv += ["--tenants", str(options.tenants.resolve()), "--metrics-port", str(metrics.port)]
-        argv += ["--metrics-host", metrics.host] if options.on else []
+        argv += ["--tenants", str(options.tenants.resolve())]
     probe: Probe = GrpcServing(grpc.reached)
     if options.ssl_certfile is not None and options.ssl_keyfile is not None:
         argv += ["--ssl-certfile", str(options.ssl_certfile.resolve())]

@@ -26,7 +26,7 @@ def main() -> int:
 
 def run(settings: CacheSettings) -> int:
     """Serve until SIGTERM or SIGINT. Raises CoppiceError."""
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     allow_open_files()
     stopping = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):

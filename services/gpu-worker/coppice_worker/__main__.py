@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def run(settings: WorkerSettings) -> int:
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     stopping = StopRequests()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.ask())

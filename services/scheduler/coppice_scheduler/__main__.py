@@ -21,7 +21,7 @@ def main() -> int:
 
 
 def run(settings: ServiceSettings) -> int:
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     serve(settings)
     return EXIT_OK
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -29,6 +29,21 @@ POLL_S = 0.5  # how often the listening thread looks around by itself
 PATIENCE_S = 10.0  # with a connection from its first moment to its last
 CONNECTIONS_MAX = 32
 PEER_CONNECTIONS_MAX = 8  # of one address, so that no machine keeps all others out
+
+
+class Page(NamedTuple):
+    """An answer to a GET."""
+
+    status: int
+    body: bytes
+    content_type: str
+
+
+Pages = Callable[[str, str], Page | None]  # of a path and a query; None: there is no such path
+
+
+def _no_pages(path: str, query: str) -> Page | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,7 @@ def serve_metrics(
     not_ready_because: Callable[[], Sequence[str]],
     *,
     notes: Callable[[], Sequence[str]] = tuple,
+    pages: Pages = _no_pages,
     flag: str = "--http-port",
     tls: Credentials | None = None,
     patience_s: float = PATIENCE_S,
@@ -62,8 +78,9 @@ def serve_metrics(
     """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
 
     `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
-    gives, 200 when it gives none; `notes` are more lines for whoever reads it. With `tls` all of it is for those alone
-    who show a certificate of the stack, of any role. No connection lasts longer than `patience_s`. Raises
+    gives, 200 when it gives none; `notes` are more lines for whoever reads it. `pages` has what else there is. With
+    `tls` all of it is for those alone who show a certificate of the stack, of any role, and `pages` for those of
+    operators. No connection lasts longer than `patience_s`. Raises
     UnavailableError when the port cannot be had.
     """
 
@@ -73,6 +90,7 @@ def serve_metrics(
     Handler.registry = registry
     Handler.not_ready_because = staticmethod(not_ready_because)
     Handler.notes = staticmethod(notes)
+    Handler.pages = staticmethod(pages)
     try:
         server = _Server((host, port), Handler)
     except OSError as error:
@@ -150,12 +168,13 @@ class _MetricsHandler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
     not_ready_because: Callable[[], Sequence[str]]
     notes: Callable[[], Sequence[str]]
+    pages: Pages
     protocol_version = "HTTP/1.1"
     server_version = "coppice"
     sys_version = ""  # versions are nobody's business
 
     def do_GET(self) -> None:
-        path = self.path.split("?", 1)[0]
+        path, _, query = self.path.partition("?")
         if why_not := self._why_not(path):
             self._answer(403, why_not.encode() + b"\n", "text/plain; charset=utf-8")
         elif path == "/metrics":
@@ -166,6 +185,8 @@ class _MetricsHandler(BaseHTTPRequestHandler):
             reasons = self.not_ready_because()
             body = "\n".join([*(reasons or ["ready"]), *self.notes()])
             self._answer(503 if reasons else 200, body.encode() + b"\n", "text/plain; charset=utf-8")
+        elif (page := self.pages(path, query)) is not None:
+            self._answer(*page)
         else:
             self._answer(404, b"known: /metrics /healthz /readyz\n", "text/plain; charset=utf-8")
 

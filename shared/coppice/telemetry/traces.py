@@ -31,6 +31,10 @@ EXPORT_TIMEOUT_S = 2
 SHUTDOWN_MS = 2000
 _OTLP_CA_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE")  # of a foreign CA
 
+# For `FastAPI(telemetry=...)`. Its own spans are beside those of requests, show queries, and know nothing of gRPC; its
+# logs tell what clients sent.
+NO_TELEMETRY_OF_FASTAPI = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+
 _log = logging.getLogger("coppice.telemetry")
 
 

@@ -46,6 +46,8 @@ class Tenant(BaseModel):
     weight: float = Field(1.0, gt=0, le=1000)  # share of the service when several want more than there is
     requests_per_minute: int = Field(0, ge=0)  # 0: no limit
     tokens_per_minute: int = Field(0, ge=0)  # prompt and output together; 0: no limit
+    tokens_per_month: int = Field(0, ge=0)  # prompt and output together, by UTC months; then it is refused; 0: no limit
+    soft_tokens_per_month: int = Field(0, ge=0)  # from here on the log says so; 0: nothing is said
     zero_on_change: bool = False  # blocks are zeroed between this domain and others; always so if strict or disabled
     models: Models | None = None  # that it may ask for, by name; None: all that are served
     max_context: int | None = Field(None, ge=MIN_CONTEXT)  # tokens of prompt and output together; the service's caps it
@@ -87,6 +89,11 @@ class Tenant(BaseModel):
             and "zero_on_change" in self.model_fields_set
         ):
             raise ValueError(f"mode {self.mode} always zeroes: leave zero_on_change out")
+        if self.tokens_per_month and self.soft_tokens_per_month > self.tokens_per_month:
+            raise ValueError(
+                f"soft_tokens_per_month ({self.soft_tokens_per_month}) is above "
+                f"tokens_per_month ({self.tokens_per_month})"
+            )
         if self.mode == "strict":
             self._is_fixed()
         if self.guarantee_share > self.max_share:
@@ -111,6 +118,10 @@ class Tenant(BaseModel):
             )
         object.__setattr__(self, "max_share", self.guarantee_share or 1.0)
         object.__setattr__(self, "max_blocks", self.guarantee_blocks)
+
+    @property
+    def has_budget(self) -> bool:
+        return bool(self.tokens_per_month or self.soft_tokens_per_month)
 
     @property
     def mode_name(self) -> ModeName:

@@ -42,7 +42,7 @@ class Ended:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """`main` with these flags and variables, in this process, without taking over its signals and logs."""
-    monkeypatch.setattr(main_module, "configure_logging", lambda level: None)
+    monkeypatch.setattr(main_module, "configure_logging", lambda level, log_format: None)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(main_module, "allow_open_files", lambda: 0)
 

@@ -290,7 +290,7 @@ def test_with_tls_a_scheduler_is_served_and_nobody_else(tmp_path: Path, caplog: 
 
 # ---- versions ----
 
-SHAPES = {1: "9a942381c9989d78"}
+SHAPES = {2: "0c7f604857474594"}
 
 
 def test_another_shape_of_these_messages_is_another_version() -> None:

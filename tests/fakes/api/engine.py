@@ -11,9 +11,10 @@ import numpy as np
 
 from coppice.ids import SequenceId
 from coppice.messages.step import TokenLogprobs
+from coppice.request_log.stages import Stage
 from coppice_scheduler.core.state.request import (
+    Chunk,
     Finish,
-    Mark,
     Output,
     OutputError,
     OutputErrorCode,
@@ -76,7 +77,8 @@ class Script:
     undecided_s: float = 0.0  # before it is refused
     error: OutputError | None = None  # after `tokens`
     hangs: bool = False  # after `tokens`, until finished, ended or cancelled
-    timeline: tuple[Mark, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
 
 
 def echo(request: Request) -> Script:
@@ -187,7 +189,8 @@ class FakeEngine:
             num_written_tokens=script.num_written_tokens,
             num_output_tokens=sent + stop,
             stop_token=min(request.stop_token_ids).to_bytes(4, "little") if stop else b"",
-            timeline=script.timeline,
+            stages=script.stages,
+            chunks=script.chunks,
         )
 
     def finish(self, request_id: str) -> None:

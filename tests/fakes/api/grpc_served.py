@@ -26,6 +26,7 @@ from coppice_scheduler.edge.grpc.keyless import KeylessLimits
 from coppice_scheduler.edge.grpc.server import ConnectionLimits, GenerationServer
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
+from tests.fakes.api.records import FakeLog
 
 DEMO = Path(coppice.__file__).parent / "demo_model"
 MODEL = "org/demo"
@@ -41,6 +42,7 @@ class Served:
     channel: grpc.aio.Channel
     port: int
     server: GenerationServer
+    records: FakeLog
 
     def ids(self, text: str) -> list[int]:
         return list(self.checkpoint.raw.encode(text).ids)
@@ -78,7 +80,8 @@ def serve(
         engine = FakeEngine(ModelInfo(MODEL, 512, 1))
         metrics = FrontDoorMetrics(CollectorRegistry(), MODEL)
         frontdoor = FrontDoor(engine, text, tenants or TenantDirectory.single_default(), metrics)
-        generation = Generation(frontdoor, message_timeout_s=message_timeout_s)
+        records = FakeLog()
+        generation = Generation(frontdoor, message_timeout_s=message_timeout_s, log=records)
         public = PublicTls(*tls[:2]) if tls else None
         bounds = limits or ConnectionLimits(MAX_CONNECTIONS)
         server = GenerationServer(generation, "127.0.0.1", 0, bounds, public, keyless=keyless)
@@ -86,7 +89,8 @@ def serve(
         try:
             address = f"127.0.0.1:{server.port}"
             async with open_channel(address, tls[2] if tls else None) as channel:
-                await test(Served(engine, text, pb_grpc.GenerationStub(channel), channel, server.port, server))
+                stub = pb_grpc.GenerationStub(channel)
+                await test(Served(engine, text, stub, channel, server.port, server, records))
         finally:
             await server.stop(None)
 

@@ -28,6 +28,7 @@ from coppice_scheduler.edge.http_server import HttpLimits, HttpServer
 from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
+from tests.fakes.api.records import FakeLog
 
 DEMO = Path(coppice.__file__).parent / "demo_model"
 MODEL = "org/demo"
@@ -43,6 +44,7 @@ class Served:
     registry: CollectorRegistry
     http: httpx.Client
     frontdoor: FrontDoor
+    records: FakeLog
 
     def set_tenants(self, tenants: TenantDirectory) -> None:
         """As the planner would have it, once a request came."""
@@ -127,17 +129,18 @@ def serving(
     of_app.setdefault("first_byte_s", WAIT_S)  # what a busy machine does must not decide what a test sees
     app = create_app(frontdoor, registry, **of_app)
     cors_origins = options.pop("cors_origins", ())
+    records = FakeLog()
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
     public = None if tls is None else PublicTls(*tls[:2])
-    server = HttpServer(app, "127.0.0.1", 0, HttpLimits(**options), public, cors_origins)
+    server = HttpServer(app, "127.0.0.1", 0, HttpLimits(**options), public, cors_origins, records)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
     try:
         verify = True if tls is None else ssl.create_default_context(cafile=tls[2])
         with httpx.Client(base_url=url, timeout=WAIT_S, verify=verify) as http:
-            yield Served(url, engine, checkpoint, registry, http, frontdoor)
+            yield Served(url, engine, checkpoint, registry, http, frontdoor, records)
     finally:
         server.should_exit = server.force_exit = True
         thread.join()

@@ -45,7 +45,11 @@ def schema_of_file() -> dict[str, Any]:
 def _row(tenant: Tenant, now: datetime) -> list[str]:
     rates = [
         f"{count:,} {what}"
-        for count, what in ((tenant.requests_per_minute, "requests"), (tenant.tokens_per_minute, "tokens"))
+        for count, what in (
+            (tenant.requests_per_minute, "requests"),
+            (tenant.tokens_per_minute, "tokens"),
+            (tenant.tokens_per_month, "tokens a month"),
+        )
         if count
     ]
     return [

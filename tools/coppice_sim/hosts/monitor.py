@@ -21,6 +21,7 @@ from coppice.messages.index import (
     Release,
 )
 from coppice.messages.registration import CopyOrders
+from coppice.request_log.stages import Preemption
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import DomainConfig
 from coppice_cache.core.index import IndexCore
@@ -234,12 +235,12 @@ class Monitor:
         life, sometimes = core._life, self._record.sometimes
         preempt, take, leave = life.preempt, life.start, life.leave_family
 
-        def preempted(request: RequestState, now_ns: int) -> None:
+        def preempted(request: RequestState, why: Preemption, now_ns: int) -> None:
             sequence = request.sequence
             if sequence is not None:
                 prefill = sequence.num_computed < sequence.num_start_tokens
                 sometimes["preempted in prefill" if prefill else "preempted in decode"] += 1
-            preempt(request, now_ns)
+            preempt(request, why, now_ns)
 
         def started(request: RequestState, *args: object) -> None:
             sometimes["retry after a crash"] += request.num_retries > 0

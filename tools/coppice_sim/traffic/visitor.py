@@ -15,6 +15,7 @@ import numpy as np
 
 from coppice.ids import DomainId
 from coppice.messages.step import SamplingParams
+from coppice.request_log.stages import WAITING, StageKind
 from coppice_scheduler.core.state.request import Output, Refused, Request
 from coppice_sim.base.timeline import MS, Timeline
 from coppice_sim.hosts.cluster import Cluster
@@ -27,6 +28,8 @@ BURST = 9
 BURST_EVERY = 3  # rounds
 PROMPT_TOKENS = 12
 OUTPUT_TOKENS = 3
+
+_IN_QUEUE = WAITING - {StageKind.ACQUIRE}
 
 
 class Visitor(Observer):
@@ -85,5 +88,5 @@ class Visitor(Observer):
             self.told[str(request_id)] = (said,)
         elif isinstance(said, Output):
             usage = said.num_prompt_tokens, said.num_cached_tokens, said.num_output_tokens, said.num_written_tokens
-            waited = any(name == "queue" and end > start for name, start, end in said.timeline)
+            waited = any(stage.kind in _IN_QUEUE and stage.length_ns for stage in said.stages)
             self.told[str(request_id)] = (said.finish, said.error, said.tokens, waited, *usage)

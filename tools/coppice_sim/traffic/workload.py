@@ -20,6 +20,7 @@ from coppice_scheduler.core.state.request import (
     Granted,
     Output,
     OutputErrorCode,
+    Refused,
     RefusedReason,
     Request,
     Resumed,
@@ -51,6 +52,9 @@ class Ask:
     outcome: str = ""
     num_cached: int | None = None  # prompt tokens that the first grant found, as it was told
     num_moves: int = 0
+    came_ns: int = 0  # to the scheduler that has it
+    last: Output | None = None  # with its outcome
+    refusal: Refused | None = None
 
     @property
     def logprobs_end(self) -> int:
@@ -147,9 +151,11 @@ class Workload:
         self.asks[ask.request.request_id] = ask
         self._by_number.append(ask)
         self.num_open += 1
+        ask.came_ns = ask.host.now_ns
         refused = ask.host.submit(ask.request)
         if refused is not None:
             self._told(ask, refused)
+            ask.refusal = refused
             self.num_refused += 1
             self._close(ask, "refused")
 
@@ -250,8 +256,19 @@ class Workload:
         if output.finish in (Finish.STOP, Finish.LENGTH) and output.num_output_tokens != len(ask.told) - num_prompt:
             self._record.fail("O3", f"{name}: {output.num_output_tokens} tokens counted, {ask.told} told")
 
+    def _take_stages(self, ask: Ask, output: Output) -> None:
+        """They tell all of the time that it was at its scheduler, without a gap."""
+        ends = [stage.end_ns for stage in output.stages]
+        if [stage.start_ns for stage in output.stages[1:]] != ends[:-1]:
+            self._record.fail("O5", f"{ask.request.request_id}: stages with a gap: {output.stages}")
+        came_ns = output.stages[0].start_ns if output.stages else ask.host.now_ns
+        if came_ns != ask.came_ns or (ends and ends[-1] != ask.host.now_ns):
+            self._record.fail("O5", f"{ask.request.request_id} came at {ask.came_ns}: {output.stages}")
+
     def _finished(self, ask: Ask, output: Output) -> None:
         finish = output.finish
+        ask.last = output
+        self._take_stages(ask, output)
         complete = ask.tokens == ask.expected
         if finish in (Finish.STOP, Finish.LENGTH) and not complete:
             self._record.fail("O3", f"{ask.request.request_id} ended with {finish} after {ask.tokens}: {ask.expected}")
@@ -283,6 +300,7 @@ class Workload:
     def _move(self, ask: Ask, to: SchedulerHost) -> None:
         ask.num_moves += 1
         ask.host = to
+        ask.came_ns = to.now_ns
         sent = np.array(ask.tokens, "<u4").tobytes()
         num_reported = ask.num_logprobs if ask.request.sampling.num_prompt_logprobs is not None or sent else 0
         resumed = Resumed(sent, num_reported, ask.num_cached, ask.num_moves)

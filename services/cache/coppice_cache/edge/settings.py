@@ -100,6 +100,7 @@ class CacheSettings(ListeningSettings):
         "them; names of blocks are keyed digests and tell nothing.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="How a line of the log is written.")
     seal_key: Annotated[SecretStr, EnvOnly("COPPICE_SEAL_KEY")] = Field(
         SecretStr(""),
         description="Key of the seals: 16 to 64 bytes in hexadecimal. Keys of before may follow, after commas: what is "

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from coppice import __version__
+from coppice.telemetry.traces import NO_TELEMETRY_OF_FASTAPI
 from coppice_cache.edge.api.admin_http import error_response
 from coppice_cache.edge.api.body_limit import BodyLimit
 from coppice_cache.engine_index.core.keys import lora_tag, salt_tag
@@ -32,7 +33,12 @@ class MatchRefused(ValueError):
 
 def build_ingest_app(ingest: Ingest) -> FastAPI:
     app = FastAPI(
-        title="Coppice advisory index", version=__version__, openapi_url="/openapi.json", docs_url=None, redoc_url=None
+        telemetry=NO_TELEMETRY_OF_FASTAPI,
+        title="Coppice advisory index",
+        version=__version__,
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
     )
     registry = CollectorRegistry()
     registry.register(IngestMetrics(ingest))

@@ -92,6 +92,7 @@ class WorkerSettings(ListeningSettings):
         None, description="File that gets a JSON line for each act of an operator; default: the log."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="How a line of the log is written.")
 
     @model_validator(mode="after")
     def _nodes_fit(self) -> Self:

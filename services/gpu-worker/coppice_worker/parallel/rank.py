@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def run(invitation: Invitation) -> int:
-    configure_logging(invitation.settings.log_level)
+    configure_logging(invitation.settings.log_level, invitation.settings.log_format)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_Named(invitation.rank))
     place = invitation.place

@@ -20,6 +20,7 @@ from coppice.messages.index import (
     Workers,
 )
 from coppice.messages.step import StepPlan, StepResult
+from coppice.request_log.stages import StageKind
 from coppice_scheduler.core.batch.multi_step import plan_due_ns
 from coppice_scheduler.core.batch.results import take_result
 from coppice_scheduler.core.batch.step import plan_step
@@ -139,6 +140,7 @@ class SchedulerCore:
         """Running sequences go on with the blocks they have; ops wait."""
         self._now_ns = now_ns
         self._life.leases.connected = False
+        self._life.shortages.lasts(StageKind.NO_CACHE, now_ns)
         cell_sums.lost(self._life, now_ns)
 
     def index_message(self, message: ToClient, now_ns: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from coppice.ids import LeaseId, SequenceId, WorkerId
 from coppice.messages.index import Grant, Reuse
+from coppice.request_log.stages import History, Preemption, StageKind
 from coppice_scheduler.core.cell.elsewhere import Elsewhere
 from coppice_scheduler.core.cell.own_sums import OwnSums
 from coppice_scheduler.core.queue.deadlines import Deadlines
@@ -21,6 +22,7 @@ from coppice_scheduler.core.queue.limits import RateLimits
 from coppice_scheduler.core.queue.open_calls import OpenCalls
 from coppice_scheduler.core.queue.quarantine import Quarantine
 from coppice_scheduler.core.queue.queues import Gates, Sleepers, WaitingQueue
+from coppice_scheduler.core.queue.shortages import Shortages
 from coppice_scheduler.core.queue.slot_shares import SlotShares
 from coppice_scheduler.core.state import forks
 from coppice_scheduler.core.state.counts import Counts, Totals, decrement
@@ -31,9 +33,10 @@ from coppice_scheduler.core.state.outbox import Outbox
 from coppice_scheduler.core.state.request import NOT_SERVED, Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import NO_LEASE, RequestState, RequestStatus, Sequence, SequenceState
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantSettings
-from coppice_scheduler.core.state.workers import Worker, lost_in_work
+from coppice_scheduler.core.state.workers import Worker
 
 NS_PER_MS = 1_000_000
+_NOT_OF_STRICT = frozenset({StageKind.NO_SLOT, StageKind.POOL_FULL})
 
 
 class Lifecycle:
@@ -45,6 +48,8 @@ class Lifecycle:
         self.queue = WaitingQueue(settings.queue_timeout_ms * NS_PER_MS, settings.max_overtake_ms * NS_PER_MS)
         self.sleepers = Sleepers()
         self.gates = Gates(fixed=settings.fixed_domains)
+        self.shortages = Shortages()
+        self.shortages.lasts(StageKind.NO_CACHE, 0)
         self.leases = LeaseTable(settings.instance, settings.retain_priority)
         self.shares = FairShares(lambda tenant: self.settings.limits_of(tenant).weight)
         self.slot_shares = SlotShares(settings)
@@ -87,16 +92,19 @@ class Lifecycle:
             self.rate_limits.charge(request.request.tenant, request.num_prompt_tokens, now_ns)
             self.own_sums.charge(request.tenant_number, request.num_prompt_tokens)
         self.deadlines.add(request)
+        request.history = History(StageKind.QUEUED, now_ns, amount=self.counts.tenant_waiting[request.request.tenant])
         self._enter_queue(request, now_ns)
         if forks.join(request, self.requests.get(request.request.fork_of or "")):
             request.status = RequestStatus.FOLLOWING
             self.counts.tenant_following[request.request.tenant] += 1
+            request.history.becomes(StageKind.FORK, now_ns)
 
     def prompt_computed(self, request: RequestState, now_ns: int) -> None:
         """It has its first token: its forks go on, and from now on they wait as others do."""
         for fork in forks.prompt_computed(request):
             self._stop_following(fork)
             self.queue.stay_on(fork, now_ns)
+            fork.history.becomes(StageKind.QUEUED, now_ns)
             self._put_back(fork)
 
     def leave_family(self, request: RequestState) -> None:
@@ -118,6 +126,12 @@ class Lifecycle:
         self.queue.enter(request, now_ns)
         request.start_wanting(self.shares)
 
+    def _waited(self, request: RequestState, now_ns: int) -> None:
+        """What everybody waited for is why it was queued; but strict tenants have slots and blocks of their own."""
+        if request.history.kind is StageKind.QUEUED:
+            is_strict = request.request.tenant in self.slot_shares.strict
+            self.shortages.tell(request.history, now_ns, _NOT_OF_STRICT if is_strict else ())
+
     def _put_back(self, request: RequestState) -> None:
         """It got nothing: the same stay in the queue goes on."""
         request.status = RequestStatus.WAITING
@@ -133,6 +147,8 @@ class Lifecycle:
         request.asked_under = NO_LEASE
         self.by_lease[lease.lease_id] = request
         request.asked_ns = now_ns
+        self._waited(request, now_ns)
+        request.history.becomes(StageKind.ACQUIRE, now_ns)
         self.counts.asking += 1
         self.counts.tenant_asking[request.request.tenant] += 1
 
@@ -152,8 +168,9 @@ class Lifecycle:
         self.unask(request)
         request.asked_under = lease.lease_id
 
-    def sleep(self, request: RequestState, lease: Lease, retry_ms: int, now_ns: int) -> None:
-        """Another lease computes its prefix. It holds nothing and keeps its place, and its deadline goes on."""
+    def sleep(self, request: RequestState, lease: Lease, num_tokens: int, retry_ms: int, now_ns: int) -> None:
+        """Another lease computes so many tokens of its prefix. It holds nothing, keeps its place, and its deadline goes
+        on."""
         assert request.status is RequestStatus.ASKING
         self._asked(request)
         self._part_from_lease(request)
@@ -163,6 +180,7 @@ class Lifecycle:
         request.asked_under = lease.lease_id
         request.wake_ns = min(now_ns + retry_ms * NS_PER_MS, max(request.flight_until_ns, now_ns + NS_PER_MS))
         self.sleepers.add(request)
+        request.history.becomes(StageKind.PREFIX, now_ns, amount=num_tokens)
         self.counts.tenant_sleeping[request.request.tenant] += 1
         self.totals.flight_waits += 1
 
@@ -194,8 +212,8 @@ class Lifecycle:
     def start(self, request: RequestState, lease: Lease, grant: Grant, now_ns: int) -> None:
         """Its grant came: it has a sequence on a worker."""
         assert request.status is RequestStatus.ASKING
-        request.mark("queue", request.queued_ns, request.asked_ns)
-        request.mark("acquire", request.asked_ns, now_ns)
+        num_to_compute = request.num_tokens - grant.num_cached_tokens
+        request.history.becomes(StageKind.PREFILL, now_ns, grant.worker_id, num_to_compute)
         self._asked(request)
         self._leave_queue(request)
         self.counts.running += 1
@@ -225,23 +243,24 @@ class Lifecycle:
         worker.running[sequence.sequence_id] = sequence
         forks.plan_copy(worker, sequence)
 
-    def preempt(self, request: RequestState, now_ns: int) -> None:
+    def preempt(self, request: RequestState, why: Preemption, now_ns: int) -> None:
         """Take its blocks back; it waits and recomputes. It will ask for the same prefix: that is worth keeping."""
         assert request.lease is not None
         request.lease.reuse = Reuse.LIKELY
         self.totals.preemptions += 1
+        request.history.happened(StageKind.PREEMPTED, now_ns, why.value)
         self.requeue(request, now_ns)
 
     def restart(self, request: RequestState, now_ns: int) -> None:
         """Preempt it for its own sake, once for each length that it reached."""
         if request.num_tokens > request.restarted_at:
             request.restarted_at = request.num_tokens
-            self.preempt(request, now_ns)
+            self.preempt(request, Preemption.ALONE, now_ns)
 
     def requeue(self, request: RequestState, now_ns: int) -> None:
         """Start it over without counting a fault: what stopped it is mended."""
         self._stop_running(request)
-        self._enter_queue(request, now_ns)
+        self._back_in_queue(request, now_ns)
 
     def retry(self, request: RequestState, error: OutputError, now_ns: int) -> None:
         """Something failed that was not its fault: it goes on behind its last token, here or on another worker, or ends
@@ -253,7 +272,12 @@ class Lifecycle:
         self.totals.retries += 1
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
-            self._enter_queue(request, now_ns)
+            request.history.happened(StageKind.RESTARTED, now_ns, error.code.value)
+            self._back_in_queue(request, now_ns)
+
+    def _back_in_queue(self, request: RequestState, now_ns: int) -> None:
+        request.history.becomes(StageKind.QUEUED, now_ns, amount=self.counts.tenant_waiting[request.request.tenant])
+        self._enter_queue(request, now_ns)
 
     def _stop_running(self, request: RequestState) -> None:
         assert request.status is RequestStatus.RUNNING
@@ -295,9 +319,7 @@ class Lifecycle:
             if request.asked_under:
                 self.leases.disown(request.asked_under)
             self._leave_queue(request)
-            request.mark("queue", request.queued_ns, now_ns)
-        if request.first_token_ns:
-            request.marks.append(("decode", request.first_token_ns, now_ns))
+        self._waited(request, now_ns)
         request.stop_wanting(self.shares)
         self.shares.go(request.tenant_number)
         self.leave_family(request)
@@ -305,7 +327,7 @@ class Lifecycle:
         self.totals.finished += 1
         del self.requests[request.request.request_id]
         self.open_calls.step_ended(request.request)
-        self.outbox.last(request, finish, error, stop_token)
+        self.outbox.last(request, finish, error, stop_token, now_ns)
 
     # --- sequences
 
@@ -366,34 +388,3 @@ class Lifecycle:
             for stall in worker.stalled.values():
                 stall.refused = False
                 stall.retry_ns = 0
-
-    # --- workers
-
-    def worker_dead(self, worker: Worker, now_ns: int) -> None:
-        """Its epoch is over: nothing that was granted there is worth anything."""
-        self._take_requests(list(worker.running.values()), lost_in_work(worker), now_ns)
-        self._nothing_in_flight(worker)
-
-    def worker_emptied(self, worker: Worker, now_ns: int) -> None:
-        """Its epoch goes on, its sequences are gone. Those that it was not told of yet are not concerned."""
-        told = [sequence for sequence in worker.running.values() if sequence.state is SequenceState.ATTACHED]
-        self._take_requests(told, lost_in_work(worker), now_ns)
-        self._nothing_in_flight(worker)
-
-    def _nothing_in_flight(self, worker: Worker) -> None:
-        gone = worker.to_detach + [sequence for step in worker.in_flight for sequence in step.removed]
-        worker.restart_steps()
-        for sequence in gone:
-            self.removed(sequence)
-        worker.returning.clear()
-
-    def give_up(self, worker: Worker, error: OutputError, now_ns: int) -> None:
-        """It cannot be asked and may still compute: its blocks go back through a fence."""
-        worker.abandoned = True
-        self._take_requests(list(worker.running.values()), error, now_ns)
-        for lease in list(worker.returning.values()):
-            self.leases.abandon(lease)
-
-    def _take_requests(self, sequences: list[Sequence], error: OutputError, now_ns: int) -> None:
-        for sequence in sequences:
-            self.retry(sequence.request, error, now_ns)

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +30,14 @@ from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, UsageError
 from coppice.garbage import shorten_pauses
 from coppice.processes.leaving import leave
+from coppice.request_log.writer import RecordWriter
 from coppice.telemetry.logs import configure_logging
 from coppice.telemetry.traces import Tracing, configure_tracing
 from coppice.tenants.directory import TenantDirectory
 from coppice.tls.identity import Role
 from coppice_scheduler.edge.base.file_limit import connections_within_limit
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics, merged_registry
+from coppice_scheduler.edge.base.metrics_folder import recent_records
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.grpc.generation import Generation
@@ -52,11 +55,13 @@ from coppice_scheduler.edge.ipc.door_messages import (
 )
 from coppice_scheduler.edge.ipc.links import ParentLink, PlannerLink
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
+from coppice_scheduler.edge.request_log.budgets import REFRESH_S, Budgets
 from coppice_scheduler.edge.rest_app import create_app
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 
 _log = logging.getLogger("coppice.scheduler")
 SERVICE = "coppice-scheduler"  # in traces
+RECENT_BYTES_MAX = 2 * 1024 * 1024  # of a file of records that nobody asked for, of which there are two
 CLOSE_GRACE_S = 2.0  # for answers that are complete to reach their clients
 CUT_GRACE_S = 0.5  # for what is left after that to hear that it was cut off
 ORPHAN_S = CLOSE_GRACE_S + 1.0  # a front door without its parent lives no longer
@@ -72,7 +77,7 @@ def main() -> int:
     if start is None:
         return EXIT_FAILURE
     settings = ServiceSettings.model_validate_json(start.settings)
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     tracing = _tracing(settings)
     try:
         asyncio.run(_serve(start, settings, connection, listener))
@@ -132,6 +137,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     reaches = [partial(reach, path) for path in start.planners]
     engine = DoorEngine(start.door, start.model, reaches, parent, start.tenants)
     metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)
+    budgets = Budgets(settings.request_log)
     frontdoor = FrontDoor(
         engine,
         checkpoint,
@@ -140,23 +146,26 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
         max_retain_ms=settings.max_retain_ms,
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
+        budgets=budgets,
     )
-    engine.moved = lambda request: metrics.moved(request.tenant)
+    engine.moved = frontdoor.moved
     engine.tenants_changed = lambda content: frontdoor.set_tenants(_directory(settings, content))
     # Metrics name tenants and tell how busy each is, which is no tenant's to know.
-    is_public = settings.metrics_port is None and not tenants.needs_key
+    is_public = not tenants.needs_key
     registry = merged_registry(start.metrics_dir, PlannerCollector(engine.stats, start.model.id)) if is_public else None
     connections = connections_within_limit()
     limits = HttpLimits(max_connections=connections.rest)
     tls = settings.public_tls()
     app = create_app(frontdoor, registry, unknown_fields=UnknownFields(settings.unknown_fields))
-    rest = HttpServer(app, settings.host, settings.port, limits, tls, settings.cors_origins)
+    log = _request_log(start, settings)
+    rest = HttpServer(app, settings.host, settings.port, limits, tls, settings.cors_origins, log)
     grpc_limits = ConnectionLimits(connections.grpc)
-    grpc_server = GenerationServer(Generation(frontdoor), settings.host, settings.grpc_port, grpc_limits, tls)
+    grpc_server = GenerationServer(Generation(frontdoor, log=log), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()
     await loop.create_connection(lambda: parent, sock=connection)
     planners = asyncio.create_task(engine.keep_planners())
     peers = asyncio.create_task(_keep_peers(engine, settings, start.instance))
+    refreshing = asyncio.create_task(_keep_budgets(budgets))
     frontdoor.warm_up()
     shorten_pauses()
     rest_task = asyncio.create_task(rest.serve(sockets=[listener]))
@@ -170,10 +179,24 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     if not (await asyncio.wait({ended}, timeout=CLOSE_GRACE_S))[0]:
         rest.cut_off()
         await asyncio.wait({ended}, timeout=CUT_GRACE_S)
-    planners.cancel()
-    peers.cancel()
+    for task in (planners, peers, refreshing):
+        task.cancel()
     if ended.done():
         ended.result()
+
+
+async def _keep_budgets(budgets: Budgets) -> None:
+    while True:
+        await asyncio.to_thread(budgets.refresh, datetime.now(UTC))
+        await asyncio.sleep(REFRESH_S)
+
+
+def _request_log(start: Start, settings: ServiceSettings) -> RecordWriter:
+    """Without a folder of the operator's the newest records are kept in that of the metrics, which is in memory."""
+    name = f"{start.instance.hex()[:8]}-{start.door}"
+    if settings.request_log:
+        return RecordWriter(settings.request_log, name)
+    return RecordWriter(recent_records(start.metrics_dir), name, bytes_max=RECENT_BYTES_MAX, files_max=2)
 
 
 async def _keep_peers(engine: DoorEngine, settings: ServiceSettings, instance: bytes) -> None:

@@ -30,6 +30,8 @@ from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.base.request_id import HEADER, request_id_of
 from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http.request_ids import RequestIds
+from coppice_scheduler.edge.request_log.open_record import Log
+from coppice_scheduler.edge.request_log.rest import RequestRecords
 from coppice_scheduler.edge.rest_app import error_response
 from coppice_scheduler.edge.silent_connections import SilentConnections
 
@@ -62,12 +64,19 @@ class HttpLimits:
 
 
 def _config(
-    app: ASGIApp, host: str, port: int, limits: HttpLimits, tls: PublicTls | None, cors_origins: tuple[str, ...]
+    app: ASGIApp,
+    host: str,
+    port: int,
+    limits: HttpLimits,
+    tls: PublicTls | None,
+    cors_origins: tuple[str, ...],
+    log: Log | None,
 ) -> uvicorn.Config:
     """Logs go to the process's own logging."""
     protocol = _limited_protocol(limits)
+    answers = with_cors(_Guard(app, limits), cors_origins)
     return uvicorn.Config(
-        RequestIds(with_cors(_Guard(app, limits), cors_origins)),
+        RequestIds(answers if log is None else RequestRecords(answers, log)),
         host=host,
         port=port,
         http=protocol if tls is None else _behind_tls(protocol, limits, tls),  # type: ignore[arg-type]
@@ -96,9 +105,10 @@ class HttpServer(PromptServer):
         limits: HttpLimits | None = None,
         tls: PublicTls | None = None,
         cors_origins: tuple[str, ...] = (),
+        log: Log | None = None,
     ) -> None:
         self._limits = limits or HttpLimits()
-        super().__init__(_config(app, host, port, self._limits, tls, cors_origins))
+        super().__init__(_config(app, host, port, self._limits, tls, cors_origins, log))
         self._listeners: list[SilentConnections] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -15,10 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from coppice import __version__
+from coppice.telemetry.traces import NO_TELEMETRY_OF_FASTAPI
 from coppice_scheduler.edge.anthropic.errors import error_body
 from coppice_scheduler.edge.anthropic.openapi import anthropic_routes
 from coppice_scheduler.edge.anthropic.routes import MESSAGES_PATH, add_anthropic
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, not_ready
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, internal, not_ready
 from coppice_scheduler.edge.base.tenant_model import ContextLimit
 from coppice_scheduler.edge.frontend.body_budget import NO_ROOM_CODES
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
@@ -32,8 +33,16 @@ from coppice_scheduler.edge.http.requests import READ, caller_of
 from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.openapi import openai_routes
 from coppice_scheduler.edge.openai.routes import add_openai
+from coppice_scheduler.edge.request_log.open_record import current_record
 
 BODY_TIMEOUT_S = 30.0
+_APP: dict[str, Any] = {
+    "docs_url": None,
+    "redoc_url": None,
+    "openapi_url": None,
+    "telemetry": NO_TELEMETRY_OF_FASTAPI,
+}
+RETRY_BY_ITSELF_MS = 600_000
 _SHOWN_CHARS = 200  # of a path that there is not
 
 
@@ -46,7 +55,7 @@ def create_app(
     unknown_fields: UnknownFields = UnknownFields.REFUSE,
 ) -> FastAPI:
     """The ASGI application of one front door. Without a registry it serves no /metrics: that names tenants."""
-    app = FastAPI(title="Coppice", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Coppice", version=__version__, **_APP)
     app.add_middleware(RateHeaders, limits_left=frontdoor.limits_left, anthropic_path=MESSAGES_PATH)
     _add_error_handlers(app)
     _add_health(app, frontdoor, registry)
@@ -96,6 +105,8 @@ def error_response(error: ApiError, body: Mapping[str, Any] | None = None) -> Re
     if error.retry_after_ms:
         headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
         headers["retry-after-ms"] = str(error.retry_after_ms)
+    if error.retry_after_ms > RETRY_BY_ITSELF_MS:
+        headers["x-should-retry"] = "false"  # OpenAI's clients would send it again at once
     if error.kind is ErrorKind.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     if error.kind in (ErrorKind.TOO_LARGE, ErrorKind.TIMEOUT) or error.code in NO_ROOM_CODES:
@@ -105,6 +116,7 @@ def error_response(error: ApiError, body: Mapping[str, Any] | None = None) -> Re
 
 def _refusal(request: Request, error: ApiError) -> Response:
     """In the shape of the API that was called."""
+    current_record().failed(code_of(error))
     is_anthropic = request.url.path.startswith(MESSAGES_PATH)
     return error_response(error, error_body(error, id_of(request).shown) if is_anthropic else None)
 

@@ -28,13 +28,14 @@ from coppice.errors import UnavailableError, UsageError
 from coppice.garbage import shorten_pauses
 from coppice.telemetry.metrics_server import serve_metrics
 from coppice.tenants.agreement import TenantsAgreement
+from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.file_limit import BACKLOG, raise_file_limit
 from coppice_scheduler.edge.base.metrics import merged_registry
-from coppice_scheduler.edge.base.metrics_folder import metrics_folder
+from coppice_scheduler.edge.base.metrics_folder import metrics_folder, recent_records
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_scheduler.edge.ipc.door_messages import Start
 from coppice_scheduler.edge.ipc.planner_messages import Plan
@@ -43,6 +44,7 @@ from coppice_scheduler.edge.processes.claims import Claims
 from coppice_scheduler.edge.processes.door_processes import DoorProcesses
 from coppice_scheduler.edge.processes.planner_processes import PlannerProcesses
 from coppice_scheduler.edge.processes.tenant_reload import TenantReload
+from coppice_scheduler.edge.request_log.pages import RequestPages
 
 _log = logging.getLogger("coppice.scheduler")
 LOOK_S = 0.25  # how often front doors are looked after when nothing happens
@@ -70,8 +72,11 @@ def serve(settings: ServiceSettings) -> None:
     tls = settings.credentials(Role.SCHEDULER)
     settings.public_tls()  # what is wrong there is told before anything is started
     limits = _model_limits(Path(settings.model))
+    _check_request_log(settings.request_log)
     audit = AuditLog("scheduler", settings.audit_log)
     watch = TenantsWatch(settings.tenants, audit) if settings.tenants else None
+    if watch is not None and settings.request_log is None:
+        _refuse_budgets(Path(watch.path), watch.content)
     model = ModelInfo(
         id=settings.model_name or Path(settings.model).resolve().name,
         max_context=limits.max_context,
@@ -94,6 +99,28 @@ def serve(settings: ServiceSettings) -> None:
             start = Start(0, told, model, folder, places, content, instance)
             plan = Plan(told, model, instance, content)
             _Service(settings, watch, tls).run(plan, start, listener, planner_sockets)
+
+
+def _refuse_budgets(path: Path, content: bytes) -> None:
+    """Raises UsageError for what cannot be held without records."""
+    having = [tenant.id for tenant in TenantDirectory.parse(path, content).tenants if tenant.has_budget]
+    if having:
+        raise UsageError(
+            f"{path}: tenant {having[0]!r} has a budget of tokens per month, and nothing is recorded that would count",
+            hint="give --request-log FOLDER",
+        )
+
+
+def _check_request_log(folder: str | None) -> None:
+    """Raises UsageError where no record could be written."""
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--request-log {folder}: {error.strerror}", hint="give a folder to write to") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--request-log {folder} cannot be written to", hint="give a folder to write to")
 
 
 class _Service:
@@ -190,6 +217,7 @@ class _Service:
             registry,
             lambda: planners.problems,
             notes=lambda: agreement.notes,
+            pages=RequestPages(settings.request_log or recent_records(start.metrics_dir)),
             flag="--metrics-port",
             tls=self._tls,
         )

@@ -6,6 +6,7 @@ import numpy as np
 
 from coppice.ids import SequenceId, WorkerEpoch
 from coppice.messages.step import Refusal, RefusalCode, SamplingParams, StepResult, TokenLogprobs
+from coppice.request_log.stages import Preemption
 from coppice_scheduler.core.state.request import Finish, Output
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from coppice_scheduler.core.state.slot_table import FIRST_SLOTS, STOPS_MAX, TAIL_MAX
@@ -190,7 +191,7 @@ def test_what_is_computed_again_is_not_reported_again() -> None:
     bench = with_logprobs()
     step(bench, {1: 5}, logprobs(1, 1, -1.0, -2.0, -3.0))
     life = bench.core._life
-    life.preempt(life.requests["r"], bench.now_ns)
+    life.preempt(life.requests["r"], Preemption.POOL, bench.now_ns)
     bench.advance()
     while not bench.plans[0].attach:
         bench.result({1: 6} if u32(bench.plans[0].rows) else {})

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coppice.request_log.stages import Preemption
 from coppice_scheduler.core import engine
 from coppice_scheduler.core.policy.preemption import Stakes
 from coppice_scheduler.core.state.request import Finish
@@ -36,11 +37,11 @@ def watched(num_blocks: int, requests: list[tuple[int, int, int]], ahead: int, s
     life = world.core._life
     preempt = life.preempt
 
-    def counted(request: RequestState, now_ns: int) -> None:
+    def counted(request: RequestState, why: Preemption, now_ns: int) -> None:
         assert request.sequence is not None
         worker = life.workers[request.sequence.lease.worker_id]
         stakes.append(Stakes(worker).of(request.sequence))
-        preempt(request, now_ns)
+        preempt(request, why, now_ns)
 
     life.preempt = counted  # type: ignore[method-assign]
     for number, (prompt, wanted, domain) in enumerate(requests):

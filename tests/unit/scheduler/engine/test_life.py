@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coppice.messages.index import Acquire, AnswerBatch, Extend, Publish, Release
+from coppice.request_log.stages import Stage, StageKind
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler.scheduler_bench import BLOCK, MS, Bench, rows_of, tokens_of
@@ -237,7 +238,7 @@ def test_an_end_with_an_error_is_the_one_end_and_gives_all_back(reached: str) ->
     assert not bench.core.end("r", ABORTED, bench.now_ns)
 
 
-def test_the_timeline_tells_where_the_time_went() -> None:
+def test_the_last_output_tells_where_the_time_went() -> None:
     bench = Bench(settings(max_chunk_tokens=4, max_steps_in_flight=1))
     bench.submit("r", 6, max_new=2)
     bench.advance(1)
@@ -245,13 +246,12 @@ def test_the_timeline_tells_where_the_time_went() -> None:
     for sampled in ({}, {1: 1}, {1: 2}):
         bench.now_ns += 2 * MS
         bench.result(sampled)
-    assert bench.last("r").timeline == (
-        ("queue", 0, 0),
-        ("acquire", 0, 1 * MS),
-        ("prefill", 1 * MS, 3 * MS),
-        ("prefill", 3 * MS, 5 * MS),
-        ("decode", 5 * MS, 7 * MS),
+    assert bench.last("r").stages == (
+        Stage(StageKind.ACQUIRE, 0, 1 * MS),
+        Stage(StageKind.PREFILL, 1 * MS, 5 * MS, "w", 6),
+        Stage(StageKind.DECODE, 5 * MS, 7 * MS, "w"),
     )
+    assert bench.last("r").chunks == ((1 * MS, 3 * MS, 4), (3 * MS, 5 * MS, 2))
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,9 @@ def test_everybody_ends_and_nobody_gives_way_too_often(num_tenants: int) -> None
     yields: Counter[str] = Counter()
     preempt = world.core._life.preempt
 
-    def counted(request, now_ns):  # type: ignore[no-untyped-def]
+    def counted(request, why, now_ns):  # type: ignore[no-untyped-def]
         yields[request.request.request_id] = request.num_yields
-        preempt(request, now_ns)
+        preempt(request, why, now_ns)
 
     world.core._life.preempt = counted  # type: ignore[method-assign]
     for number in range(60):

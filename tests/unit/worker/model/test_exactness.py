@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace, WorkerId
 from coppice.messages.step import SamplingParams
+from coppice.request_log.stages import Preemption
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
 from coppice_offline.engine import EngineSettings, LocalEngine
 from coppice_scheduler.core.state.request import Finish, Request
@@ -118,7 +119,7 @@ class Stage:
     def preempt(self, which: int) -> None:
         running = [r for r in self.life.requests.values() if r.status is RequestStatus.RUNNING]
         if running:
-            self.life.preempt(running[which % len(running)], self.now_ns)
+            self.life.preempt(running[which % len(running)], Preemption.POOL, self.now_ns)
 
     def turn(self) -> None:
         self.now_ns += 2_000_000

@@ -20,6 +20,7 @@ from coppice.addresses import Address
 from coppice.audit_log import Act, AuditLog
 from coppice.errors import UnavailableError
 from coppice.processes.prompt_uvicorn import PromptServer
+from coppice.telemetry.traces import NO_TELEMETRY_OF_FASTAPI
 from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
 from coppice.tls.entrance import Handshakes, TlsEntrance, behind_tls
@@ -60,7 +61,12 @@ def build_app(
     """`names` are answered to beside addresses and localhost. Without `audit` acts go to the log. `wants_operators`:
     TLS says who asks."""
     app = FastAPI(
-        title="Coppice cache service", version=__version__, openapi_url="/openapi.json", docs_url=None, redoc_url=None
+        telemetry=NO_TELEMETRY_OF_FASTAPI,
+        title="Coppice cache service",
+        version=__version__,
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
     )
     _add_health(app, service, registry, readiness)
     app.add_middleware(BodyLimit)

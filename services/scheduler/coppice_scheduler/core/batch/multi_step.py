@@ -48,12 +48,13 @@ def plan_due_ns(worker: Worker, settings: SchedulerSettings) -> int | None:
     if len(worker.in_flight) >= settings.max_steps_in_flight:
         return None
     begun_ns = max(worker.in_flight[0].planned_ns, worker.result_ns)
-    length_ns = sum(_expected_ns(worker, step) for step in worker.in_flight)
+    length_ns = sum(expected_length_ns(worker, step) for step in worker.in_flight)
     lead_ns = min(max(LEAD_MIN_NS, int(length_ns * LEAD_SHARE)), LEAD_MAX_NS)
     return begun_ns + max(0, length_ns - lead_ns)
 
 
-def _expected_ns(worker: Worker, step: InFlight) -> int:
+def expected_length_ns(worker: Worker, step: InFlight) -> int:
+    """How long a step of its size takes, by those before it; 0: none was there yet."""
     if step.rows.is_decode:
         return int(worker.decode_step_us * step.plan.num_decode_steps) * NS_PER_US
     return int(max(worker.decode_step_us, worker.chunk_token_us * int(step.rows.num_tokens.sum()))) * NS_PER_US

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from coppice.handles import HANDLE_BYTES, block_of, handles_array
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.step import FLOAT_BYTES, Refusal, RefusalCode, StepResult, TokenLogprobs
-from coppice_scheduler.core.batch.multi_step import note_pace
+from coppice.request_log.stages import Stage, StageKind
+from coppice_scheduler.core.batch.multi_step import NS_PER_US, expected_length_ns, note_pace
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import RequestState, Sequence
@@ -22,6 +23,10 @@ from coppice_scheduler.core.state.slot_table import TAIL_MAX, Bool, Int64, SlotT
 from coppice_scheduler.core.state.workers import InFlight, PlanRows, Worker
 
 _TOO_MUCH = "the answer's grammar takes more work than one answer is given, or allows nothing further; make it simpler"
+
+
+SLOW_TIMES = 4  # what its like took: so long a step is told of to those in it,
+SLOW_EXTRA_NS = 100_000_000  # if it cost them so much
 
 
 class Accepted(NamedTuple):
@@ -40,6 +45,7 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
         return
     step = worker.in_flight.popleft()
     life.totals.steps += 1
+    late = _late(worker, step, now_ns)
     worker.result_ns = now_ns
     note_pace(worker, step, result)
     worker.rate.step_done(step.planned_ns, now_ns, result.num_tokens)
@@ -58,11 +64,23 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
             if request.request.streams:
                 life.outbox.note(request)
     _send(life, table, rows, tokens, accepted)
+    if late is not None:
+        for sequence in table.at(rows.slots[live]):
+            sequence.request.history.was(late)
     _visit(life, worker, step, good, accepted, now_ns)
     for row in np.flatnonzero(live & ~good).tolist():
         _failed_row(life, worker, rows.slots[row], result, now_ns)
     for sequence in step.removed:
         life.removed(sequence)
+
+
+def _late(worker: Worker, step: InFlight, now_ns: int) -> Stage | None:
+    """Where the step took many times what its like took lately, from when the worker could begin with it."""
+    expected_ns = expected_length_ns(worker, step)
+    begun_ns = max(step.planned_ns, worker.result_ns)
+    if not expected_ns or now_ns - begun_ns < max(expected_ns * SLOW_TIMES, expected_ns + SLOW_EXTRA_NS):
+        return None
+    return Stage(StageKind.SLOW_STEP, begun_ns, now_ns, worker.worker_id, expected_ns // NS_PER_US)
 
 
 # --- tokens
@@ -188,7 +206,9 @@ def _visit(life: Lifecycle, worker: Worker, step: InFlight, good: Bool, accepted
     for sequence, num_prefill, is_first, is_full, is_last, place in each:
         request = sequence.request
         if num_prefill:
-            request.mark("prefill", step.planned_ns, now_ns)
+            request.note_chunk(step.planned_ns, now_ns, num_prefill)
+            if place >= 0:
+                request.history.becomes(StageKind.DECODE, now_ns, worker.worker_id)
         if is_first:
             life.prompt_computed(request, now_ns)
             request.first_token_ns = request.first_token_ns or now_ns

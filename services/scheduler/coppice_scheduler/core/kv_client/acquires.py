@@ -7,6 +7,7 @@ from math import inf
 from coppice.ids import LEASE_ID_BYTES, DomainId, WorkerId
 from coppice.messages.index import Acquire, Candidate, MatchQueries, Op
 from coppice.namespaces import with_salt
+from coppice.request_log.stages import Preemption, StageKind
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.policy.admission import max_context
 from coppice_scheduler.core.policy.candidates import few_of
@@ -15,6 +16,7 @@ from coppice_scheduler.core.policy.free_slots import FreeSlots
 from coppice_scheduler.core.policy.guarantee_usage import GuaranteeUsage
 from coppice_scheduler.core.policy.running_slots import giving_way
 from coppice_scheduler.core.policy.virtual_time import Ranks
+from coppice_scheduler.core.queue.shortages import most_blocks, most_slots
 from coppice_scheduler.core.state.forks import near_its_prompt
 from coppice_scheduler.core.state.leases import LeaseState
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
@@ -25,9 +27,16 @@ from coppice_scheduler.core.state.workers import Worker
 def choose_acquires(life: Lifecycle, now_ns: int) -> list[Op]:
     """Acquires for those who go next, as many as there are free places or as others have to give up."""
     if not _somebody_stands(life):
+        life.shortages.over(now_ns)
         return []
     workers = candidates(life)
-    return _Round(life, workers, now_ns).choose() if workers else []
+    if not workers:
+        life.shortages.lasts(StageKind.NO_WORKER, now_ns)
+        return []
+    one_round = _Round(life, workers, now_ns)
+    ops = one_round.choose()
+    one_round.note_shortage()
+    return ops
 
 
 def match_questions(life: Lifecycle, now_ns: int) -> list[MatchQueries]:
@@ -102,8 +111,13 @@ class _Round:
             return True
         workers = self.slots.able(request)
         if not workers:
-            if self.places_end or request.request.tenant in self.life.slot_shares.strict:
-                return True  # a strict tenant gets no place of others
+            tenant = request.request.tenant
+            if tenant in self.life.slot_shares.strict:
+                held = self.life.counts.tenant_at_places(tenant)
+                request.history.becomes(StageKind.NO_SLOT, self.now_ns, tenant, held)
+                return True  # it gets no place of others
+            if self.places_end:
+                return True
             workers = self.workers
         is_shut = self.is_shut and not self._goes_before_refused(request)
         for worker in workers:
@@ -155,6 +169,18 @@ class _Round:
         self.life.gates.asked(domain, past=past)
         self.is_shut = self.is_shut or (self.gate is not None and not past)
 
+    def note_shortage(self) -> None:
+        """What those wait for who were not chosen."""
+        life, now_ns = self.life, self.now_ns
+        if not _somebody_stands(life):
+            life.shortages.over(now_ns)
+        elif self.slots.none_is_free:
+            life.shortages.lasts(StageKind.NO_SLOT, now_ns, lambda: most_slots(life.counts))
+        elif self.is_shut or any(worker.stalled for worker in self.workers):
+            life.shortages.lasts(StageKind.POOL_FULL, now_ns, lambda: most_blocks(self.workers))
+        else:
+            life.shortages.over(now_ns)
+
     # --- when there is no place, or no memory
 
     def _make_place(self, request: RequestState) -> bool:
@@ -187,7 +213,7 @@ class _Round:
         request.num_yields += 1
         left = max(0, sequence.num_start_tokens - sequence.num_planned)
         self.ranks.gave_place(request.tenant_number, left)
-        self.life.preempt(request, self.now_ns)
+        self.life.preempt(request, Preemption.SLOT, self.now_ns)
         self.dispatch_order = DispatchOrder(self.life.queue, self.ranks)
         self.slots.gave(request, worker_id)
 

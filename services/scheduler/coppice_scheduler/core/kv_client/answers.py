@@ -22,15 +22,24 @@ from coppice.messages.index import (
     Published,
     Retain,
 )
+from coppice.request_log.stages import StageKind
 from coppice.seals import SEAL_BYTES
 from coppice_scheduler.core.kv_client.acquires import choose_acquires
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.queue.shortages import most_blocks
 from coppice_scheduler.core.state.leases import Lease
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import RequestState, Sequence
 from coppice_scheduler.core.state.workers import Stall, Worker
 
 # --- answers
+
+_STAGES = {
+    NoCapacityReason.POOL_FULL: StageKind.POOL_FULL,
+    NoCapacityReason.DOMAIN_MAXIMUM: StageKind.DOMAIN_MAXIMUM,
+    NoCapacityReason.DOMAIN_UNKNOWN: StageKind.DOMAIN_UNKNOWN,
+    NoCapacityReason.NO_WORKER: StageKind.NO_WORKER,
+}
 
 
 def take_answer(life: Lifecycle, op: Op, answer: Answer, now_ns: int) -> None:
@@ -63,7 +72,7 @@ def _acquired(life: Lifecycle, lease: Lease, answer: Answer, now_ns: int) -> Non
     elif isinstance(answer, NoCapacity):
         _no_room(life, request, lease, answer, now_ns)
     elif isinstance(answer, Pending) and request is not None:
-        life.sleep(request, lease, max(1, answer.retry_after_ms), now_ns)
+        life.sleep(request, lease, answer.num_tokens, max(1, answer.retry_after_ms), now_ns)
     elif isinstance(answer, Gone) and lease.asked_before and request is not None:
         life.unask(request)  # the id was granted behind our back, and fenced; another one is as good
     elif request is not None:
@@ -112,10 +121,24 @@ def _no_room(life: Lifecycle, request: RequestState | None, lease: Lease, answer
     if request is not None:
         life.refused(request, lease)
         request.no_room = answer.reason
+        _note_shortage(life, request, answer.reason, now_ns)
     if answer.reason in (NoCapacityReason.DOMAIN_MAXIMUM, NoCapacityReason.DOMAIN_UNKNOWN):
         life.gates.domain_full(lease.domain, retry_ns, past=lease.past_gate)
     elif request is not None:
         life.gates.pool_full(request, retry_ns, past=lease.past_gate, shares=life.shares)
+
+
+def _note_shortage(life: Lifecycle, request: RequestState, reason: NoCapacityReason, now_ns: int) -> None:
+    """In its history: what it lacks, and who has it."""
+    kind = _STAGES.get(reason, StageKind.QUEUED)
+    if kind is request.history.kind:
+        return
+    blocker, amount = "", 0
+    if kind is StageKind.POOL_FULL:
+        blocker, amount = most_blocks(life.workers.values())
+    elif kind is StageKind.DOMAIN_MAXIMUM:
+        blocker = request.request.domain
+    request.history.becomes(kind, now_ns, blocker, amount)
 
 
 def _never_fits(request: RequestState, num_tokens: int) -> OutputError:
@@ -137,7 +160,8 @@ def _extended(life: Lifecycle, lease: Lease, op: Extend, answer: Answer, now_ns:
         if lease.reserved_tokens < op.reserve_tokens:
             _fault(life, sequence, f"the answer covers {lease.reserved_tokens} of {op.reserve_tokens} tokens", now_ns)
         else:
-            life.workers[lease.worker_id].stalled.pop(sequence.sequence_id, None)
+            if life.workers[lease.worker_id].stalled.pop(sequence.sequence_id, None) is not None:
+                sequence.request.history.becomes(StageKind.DECODE, now_ns, lease.worker_id)
     elif isinstance(answer, Gone):
         lease_lost(life, lease, now_ns)
     elif sequence is None:
@@ -172,6 +196,7 @@ def _refused_blocks(life: Lifecycle, sequence: Sequence, op: Extend, answer: NoC
     stall = stalled.get(sequence.sequence_id)
     since_ns = now_ns if stall is None else stall.since_ns
     stalled[sequence.sequence_id] = Stall(sequence, answer.reason, since_ns, retry_ns)
+    _note_shortage(life, sequence.request, answer.reason, now_ns)
 
 
 def _published(life: Lifecycle, lease: Lease, answer: Answer, now_ns: int) -> None:

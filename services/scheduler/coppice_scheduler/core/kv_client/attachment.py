@@ -5,9 +5,10 @@ from __future__ import annotations
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import DeadWorker, FromClient, Reattached, Workers
 from coppice.messages.ownership import Yielded
+from coppice.request_log.stages import Preemption, StageKind
 from coppice_scheduler.core.kv_client.answers import lease_lost
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
-from coppice_scheduler.core.policy.lost_workers import worker_died
+from coppice_scheduler.core.policy.lost_workers import give_up, worker_died, worker_emptied
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.core.state.sequences import RequestStatus
 from coppice_scheduler.core.state.workers import Worker, unreachable
@@ -107,7 +108,7 @@ def worker_attached(life: Lifecycle, worker: Worker, epoch: WorkerEpoch, fresh: 
     elif worker.attached and fresh:
         sealed = b"".join(step.plan.sealed for step in worker.in_flight)
         seals = b"".join(step.plan.seals for step in worker.in_flight)
-        life.worker_emptied(worker, now_ns)
+        worker_emptied(life, worker, now_ns)
         worker.sealed[:0] = sealed
         worker.seals[:0] = seals
     if fresh:
@@ -128,7 +129,7 @@ def give_up_absent(life: Lifecycle, now_ns: int) -> None:
     for worker in life.workers.values():
         at_ns = gives_up_at_ns(life, worker)
         if at_ns is not None and at_ns <= now_ns:
-            life.give_up(worker, unreachable(worker, life.settings.worker_absent_ms), now_ns)
+            give_up(life, worker, unreachable(worker, life.settings.worker_absent_ms), now_ns)
 
 
 def gives_up_at_ns(life: Lifecycle, worker: Worker) -> int | None:
@@ -149,6 +150,7 @@ def leave_workers(life: Lifecycle, now_ns: int) -> list[FromClient]:
             worker.yields_since_ns = None
         elif leaves_at_ns(worker) <= now_ns:
             for sequence in list(worker.running.values()):
+                sequence.request.history.happened(StageKind.PREEMPTED, now_ns, Preemption.YIELDED.value)
                 life.requeue(sequence.request, now_ns)
     return said
 

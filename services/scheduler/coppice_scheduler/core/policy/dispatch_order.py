@@ -19,7 +19,7 @@ class DispatchOrder:
     def __init__(self, queue: WaitingQueue, ranks: Ranks) -> None:
         self._queue = queue
         self._ranks = ranks
-        keys = queue.keys()
+        keys = queue.lines()
         turns = ranks.turns([number for number, _ in keys])
         self._heap = [(turn, UNKNOWN, key) for turn, key in zip(turns, keys, strict=True)]
         heapify(self._heap)

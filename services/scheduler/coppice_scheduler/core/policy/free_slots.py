@@ -41,6 +41,11 @@ class FreeSlots:
         return bool(self._shares.strict)
 
     @property
+    def none_is_free(self) -> bool:
+        """Of those that tenants share."""
+        return not self._look(None)
+
+    @property
     def is_overdrawn(self) -> bool:
         """Others hold more than is theirs, as the tenants file says now: one place given up would not be one free."""
         return min(self._whole, self._free[None]) < 0

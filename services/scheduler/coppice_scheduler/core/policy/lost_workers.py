@@ -5,14 +5,14 @@ from __future__ import annotations
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.queue.quarantine import InWork, words
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
-from coppice_scheduler.core.state.sequences import RequestState, RequestStatus
-from coppice_scheduler.core.state.workers import Worker, nobody_listens
+from coppice_scheduler.core.state.sequences import RequestState, RequestStatus, Sequence, SequenceState
+from coppice_scheduler.core.state.workers import Worker, lost_in_work, nobody_listens
 
 
 def worker_died(life: Lifecycle, worker: Worker, now_ns: int) -> None:
     """Its epoch is over."""
     _suspect(life, worker, now_ns)
-    life.worker_dead(worker, now_ns)
+    _worker_dead(life, worker, now_ns)
 
 
 def worker_gone(life: Lifecycle, worker: Worker, now_ns: int) -> None:
@@ -20,7 +20,7 @@ def worker_gone(life: Lifecycle, worker: Worker, now_ns: int) -> None:
     compute, and what it held comes back through a fence."""
     if worker.attached and not worker.connected and not worker.abandoned:
         _suspect(life, worker, now_ns)
-        life.give_up(worker, nobody_listens(worker), now_ns)
+        give_up(life, worker, nobody_listens(worker), now_ns)
 
 
 def _suspect(life: Lifecycle, worker: Worker, now_ns: int) -> None:
@@ -57,3 +57,40 @@ def _end_quarantined(life: Lifecycle, request: RequestState, now_ns: int) -> Non
     if left_ms:
         error = OutputError(OutputErrorCode.QUARANTINED, words(left_ms), left_ms)
         life.finish(request, Finish.ERROR, now_ns, error=error)
+
+
+# --- what ran there
+
+
+def _worker_dead(life: Lifecycle, worker: Worker, now_ns: int) -> None:
+    """Its epoch is over: nothing that was granted there is worth anything."""
+    _take_requests(life, list(worker.running.values()), lost_in_work(worker), now_ns)
+    _nothing_in_flight(life, worker)
+
+
+def worker_emptied(life: Lifecycle, worker: Worker, now_ns: int) -> None:
+    """Its epoch goes on, its sequences are gone. Those that it was not told of yet are not concerned."""
+    told = [sequence for sequence in worker.running.values() if sequence.state is SequenceState.ATTACHED]
+    _take_requests(life, told, lost_in_work(worker), now_ns)
+    _nothing_in_flight(life, worker)
+
+
+def _nothing_in_flight(life: Lifecycle, worker: Worker) -> None:
+    gone = worker.to_detach + [sequence for step in worker.in_flight for sequence in step.removed]
+    worker.restart_steps()
+    for sequence in gone:
+        life.removed(sequence)
+    worker.returning.clear()
+
+
+def give_up(life: Lifecycle, worker: Worker, error: OutputError, now_ns: int) -> None:
+    """It cannot be asked and may still compute: its blocks go back through a fence."""
+    worker.abandoned = True
+    _take_requests(life, list(worker.running.values()), error, now_ns)
+    for lease in list(worker.returning.values()):
+        life.leases.abandon(lease)
+
+
+def _take_requests(life: Lifecycle, sequences: list[Sequence], error: OutputError, now_ns: int) -> None:
+    for sequence in sequences:
+        life.retry(sequence.request, error, now_ns)

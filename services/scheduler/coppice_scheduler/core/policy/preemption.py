@@ -23,6 +23,7 @@ import numpy as np
 from coppice.handles import handles_array
 from coppice.ids import DomainId
 from coppice.messages.index import NoCapacityReason, Reclaim
+from coppice.request_log.stages import Preemption, StageKind
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.guarantee_usage import GuaranteeUsage
 from coppice_scheduler.core.policy.running_slots import EXCESS_SLACK, RunningSlots
@@ -95,6 +96,7 @@ def _relieve_group(life: Lifecycle, worker: Worker, stalls: list[Stall], domain:
         domain,
         lambda: sum(_is_refused(worker, stall) for stall in stalls),
         lambda: _sharing(life, worker, stalls, domain),
+        Preemption.POOL if domain is None else Preemption.DOMAIN,
         now_ns,
     )
 
@@ -105,6 +107,7 @@ def take_back(
     domain: DomainId | None,
     num_needed: Callable[[], int],
     among: Callable[[], list[Sequence]],
+    why: Preemption,
     now_ns: int,
 ) -> None:
     """Preempt one at a time until so many blocks (of this domain) are on their way back, or nobody has one to give.
@@ -122,7 +125,7 @@ def take_back(
             return
         victim = _choose_victim(found, running_slots, stakes, num_lacking)
         credit += stakes.take(victim)
-        life.preempt(victim.request, now_ns)
+        life.preempt(victim.request, why, now_ns)
 
 
 def _sharing(life: Lifecycle, worker: Worker, stalls: list[Stall], domain: DomainId | None) -> list[Sequence]:
@@ -201,6 +204,7 @@ def give_back(life: Lifecycle, message: Reclaim, now_ns: int) -> None:
     if worker is None or message.cache_epoch != life.leases.cache_epoch:
         return
     life.totals.reclaims += 1
+    _tell_of_reclaim(life, message, now_ns)
     running, domain = worker.running, message.domain
     take_back(
         life,
@@ -208,5 +212,15 @@ def give_back(life: Lifecycle, message: Reclaim, now_ns: int) -> None:
         domain,
         lambda: message.num_blocks,
         lambda: [sequence for sequence in running.values() if sequence.lease.domain == domain],
+        Preemption.GUARANTEE,
         now_ns,
     )
+
+
+def _tell_of_reclaim(life: Lifecycle, message: Reclaim, now_ns: int) -> None:
+    """Those who wait for blocks learn that some were asked back, and of whom."""
+    life.shortages.happened(StageKind.ASKED_BACK, now_ns, message.domain, message.num_blocks)
+    for key in life.queue.lines():
+        request = life.queue.head(key)
+        if request is not None and request.history.kind is StageKind.POOL_FULL:
+            request.history.happened(StageKind.ASKED_BACK, now_ns, message.domain, message.num_blocks)

@@ -42,7 +42,6 @@ class WaitingQueue:
 
     def stay_on(self, request: RequestState, now_ns: int) -> None:
         """It waited for what is no fault of the queue: its timeout starts again."""
-        request.mark("queue", request.queued_ns, now_ns)
         request.queued_ns = now_ns
         self._stays.move_to_end(request.ticket)
 
@@ -69,7 +68,7 @@ class WaitingQueue:
         assert taken is request
         self._changed[key] = None
 
-    def keys(self) -> list[TenantQueueKey]:
+    def lines(self) -> list[TenantQueueKey]:
         """Of all lines; some may have nobody left in them."""
         return list(self._lines)
 

@@ -33,7 +33,9 @@ class Outbox:
     def granted(self, request: RequestState) -> None:
         self._granted.append(Granted(request.request.request_id, request.num_cached_tokens))
 
-    def last(self, request: RequestState, finish: Finish, error: OutputError | None, stop_token: bytes) -> None:
+    def last(
+        self, request: RequestState, finish: Finish, error: OutputError | None, stop_token: bytes, now_ns: int
+    ) -> None:
         self._fresh.pop(request.request.request_id, None)
         self._outputs.append(
             Output(
@@ -45,7 +47,8 @@ class Outbox:
                 num_cached_tokens=request.num_cached_tokens,
                 num_output_tokens=request.num_output_tokens + bool(stop_token),
                 stop_token=stop_token,
-                timeline=tuple(request.marks),
+                stages=request.history.told(now_ns),
+                chunks=tuple(request.chunks),
                 logprobs=tuple(request.fresh_logprobs),
                 num_written_tokens=request.num_written_tokens,
             )

@@ -10,8 +10,9 @@ from coppice.ids import U32, DomainId, WorkerId
 from coppice.messages.index import FromClient, Reuse
 from coppice.messages.record import PackedU32, Record
 from coppice.messages.step import SamplingParams, StepPlan, TokenLogprobs
+from coppice.request_log.stages import Stage
 
-Mark = tuple[str, int, int]  # (name, start_ns, end_ns)
+Chunk = tuple[int, int, int]  # of a prompt: (start_ns, end_ns, tokens)
 
 
 class Resumed(Record, frozen=True):
@@ -123,7 +124,8 @@ class Output(Record, frozen=True):
     num_cached_tokens: int = 0  # prompt tokens that the first grant found in the cache
     num_output_tokens: int = 0  # in all; a stop token counts
     stop_token: PackedU32 = b""  # packed u32: the token that ended it, where one did
-    timeline: tuple[Mark, ...] = ()  # in the last Output: queue, acquire, prefill (per chunk), decode
+    stages: tuple[Stage, ...] = ()  # in the last Output: all of its life
+    chunks: tuple[Chunk, ...] = ()  # in the last Output: of the prompt, as they were computed
     logprobs: tuple[TokenLogprobs, ...] = ()  # new since the last Output, where the request wants them
     num_written_tokens: int = 0  # prompt tokens that it computed and made findable
 

@@ -27,12 +27,13 @@ from enum import Enum
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
 from coppice.messages.index import NoCapacityReason
 from coppice.messages.step import TokenLogprobs
+from coppice.request_log.stages import History, StageKind
 from coppice_scheduler.core.state.fairness import FairShares
 from coppice_scheduler.core.state.leases import Lease
-from coppice_scheduler.core.state.request import Mark, Request
+from coppice_scheduler.core.state.request import Chunk, Request
 from coppice_scheduler.core.state.slot_table import SlotTable
 
-PREFILL_MARKS_MAX = 64
+CHUNKS_MAX = 64  # that are told
 OUTPUT_BLOCKS_TOGETHER = 4  # blocks behind the prompt are published as many at a time,
 OUTPUT_TOKENS_TOGETHER = 64  # but for what fills more tokens than these; the rest when the sequence ends
 NO_LEASE = LeaseId(b"")
@@ -94,7 +95,8 @@ class RequestState:
     flight_until_ns: int = 0  # until then it may wait for another's prefill; 0: it has not waited in this stay
     wake_ns: int = 0  # when a sleeper asks again, woken or not
     family: Family | None = None  # the others with its prompt
-    marks: list[Mark] = field(default_factory=list)
+    history: History = field(default_factory=lambda: History(StageKind.QUEUED, 0))
+    chunks: list[Chunk] = field(default_factory=list)
 
     def all_output(self) -> bytearray:
         """Output so far, packed u32, without a stop token."""
@@ -163,9 +165,9 @@ class RequestState:
             full = min(lease.num_full_blocks * lease.block_size, whole)
             self.num_written_tokens = max(self.num_written_tokens, full - self.num_cached_tokens)
 
-    def mark(self, name: str, start_ns: int, end_ns: int) -> None:
-        if len(self.marks) < PREFILL_MARKS_MAX:
-            self.marks.append((name, start_ns, end_ns))
+    def note_chunk(self, start_ns: int, end_ns: int, num_tokens: int) -> None:
+        if len(self.chunks) < CHUNKS_MAX:
+            self.chunks.append((start_ns, end_ns, num_tokens))
 
 
 def state_of(request: Request, order: tuple[int, int], max_context: int) -> RequestState:

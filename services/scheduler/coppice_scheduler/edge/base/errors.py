@@ -173,6 +173,15 @@ def no_ending() -> ApiError:
     return ApiError(ErrorKind.INTERNAL, "The engine ended the request without a reason.", code="internal")
 
 
+def status_of(error: BaseException) -> int:
+    """HTTP's."""
+    if isinstance(error, ApiError):
+        return error.kind.http_status
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+        return ErrorKind.ABORTED.http_status
+    return ErrorKind.INTERNAL.http_status
+
+
 def code_of(error: BaseException) -> str:
     """What metrics and spans call it."""
     if isinstance(error, ApiError):

@@ -26,11 +26,17 @@ def metrics_folder(parent: str | None = None) -> Iterator[str]:
     for left in Path(parent).glob(f"{_PREFIX}*"):
         _remove_if_left(left)
     folder, lock = _new(parent)
+    os.mkdir(recent_records(folder))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def recent_records(folder: str) -> str:
+    """Where records of requests are in it (`coppice.request_log`)."""
+    return f"{folder}/requests"
 
 
 def _new(parent: str) -> tuple[str, int]:

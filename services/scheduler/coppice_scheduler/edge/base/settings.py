@@ -84,7 +84,11 @@ class ServiceSettings(TlsSettings):
         description="Origins of web pages whose scripts may call the REST API, such as https://chat.example; * is any.",
     )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Own port for /metrics; default: the REST port, with tenants nowhere."
+        None,
+        ge=0,
+        le=65535,
+        description="Port of operators: /metrics and /requests; default: none, and /metrics is on the REST port "
+        "while there is no tenants file.",
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
     insecure_network: Annotated[bool, Variable("COPPICE_INSECURE_NETWORK")] = Field(
@@ -97,6 +101,11 @@ class ServiceSettings(TlsSettings):
     )
     audit_log: str | None = Field(
         None, description="File that gets a JSON line for each act of an operator; default: the log."
+    )
+    request_log: str | None = Field(
+        None,
+        description="Folder that gets a JSON line for each request: who asked, what it took, why it was slow; default: "
+        "a place in memory that keeps the newest.",
     )
     max_step_tokens: int = Field(_CORE.max_step_tokens, ge=1, description="Token budget of one step of one worker.")
     max_chunk_tokens: int = Field(_CORE.max_chunk_tokens, ge=1, description="Tokens of one prompt in one step.")
@@ -159,6 +168,7 @@ class ServiceSettings(TlsSettings):
     )
     drain_s: float = Field(30.0, ge=0, description="Time that requests get to end after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="How a line of the log is written.")
 
     @model_validator(mode="after")
     def _certificate_has_its_key(self) -> Self:

@@ -68,7 +68,7 @@ class Call:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Text as it comes, of all answers. Raises ApiError, on the first iteration when the core refuses."""
         usage, reasons = NO_USAGE, []
-        error: str | None = "cancelled"  # until we know better: closed by the caller
+        error: BaseException | None = None
         try:
             async with aclosing(self._answers()) as answers:
                 async for delta in answers:
@@ -76,9 +76,8 @@ class Call:
                         usage += delta.ending.usage
                         reasons.append(delta.ending.reason)
                     yield delta if self.shows_cached_tokens else _without_cached_tokens(delta)
-            error = None
-        except BaseException as raised:
-            error = code_of(raised)
+        except BaseException as raised:  # GeneratorExit, where the caller closed it
+            error = raised
             raise
         finally:
             self._span.end(usage, reasons, error)
@@ -107,7 +106,7 @@ class Run:
     num_answers: ClassVar[int] = 1
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        num_tokens = 0
+        num_tokens, text_ns = 0, 0
         code: str | None = "cancelled"
         try:
             await self.loop_share.take(self.tenant.id, self.units)
@@ -118,10 +117,14 @@ class Run:
                 async for output in outputs:
                     self.taken.set()
                     clock.saw(output)
+                    if clock.first_ns:
+                        self.span.record.had_first_token(clock.first_ns)
+                    if output.finish is not None:
+                        self.span.life(output)
+                    began_ns = time.monotonic_ns()
                     delta = stream.take(output)
+                    text_ns += time.monotonic_ns() - began_ns
                     num_tokens = stream.num_tokens
-                    if output.timeline:
-                        self.span.timeline(output.timeline)
                     if delta is not None and delta.ending is not None:
                         clock.finished(delta.ending.reason, delta.ending.usage)
                         code = None
@@ -134,8 +137,11 @@ class Run:
             code = code_of(error) if code is not None else None
             raise
         finally:
+            self.span.made_text(text_ns)
             if code is not None:
                 self.metrics.failed(self.request.tenant, code, num_tokens)
+                num_prompt = 0 if self.request.fork_of is not None else len(self.request.tokens) // 4
+                self.span.record.was_cut_off(num_prompt, num_tokens)
 
 
 async def outputs_of(
@@ -166,6 +172,7 @@ class _Clock:
         self._metrics = metrics
         self._request = request
         self._last_ns = 0
+        self.first_ns = 0  # when the first token was there
 
     def saw(self, output: Output) -> None:
         now_ns = time.monotonic_ns()
@@ -175,13 +182,13 @@ class _Clock:
         if not self._last_ns:
             # Where all tokens come at once, the engine says when the first one was there.
             at_once = not self._request.streams
-            marks = [end for name, _, end in output.timeline if name == "prefill"] if at_once else []
-            self._last_ns = max(marks, default=now_ns)
+            ends = [end_ns for _, end_ns, _ in output.chunks] if at_once else []
+            self._last_ns = self.first_ns = max(ends, default=now_ns)
             num_tokens -= 1
             num_prompt_tokens = 0 if self._request.fork_of is not None else len(self._request.tokens) // 4
             waited_s = (self._last_ns - self._request.arrived_ns) / 1e9
             self._metrics.first_token(self._request.tenant, waited_s, num_prompt_tokens)
-            if not marks:
+            if not ends:
                 return
         self._metrics.gap(self._request.tenant, (now_ns - self._last_ns) / 1e9, num_tokens)
         self._last_ns = now_ns

@@ -15,6 +15,7 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode
 from coppice_scheduler.edge.base.engine import Engine
 from coppice_scheduler.edge.base.errors import from_output
+from coppice_scheduler.edge.request_log.open_record import OpenRecord, current_record
 
 _REVOKED = OutputError(OutputErrorCode.KEY_REVOKED, "The API key of this request was revoked.")
 
@@ -25,21 +26,28 @@ class CallsByKey:
     def __init__(self, engine: Engine, directory: TenantDirectory) -> None:
         self._engine = engine
         self.directory = directory
-        self._at_work: dict[str, Tenant] = {}  # by request id, with the key that it came with
+        # By request id: with the key that it came with, and its record.
+        self._at_work: dict[str, tuple[Tenant, OpenRecord]] = {}
 
     def replace(self, directory: TenantDirectory) -> None:
         """`directory` counts from now on. Requests whose key is in it no more end with an error."""
         self.directory = directory
-        for request_id, tenant in list(self._at_work.items()):
+        for request_id, (tenant, _) in list(self._at_work.items()):
             if not directory.admits(tenant):
                 self._engine.end(request_id, _REVOKED)
+
+    def moved(self, request_id: str) -> None:
+        """Its planner was lost; another one goes on."""
+        found = self._at_work.get(request_id)
+        if found is not None:
+            found[1].moved()
 
     @contextlib.contextmanager
     def at_work(self, request_id: str, tenant: Tenant) -> Iterator[None]:
         """While a request runs. Raises ApiError when the key was revoked since it was looked at."""
         if not self.directory.admits(tenant):
             raise from_output(_REVOKED)
-        self._at_work[request_id] = tenant
+        self._at_work[request_id] = tenant, current_record()
         try:
             yield
         finally:

@@ -45,17 +45,17 @@ from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
 from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_LOGIT_BIASES,
-    MAX_PROMPTS,
-    MAX_RUNS,
     GenerationSpec,
     Prompt,
 )
 from coppice_scheduler.edge.frontend.grammar_check import GrammarCheck
 from coppice_scheduler.edge.frontend.grammars.compiler import GrammarCompiler
-from coppice_scheduler.edge.frontend.loop_share import LoopShare
+from coppice_scheduler.edge.frontend.loop_share import LoopShare, units_to_open
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, sampling_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
 from coppice_scheduler.edge.frontend.tracing import CallSpan
+from coppice_scheduler.edge.request_log.budgets import Budgets
+from coppice_scheduler.edge.request_log.open_record import current_record
 from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
 from coppice_scheduler.edge.text.chat import ChatTemplate
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText
@@ -85,6 +85,7 @@ class FrontDoor:
         *,
         max_retain_ms: int = DEFAULT_MAX_RETAIN_MS,
         bodies: BodyBudget | None = None,
+        budgets: Budgets | None = None,
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
@@ -97,6 +98,7 @@ class FrontDoor:
         self._detokenizers = DetokenizerFactory(checkpoint.raw)
         self.token_texts = TokenTexts(checkpoint.raw)
         self._limits = DoorLimits()
+        self._budgets = budgets or Budgets(None)
         self.bodies = bodies or BodyBudget()
         self.text_work = TextWork()
         self.loop_share = LoopShare()
@@ -115,6 +117,11 @@ class FrontDoor:
             self.text_work,
             self.syntax.reasoning,
         )
+
+    def moved(self, request: Request) -> None:
+        """The planner of a request at work was lost; another one goes on."""
+        self.metrics.moved(request.tenant)
+        self._calls.moved(request.request_id)
 
     def warm_up(self) -> None:
         """Loads what everybody would wait for, once, while the first call that needs it is read."""
@@ -149,6 +156,7 @@ class FrontDoor:
                 else "The API key is not known here."
             )
             raise ApiError(ErrorKind.UNAUTHENTICATED, message, code="invalid_api_key")
+        current_record().called_by(tenant)
         return tenant
 
     def count_call(self, tenant: Tenant) -> None:
@@ -213,11 +221,12 @@ class FrontDoor:
         """
         arrived_ns = time.monotonic_ns()
         self.check_model(tenant, spec.model)
+        self._budgets.check(tenant, datetime.now(UTC))
         request_id = request_id or request_id_of(None)
         call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{request_id.unique}"
         span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
         try:
-            await self.loop_share.take(tenant.id, _units_to_open(spec))
+            await self.loop_share.take(tenant.id, units_to_open(spec))
             spec, tool_use = await self._with_tools(tenant.id, spec)
             sampling = sampling_of(spec, self._defaults, self._eos_token_ids, self._prompts.vocab_size)
             deadline_ns = deadline_ns_of(spec, arrived_ns)
@@ -225,15 +234,15 @@ class FrontDoor:
             check_width(spec, tenant)
             if not self.engine.accepts:
                 raise not_ready()
-            admitted = await self._prompts.admit(tenant.id, spec, self.context_of(tenant))
+            with span.part("tokenize"):
+                admitted = await self._prompts.admit(tenant.id, spec, self.context_of(tenant))
             wanted = self.syntax.behind_reasoning(spec.output_format, admitted[0].opens_reasoning)
             spec = dataclasses.replace(spec, output_format=wanted)
             sampling = replace(sampling, grammar=await self._grammars.grammar_of(tenant.id, spec))
             echoes = await self._echoes(tenant.id, admitted, spec)
         except BaseException as error:
-            code = code_of(error)
-            self.metrics.failed(tenant.id, code, 0)
-            span.end(NO_USAGE, (), code)
+            self.metrics.failed(tenant.id, code_of(error), 0)
+            span.end(NO_USAGE, (), error)
             raise
         whole = Request(
             request_id=call_id,
@@ -339,7 +348,7 @@ class FrontDoor:
             self.engine.finish,
             self.metrics,
             lambda: self.loop_share.take(tenant.id, spec.num_candidates),
-            lambda first: span.timeline(first.timeline),
+            span.life,
         )
 
     def _stream_maker(
@@ -387,10 +396,3 @@ class FrontDoor:
             ]
 
         return await self.text_work.run(tenant, sum(len(prompt.tokens) for prompt in prompts), read)
-
-
-def _units_to_open(spec: GenerationSpec) -> int:
-    """What opening a call takes of the loop. Nothing is checked yet: what is out of range will be refused."""
-    num_prompts = min(len(spec.prompts), MAX_PROMPTS)
-    num_answers = min(max(spec.num_candidates, 0) * num_prompts, MAX_RUNS)
-    return 2 * num_prompts + num_answers // 4

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 
+from coppice_scheduler.edge.frontend.generation_spec import MAX_PROMPTS, MAX_RUNS, GenerationSpec
+
 UNITS = 8  # of a tenant, in a turn
 UNIT_BYTES = 64 * 1024  # of a body
 
@@ -63,3 +65,10 @@ class LoopShare:
                 self._taken[tenant] += units
         if not line:
             del self._lines[tenant]
+
+
+def units_to_open(spec: GenerationSpec) -> int:
+    """What opening a call takes of the loop. Nothing is checked yet: what is out of range will be refused."""
+    num_prompts = min(len(spec.prompts), MAX_PROMPTS)
+    num_answers = min(max(spec.num_candidates, 0) * num_prompts, MAX_RUNS)
+    return 2 * num_prompts + num_answers // 4

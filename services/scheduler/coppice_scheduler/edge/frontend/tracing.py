@@ -1,4 +1,4 @@
-"""One span per call with the GenAI attributes, and below it what the core did: queue, acquire, prefill, decode.
+"""One span per call with the GenAI attributes, and below it what became of it: the stages of its life, and why.
 
     client's traceparent  <--link, coppice.client.trace_id--  span of the call, root of a trace of ours
 
@@ -11,15 +11,19 @@ The core's marks are monotonic nanoseconds; spans want wall-clock ones. The offs
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, format_trace_id
 
+from coppice.request_log.stages import Stage
 from coppice.telemetry.trace_context import traceparent_of
-from coppice_scheduler.core.state.request import Mark
+from coppice_scheduler.core.state.request import Output
+from coppice_scheduler.edge.base.errors import code_of, status_of
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
+from coppice_scheduler.edge.request_log.open_record import current_record
 from coppice_scheduler.edge.text.text_stream import Usage
 
 PROVIDER = "coppice"
@@ -60,34 +64,79 @@ class CallSpan:
             attributes[CLIENT_TRACE_ID] = format_trace_id(theirs.trace_id)
             # The ids alone: a tracestate is free text of the client's.
             links.append(Link(SpanContext(theirs.trace_id, theirs.span_id, is_remote=True)))
+        self.record = current_record()
+        self._text_ns = 0
         self.span: Span = self._tracer.start_span(
             f"{operation} {model}", context=Context(), kind=SpanKind.SERVER, attributes=attributes, links=links
         )
+        context = self.span.get_span_context()
+        trace_id = format_trace_id(context.trace_id) if context.is_valid else ""
+        self.record.opened(call_id, model, streams=spec.streams, trace=trace_id)
 
     @property
     def traceparent(self) -> str:
         """What the other services continue; empty when nothing is recorded."""
         return traceparent_of(trace.set_span_in_context(self.span)) if self.span.is_recording() else ""
 
-    def timeline(self, marks: Iterable[Mark]) -> None:
-        """Child spans of one prompt."""
+    def life(self, last: Output) -> None:
+        """Child spans of one answer: its stages, with who was in the way, and the chunks of its prompt. What has no
+        length is an event."""
+        self.record.life(last)
         if not self.span.is_recording():
             return
-        context = trace.set_span_in_context(self.span)
         offset = time.time_ns() - time.monotonic_ns()
-        for name, start_ns, end_ns in marks:
-            shift = 0 if start_ns > _WALL_CLOCK_FROM_NS else offset
-            child = self._tracer.start_span(name, context=context, start_time=start_ns + shift)
-            child.end(end_ns + shift)
+        for stage in last.stages:
+            if stage.length_ns:
+                self._child(stage.kind.value, stage.start_ns, stage.end_ns, offset, _attributes(stage))
+            else:
+                self.span.add_event(stage.kind.value, _attributes(stage), _wall_ns(stage.start_ns, offset))
+        for start_ns, end_ns, num_tokens in last.chunks:
+            self._child("chunk", start_ns, end_ns, offset, {"coppice.amount": num_tokens})
 
-    def end(self, usage: Usage, reasons: Iterable[str], error: str | None) -> None:
-        """`error` is a short code such as `queue_timeout` or `cancelled`; never text of the client's."""
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A child span of what is done within."""
+        start_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            if self.span.is_recording():
+                self._child(name, start_ns, time.monotonic_ns(), time.time_ns() - time.monotonic_ns(), {})
+
+    def _child(self, name: str, start_ns: int, end_ns: int, offset: int, attributes: Mapping[str, str | int]) -> None:
+        context = trace.set_span_in_context(self.span)
+        start_time = _wall_ns(start_ns, offset)
+        child = self._tracer.start_span(name, context=context, attributes=attributes, start_time=start_time)
+        child.end(_wall_ns(end_ns, offset))
+
+    def made_text(self, took_ns: int) -> None:
+        """Of one answer: the time that its tokens took to become text."""
+        self._text_ns += took_ns
+
+    def end(self, usage: Usage, reasons: Sequence[str], raised: BaseException | None) -> None:
+        """`raised`: what the client is told instead of an end. Its text may be the client's; only its code is kept."""
+        error = None if raised is None else code_of(raised)
+        self.record.ended(usage, reasons, error, 200 if raised is None else status_of(raised))
         self.span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
         self.span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
         self.span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
         self.span.set_attribute("gen_ai.usage.cache_creation.input_tokens", usage.written_tokens)
         self.span.set_attribute("gen_ai.response.finish_reasons", tuple(reasons))
+        self.span.set_attribute("coppice.detokenize_us", self._text_ns // 1000)
         if error is not None:
             self.span.set_attribute("error.type", error)
             self.span.set_status(Status(StatusCode.ERROR, error))
         self.span.end()
+
+
+def _attributes(stage: Stage) -> dict[str, str | int]:
+    found: dict[str, str | int] = {}
+    if stage.blocker:
+        found["coppice.blocker"] = stage.blocker
+    if stage.amount:
+        found["coppice.amount"] = stage.amount
+    return found
+
+
+def _wall_ns(at_ns: int, offset_ns: int) -> int:
+    return at_ns if at_ns > _WALL_CLOCK_FROM_NS else at_ns + offset_ns

@@ -24,7 +24,7 @@ from coppice.telemetry.trace_context import context_from_metadata
 from coppice.tenants.tenant import Tenant
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.auth import bearer_key
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, internal, invalid
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, internal, invalid, status_of
 from coppice_scheduler.edge.base.request_id import HEADER, RequestId, request_id_of
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
@@ -32,6 +32,13 @@ from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.grpc.errors import abort
 from coppice_scheduler.edge.grpc.messages import response_of, spec_of, tokenize_prompt
 from coppice_scheduler.edge.http.rate_headers import rate_headers
+from coppice_scheduler.edge.request_log.open_record import (
+    CLIENT_CLOSED_STATUS,
+    Log,
+    OpenRecord,
+    begin,
+    current_record,
+)
 
 log = logging.getLogger("coppice.scheduler.grpc")
 SERVICE = "coppice_rpc.v1.Generation"
@@ -56,8 +63,11 @@ _Method = Callable[[Any, _Caller], Answers]
 class Generation:
     """`handler` is for a grpc.aio server that runs in the loop of `frontdoor`'s engine."""
 
-    def __init__(self, frontdoor: FrontDoor, *, message_timeout_s: float = MESSAGE_TIMEOUT_S) -> None:
+    def __init__(
+        self, frontdoor: FrontDoor, *, message_timeout_s: float = MESSAGE_TIMEOUT_S, log: Log | None = None
+    ) -> None:
         self._frontdoor = frontdoor
+        self._log = log
         self._message_timeout_s = message_timeout_s
         self._reading: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(READING_MAX))
 
@@ -70,13 +80,29 @@ class Generation:
             "Abort": (pb.AbortRequest, self._abort),
         }
         return grpc.method_handlers_generic_handler(
-            SERVICE, {name: self._guarded(*method) for name, method in methods.items()}
+            SERVICE, {name: self._guarded(name, *method) for name, method in methods.items()}
         )
 
-    def _guarded(self, request_type: type[Message], method: _Method) -> grpc.RpcMethodHandler[bytes, Message]:
-        async def answer(messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Message, None]:
-            tenant, request_id = None, _request_id_of(context)
+    def _guarded(
+        self, name: str, request_type: type[Message], method: _Method
+    ) -> grpc.RpcMethodHandler[bytes, Message]:
+        async def recorded(messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Message, None]:
+            request_id = _request_id_of(context)
             REQUEST_ID.set(request_id.shown)
+            record = begin(OpenRecord(self._log, f"gRPC {name}", request_id.shown, str(context.peer())))
+            status = CLIENT_CLOSED_STATUS
+            try:
+                async with aclosing(answer(messages, context, request_id)) as answers:
+                    async for response in answers:
+                        yield response
+                status = 200
+            finally:
+                record.close(status)
+
+        async def answer(
+            messages: AsyncIterator[bytes], context: Context, request_id: RequestId
+        ) -> AsyncGenerator[Message, None]:
+            tenant = None
             context.set_trailing_metadata(((HEADER, request_id.shown),))
             try:
                 tenant = self._tenant(context)
@@ -90,13 +116,15 @@ class Generation:
                             yield response
                 context.set_trailing_metadata(((HEADER, request_id.shown), *self._limits_left(tenant).items()))
             except ApiError as error:
+                _refused(error)
                 tenant_id = "" if tenant is None else tenant.id
                 await abort(context, error, request_id, tenant_id, self._limits_left(tenant))
             except Exception:
                 log.exception("a call failed")
+                _refused(internal())
                 await abort(context, internal(), request_id)
 
-        return grpc.stream_stream_rpc_method_handler(answer, response_serializer=_serialized)
+        return grpc.stream_stream_rpc_method_handler(recorded, response_serializer=_serialized)
 
     def _limits_left(self, tenant: Tenant | None) -> dict[str, str]:
         """By the names that REST has."""
@@ -157,6 +185,12 @@ class Generation:
 
     def _tenant(self, context: Context) -> Tenant:
         return self._frontdoor.tenant_of(bearer_key(_sent(context, "authorization") or ""))
+
+
+def _refused(error: ApiError) -> None:
+    record = current_record()
+    record.failed(code_of(error))
+    record.close(status_of(error))
 
 
 def _serialized(response: Message) -> bytes:

@@ -95,7 +95,7 @@ class _PlannerService:
 
     def _begin(self, plan: Plan) -> None:
         settings = self._settings = ServiceSettings.model_validate_json(plan.settings)
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, settings.log_format)
         raise_file_limit()
         try:
             directory = self._directory(plan.tenants) if settings.tenants else None

@@ -39,6 +39,7 @@ from coppice_scheduler.edge.ipc.stats import with_totals
 from coppice_scheduler.edge.processes.child import Child, Restarts, spawn
 
 _log = logging.getLogger("coppice.scheduler")
+START_S = 120.0
 REST_S = 1.0  # front doors have brought their requests to a planner that has lived for so long
 
 
@@ -59,6 +60,15 @@ class _Planner(Child[ToPlanner, FromPlanner]):
         )
         self.channel.start()
         self.channel.send(plan)
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it; empty when nothing is. One that begins may wait for its files, and say nothing."""
+        if self.is_gone:
+            return self.is_gone
+        if self.standing is not None:
+            return self.is_silent
+        return f"did not begin within {START_S:.0f} s" if time.monotonic() - self.started_s > START_S else ""
 
     def _received(self, message: FromPlanner) -> None:
         if isinstance(message, Standing):
@@ -143,7 +153,7 @@ class PlannerProcess:
             if self._restarts.may():
                 self._is_down = False
                 self._one = self._spawn()
-        elif trouble := self._one.is_gone or self._one.is_silent:
+        elif trouble := self._one.trouble:
             self._start_again(trouble)
 
     def tell_to_stop(self) -> None:

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 import coppice
+from coppice.request_log.stages import Stage, StageKind
 from coppice.tenants.directory import TenantDirectory
 from coppice_scheduler.core.state.request import (
     Finish,
@@ -212,8 +213,8 @@ def test_an_answer_that_comes_whole_has_its_latencies_from_the_engine() -> None:
     async def test() -> None:
         world = World()
         start = time.monotonic_ns()
-        marks = (("prefill", start, start + 1_000_000), ("prefill", start, start + 2_000_000))
-        world.engine.script = lambda request: Script([5, 6, 7], timeline=marks, stop_token=False)
+        chunks = ((start, start + 1_000_000, 3), (start, start + 2_000_000, 1))
+        world.engine.script = lambda request: Script([5, 6, 7], chunks=chunks, stop_token=False)
         await world.deltas(spec(streams=False))
         assert world.metric("vllm:time_to_first_token_seconds_count") == 1
         assert (world.metric("vllm:time_to_first_token_seconds_sum") or 1) <= 0.002
@@ -265,13 +266,21 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 
 
 @pytest.mark.parametrize("tells", [True, False], ids=["all of it told", "cached tokens hidden"])
-def test_a_call_is_a_span_with_the_cores_marks_below_it(spans: InMemorySpanExporter, tells: bool) -> None:
+def test_a_call_is_a_span_with_the_stages_of_its_life_below_it(spans: InMemorySpanExporter, tells: bool) -> None:
     async def test() -> None:
         world = World()
         start = time.monotonic_ns()
-        marks = (("queue", start, start + 1_000_000), ("prefill", start + 1_000_000, start + 3_000_000))
+        stages = (
+            Stage(StageKind.POOL_FULL, start, start + 1_000_000, "search", 412),
+            Stage(StageKind.ASKED_BACK, start + 1_000_000, start + 1_000_000, "search", 100),
+            Stage(StageKind.PREFILL, start + 1_000_000, start + 3_000_000),
+        )
         world.engine.script = lambda request: Script(
-            world.ids("ok"), num_cached_tokens=1, num_written_tokens=2, timeline=marks
+            world.ids("ok"),
+            num_cached_tokens=1,
+            num_written_tokens=2,
+            stages=stages,
+            chunks=((start + 1_000_000, start + 2_000_000, 3),),
         )
         chat = GenerationSpec(MODEL, (ChatPrompt((ChatMessage("user", "secret words"),)),), max_tokens=9)
         before_ns = time.time_ns()
@@ -292,21 +301,24 @@ def test_a_call_is_a_span_with_the_cores_marks_below_it(spans: InMemorySpanExpor
         assert "gen_ai.request.choice.count" not in attributes
         assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
         assert attributes["coppice.tenant"] == "default"
-        for name in ("queue", "prefill"):
+        for name in ("pool_full", "prefill", "chunk"):
             assert found[name].parent is not None
             assert found[name].parent.span_id == call.context.span_id  # type: ignore[union-attr]
             assert abs((found[name].start_time or 0) - before_ns) < 60_000_000_000
         assert (found["prefill"].end_time or 0) - (found["prefill"].start_time or 0) == 2_000_000
+        assert dict(found["pool_full"].attributes or {}) == {"coppice.blocker": "search", "coppice.amount": 412}
+        (event,) = call.events
+        assert (event.name, dict(event.attributes or {})["coppice.amount"]) == ("asked_back", 100)
         assert "secret" not in str([span.to_json() for span in spans.get_finished_spans()])
 
     run(test)
 
 
-def test_marks_of_a_wall_clock_are_taken_as_they_are(spans: InMemorySpanExporter) -> None:
+def test_times_of_a_wall_clock_are_taken_as_they_are(spans: InMemorySpanExporter) -> None:
     async def test() -> None:
         world = World()
         now = time.time_ns()
-        world.engine.script = lambda request: Script([5], timeline=(("decode", now, now + 5),))
+        world.engine.script = lambda request: Script([5], stages=(Stage(StageKind.DECODE, now, now + 5),))
         await world.deltas(spec())
         assert by_name(spans)["decode"].start_time == now
 
