@@ -10,6 +10,8 @@
 # make model       check the models in models/ (needs spin and gcc)
 # make proto       generate shared/coppice_rpc from shared/protos
 # make api-tables  write the tables of docs/API.md that the code has
+# make metrics-reference   write docs/METRICS.md, of what the services register
+# make boards      write the Grafana boards of deploy/grafana
 # make demo-model  train the demo model again (about half an hour)
 # make venv        only set up
 # make lock        lock all dependencies again         make lock ARGS="--upgrade" or ARGS="--upgrade-package fastapi"
@@ -36,7 +38,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift api-tables demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift api-tables metrics-reference boards demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -98,6 +100,8 @@ check: venv proto-drift
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m scripts.api_tables --check
+	$(BIN)/python -m scripts.metrics_reference --check
+	$(BIN)/python -m scripts.grafana_boards --check
 	$(BIN)/bandit -ll -q -r services shared tools
 	$(BIN)/python -m pytest -p no:xdist tests/test_tidy.py
 
@@ -116,6 +120,12 @@ proto-drift: venv
 
 api-tables: venv
 	$(BIN)/python -m scripts.api_tables
+
+metrics-reference: venv
+	$(BIN)/python -m scripts.metrics_reference
+
+boards: venv
+	$(BIN)/python -m scripts.grafana_boards
 
 demo-model: venv
 	$(BIN)/python -m demo.train $(ARGS)

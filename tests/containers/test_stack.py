@@ -184,17 +184,20 @@ def test_prometheus_scrapes_every_service(stack: Stack) -> None:
 def test_the_alert_rules_are_loaded_and_ring_when_they_should(stack: Stack) -> None:
     status, answer = stack.ask(9090, "/api/v1/rules")
     assert status == 200
-    assert {group["name"] for group in answer["data"]["groups"]} == {"tenants", "isolation", "trust"}
+    groups = {"tenants", "isolation", "trust", "first-token", "service", "canary"}
+    assert {group["name"] for group in answer["data"]["groups"]} == groups
+    assert {rule["health"] for group in answer["data"]["groups"] for rule in group["rules"]} <= {"ok", "unknown"}
     tested = stack.in_container(
         "prometheus", "promtool", "test", "rules", "/etc/prometheus/alerts.test.yml", user="65534"
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_the_board_is_there(stack: Stack) -> None:
+def test_the_boards_are_there(stack: Stack) -> None:
     if not stack.has_observers:
         pytest.skip("the image of Grafana cannot be had here")
-    wait_for(lambda: stack.ask(3000, "/api/dashboards/uid/coppice")[0] == 200, "Grafana serves the board")
+    for uid in ("coppice", "coppice-tenants", "coppice-workers"):
+        wait_for(lambda uid=uid: stack.ask(3000, f"/api/dashboards/uid/{uid}")[0] == 200, f"Grafana serves {uid}")
 
 
 # ---- trouble ----

@@ -59,21 +59,27 @@ class Trio:
                 self.worker.registered(effect.message)
 
     def serve(self, tokens: bytes, max_new_tokens: int) -> Output:
-        request = Request("r", "t", DomainId("default"), tokens, SamplingParams(temperature=0.0), max_new_tokens)
-        assert self.scheduler.submit(request, self.now_ns) is None
+        self.submit("r", tokens, max_new_tokens)
         outcome: Output | None = None
         while outcome is None or not self.scheduler.is_idle():
-            self.now_ns += 1_000_000
-            effects = self.scheduler.advance(self.now_ns)
-            for output in effects.outputs:
-                outcome = output if output.finish else outcome
-            for message in effects.to_index:
-                self.index.receive_client(self._epoch, message, self.now_ns)
-            self._deliver()
-            for _, plan in effects.plans:
-                applied = self.worker.apply(self._epoch, plan)
-                assert isinstance(applied, Applied)
-                count = 0 if applied.batch is None else len(applied.batch.sample.rows)
-                result = self.worker.complete(applied, StepOutput(np.full(count, 7, np.int32)))
-                self.scheduler.worker_result(WORKER, result, self.now_ns)
+            outcome = next((output for output in self.turn() if output.finish), outcome)
         return outcome
+
+    def submit(self, request_id: str, tokens: bytes, max_new_tokens: int) -> None:
+        request = Request(request_id, "t", DomainId("default"), tokens, SamplingParams(temperature=0.0), max_new_tokens)
+        assert self.scheduler.submit(request, self.now_ns) is None
+
+    def turn(self) -> tuple[Output, ...]:
+        """One turn of the scheduler, and all that follows from it."""
+        self.now_ns += 1_000_000
+        effects = self.scheduler.advance(self.now_ns)
+        for message in effects.to_index:
+            self.index.receive_client(self._epoch, message, self.now_ns)
+        self._deliver()
+        for _, plan in effects.plans:
+            applied = self.worker.apply(self._epoch, plan)
+            assert isinstance(applied, Applied)
+            count = 0 if applied.batch is None else len(applied.batch.sample.rows)
+            result = self.worker.complete(applied, StepOutput(np.full(count, 7, np.int32)))
+            self.scheduler.worker_result(WORKER, result, self.now_ns)
+        return effects.outputs

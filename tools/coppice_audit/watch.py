@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from coppice.addresses import Address
 from coppice.errors import EXIT_OK, CoppiceError
+from coppice.telemetry.build_info import BuildInfo
 from coppice.telemetry.metrics_server import serve_metrics
 from coppice.tls.credentials import Credentials
 from coppice_audit.core.judge import Verdict, judge, leak_is_certain, verdict_of
@@ -63,6 +64,7 @@ def run_watch(options: AuditOptions, watching: WatchOptions) -> int:
     watching.check()
     credentials = None if watching.tls is None else Credentials(watching.tls)
     registry = CollectorRegistry()
+    registry.register(BuildInfo("canary"))
     metrics = AuditMetrics(registry)
     server = serve_metrics(
         watching.metrics_host, watching.metrics_port, registry, tuple, flag="--metrics-port", tls=credentials

@@ -27,6 +27,7 @@ from coppice.ids import WorkerId
 from coppice.namespaces import encode_namespace
 from coppice.processes.leaving import leave
 from coppice.settings import read_settings
+from coppice.telemetry.build_info import BuildInfo
 from coppice.telemetry.logs import configure_logging
 from coppice.telemetry.metrics_server import serve_metrics
 from coppice.telemetry.traces import configure_tracing
@@ -93,6 +94,7 @@ def serve(
     """Until `stopping` is asked for and nothing runs, or the device fails."""
     tracing = configure_tracing("coppice-worker", settings.otlp_endpoint, instance_id=settings.worker_id, tls=tls)
     registry = CollectorRegistry()
+    registry.register(BuildInfo("worker"))
     failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
@@ -104,7 +106,7 @@ def serve(
     listener, server = _listen(settings, tls, audit)
     guides = GuideMaker(partial(grammars_of, Path(settings.model), loaded.executor.info))
     core = WorkerCore(_core_settings(settings, loaded, str(listener.address)), guides.open)
-    observers = Observers(WorkerMetrics(registry), WorkerSpans(tracing.tracer("coppice.worker")))
+    observers = Observers(WorkerMetrics(registry, settings.worker_id), WorkerSpans(tracing.tracer("coppice.worker")))
     service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit)
     server.add(service.add_to)
     host, port = settings.http_listens_on, settings.http_port

@@ -205,7 +205,7 @@ def test_every_call_counts_whatever_becomes_of_it(path: str, body: Any, status: 
         assert error_of(served.http.get("/v1/models", headers=key("a")), 429)
         assert served.post({"prompt": "one"}, "/tokenize", headers=key("b")).status_code == 200
         metrics = generate_latest(served.registry).decode()
-        assert 'coppice:requests_failed_total{code="tenant_rate",model_name="org/demo",tenant="a"} 2.0' in metrics
+        assert 'coppice_requests_failed_total{code="tenant_rate",model_name="org/demo",tenant="a"} 2.0' in metrics
 
 
 def test_whatever_needs_a_key_is_described_with_a_limit(served: Served) -> None:

@@ -81,7 +81,7 @@ class TierStack(Stack):
         self.tiers = GatedTiers()
         self.gated = GatedExecutor(self.tiers)
         self.registry = CollectorRegistry()
-        super().__init__(self.gated, self.tiers, num_host_blocks=6, observer=WorkerMetrics(self.registry))
+        super().__init__(self.gated, self.tiers, num_host_blocks=6, observer=WorkerMetrics(self.registry, "w"))
         self.planner = Planner(self.address, epoch=7)
         self.planner.next(Attached)
         owned = handle(3) + handle(4)

@@ -40,7 +40,7 @@ def test_a_burst_is_one_plan_of_many_tokens() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     device = Hanging()
-    observers = Observers(WorkerMetrics(registry), WorkerSpans(provider.get_tracer("test")))
+    observers = Observers(WorkerMetrics(registry, "w"), WorkerSpans(provider.get_tracer("test")))
     runner = StepRunner(device.core, device.executor, observers, device.results.append)
     runner.start()
     device.executor.let_go.set()
@@ -68,7 +68,9 @@ def test_observers_forget_what_a_scheduler_left_behind(drop: Callable[[WorkerCor
     registry = CollectorRegistry()
     spans = WorkerSpans(TracerProvider().get_tracer("test"))
     device = Hanging()
-    runner = StepRunner(device.core, device.executor, Observers(WorkerMetrics(registry), spans), device.results.append)
+    runner = StepRunner(
+        device.core, device.executor, Observers(WorkerMetrics(registry, "w"), spans), device.results.append
+    )
     runner.start()
     device.executor.let_go.set()
     begun = replace(start(1, 2, handle(3)), traceparent=TRACEPARENT)

@@ -126,7 +126,7 @@ def test_no_stream_ends_and_no_token_is_another(pair: Stack, oracle: Oracle, tim
     for answer in answers:
         assert (answer["finish"], len(answer["tokens"])) == ("length", NUM_TOKENS)
         oracle.check(answer["prompt"], answer["tokens"])
-    assert pair.metric(pair.port, "coppice:requests_moved_total") > 0
+    assert pair.metric(pair.port, "coppice_requests_moved_total") > 0
     pair.wait_at_rest()
 
 

@@ -17,7 +17,7 @@ from tests.e2e.test_front_doors import children
 from tests.fakes.oracle import Oracle
 
 COMPUTED = "coppice_worker_tokens_computed_total"
-MOVED = "coppice:requests_moved_total"
+MOVED = "coppice_requests_moved_total"
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.http_server import HttpLimits, HttpServer
-from coppice_scheduler.edge.rest_app import create_app
+from coppice_scheduler.edge.request_log.call_metrics import CallMetrics, CountedLog
+from coppice_scheduler.edge.rest_app import apis_of, create_app
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
 from tests.fakes.api.records import FakeLog
@@ -133,7 +134,9 @@ def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the service has it
     public = None if tls is None else PublicTls(*tls[:2])
-    server = HttpServer(app, "127.0.0.1", 0, HttpLimits(**options), public, cors_origins, records)
+    calls = CallMetrics(registry, MODEL, apis_of(app))
+    log = CountedLog(records, calls)
+    server = HttpServer(app, "127.0.0.1", 0, HttpLimits(**options), public, cors_origins, log, calls.turned_away)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"

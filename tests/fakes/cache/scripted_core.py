@@ -14,6 +14,7 @@ from coppice_scheduler.core.state.request import (
     Lookup,
     Output,
     OutputError,
+    PoolUse,
     Refused,
     RefusedReason,
     Request,
@@ -102,6 +103,9 @@ class ScriptedCore:
 
     def drain(self) -> None:
         self.draining = True
+
+    def pool_use(self) -> PoolUse:
+        return PoolUse()
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(len(self.running), 0, 0, 0, {}, 0, 0, 0, 0, 0, 0, 0, 0, 0)

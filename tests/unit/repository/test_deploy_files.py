@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -321,38 +320,6 @@ def test_the_image_of_the_canary_has_all_that_it_imports() -> None:
     dockerfile = (ROOT / "deploy" / "docker" / "canary.Dockerfile").read_text()
     copied = set(re.findall(r"coppice\w*", " ".join(re.findall(r"^COPY tools.*$", dockerfile, re.MULTILINE))))
     assert set(loaded) <= {"coppice", *copied}
-
-
-def metric_names(expression: str) -> set[str]:
-    """Names of series in a PromQL expression."""
-    return set(re.findall(r"(?:vllm|coppice)[:_][a-z0-9_:]+", expression))
-
-
-def names_in(*places: str) -> set[str]:
-    """Every metric name that is written down in files of these patterns, as it is exposed."""
-    found: set[str] = set()
-    for file in (file for place in places for file in ROOT.glob(place)):
-        for name in re.findall(r'"((?:vllm|coppice)[:_][a-z0-9_:]+)"', file.read_text()):
-            found |= {name, f"{name}_total", f"{name}_bucket", f"{name}_sum", f"{name}_count"}
-    return found
-
-
-def test_the_board_draws_only_metrics_that_exist() -> None:
-    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "coppice.json").read_text())
-    drawn = {name for panel in board["panels"] for target in panel["targets"] for name in metric_names(target["expr"])}
-    assert len(drawn) > 15
-    assert not drawn - names_in("services/*/*/edge/**/*metrics.py")
-
-
-def test_provisioning_points_at_the_board_and_its_source(compose: dict[str, Any]) -> None:
-    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
-    sources = yaml.safe_load((provisioning / "datasources" / "coppice.yaml").read_text())["datasources"]
-    uids = {source["uid"] for source in sources}
-    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "coppice.json").read_text())
-    assert {panel["datasource"]["uid"] for panel in board["panels"]} <= uids
-    provider = yaml.safe_load((provisioning / "dashboards" / "coppice.yaml").read_text())["providers"][0]
-    mounts = [volume.split(":")[1] for volume in compose["services"]["grafana"]["volumes"]]
-    assert provider["options"]["path"] in mounts
 
 
 def test_traces_go_from_services_through_the_collector_to_jaeger(compose: dict[str, Any]) -> None:

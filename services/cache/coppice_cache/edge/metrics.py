@@ -1,25 +1,4 @@
-"""Metrics of the cache service, gathered from the core when they are asked for.
-
-    coppice_cache_blocks{worker,state}                 blocks: free, leased, cached, draining
-    coppice_cache_host_blocks{worker,state}            blocks of the host tier: free, leased, cached
-    coppice_cache_copies{worker}                       copies between device and host that are under way
-    coppice_cache_domain_blocks{worker,domain,state}   the device's per domain, without free
-    coppice_cache_leases{worker}                       live and draining leases
-    coppice_cache_fences_pending{worker}               fences that the worker has not acknowledged
-    coppice_cache_tree_nodes{worker}                   nodes of all radix trees
-    coppice_cache_worker_open{worker}                  1 when its ledger grants, 0 in the window after a restart
-    coppice_cache_worker_epoch{worker}                 the live registration
-    coppice_cache_sessions                             sessions of schedulers and other clients
-    coppice_cache_epoch                                incarnation of this service
-    coppice_cache_prefix_query_tokens_total{domain}    tokens that were looked up by granted acquires
-    coppice_cache_prefix_hit_tokens_total{domain}      of those, tokens found in the cache
-    coppice_cache_evicted_blocks_total{domain}         cached blocks given up for others
-    coppice_cache_degraded                             1 while /readyz lists reasons
-    coppice_cache_unproved_claims_total{of}            epochs that nobody vouches for: session, registration, redis
-    coppice_cache_spans_dropped_total                  trace spans that nobody took in time
-    coppice_cache_audits_total{result}                 audits that ended: holds, broken
-    coppice_cache_audit_broken                         1 when the last audit found a broken invariant
-    coppice_cache_audit_longest_slice_seconds          for which the last audit held everything up
+"""Metrics of the cache service, gathered from the core when they are asked for. docs/METRICS.md lists them.
 
 A domain keeps its own label if it was among the first DOMAINS_MAX that were seen; the others are summed as `other`, so
 that the number of series has a bound. Counters of a worker whose epoch died are carried on, so that sums never fall.
@@ -80,12 +59,20 @@ class CacheMetrics(Collector):
         return domain if domain in self._named else OTHER
 
     def _blocks(self, stats: IndexStats) -> list[Metric]:
-        blocks = GaugeMetricFamily("coppice_cache_blocks", "Blocks by state.", labels=["worker", "state"])
-        domains = GaugeMetricFamily(
-            "coppice_cache_domain_blocks", "Blocks by domain and state.", labels=["worker", "domain", "state"]
+        blocks = GaugeMetricFamily(
+            "coppice_cache_blocks", "The device's blocks: free, leased, cached, draining.", labels=["worker", "state"]
         )
-        host = GaugeMetricFamily("coppice_cache_host_blocks", "Of the host tier.", labels=["worker", "state"])
-        copies = GaugeMetricFamily("coppice_cache_copies", "Copies between tiers under way.", labels=["worker"])
+        domains = GaugeMetricFamily(
+            "coppice_cache_domain_blocks",
+            "The device's blocks that a domain has: leased, cached, draining.",
+            labels=["worker", "domain", "state"],
+        )
+        host = GaugeMetricFamily(
+            "coppice_cache_host_blocks", "Blocks of the host tier: free, leased, cached.", labels=["worker", "state"]
+        )
+        copies = GaugeMetricFamily(
+            "coppice_cache_copies", "Copies between device and host that are under way.", labels=["worker"]
+        )
         for worker in stats.workers:
             copies.add_metric([worker.worker_id], worker.copies)
             for state in ("free", "leased", "cached"):
@@ -106,11 +93,19 @@ class CacheMetrics(Collector):
     def _per_worker(self, stats: IndexStats) -> list[Metric]:
         wanted: tuple[tuple[str, str, Callable[[WorkerStats], int]], ...] = (
             ("coppice_cache_leases", "Live and draining leases.", lambda worker: worker.leases),
-            ("coppice_cache_fences_pending", "Fences without acknowledgement.", lambda worker: worker.fences),
+            (
+                "coppice_cache_fences_pending",
+                "Fences that the worker has not acknowledged.",
+                lambda worker: worker.fences,
+            ),
             ("coppice_cache_tree_nodes", "Nodes of all radix trees.", lambda worker: worker.nodes),
-            ("coppice_cache_worker_open", "1 when the ledger grants.", lambda worker: int(worker.open)),
-            ("coppice_cache_worker_draining", "1 when it takes no new lease.", lambda worker: int(worker.draining)),
-            ("coppice_cache_worker_epoch", "The live registration.", lambda worker: worker.worker_epoch),
+            (
+                "coppice_cache_worker_open",
+                "1 when its ledger grants, 0 in the window after a restart.",
+                lambda worker: int(worker.open),
+            ),
+            ("coppice_cache_worker_draining", "1 while it drains.", lambda worker: int(worker.draining)),
+            ("coppice_cache_worker_epoch", "Number of its live registration.", lambda worker: worker.worker_epoch),
         )
         families: list[Metric] = []
         for name, text, value in wanted:
@@ -157,19 +152,35 @@ class CacheMetrics(Collector):
         return [
             ended,
             GaugeMetricFamily(
-                "coppice_cache_audit_broken", "1 when it found something.", value=int(bool(auditor.problem))
+                "coppice_cache_audit_broken",
+                "1 when the last audit found a broken invariant.",
+                value=int(bool(auditor.problem)),
             ),
-            GaugeMetricFamily("coppice_cache_audit_longest_slice_seconds", "Of the last audit.", value=longest_s),
+            GaugeMetricFamily(
+                "coppice_cache_audit_longest_slice_seconds",
+                "Longest time for which the last audit held everything up.",
+                value=longest_s,
+            ),
         ]
 
     def _service(self, stats: IndexStats) -> list[Metric]:
-        unproved = CounterMetricFamily("coppice_cache_unproved_claims", "Epochs nobody vouches for.", labels=["of"])
+        unproved = CounterMetricFamily(
+            "coppice_cache_unproved_claims",
+            "Epochs that nobody vouches for: of a session, a registration, Redis.",
+            labels=["of"],
+        )
         for kind, count in self._unproved().items():
             unproved.add_metric([kind], count)
         return [
             unproved,
-            GaugeMetricFamily("coppice_cache_sessions", "Sessions of clients.", value=stats.sessions),
+            GaugeMetricFamily(
+                "coppice_cache_sessions", "Sessions of schedulers and other clients.", value=stats.sessions
+            ),
             GaugeMetricFamily("coppice_cache_epoch", "Incarnation of this service.", value=stats.cache_epoch),
-            GaugeMetricFamily("coppice_cache_degraded", "1 while degraded.", value=int(self._is_degraded())),
-            CounterMetricFamily("coppice_cache_spans_dropped", "Lost trace spans.", value=self._spans_dropped()),
+            GaugeMetricFamily(
+                "coppice_cache_degraded", "1 while /readyz lists reasons.", value=int(self._is_degraded())
+            ),
+            CounterMetricFamily(
+                "coppice_cache_spans_dropped", "Trace spans that nobody took in time.", value=self._spans_dropped()
+            ),
         ]

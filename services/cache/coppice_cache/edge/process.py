@@ -15,6 +15,7 @@ from coppice.edge.signal_event import SignalEvent
 from coppice.errors import UnavailableError, UsageError
 from coppice.ids import CacheEpoch
 from coppice.session.vouchers import Vouchers
+from coppice.telemetry.build_info import BuildInfo
 from coppice.telemetry.traces import configure_tracing
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.watch import TenantsWatch
@@ -97,6 +98,7 @@ class CacheProcess:
 
     def start(self) -> None:
         metrics = CollectorRegistry()
+        metrics.register(BuildInfo("cache"))
         metrics.register(
             CacheMetrics(
                 self._service.stats,

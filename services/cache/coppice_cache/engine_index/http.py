@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from coppice import __version__
+from coppice.telemetry.build_info import BuildInfo
 from coppice.telemetry.traces import NO_TELEMETRY_OF_FASTAPI
 from coppice_cache.edge.api.admin_http import error_response
 from coppice_cache.edge.api.body_limit import BodyLimit
@@ -41,6 +42,7 @@ def build_ingest_app(ingest: Ingest) -> FastAPI:
         redoc_url=None,
     )
     registry = CollectorRegistry()
+    registry.register(BuildInfo("index"))
     registry.register(IngestMetrics(ingest))
     app.add_middleware(BodyLimit)
     _add_health(app, ingest, registry)

@@ -28,6 +28,7 @@ from coppice_scheduler.core.check import check
 from coppice_scheduler.core.kv_client import attachment, cell_sums
 from coppice_scheduler.core.kv_client.acquires import candidates, lookup_questions, match_questions
 from coppice_scheduler.core.kv_client.answers import collect_ops, take_answer
+from coppice_scheduler.core.kv_client.pool_use import pool_use
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.admission import expire, max_context, refusal
 from coppice_scheduler.core.policy.lost_workers import worker_gone
@@ -38,6 +39,7 @@ from coppice_scheduler.core.state.request import (
     Finish,
     Lookup,
     OutputError,
+    PoolUse,
     Refused,
     RefusedReason,
     Request,
@@ -297,7 +299,12 @@ class SchedulerCore:
         """Assert the scheduler's own conservation laws."""
         check(self._life)
 
+    def pool_use(self) -> PoolUse:
+        """Looks at every lease: not to be asked in each turn."""
+        return pool_use(self._life)
+
     def stats(self) -> SchedulerStats:
+        """All but the use of the pool."""
         life = self._life
         counts, totals = life.counts, life.totals
         oldest = life.queue.oldest()

@@ -31,6 +31,7 @@ from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, UsageError
 from coppice.garbage import shorten_pauses
 from coppice.processes.leaving import leave
 from coppice.request_log.writer import RecordWriter
+from coppice.telemetry.build_info import BuildInfo
 from coppice.telemetry.logs import configure_logging
 from coppice.telemetry.traces import Tracing, configure_tracing
 from coppice.tenants.directory import TenantDirectory
@@ -56,7 +57,8 @@ from coppice_scheduler.edge.ipc.door_messages import (
 from coppice_scheduler.edge.ipc.links import ParentLink, PlannerLink
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.request_log.budgets import REFRESH_S, Budgets
-from coppice_scheduler.edge.rest_app import create_app
+from coppice_scheduler.edge.request_log.call_metrics import GRPC_APIS, CallMetrics, CountedLog
+from coppice_scheduler.edge.rest_app import apis_of, create_app
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 
 _log = logging.getLogger("coppice.scheduler")
@@ -136,7 +138,8 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
 
     reaches = [partial(reach, path) for path in start.planners]
     engine = DoorEngine(start.door, start.model, reaches, parent, start.tenants)
-    metrics = FrontDoorMetrics(CollectorRegistry(), start.model.id)
+    counted = CollectorRegistry()  # whoever is scraped reads the files that stand behind it
+    metrics = FrontDoorMetrics(counted, start.model.id)
     budgets = Budgets(settings.request_log)
     frontdoor = FrontDoor(
         engine,
@@ -152,13 +155,15 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     engine.tenants_changed = lambda content: frontdoor.set_tenants(_directory(settings, content))
     # Metrics name tenants and tell how busy each is, which is no tenant's to know.
     is_public = not tenants.needs_key
-    registry = merged_registry(start.metrics_dir, PlannerCollector(engine.stats, start.model.id)) if is_public else None
+    gauges = (PlannerCollector(engine.stats, start.model.id), BuildInfo("scheduler"))
+    registry = merged_registry(start.metrics_dir, gauges) if is_public else None
     connections = connections_within_limit()
     limits = HttpLimits(max_connections=connections.rest)
     tls = settings.public_tls()
     app = create_app(frontdoor, registry, unknown_fields=UnknownFields(settings.unknown_fields))
-    log = _request_log(start, settings)
-    rest = HttpServer(app, settings.host, settings.port, limits, tls, settings.cors_origins, log)
+    calls = CallMetrics(counted, start.model.id, (*apis_of(app), *GRPC_APIS))
+    log = CountedLog(_request_log(start, settings), calls)
+    rest = HttpServer(app, settings.host, settings.port, limits, tls, settings.cors_origins, log, calls.turned_away)
     grpc_limits = ConnectionLimits(connections.grpc)
     grpc_server = GenerationServer(Generation(frontdoor, log=log), settings.host, settings.grpc_port, grpc_limits, tls)
     await grpc_server.start()

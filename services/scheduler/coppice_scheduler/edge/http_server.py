@@ -24,13 +24,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coppice.processes.prompt_uvicorn import PromptServer
 from coppice.tls.entrance import HANDSHAKE_S, HANDSHAKES_MAX, Handshakes, TlsEntrance, behind_tls
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, invalid
 from coppice_scheduler.edge.base.file_limit import BACKLOG
 from coppice_scheduler.edge.base.public_tls import PublicTls
 from coppice_scheduler.edge.base.request_id import HEADER, request_id_of
 from coppice_scheduler.edge.http.cors import with_cors
 from coppice_scheduler.edge.http.request_ids import RequestIds
-from coppice_scheduler.edge.request_log.open_record import Log
+from coppice_scheduler.edge.request_log.open_record import Log, current_record
 from coppice_scheduler.edge.request_log.rest import RequestRecords
 from coppice_scheduler.edge.rest_app import error_response
 from coppice_scheduler.edge.silent_connections import SilentConnections
@@ -41,6 +41,12 @@ READ_BYTES = 64 * 1024
 # What a client sends wrong is told to that client. In the log it would let anybody write, as often as they like.
 _log = logging.getLogger("coppice.scheduler.connections")
 _log.setLevel(logging.ERROR)
+
+TurnedAway = Callable[[ErrorKind, str], None]  # with which error code
+
+
+def _not_counted(kind: ErrorKind, code: str) -> None:
+    """Where nobody counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +77,10 @@ def _config(
     tls: PublicTls | None,
     cors_origins: tuple[str, ...],
     log: Log | None,
+    turned_away: TurnedAway,
 ) -> uvicorn.Config:
     """Logs go to the process's own logging."""
-    protocol = _limited_protocol(limits)
+    protocol = _limited_protocol(limits, turned_away)
     answers = with_cors(_Guard(app, limits), cors_origins)
     return uvicorn.Config(
         RequestIds(answers if log is None else RequestRecords(answers, log)),
@@ -106,9 +113,11 @@ class HttpServer(PromptServer):
         tls: PublicTls | None = None,
         cors_origins: tuple[str, ...] = (),
         log: Log | None = None,
+        turned_away: TurnedAway = _not_counted,
     ) -> None:
+        """`turned_away` hears of connections that were refused before they had said a request."""
         self._limits = limits or HttpLimits()
-        super().__init__(_config(app, host, port, self._limits, tls, cors_origins, log))
+        super().__init__(_config(app, host, port, self._limits, tls, cors_origins, log, turned_away))
         self._listeners: list[SilentConnections] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -158,14 +167,18 @@ class _Guard:
             return await self._app(scope, receive, send)
         if len(scope["headers"]) > self._limits.max_headers:
             refusal = invalid(f"The request has more than {self._limits.max_headers} headers.", code="too_many_headers")
-            return await error_response(refusal)(scope, receive, send)
+            return await self._refuse(refusal, scope, receive, send)
         if self._active >= self._limits.max_requests:
-            return await error_response(_busy("requests"))(scope, receive, send)
+            return await self._refuse(_busy("requests"), scope, receive, send)
         self._active += 1
         try:
             return await self._app(scope, receive, send)
         finally:
             self._active -= 1
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        current_record().failed(code_of(error))
+        await error_response(error)(scope, receive, send)
 
 
 def _busy(what: str) -> ApiError:
@@ -174,13 +187,14 @@ def _busy(what: str) -> ApiError:
     )
 
 
-def _limited_protocol(limits: HttpLimits) -> type[H11Protocol]:
-    """uvicorn wants a class, so the limits are bound by making one."""
+def _limited_protocol(limits: HttpLimits, turned_away: TurnedAway) -> type[H11Protocol]:
+    """uvicorn wants a class, so what it needs is bound by making one."""
 
     class Limited(_LimitedProtocol):
         pass
 
     Limited.limits = limits
+    Limited.turned_away = staticmethod(turned_away)
     return Limited
 
 
@@ -191,12 +205,13 @@ def _behind_tls(protocol: type[H11Protocol], limits: HttpLimits, tls: PublicTls)
 
 class _LimitedProtocol(H11Protocol):
     limits: HttpLimits
+    turned_away: TurnedAway
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._is_excess = False
+        self._is_excess = self._is_refused = False
         self.logger = _log
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -256,6 +271,9 @@ class _LimitedProtocol(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close."""
+        if not self._is_refused:
+            self._is_refused = True  # what else it sends is not one more
+            self.turned_away(error.kind, code_of(error))
         self.transport.write(_raw_answer(error))
         self.transport.close()
 

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from coppice import __version__
 from coppice.telemetry.traces import NO_TELEMETRY_OF_FASTAPI
@@ -34,6 +35,7 @@ from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.openapi import openai_routes
 from coppice_scheduler.edge.openai.routes import add_openai
 from coppice_scheduler.edge.request_log.open_record import current_record
+from coppice_scheduler.edge.request_log.rest import UNRECORDED
 
 BODY_TIMEOUT_S = 30.0
 _APP: dict[str, Any] = {
@@ -66,6 +68,17 @@ def create_app(
     add_openai(app, frontdoor, generation, reading, body_timeout_s)
     _add_document(app, frontdoor, has_metrics=registry is not None)
     return app
+
+
+def apis_of(app: FastAPI) -> tuple[str, ...]:
+    """Methods and routes, as records of requests name them; parts of a path that vary are in braces."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    return tuple(
+        f"{method} {route.path_format}"
+        for route in routes
+        if route.path not in UNRECORDED
+        for method in sorted(route.methods or ())
+    )
 
 
 def _add_document(app: FastAPI, frontdoor: FrontDoor, *, has_metrics: bool) -> None:

@@ -26,6 +26,7 @@ from coppice.audit_log import AuditLog
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import UnavailableError, UsageError
 from coppice.garbage import shorten_pauses
+from coppice.telemetry.build_info import BuildInfo
 from coppice.telemetry.metrics_server import serve_metrics
 from coppice.tenants.agreement import TenantsAgreement
 from coppice.tenants.directory import TenantDirectory
@@ -202,7 +203,8 @@ class _Service:
     @contextlib.contextmanager
     def _metrics(self, planners: PlannerProcesses, start: Start) -> Iterator[TenantsAgreement]:
         """/metrics on a port of its own, where one is wanted."""
-        registry = merged_registry(start.metrics_dir, PlannerCollector(lambda: planners.stats, start.model.id))
+        gauges = (PlannerCollector(lambda: planners.stats, start.model.id), BuildInfo("scheduler"))
+        registry = merged_registry(start.metrics_dir, gauges)
         if self._watch is not None:
             registry.register(self._watch)
         agreement = TenantsAgreement(self._watch, lambda: planners.cache_tenants_version)

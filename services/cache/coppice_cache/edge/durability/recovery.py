@@ -107,16 +107,30 @@ class RecoveryMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         counts, status = self._recovery.replay_counts(), self._recovery.status()
-        blocks = CounterMetricFamily("coppice_cache_replay_blocks", "Blocks of the log.", labels=["outcome"])
-        leases = CounterMetricFamily("coppice_cache_replay_leases", "Re-attached leases.", labels=["outcome"])
+        blocks = CounterMetricFamily(
+            "coppice_cache_replay_blocks",
+            "Blocks of the recovery log, by what became of them at the start.",
+            labels=["outcome"],
+        )
+        leases = CounterMetricFamily(
+            "coppice_cache_replay_leases",
+            "Leases that came back after a restart, by what became of them.",
+            labels=["outcome"],
+        )
         for name in (field.name for field in fields(counts) if field.name != "offered"):
             family = leases if name.startswith("leases_") else blocks
             family.add_metric([name.removeprefix("leases_")], getattr(counts, name))
-        lag = GaugeMetricFamily("coppice_cache_recovery_log_lag_events", "Not in Redis yet.", value=status.lag_events)
-        size = GaugeMetricFamily("coppice_cache_recovery_log_bytes", "Of the stream.", value=status.num_bytes)
+        lag = GaugeMetricFamily(
+            "coppice_cache_recovery_log_lag_events",
+            "Events of the recovery log that are not in Redis yet.",
+            value=status.lag_events,
+        )
+        size = GaugeMetricFamily(
+            "coppice_cache_recovery_log_bytes", "Size of the recovery log.", value=status.num_bytes
+        )
         if status.snapshot_age_s is None:
             return [blocks, leases, lag, size]
         age = GaugeMetricFamily(
-            "coppice_cache_recovery_log_age_seconds", "Of the snapshot.", value=status.snapshot_age_s
+            "coppice_cache_recovery_log_age_seconds", "Age of the recovery log's snapshot.", value=status.snapshot_age_s
         )
         return [blocks, leases, lag, size, age]

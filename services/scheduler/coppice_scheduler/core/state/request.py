@@ -194,6 +194,14 @@ class TenantLimitsLeft(Record, frozen=True):
     tokens: LimitLeft | None
 
 
+class PoolUse(Record, frozen=True):
+    """Of the workers that a scheduler plans for, together."""
+
+    num_blocks: int = 0
+    num_used_blocks: int = 0  # that requests at work hold
+    block_size: int = 0  # tokens; 0: no worker is known
+
+
 class SchedulerStats(Record, frozen=True):
     """Gauges of this moment and totals since the start."""
 
@@ -215,3 +223,4 @@ class SchedulerStats(Record, frozen=True):
     total_flight_waits: int = 0  # times that a request waited for another's prefill
     total_reclaims: int = 0  # times that the cache service asked for borrowed blocks
     limits_left: Mapping[str, TenantLimitsLeft] = {}  # of tenants that have limits per minute and sent something
+    pool: PoolUse = PoolUse()  # at most a second older

@@ -16,7 +16,7 @@ from msgspec.structs import replace as changed
 
 from coppice_scheduler.core.state.request import Finish, Output, Request
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, failure_of, no_ending
-from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.base.metrics import AnswerEnd, FrontDoorMetrics
 from coppice_scheduler.edge.beams.search import BeamOptions, Finished
 from coppice_scheduler.edge.beams.steps import BeamSteps, OutputsOf, Searched
 from coppice_scheduler.edge.text.text_stream import Delta, TextStream
@@ -96,6 +96,7 @@ class BeamRun:
         self.taken.set()
         waited_s = (time.monotonic_ns() - self.request.arrived_ns) / 1e9
         self.metrics.first_token(self.request.tenant, waited_s, first.num_prompt_tokens)
+        self.metrics.lived(self.request.tenant, first.stages)
         self.saw(first)
 
     def _told(self, searched: Searched, num_tokens: int) -> list[Delta]:
@@ -113,9 +114,16 @@ class BeamRun:
         whole_s = (time.monotonic_ns() - self.request.arrived_ns) / 1e9
         for delta in deltas:
             assert delta.ending is not None, "answers are whole"
-            self.metrics.finished(
-                self.request.tenant, whole_s, delta.ending.reason, delta.ending.usage.completion_tokens
+            usage = delta.ending.usage
+            end = AnswerEnd(
+                whole_s=whole_s,
+                first_s=0.0,
+                reason=delta.ending.reason,
+                num_prompt_tokens=searched.first.num_prompt_tokens,
+                num_cached_tokens=usage.cached_tokens,
+                num_output_tokens=usage.completion_tokens,
             )
+            self.metrics.finished(self.request.tenant, end)
         return deltas
 
     def _delta(self, place: int, answer: Finished, first: Output) -> Delta:

@@ -26,7 +26,7 @@ from coppice_scheduler.edge.base.errors import (
     no_ending,
     request_not_found,
 )
-from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
+from coppice_scheduler.edge.base.metrics import AnswerEnd, FrontDoorMetrics
 from coppice_scheduler.edge.base.request_id import names_meant
 from coppice_scheduler.edge.beams.run import BeamRun
 from coppice_scheduler.edge.frontend.admission import Admitted
@@ -121,12 +121,13 @@ class Run:
                         self.span.record.had_first_token(clock.first_ns)
                     if output.finish is not None:
                         self.span.life(output)
+                        self.metrics.lived(self.request.tenant, output.stages)
                     began_ns = time.monotonic_ns()
                     delta = stream.take(output)
                     text_ns += time.monotonic_ns() - began_ns
                     num_tokens = stream.num_tokens
                     if delta is not None and delta.ending is not None:
-                        clock.finished(delta.ending.reason, delta.ending.usage)
+                        clock.finished(delta.ending.reason, delta.ending.usage, output)
                         code = None
                         yield delta
                         return
@@ -193,9 +194,18 @@ class _Clock:
         self._metrics.gap(self._request.tenant, (now_ns - self._last_ns) / 1e9, num_tokens)
         self._last_ns = now_ns
 
-    def finished(self, reason: str, usage: Usage) -> None:
-        whole_s = (time.monotonic_ns() - self._request.arrived_ns) / 1e9
-        self._metrics.finished(self._request.tenant, whole_s, reason, usage.completion_tokens)
+    def finished(self, reason: str, usage: Usage, last: Output) -> None:
+        arrived_ns = self._request.arrived_ns
+        end = AnswerEnd(
+            whole_s=(time.monotonic_ns() - arrived_ns) / 1e9,
+            first_s=(self.first_ns - arrived_ns) / 1e9 if self.first_ns else 0.0,
+            reason=reason,
+            num_prompt_tokens=last.num_prompt_tokens or len(self._request.tokens) // 4,
+            num_cached_tokens=usage.cached_tokens,
+            num_output_tokens=usage.completion_tokens,
+            stages=last.stages,
+        )
+        self._metrics.finished(self._request.tenant, end)
 
 
 async def abort_calls(engine: Engine, tenant: Tenant, asked: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from coppice_scheduler.core.state.request import LimitLeft, SchedulerStats, TenantLimitsLeft, TenantStats
+from coppice_scheduler.core.state.request import LimitLeft, PoolUse, SchedulerStats, TenantLimitsLeft, TenantStats
 
 _TOTALS = tuple(name for name in SchedulerStats.__struct_fields__ if name.startswith("total_"))
 _SUMS = (*_TOTALS, "running", "waiting", "waiting_tokens", "leases", "steps_in_flight", "sleeping")
@@ -34,7 +34,12 @@ def of_all(planners: Sequence[SchedulerStats]) -> SchedulerStats:
                 _least((left.requests, other.requests)), _least((left.tokens, other.tokens))
             )
     oldest_wait_ms = max(stats.oldest_wait_ms for stats in planners)
-    return SchedulerStats(oldest_wait_ms=oldest_wait_ms, tenants=tenants, limits_left=limits, **sums)
+    pool = PoolUse(
+        sum(stats.pool.num_blocks for stats in planners),
+        sum(stats.pool.num_used_blocks for stats in planners),
+        max(stats.pool.block_size for stats in planners),
+    )
+    return SchedulerStats(oldest_wait_ms=oldest_wait_ms, tenants=tenants, limits_left=limits, pool=pool, **sums)
 
 
 def _least(limits: Iterable[LimitLeft | None]) -> LimitLeft | None:

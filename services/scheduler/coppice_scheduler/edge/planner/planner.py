@@ -19,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from coppice.addresses import UnixAddress, parse_session_address
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import TenantsVersion, ToClient, Workers
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 IDLE_WAKEUP_NS = 200_000_000
 NEVER_NS = 1 << 63
 STATS_EVERY_NS = 200_000_000
+POOL_EVERY_NS = 1_000_000_000
 OpenWorkers = tuple[tuple[WorkerId, int], ...]  # that take new requests, and the blocks of each
 TURN_EVENTS_MAX = 1_000  # of the inbox, before the core is asked again
 
@@ -87,6 +90,7 @@ class Planner:
         self._asleep_until_ns = 0
         self._stats = core.stats()
         self._stats_ns = 0
+        self._pool, self._pool_ns = core.pool_use(), 0
         self._ready_ns = time.monotonic_ns() if succeeds is not None else None  # when it was without problems last
         self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
 
@@ -205,12 +209,17 @@ class Planner:
         for message in effects.to_index:
             self._index.post(message)
         if now_ns - self._stats_ns > STATS_EVERY_NS:
-            self._stats, self._stats_ns = self._core.stats(), now_ns
+            self._stats, self._stats_ns = self._measured(now_ns), now_ns
             self._workers.tend()
         wakeup_ns = self._core.next_wakeup_ns()
         self._wakeup_ns = NEVER_NS if wakeup_ns is None else wakeup_ns
         if self._wakeup_ns < self._asleep_until_ns:
             self._alarm.set()
+
+    def _measured(self, now_ns: int) -> SchedulerStats:
+        if now_ns - self._pool_ns > POOL_EVERY_NS:
+            self._pool, self._pool_ns = self._core.pool_use(), now_ns
+        return replace(self._core.stats(), pool=self._pool)
 
     def _stop(self) -> None:
         """Its workers are another scheduler's at once, if there is one."""

@@ -31,7 +31,7 @@ from coppice_scheduler.core.state.request import (
 )
 from coppice_scheduler.edge.base.engine import ModelInfo
 from coppice_scheduler.edge.base.errors import ApiError
-from coppice_scheduler.edge.base.metrics import MAX_TENANT_LABELS, OTHER_TENANTS, FrontDoorMetrics, TenantLabels
+from coppice_scheduler.edge.base.metrics import MAX_TENANT_LABELS, OTHER, CappedLabels, FrontDoorMetrics
 from coppice_scheduler.edge.base.request_id import RequestId
 from coppice_scheduler.edge.frontend import tracing
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
@@ -199,7 +199,7 @@ def test_every_end_is_counted_once() -> None:
             await anext(deltas)
         assert world.metric("vllm:request_success_total", finished_reason="length") == 1
         for code in ("worker_lost", "queue_full", "invalid", "cancelled"):
-            assert world.metric("coppice:requests_failed_total", code=code) == 1, code
+            assert world.metric("coppice_requests_failed_total", code=code) == 1, code
         assert world.metric("vllm:generation_tokens_total") == 3 + 2 + 1
         assert world.metric("vllm:time_to_first_token_seconds_count") == 3
         assert world.metric("vllm:e2e_request_latency_seconds_count") == 1
@@ -241,10 +241,10 @@ def test_forks_count_the_prompt_once() -> None:
 
 
 def test_tenant_labels_are_capped() -> None:
-    labels = TenantLabels()
+    labels = CappedLabels()
     named = [labels.label(f"t{number}") for number in range(MAX_TENANT_LABELS + 5)]
     assert named[:MAX_TENANT_LABELS] == [f"t{number}" for number in range(MAX_TENANT_LABELS)]
-    assert set(named[MAX_TENANT_LABELS:]) == {OTHER_TENANTS}
+    assert set(named[MAX_TENANT_LABELS:]) == {OTHER}
     assert labels.label("t0") == "t0"
 
 
