@@ -20,6 +20,7 @@ import pytest
 from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
+from tests.fakes.ports import FREE_PORTS_OF_UP
 
 NUM_TOKENS = 16
 LENGTHS = (1, 23, 24, 25, 100, 300)  # the windows are of 24
@@ -29,7 +30,8 @@ LENGTHS = (1, 23, 24, 25, 100, 300)  # the windows are of 24
 def serving(checkpoint: Path, folder: Path) -> Iterator[str]:
     """The base URL of a `coppice up`."""
     output = folder / "output"
-    command = [sys.executable, "-m", "coppice_cli", "up", "--port=0", "--threads=1", "--dtype=float32"]
+    command = [sys.executable, "-m", "coppice_cli", "up", "--port=0", *FREE_PORTS_OF_UP, "--threads=1"]
+    command += ["--dtype=float32"]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             [*command, f"--model={checkpoint}", f"--log-dir={folder}"],

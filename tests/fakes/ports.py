@@ -19,6 +19,12 @@ FIRST = 10_000
 PER_PROCESS = 300
 LAST = 30_000
 
+# Of a `coppice up` that leaves the usual ports of this machine alone.
+FREE_PORTS_OF_UP = tuple(
+    f"--{name}-port=0"
+    for name in ("grpc", "cache-grpc", "cache-admin", "cache-admin-grpc", "operator", "worker-grpc", "worker-http")
+)
+
 
 def free_port() -> int:
     """No other test process is given it, nor this one soon again."""

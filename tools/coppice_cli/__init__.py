@@ -4,6 +4,10 @@
     coppice bench smoke         a short measurement of a running stack, or of one that it starts
     coppice bench index|rpc|churn   what the cache service costs: its core, the stream before it, a load of chats
     coppice bench serve --url URL   a load on any server of the OpenAI API: throughput, times, goodput, tenants
+    coppice top                 who runs, waits and holds memory, live
+    coppice why|trace ID            why a request took its time, in words or as bars; requests, usage
+    coppice doctor              whether a stack would run here, and what to do where not
+    coppice size                how many blocks and requests a model leaves room for
     coppice cache stats         look into a running cache: stats, tree, explain, audit, flush, pin, unpin, pins
     coppice audit isolation         whether one tenant of any server can tell what another one has sent
     coppice tenants check FILE      a tenants file: check, show, add, rotate-key, revoke, schema
@@ -12,7 +16,7 @@
     coppice version
 
 Commands are thin: each turns flags into a call and an error into one line. Modules load when their command runs, so
-that `coppice --help` needs no gRPC and no torch.
+that `coppice --help` and completion (`--install-completion`) need no gRPC and no torch.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ def main() -> None:
 
 
 def _run() -> int:
-    from coppice_cli.app import app  # here, so that Ctrl-C while modules load ends as quietly as later
+    from coppice_cli.app import command  # here, so that Ctrl-C while modules load ends as quietly as later
 
     try:
-        return int(app(prog_name="coppice") or EXIT_OK)
+        return int(command()(prog_name="coppice") or EXIT_OK)
     except ModuleNotFoundError as error:
         # An image holds one service, and no benchmarks.
         package = (error.name or "").partition(".")[0]

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from coppice import __version__
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
-from coppice_cli import (
-    audit_commands,
-    certs_commands,
-    index_commands,
-    render_commands,
-    request_commands,
-    worker_commands,
-)
+from coppice_cli import audit_commands, certs_commands, index_commands, render_commands, worker_commands
 from coppice_cli.bench import commands as bench_commands
 from coppice_cli.cache import commands as cache_commands
+from coppice_cli.doctor import command as doctor_command
+from coppice_cli.requests import commands as request_commands
+from coppice_cli.size import command as size_command
 from coppice_cli.tenants import commands as tenants_commands
 from coppice_cli.tls_options import TlsCa, TlsCert, TlsKey, files_of
+from coppice_cli.top import command as top_command
 from coppice_cli.variables import Command
 from coppice_up.options import DEVICES, DTYPES, KV_DTYPES, UpOptions
+from coppice_up.ports import (
+    USUAL_CACHE_ADMIN,
+    USUAL_CACHE_ADMIN_GRPC,
+    USUAL_CACHE_GRPC,
+    USUAL_GRPC,
+    USUAL_OPERATOR,
+    USUAL_WORKER_GRPC,
+    USUAL_WORKER_HTTP,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"auto_envvar_prefix": "COPPICE", "help_option_names": ["-h", "--help"]},
 )
@@ -55,8 +61,22 @@ certs = typer.Typer(help="Certificates for TLS between services.", no_args_is_he
 app.add_typer(certs, name="certs")
 certs_commands.add_to(certs)
 request_commands.add_to(app)
+top_command.add_to(app)
+size_command.add_to(app)
+doctor_command.add_to(app)
 
 _DEFAULTS = UpOptions()
+_COMPLETION = ("install_completion", "show_completion")
+
+
+def command() -> typer.core.TyperGroup:
+    """`app` as it is run. What installs completion for a shell is asked for with a flag, and with no variable."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup), "there are several commands"
+    for parameter in group.params:
+        if parameter.name in _COMPLETION:
+            parameter.allow_from_autoenv = False  # type: ignore[attr-defined]
+    return group
 
 
 def _print_version(is_asked: bool) -> None:
@@ -111,6 +131,12 @@ Threads = Annotated[
 ]
 
 
+def _usual_port(of: str, number: int) -> Any:
+    return typer.Option(
+        show_default=False, help=f"Port of the {of}. Default: {number}, or a free one where somebody has that."
+    )
+
+
 @app.command(cls=Command)
 def up(
     model: Model = _DEFAULTS.model,
@@ -118,7 +144,13 @@ def up(
     host: Annotated[str, typer.Option(help="Address of REST and gRPC; other than loopback needs --tenants.")] = (
         _DEFAULTS.host
     ),
-    grpc_port: Annotated[int, typer.Option(help="Port of the gRPC API; 0 takes a free one.")] = _DEFAULTS.grpc_port,
+    grpc_port: Annotated[int | None, _usual_port("gRPC API", USUAL_GRPC)] = None,
+    cache_grpc_port: Annotated[int | None, _usual_port("cache's gRPC", USUAL_CACHE_GRPC)] = None,
+    cache_admin_port: Annotated[int | None, _usual_port("cache's admin REST", USUAL_CACHE_ADMIN)] = None,
+    cache_admin_grpc_port: Annotated[int | None, _usual_port("cache's admin gRPC", USUAL_CACHE_ADMIN_GRPC)] = None,
+    operator_port: Annotated[int | None, _usual_port("scheduler's metrics and requests", USUAL_OPERATOR)] = None,
+    worker_grpc_port: Annotated[int | None, _usual_port("first worker's gRPC", USUAL_WORKER_GRPC)] = None,
+    worker_http_port: Annotated[int | None, _usual_port("first worker's metrics", USUAL_WORKER_HTTP)] = None,
     dtype: Dtype = _DEFAULTS.dtype,
     kv_dtype: Annotated[
         str, typer.Option(help=f"Type of KV in blocks: {', '.join(KV_DTYPES)}. fp8 is less exact.")

@@ -6,6 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -39,7 +40,15 @@ class _SchedulerConnection(_CheckedConnection):
     role = Role.SCHEDULER
 
 
-_CONNECTIONS = {Role.CACHE: _CacheConnection, Role.SCHEDULER: _SchedulerConnection}
+class _WorkerConnection(_CheckedConnection):
+    role = Role.WORKER
+
+
+_CONNECTIONS: dict[Role, type[_CheckedConnection]] = {
+    Role.CACHE: _CacheConnection,
+    Role.SCHEDULER: _SchedulerConnection,
+    Role.WORKER: _WorkerConnection,
+}
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -59,6 +68,7 @@ class OperatorClient:
     service: ClassVar[str]  # its name in messages
     flag: ClassVar[str]  # that gives the address
     printed: ClassVar[str]  # what `coppice up` calls the address
+    call_s: ClassVar[float] = CALL_S
     unknown: ClassVar[tuple[str, ...]] = ()  # codes of what is not found there; another 404 is another service
 
     def __init__(self, url: str, tls: Credentials | None = None) -> None:
@@ -79,13 +89,21 @@ class OperatorClient:
         handlers = () if tls is None else (_Https(tls, self.role),)
         self._opener = urllib.request.build_opener(*handlers)
 
-    def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float = CALL_S) -> Any:
+    def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if data is not None else {}
         request = urllib.request.Request(self._url + path, data, headers, method=method)
+        return self._asked(request, timeout_s, self._parsed)
+
+    def _text(self, path: str) -> str:
+        """A page that is no JSON."""
+        page = self._asked(urllib.request.Request(self._url + path), None, lambda body: body.decode(errors="replace"))
+        return str(page)
+
+    def _asked(self, request: urllib.request.Request, timeout_s: float | None, read: Callable[[bytes], Any]) -> Any:
         try:
-            with self._opener.open(request, timeout=timeout_s) as answer:
-                return self._parsed(answer.read())
+            with self._opener.open(request, timeout=timeout_s or self.call_s) as answer:
+                return read(answer.read())
         except urllib.error.HTTPError as error:
             with error:
                 return self._refused(error.code, self._parsed(error.read()))

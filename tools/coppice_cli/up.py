@@ -8,6 +8,8 @@ import shlex
 from rich.console import Console
 
 from coppice.errors import EXIT_OK
+from coppice_cli.cache.client import DEFAULT_URL as CACHE_URL
+from coppice_cli.requests.commands import DEFAULT_URL as OPERATOR_URL
 from coppice_up.display import display_for
 from coppice_up.options import UpOptions
 from coppice_up.plan import Services, StackPlan
@@ -57,14 +59,14 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         f"  logs           {plan.log_dir}"
         + (" of each node" if options.on else "")
         + ("" if options.log_dir else " (removed after an orderly stop)"),
+        *_taken(plan),
         "",
         "Try:",
         f"  curl -N {plan.rest_url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
         f"    -d {shlex.quote(json.dumps(body))}",
         "",
         "Look inside:",
-        f"  export COPPICE_ADMIN_URL={scheme}://{plan.cache_http}; coppice cache stats",
-        f"  export COPPICE_REQUESTS_URL={scheme}://{plan.scheduler_metrics}; coppice requests",
+        *_look_inside(f"{scheme}://{plan.cache_http}", f"{scheme}://{plan.scheduler_metrics}"),
         "",
         f"This is a development setup: {'a Ray cluster' if options.on else 'one machine'}, "
         + ("no credentials, " if options.tenants is None else "")
@@ -72,6 +74,27 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         + ", nothing is kept when it stops.",
         f"A process that crashes is started again, at most {RESTARTS_MAX} times a minute. Ctrl-C stops everything.",
     ]
+
+
+def _taken(plan: StackPlan) -> list[str]:
+    """One line where usual ports belong to somebody else."""
+    if not plan.moved_ports:
+        return []
+    moved = ", ".join(f"{port.usual} ({port.flag}), so {port.given}" for port in plan.moved_ports)
+    return [f"  taken by others  {moved}"]
+
+
+def _look_inside(cache_url: str, operator_url: str) -> list[str]:
+    """Commands that find the stack: by themselves where it has the usual ports."""
+    exports = [
+        f"  export {variable}={url}"
+        for variable, url, usual in (
+            ("COPPICE_ADMIN_URL", cache_url, CACHE_URL),
+            ("COPPICE_REQUESTS_URL", operator_url, OPERATOR_URL),
+        )
+        if url != usual
+    ]
+    return [*exports, "  coppice top; coppice cache stats; coppice requests"]
 
 
 def _said_of_tls(plan: StackPlan, options: UpOptions) -> str:

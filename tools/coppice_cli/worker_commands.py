@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coppice.errors import CoppiceError, UnavailableError, UsageError
+from coppice_cli.epochs import short_of
 from coppice_cli.tls_options import TlsCa, TlsCert, TlsKey, files_of
 from coppice_cli.variables import Command
 
@@ -59,9 +60,9 @@ def show(
         "tokens_computed",
         "tokens_sampled",
         "refusals",
-        "worker_epoch",
     ):
         typer.echo(f"{name.replace('_', ' '):16} {found[name]}")
+    typer.echo(f"{'worker epoch':16} {short_of(found['worker_epoch'])}")
 
 
 def drain(

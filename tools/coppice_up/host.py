@@ -22,12 +22,13 @@ from coppice_up.probe import Probe
 
 @dataclass(frozen=True, slots=True)
 class PortNeed:
-    """A port by what it is for. `number` 0: any free one; else `flag` is what a user changes when it is taken.
-    `host` "": the address of the place."""
+    """A port by what it is for, `flag` is what a user chooses it with. `number`: what a user has chosen; 0: `usual` if
+    nobody has it, else any free one. `host` "": the address of the place."""
 
     name: str
     host: str = ""
     number: int = 0
+    usual: int = 0
     flag: str = ""
 
 

@@ -14,7 +14,7 @@ from coppice.errors import UnavailableError, UsageError
 from coppice_up.checkpoint import Checkpoint, find_checkpoint
 from coppice_up.child import LocalChild
 from coppice_up.host import ChildSpec, Needs, Place, PortNeed, Program
-from coppice_up.ports import LOOPBACK, check_free, free_addresses
+from coppice_up.ports import LOOPBACK, PortClaims, claim_named, claim_usual, free_addresses
 
 
 class LocalHost:
@@ -25,28 +25,32 @@ class LocalHost:
         self._asked_log_dir = log_dir
         self._log_dir: Path | None = None
         self._socket_dir: Path | None = None
+        self._claims = PortClaims()
 
     def place(self, needs: Sequence[Needs]) -> dict[str, Place]:
         checkpoint = find_checkpoint(self._model)
         check_files(needs)
         self._log_dir = log_dir = _log_dir(self._asked_log_dir)
         self._socket_dir = socket_dir = private_socket_dir()
-        return local_places(needs, log_dir, socket_dir, checkpoint)
+        return local_places(needs, log_dir, socket_dir, checkpoint, self._claims)
 
     def start(self, spec: ChildSpec) -> LocalChild:
         return LocalChild(spec)
 
     def close(self, *, keep_logs: bool) -> None:
         """Logs in a folder that the user named stay in any case."""
+        self._claims.close()
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
         if self._log_dir is not None and self._asked_log_dir is None and not keep_logs:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
 
-def local_places(needs: Sequence[Needs], log_dir: Path, socket_dir: Path, checkpoint: Checkpoint) -> dict[str, Place]:
+def local_places(
+    needs: Sequence[Needs], log_dir: Path, socket_dir: Path, checkpoint: Checkpoint, claims: PortClaims
+) -> dict[str, Place]:
     """All on this machine. Raises for a port that cannot be had."""
-    addresses = choose_addresses(needs)
+    addresses = choose_addresses(needs, claims)
     return {
         each.name: Place("", program_path(each.program), addresses[each.name], log_dir, socket_dir, checkpoint)
         for each in needs
@@ -80,12 +84,12 @@ def check_files(needs: Sequence[Needs]) -> None:
             check_redis(each.redis_url)
 
 
-def choose_addresses(needs: Sequence[Needs], host: str = LOOPBACK) -> dict[str, dict[str, Address]]:
+def choose_addresses(needs: Sequence[Needs], claims: PortClaims, host: str = LOOPBACK) -> dict[str, dict[str, Address]]:
     """Addresses of each child by the names of its ports, all different; at `host` where a need names none. Raises for
     a port that the user named and nobody can listen on."""
     named = [port for each in needs for port in each.ports if port.number]
     for port in named:
-        check_free(Address(port.host or host, port.number), port.flag)
+        claim_named(Address(port.host or host, port.number), port.flag, claims)
     # As many for each host as there are needs in all: a port that is free on two addresses is given once.
     num_needed = sum(len(each.ports) for each in needs)
     hosts = dict.fromkeys(port.host or host for each in needs for port in each.ports)
@@ -96,6 +100,10 @@ def choose_addresses(needs: Sequence[Needs], host: str = LOOPBACK) -> dict[str, 
         where = port.host or host
         if port.number:
             return Address(where, port.number)
+        usual = Address(where, port.usual)
+        if usual.port and usual.port not in taken and claim_usual(usual, claims):
+            taken.add(usual.port)
+            return usual
         address = next(each for each in pools[where] if each.port not in taken)
         taken.add(address.port)
         return address

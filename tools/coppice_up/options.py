@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coppice.addresses import Address, is_loopback, parse_address
 from coppice.errors import UsageError
-from coppice.tenants.file import load_tenants
 from coppice_up.ports import LOOPBACK
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -21,16 +20,24 @@ AUTO = "auto"
 RAY = "ray://"
 RAY_CLIENT_PORT = 10001
 RANKS_MAX = 64
+PORT_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """Flags of `coppice up`; ports of 0 take a free one, empty values leave the choice to the stack."""
+    """Flags of `coppice up`. Empty values leave the choice to the stack; a port of 0 is any free one, None the usual
+    one or, where somebody has that, a free one."""
 
     model: str = ""
     host: str = LOOPBACK
     port: int = 8000
-    grpc_port: int = 0
+    grpc_port: int | None = 0
+    cache_grpc_port: int | None = 0
+    cache_admin_port: int | None = 0
+    cache_admin_grpc_port: int | None = 0
+    operator_port: int | None = 0
+    worker_grpc_port: int | None = 0
+    worker_http_port: int | None = 0
     dtype: str = "auto"
     kv_dtype: str = "auto"
     device: str = "auto"
@@ -71,6 +78,19 @@ class UpOptions:
         """Host of REST and gRPC; empty where it is the address of a node that the host chooses."""
         return "" if self.on.startswith(RAY) else self.host
 
+    def at_usual_ports(self) -> UpOptions:
+        """The same, with the usual port of everything but REST, as `coppice up` has them without a flag."""
+        return replace(
+            self,
+            grpc_port=None,
+            cache_grpc_port=None,
+            cache_admin_port=None,
+            cache_admin_grpc_port=None,
+            operator_port=None,
+            worker_grpc_port=None,
+            worker_http_port=None,
+        )
+
     def check(self) -> None:
         """Raise UsageError for what can never work."""
         if self.dtype not in DTYPES:
@@ -106,17 +126,15 @@ class UpOptions:
             raise UsageError(
                 f"--max-queued-tokens {self.max_queued_tokens} is out of range", hint="leave it out for a default"
             )
-        for flag, port in (("--port", self.port), ("--grpc-port", self.grpc_port)):
-            if not 0 <= port <= 65535:
-                raise UsageError(f"{flag} {port} is out of range", hint="0 to 65535; 0 takes a free one")
-        if self.port and self.port == self.grpc_port:
-            raise UsageError(f"--port and --grpc-port are both {self.port}", hint="REST and gRPC need a port each")
+        self._check_ports()
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise UsageError("--ssl-certfile and --ssl-keyfile belong together", hint="give both, or none")
         self._check_cluster()
         if self.on.startswith(RAY):
             return  # the rest is on nodes
         if self.tenants is not None:
+            from coppice.tenants.file import load_tenants  # here: flags alone need none of it
+
             load_tenants(self.tenants)
         elif not is_loopback(self.host):
             raise UsageError(
@@ -124,6 +142,33 @@ class UpOptions:
                 "reaches it may use it",
                 hint="give --tenants FILE (see deploy/tenants.example.yaml), or stay on 127.0.0.1",
             )
+
+    def _check_ports(self) -> None:
+        """Raise UsageError for ports that are none, and for those that were given twice."""
+        given: dict[int, str] = {}
+        for flag, port in (
+            ("--port", self.port),
+            ("--grpc-port", self.grpc_port),
+            ("--cache-grpc-port", self.cache_grpc_port),
+            ("--cache-admin-port", self.cache_admin_port),
+            ("--cache-admin-grpc-port", self.cache_admin_grpc_port),
+            ("--operator-port", self.operator_port),
+            ("--worker-grpc-port", self.worker_grpc_port),
+            ("--worker-http-port", self.worker_http_port),
+        ):
+            if not port:
+                continue
+            count = self.workers if flag.startswith("--worker") else 1
+            if not 0 < port <= PORT_MAX + 1 - count:
+                last = f", and the last of {count} workers has {port + count - 1}" if count > 1 else ""
+                raise UsageError(f"{flag} {port} is out of range{last}", hint="0 to 65535; 0 takes a free one")
+            for number in range(port, port + count):
+                if number in given:
+                    raise UsageError(
+                        f"{given[number]} and {flag} are both {number}",
+                        hint="each needs a port of its own; workers have that of the first one and those above it",
+                    )
+                given[number] = flag
 
     def _check_cluster(self) -> None:
         """Raise UsageError for flags of a Ray cluster that can never work."""

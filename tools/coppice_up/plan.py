@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,30 @@ from coppice.addresses import Address, SessionAddress
 from coppice.tls.credentials import TlsFiles
 from coppice_up.host import ChildSpec, Needs, Place, PortNeed, Program
 from coppice_up.options import UpOptions
-from coppice_up.ports import LOOPBACK
+from coppice_up.ports import (
+    LOOPBACK,
+    USUAL_CACHE_ADMIN,
+    USUAL_CACHE_ADMIN_GRPC,
+    USUAL_CACHE_GRPC,
+    USUAL_GRPC,
+    USUAL_OPERATOR,
+    USUAL_WORKER_GRPC,
+    USUAL_WORKER_HTTP,
+)
 from coppice_up.probe import GrpcServing, Probe, RestReady, ValkeyAnswers
 
 SEAL_KEY_BYTES = 32
 DRAIN_S = 5  # what a request in flight gets after Ctrl-C
 FRONT = "front"  # the group of all children but workers
+
+
+@dataclass(frozen=True, slots=True)
+class MovedPort:
+    """`given` in the place of the `usual` one, which somebody else has; `flag` is what a user chooses it with."""
+
+    usual: int
+    given: int
+    flag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,7 @@ class StackPlan:
     model_name: str
     log_dir: Path
     is_tls: bool = False  # for clients
+    moved_ports: tuple[MovedPort, ...] = ()
 
     @property
     def rest_url(self) -> str:
@@ -64,14 +83,18 @@ def worker_names(options: UpOptions) -> list[str]:
 def needs_of(options: UpOptions) -> list[Needs]:
     """Of every child, in the order in which they start."""
     sessions = (PortNeed("sessions"),) if options.on else ()
-    rest = PortNeed("rest", options.listens_on, options.port, "--port")
-    public_grpc = PortNeed("grpc", options.listens_on, options.grpc_port, "--grpc-port")
+    rest = PortNeed("rest", options.listens_on, options.port, flag="--port")
+    public_grpc = _port("grpc", "--grpc-port", options.grpc_port, USUAL_GRPC, host=options.listens_on)
     public_files = [path for path in (options.tenants, options.ssl_certfile, options.ssl_keyfile) if path is not None]
-    cache_ports = (*sessions, PortNeed("grpc"), PortNeed("admin_grpc"), PortNeed("http"))
+    cache_ports = (
+        _port("grpc", "--cache-grpc-port", options.cache_grpc_port, USUAL_CACHE_GRPC),
+        _port("admin_grpc", "--cache-admin-grpc-port", options.cache_admin_grpc_port, USUAL_CACHE_ADMIN_GRPC),
+        _port("http", "--cache-admin-port", options.cache_admin_port, USUAL_CACHE_ADMIN),
+    )
     cache = Needs(
         name="cache",
         group=FRONT,
-        ports=cache_ports,
+        ports=(*sessions, *cache_ports),
         files=(*_tls_paths(options, "cache", "cache-0"), *public_files[:1]),
         redis_url=options.redis_url,
     )
@@ -79,23 +102,41 @@ def needs_of(options: UpOptions) -> list[Needs]:
         Needs(
             name=name,
             group=name,
-            ports=(*sessions, PortNeed("grpc"), PortNeed("http")),
+            ports=(
+                *sessions,
+                _port("grpc", "--worker-grpc-port", options.worker_grpc_port, USUAL_WORKER_GRPC, above=index),
+                _port("http", "--worker-http-port", options.worker_http_port, USUAL_WORKER_HTTP, above=index),
+            ),
             cpus=options.threads or 1,
             gpus=options.gpus,
             files=_tls_paths(options, "worker", name),
         )
-        for name in worker_names(options)
+        for index, name in enumerate(worker_names(options))
     ]
+    operators = _port("metrics", "--operator-port", options.operator_port, USUAL_OPERATOR)
     scheduler = Needs(
         name="scheduler",
         group=FRONT,
-        ports=(rest, public_grpc, PortNeed("metrics")),
+        ports=(rest, public_grpc, operators),
         cpus=1,
         files=(*_tls_paths(options, "scheduler", "scheduler-0"), *public_files),
     )
     redis = PortNeed("redis", LOOPBACK)  # of the cache's machine
     valkey = Needs(name="valkey", group=FRONT, ports=(redis,), program=Program.VALKEY)
     return [*([] if options.redis_url else [valkey]), cache, *workers, scheduler]
+
+
+def _port(name: str, flag: str, asked: int | None, usual: int, *, above: int = 0, host: str = "") -> PortNeed:
+    """`asked` as the options have it; `above`: so many above that of the first."""
+    if asked is None:
+        return PortNeed(name, host, usual=usual + above, flag=flag)
+    return PortNeed(name, host, asked + above if asked else 0, flag=flag)
+
+
+def moved_ports(needs: Sequence[Needs], places: Mapping[str, Place]) -> tuple[MovedPort, ...]:
+    """Those that somebody else has."""
+    found = [(port, places[each.name].addresses[port.name].port) for each in needs for port in each.ports if port.usual]
+    return tuple(MovedPort(port.usual, given, port.flag) for port, given in found if port.usual != given)
 
 
 def plan_stack(
@@ -126,6 +167,7 @@ def plan_stack(
         model_name=scheduler_place.checkpoint.name,
         log_dir=cache_place.folder,
         is_tls=options.ssl_certfile is not None,
+        moved_ports=moved_ports(needs_of(options), places),
     )
 
 

@@ -18,6 +18,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
+from tests.fakes.ports import FREE_PORTS_OF_UP
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 BLOCK = 16
@@ -49,7 +50,7 @@ class Up:
 @contextmanager
 def started(folder: Path, *options: str) -> Iterator[Up]:
     output = folder / "output"
-    command = [sys.executable, "-m", "coppice_cli", "up", "--port", "0", "--dtype", "float32", *options]
+    command = [sys.executable, "-m", "coppice_cli", "up", "--port=0", *FREE_PORTS_OF_UP, "--dtype=float32", *options]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             [*command, "--log-dir", str(folder)], stdout=sink, stderr=subprocess.STDOUT, env=ENVIRONMENT
@@ -161,8 +162,8 @@ def test_a_truncated_checkpoint_is_named_and_ends_with_a_failure(tmp_path: Path)
         "-m",
         "coppice_cli",
         "up",
-        "--port",
-        "0",
+        "--port=0",
+        *FREE_PORTS_OF_UP,
         "--model",
         str(broken),
         "--log-dir",

@@ -21,6 +21,7 @@ import pytest
 from coppice import LLM, SamplingOptions
 from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
 from tests.fakes.certificates import Authority
+from tests.fakes.ports import FREE_PORTS_OF_UP
 from tests.fakes.tools import ray_cluster
 from tests.fakes.tools.ray_cluster import RayCluster
 
@@ -113,7 +114,7 @@ def from_outside(cluster: RayCluster, folder: Path) -> list[str]:
 def started(cluster: RayCluster, folder: Path, *options: str, prefix: Sequence[str] = ()) -> Iterator[Up]:
     output = folder / "output"
     command = [*prefix, sys.executable, "-m", "coppice_cli", "up", *options]
-    command += ["--port", "0", "--dtype", "float32", "--num-blocks", "2048"]
+    command += ["--port", "0", *FREE_PORTS_OF_UP, "--dtype", "float32", "--num-blocks", "2048"]
     environment = {**os.environ, "COLUMNS": "200", "RAY_ADDRESS": cluster.address}  # which `auto` takes
     with output.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)

@@ -1,4 +1,7 @@
-"""`coppice up` over stand-ins: `python -m tests.fakes.tools.up_driver PORT LOG_DIR`."""
+"""`coppice up` over stand-ins: `python -m tests.fakes.tools.up_driver PORT LOG_DIR [usual]`.
+
+Without the last word it takes any free ports, and leaves the usual ones to whoever else runs here.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ from coppice_up.plan import Services
 
 
 def main() -> int:
-    port, log_dir = int(sys.argv[1]), Path(sys.argv[2])
+    port, log_dir, has_usual_ports = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["usual"]
     fake = ("-m", "tests.fakes.cache.service")
     services = Services(cache=(*fake, "cache"), worker=(*fake, "worker"), scheduler=(*fake, "scheduler"))
-    return run_up(UpOptions(port=port, log_dir=log_dir, model=str(log_dir / "model")), services)
+    options = UpOptions(port=port, log_dir=log_dir, model=str(log_dir / "model"))
+    if has_usual_ports:
+        options = options.at_usual_ports()
+    return run_up(options, services)
 
 
 if __name__ == "__main__":

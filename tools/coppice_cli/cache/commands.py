@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +23,13 @@ Domain = Annotated[str, typer.Argument(help="Such as tenant/default; `coppice ca
 Namespace = Annotated[str, typer.Option(help="Hexadecimal, as tree and explain --json show it.")]
 Tokens = Annotated[str, typer.Option(help="The prompt as tokens: 1,2,3 or @FILE.")]
 Text = Annotated[str, typer.Option(help="The prompt as text, for the tokenizer of --model.")]
-Model = Annotated[str, typer.Option(help="Checkpoint folder or hub id, for --text. Default: the demo model.")]
+Messages = Annotated[
+    Path | None,
+    typer.Option(help="A chat, for the chat template of --model: a file of JSON, a list of messages or a whole body."),
+]
+Model = Annotated[
+    str, typer.Option(help="Checkpoint folder or hub id, for --text and --messages. Default: the demo model.")
+]
 
 
 def add_to(cache: typer.Typer) -> None:
@@ -71,6 +78,7 @@ def explain(
     domain: Domain,
     tokens: Tokens = "",
     text: Text = "",
+    messages: Messages = None,
     model: Model = "",
     namespace: Namespace = "",
     url: Url = DEFAULT_URL,
@@ -80,7 +88,7 @@ def explain(
     from coppice_cli.cache import views as cache_views
     from coppice_cli.cache.token_lists import read_tokens
 
-    prompt = read_tokens(tokens, text, model)
+    prompt = read_tokens(tokens, text, model, messages)
     cache_views.show_explanations(_client(context, url).explain(domain, prompt, namespace), as_json=json)
 
 
@@ -131,16 +139,20 @@ def pin(
     domain: Domain,
     tokens: Tokens = "",
     text: Text = "",
+    messages: Messages = None,
     model: Model = "",
     namespace: Namespace = "",
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Keep a prefix cached for ever, such as a system prompt; what of it is not cached yet is kept once it is."""
+    """Keep a prefix cached for ever, such as a system prompt; what of it is not cached yet is kept once it is.
+
+    Of --messages all that chats which begin with them have in common is kept.
+    """
     from coppice_cli.cache import views as cache_views
     from coppice_cli.cache.token_lists import read_tokens
 
-    client, prompt = _client(context, url), read_tokens(tokens, text, model)
+    client, prompt = _client(context, url), read_tokens(tokens, text, model, messages, whole_chat=False)
     namespace = namespace or _only_namespace(client, domain, prompt)
     cache_views.show_pinned(client.pin(name, domain, namespace, prompt), len(prompt), as_json=json)
 

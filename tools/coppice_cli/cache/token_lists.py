@@ -1,4 +1,4 @@
-"""Tokens on a command line: numbers, a file of numbers, or a text and the checkpoint whose tokenizer reads it."""
+"""Tokens on a command line: numbers, a file of numbers, or a text or chat and the checkpoint that it is for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ from pathlib import Path
 from coppice.errors import UnavailableError, UsageError
 
 
-def read_tokens(tokens: str, text: str, model: str) -> list[int]:
-    """`tokens` is `1,2,3` or `@FILE`. Raises UsageError, UnavailableError."""
-    if bool(tokens) == bool(text):
-        raise UsageError("give the prompt, once", hint="--tokens 1,2,3, --tokens @FILE, or --text TEXT --model FOLDER")
+def read_tokens(
+    tokens: str, text: str, model: str, messages: Path | None = None, *, whole_chat: bool = True
+) -> list[int]:
+    """`tokens` is `1,2,3` or `@FILE`; `messages` a file of a chat, of which `whole_chat` takes the prompt of an answer,
+    else what chats that begin so have in common. Raises UsageError, UnavailableError."""
+    if [bool(tokens), bool(text), messages is not None].count(True) != 1:
+        raise UsageError(
+            "give the prompt, once", hint="--tokens 1,2,3, --tokens @FILE, --text TEXT or --messages FILE, with --model"
+        )
+    if messages is not None:
+        from coppice_cli.cache.chats import chat_tokens
+
+        return chat_tokens(messages, model, whole=whole_chat)
     if text:
         return tokenize(text, model)
     if model:
-        raise UsageError("--model is for --text; tokens need no tokenizer")
+        raise UsageError("--model is for --text and --messages; tokens need no tokenizer")
     return parse_tokens(_content(tokens[1:]) if tokens.startswith("@") else tokens)
 
 

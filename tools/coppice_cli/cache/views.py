@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as Branches
 
+from coppice_cli.epochs import start_of
+
 _WIDTH_ELSEWHERE = 140  # of a pipe or a file
 _WIDTH_OF_TREES = 1 << 16  # a namespace is printed whole, to be copied into --namespace; terminals wrap it
 _SHORT = 12  # digits of a name in hexadecimal
@@ -44,7 +46,8 @@ def show_stats(found: Any, *, as_json: bool) -> None:
         _print_json(found)
         return
     console = _console()
-    _say(console, f"cache epoch {found['cache_epoch']}, {found['sessions']} sessions, {found['leases']} leases")
+    clients = f"{_count(found['sessions'], 'session')}, {_count(found['leases'], 'lease')}"
+    _say(console, f"{start_of(found['cache_epoch'])} of the cache, {clients}")
     if not found["workers"]:
         _say(console, "no worker is registered")
         return
@@ -70,6 +73,10 @@ def show_stats(found: Any, *, as_json: bool) -> None:
         domains.add_row(one["domain"], one["worker_id"], *map(str, row))
     console.print()
     console.print(domains)
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}{'' if number == 1 else 's'}"
 
 
 def show_tree(found: Any, *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from coppice_up.checkpoint import find_checkpoint
 from coppice_up.child import LocalChild
 from coppice_up.host import ChildSpec, Needs, Place
 from coppice_up.local_host import check_files, choose_addresses, program_path
+from coppice_up.ports import PortClaims
 
 LINES_MAX = 500  # of one answer
 
@@ -65,6 +66,7 @@ class Agent:
         assert threading.current_thread() is threading.main_thread()
         self._child: LocalChild | None = None
         self._held: list[socket.socket] = []
+        self._claims = PortClaims()
         self._folder: Path | None = None
 
     def place(self, ask: Ask) -> Place | Refused:
@@ -81,7 +83,8 @@ class Agent:
             check_files([ask.needs])
             program = program_path(ask.needs.program)
             self._release()
-            addresses = choose_addresses([ask.needs], node)[ask.needs.name]
+            self._claims.close()
+            addresses = choose_addresses([ask.needs], self._claims, node)[ask.needs.name]
             self._held = [_held(address) for address in addresses.values()]
             folder = _log_dir(ask.log_dir) if ask.log_dir is not None else _private_folder(ask.stack)
         except (CoppiceError, OSError) as error:
@@ -126,6 +129,7 @@ class Agent:
         """End what runs. The folder goes, unless the user has named it or logs are to be kept."""
         self.kill()
         self._release()
+        self._claims.close()
         if self._folder is not None and not keep_logs:
             shutil.rmtree(self._folder, ignore_errors=True)
 

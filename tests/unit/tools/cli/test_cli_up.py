@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,21 @@ from coppice_cli import main
 from coppice_cli.up import welcome
 from coppice_up.checkpoint import DEMO_MODEL_NAME, Checkpoint, find_checkpoint
 from coppice_up.local_host import check_redis, local_places, private_socket_dir
-from coppice_up.options import WORKERS_MAX, UpOptions
-from coppice_up.plan import Services, StackPlan, needs_of, plan_stack
-from coppice_up.ports import free_addresses
+from coppice_up.options import WORKERS_MAX, WORKERS_ON_RAY_MAX, UpOptions
+from coppice_up.plan import MovedPort, Services, StackPlan, needs_of, plan_stack
+from coppice_up.ports import PortClaims, free_addresses
+from tests.fakes.ports import free_port
 
 SOCKET_DIR = Path("/run/coppice")
 SERVICES = Services(cache=("cache",), worker=("worker",), scheduler=("scheduler",))
 
 
 def plan(tmp_path: Path, options: UpOptions, **environ: str) -> StackPlan:
-    places = local_places(needs_of(options), tmp_path, SOCKET_DIR, Checkpoint(tmp_path, "m"))
+    claims = PortClaims()
+    try:
+        places = local_places(needs_of(options), tmp_path, SOCKET_DIR, Checkpoint(tmp_path, "m"), claims)
+    finally:
+        claims.close()
     return plan_stack(options, places, environ, SERVICES)
 
 
@@ -50,7 +56,10 @@ def flag(argv: tuple[str, ...], name: str) -> str:
         (UpOptions(max_queued_tokens=-1), "--max-queued-tokens -1"),
         (UpOptions(port=70000), "--port 70000"),
         (UpOptions(grpc_port=-1), "--grpc-port -1"),
-        (UpOptions(port=9000, grpc_port=9000), "are both 9000"),
+        (UpOptions(port=9000, grpc_port=9000), "--port and --grpc-port are both 9000"),
+        (UpOptions(cache_admin_port=9000, operator_port=9000), "--cache-admin-port and --operator-port are both 9000"),
+        (UpOptions(port=9001, workers=2, worker_http_port=9000), "--port and --worker-http-port are both 9001"),
+        (UpOptions(workers=3, worker_grpc_port=65534), "the last of 3 workers has 65536"),
         (UpOptions(host="0.0.0.0"), "everybody who reaches it may use it"),
         (UpOptions(host="no.such.host.invalid"), "--host no.such.host.invalid"),
         (UpOptions(tenants=Path("no-such-tenants.yaml")), "no-such-tenants.yaml"),
@@ -197,18 +206,54 @@ def test_welcome_gives_addresses_an_example_and_a_warning(tmp_path: Path) -> Non
     assert "sessions       unix:/run/coppice/cache (--cache of a further worker)" in text
 
 
+def test_without_a_word_services_have_their_usual_ports() -> None:
+    options = UpOptions(workers=2).at_usual_ports()
+    needs = {each.name: {port.name: port.usual for port in each.ports} for each in needs_of(options)}
+    assert needs["cache"] == {"grpc": 7071, "admin_grpc": 7073, "http": 8071}
+    assert needs["scheduler"] == {"rest": 0, "grpc": 7070, "metrics": 8075}
+    assert (needs["worker-0"], needs["worker-1"]) == ({"grpc": 7080, "http": 8080}, {"grpc": 7081, "http": 8081})
+    every = UpOptions(workers=WORKERS_ON_RAY_MAX, port=8000).at_usual_ports()
+    usual = [port.usual or port.number for each in needs_of(every) for port in each.ports if port.name != "redis"]
+    assert len(set(usual)) == len(usual), "none is usual for two"
+
+
+def test_ports_that_a_user_names_are_those_of_the_services(tmp_path: Path) -> None:
+    first = free_port()
+    options = UpOptions(port=0, workers=2, cache_admin_port=first, worker_http_port=(second := free_port()))
+    stack = plan(tmp_path, options)
+    assert stack.cache_http.port == first
+    assert [address.port for address in stack.worker_http] == [second, second + 1]
+    assert not stack.moved_ports
+
+
+def test_welcome_tells_which_usual_ports_somebody_else_has(tmp_path: Path) -> None:
+    options = UpOptions(port=0)
+    stack = plan(tmp_path, options)
+    usual = replace(
+        stack, cache_http=Address("127.0.0.1", 8071), scheduler_metrics=Address("127.0.0.1", 8075), moved_ports=()
+    )
+    text = "\n".join(welcome(usual, options))
+    assert "taken by others" not in text
+    assert "export COPPICE" not in text, "commands find it by themselves"
+    moved = (MovedPort(8071, 15002, "--cache-admin-port"), MovedPort(7071, 15003, "--cache-grpc-port"))
+    text = "\n".join(welcome(replace(stack, moved_ports=moved), options))
+    assert "  taken by others  8071 (--cache-admin-port), so 15002, 7071 (--cache-grpc-port), so 15003\n" in text
+    assert f"export COPPICE_ADMIN_URL=http://{stack.cache_http}\n" in text
+    assert f"export COPPICE_REQUESTS_URL=http://{stack.scheduler_metrics}\n" in text
+
+
 def test_every_service_tells_its_metrics_with_and_without_tenants(tmp_path: Path) -> None:
     for options in (UpOptions(port=0, workers=2), UpOptions(port=0, workers=2, tenants=tmp_path / "tenants.yaml")):
         stack = plan(tmp_path, options)
         cache, *workers, scheduler = (spec.argv for stage in stack.stages[1:] for spec in stage)
         assert [flag(worker, "--grpc-port") for worker in workers] == [str(each.port) for each in stack.worker_grpc]
-        alone = flag(scheduler, "--port" if options.tenants is None else "--metrics-port")
+        alone = flag(scheduler, "--metrics-port")
         ports = [alone, *(flag(argv, "--http-port") for argv in (cache, *workers))]
         (line,) = (line for line in welcome(stack, options) if line.startswith("  metrics"))
         assert line.split()[1:-3] == [f"http://127.0.0.1:{port}/metrics" for port in ports]
         if options.tenants is not None:
             assert alone not in (flag(scheduler, "--port"), flag(scheduler, "--grpc-port"))
-        assert "--metrics-host" not in scheduler
+        assert flag(scheduler, "--metrics-host") == "127.0.0.1"
 
 
 # Whatever else is installed, it is this tree that is tested.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from coppice.errors import UnavailableError
 from coppice_worker.model.config.errors import CheckpointError
 
 # Everything that serving needs and nothing that could run code when it is opened.
-_WANTED_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+SERVED_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 _UNWANTED_FILES = ["consolidated*", "original/*"]  # the same weights again, in the form of those who trained them
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
-def resolve_checkpoint(source: str | Path) -> Path:
-    """A local folder as it is; `owner/name` or `owner/name@revision` is downloaded from the hub (or its cache).
+def resolve_checkpoint(source: str | Path, files: Sequence[str] = SERVED_FILES) -> Path:
+    """A local folder as it is; `files` of `owner/name` or `owner/name@revision` are downloaded from the hub (or its
+    cache).
 
     Raises CheckpointError if there is neither such a folder nor such a model, UnavailableError if the hub cannot
     be reached or its package is not installed.
@@ -28,10 +30,10 @@ def resolve_checkpoint(source: str | Path) -> Path:
     named = _HUB_ID.fullmatch(str(source))
     if named is None:
         raise CheckpointError(folder, "no such folder", "point at a checkpoint folder, or name a model as owner/name")
-    return _download(named["repo"], named["revision"])
+    return _download(named["repo"], named["revision"], files)
 
 
-def _download(repo: str, revision: str | None) -> Path:
+def _download(repo: str, revision: str | None, files: Sequence[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -42,7 +44,7 @@ def _download(repo: str, revision: str | None) -> Path:
         ) from cause
     try:
         return Path(
-            snapshot_download(repo, revision=revision, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES)
+            snapshot_download(repo, revision=revision, allow_patterns=list(files), ignore_patterns=_UNWANTED_FILES)
         )
     except LocalEntryNotFoundError as cause:
         raise UnavailableError(

@@ -1,8 +1,9 @@
-"""`coppice why`, `coppice requests`, `coppice usage`: what became of requests, and what they took."""
+"""`coppice why`, `trace`, `requests`, `usage`: what became of requests, and what they took."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,7 +47,7 @@ class SchedulerClient(OperatorClient):
 
 def add_to(app: typer.Typer) -> None:
     """Hang the commands up under `coppice`."""
-    for command in (why, requests, usage):
+    for command in (why, trace, requests, usage):
         app.command(cls=Command)(command)
 
 
@@ -72,6 +73,28 @@ def why(
     typer.echo(_headline(record))
     for place, sentence in enumerate(found["why"]):
         typer.echo(f"  {'because it' if not place and record.get('stages') else '          '} {sentence}".rstrip())
+
+
+def trace(
+    request_id: Annotated[str, typer.Argument(help="Its X-Request-Id, or the id of its answer.")],
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+    cert: TlsCert = None,
+    key: TlsKey = None,
+    ca: TlsCa = None,
+) -> None:
+    """The stages of a request's life and the chunks of its prompt, as bars on one line of time."""
+    from coppice_cli.requests.waterfall import lines_of
+
+    record = _client(url, cert, key, ca).request(request_id)["request"]
+    if as_json:
+        typer.echo(json.dumps(record, separators=(",", ":")))
+        return
+    typer.echo(_headline(record))
+    if record.get("trace"):
+        typer.echo(f"trace {record['trace']}")
+    for line in lines_of(record, shutil.get_terminal_size((140, 24)).columns):
+        typer.echo(line)
 
 
 def _headline(record: dict[str, Any]) -> str:
