@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import grpc
-from collector import Collector  # tests/fakes/api/collector.py, mounted beside this file
+from collector import Collector  # tests/fakes/telemetry/collector.py, mounted beside this file
 
 stopping = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stopping.set())

@@ -12,8 +12,8 @@ import pytest
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
-from tests.fakes.api.collector import Collector, Span
 from tests.fakes.checkpoints import write_tiny_checkpoint
+from tests.fakes.telemetry.collector import Collector, Span
 
 CANARY = "canary-7f3a"
 EXPECTED = {

@@ -51,6 +51,7 @@ def welcome(plan: StackPlan, options: UpOptions) -> list[str]:
         f"Coppice serves {plan.model_name}",
         f"  OpenAI API     {plan.rest_url}/v1",
         f"  gRPC           {plan.grpc}",
+        f"  console        {scheme}://{plan.cache_http}/ (in a browser: who holds what, why it took its time)",
         f"  cache admin    {scheme}://{plan.cache_http} (gRPC {plan.cache_admin_grpc})",
         f"  requests       {scheme}://{plan.scheduler_metrics} (coppice requests, coppice why ID)",
         f"  workers        {' '.join(map(str, plan.worker_grpc))} (gRPC; coppice worker show HOST:PORT)",

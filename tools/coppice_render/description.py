@@ -55,6 +55,7 @@ TLS = MappingProxyType(
 _TUNING = "its default suits most; set it as a variable where it does not"
 _OF_TLS = "said once for all services"
 _PORT = "the default, which nothing else in its container takes"
+_BROWSERS = "by how the browsers of operators reach it; compose publishes ports of one machine, and says so there"
 _NO_FILE = "the log of the container has it"
 _ABSENT_ALWAYS = {
     **dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), _OF_TLS),
@@ -82,7 +83,7 @@ CACHE = Service(
     environment={
         "COPPICE_SEAL_KEY_FILE": "{secrets}/seal_key",
         "COPPICE_CACHE_HOST": ANY_ADDRESS,
-        "COPPICE_CACHE_HTTP_NAMES": "cache",
+        "COPPICE_CACHE_HTTP_NAMES": "cache,coppice.internal",  # the second one is in all certificates, for browsers
         "COPPICE_CACHE_REDIS_URL": "rediss://coppice@redis:6379/0?ssl_ca_certs={tls}/ca.pem",
         "COPPICE_CACHE_REDIS_PASSWORD_FILE": "{secrets}/redis_password",
         "COPPICE_CACHE_TENANTS": "{tenants}/tenants.yaml",
@@ -102,6 +103,7 @@ CACHE = Service(
             ("eviction_policy", "prefill_us_per_token", "copy_us_per_block", "demote_below_share"), _TUNING
         ),
         "audit_interval_s": _TUNING,
+        **dict.fromkeys(("requests_url", "rest_url"), _BROWSERS),
         **dict.fromkeys(
             ("kv_events_zmq", "kv_events_replay", "kv_events_redis_stream", "kv_events_domains"),
             "nobody outside follows the cache unless an operator says who",
@@ -138,6 +140,7 @@ SCHEDULER = Service(
         **dict.fromkeys(("unknown_fields", "tool_parser", "reasoning_parser"), "by the model and its clients"),
         "request_log": "the newest are kept in memory; name a folder on a volume to keep all of them",
         "cors_origins": "no web page may ask unless an operator says which",
+        "console_origins": _BROWSERS,
         **dict.fromkeys(
             ("max_step_tokens", "max_chunk_tokens", "contested_prefill_tokens", "max_overtake_ms"), _TUNING
         ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from coppice.addresses import Address, SessionAddress
+from coppice.addresses import Address, SessionAddress, is_loopback
 from coppice.tls.credentials import TlsFiles
 from coppice_up.host import ChildSpec, Needs, Place, PortNeed, Program
 from coppice_up.options import UpOptions
@@ -148,9 +148,12 @@ def plan_stack(
     sessions = cache_place.sessions("cache")
     redis_url = options.redis_url or f"redis://{places['valkey'].addresses['redis']}/0"
     cache = _cache_child(options, services, cache_place, redis_url, environ)
+    console = _console(options, cache_place.addresses["http"])
+    cache = replace(cache, argv=(*cache.argv, *_seen_by_console(options, rest, metrics)))
     names = worker_names(options)
     workers = tuple(_worker_child(options, services, sessions, name, places[name]) for name in names)
     scheduler = _scheduler_child(options, services, sessions, scheduler_place)
+    scheduler = replace(scheduler, argv=(*scheduler.argv, "--cors-origins", console, "--console-origins", console))
     stages: tuple[tuple[ChildSpec, ...], ...] = ((cache,), (*workers, scheduler))
     if not options.redis_url:
         stages = ((_valkey_child(places["valkey"]),), *stages)
@@ -169,6 +172,20 @@ def plan_stack(
         is_tls=options.ssl_certfile is not None,
         moved_ports=moved_ports(needs_of(options), places),
     )
+
+
+def _console(options: UpOptions, cache_http: Address) -> str:
+    """Origins of the console: under its address, and on this machine under its name."""
+    scheme = "http" if options.certs is None else "https"
+    names = [str(cache_http), *([f"localhost:{cache_http.port}"] if is_loopback(cache_http.host) else [])]
+    return ",".join(f"{scheme}://{name}" for name in names)
+
+
+def _seen_by_console(options: UpOptions, rest: Address, metrics: Address) -> list[str]:
+    """Where a browser finds what the console asks for beside the cache service."""
+    scheme = "http" if options.certs is None else "https"
+    rest_url = _rest_url(rest, is_tls=options.ssl_certfile is not None)
+    return ["--requests-url", f"{scheme}://{metrics.reached}", "--rest-url", rest_url]
 
 
 def _valkey_child(place: Place) -> ChildSpec:

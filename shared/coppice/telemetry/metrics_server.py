@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,6 +71,7 @@ def serve_metrics(
     *,
     notes: Callable[[], Sequence[str]] = tuple,
     pages: Pages = _no_pages,
+    origins: Sequence[str] = (),
     flag: str = "--http-port",
     tls: Credentials | None = None,
     patience_s: float = PATIENCE_S,
@@ -78,10 +79,10 @@ def serve_metrics(
     """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
 
     `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
-    gives, 200 when it gives none; `notes` are more lines for whoever reads it. `pages` has what else there is. With
-    `tls` all of it is for those alone who show a certificate of the stack, of any role, and `pages` for those of
-    operators. No connection lasts longer than `patience_s`. Raises
-    UnavailableError when the port cannot be had.
+    gives, 200 when it gives none; `notes` are more lines for whoever reads it. `pages` has what else there is; scripts
+    of web pages of `origins` may read that, and nothing else. With `tls` all of it is for those alone who show a
+    certificate of the stack, of any role, and `pages` for operators. No connection lasts longer than `patience_s`.
+    Raises UnavailableError when the port cannot be had.
     """
 
     class Handler(_MetricsHandler):
@@ -91,6 +92,7 @@ def serve_metrics(
     Handler.not_ready_because = staticmethod(not_ready_because)
     Handler.notes = staticmethod(notes)
     Handler.pages = staticmethod(pages)
+    Handler.origins = frozenset(origins)
     try:
         server = _Server((host, port), Handler)
     except OSError as error:
@@ -169,6 +171,7 @@ class _MetricsHandler(BaseHTTPRequestHandler):
     not_ready_because: Callable[[], Sequence[str]]
     notes: Callable[[], Sequence[str]]
     pages: Pages
+    origins: frozenset[str]
     protocol_version = "HTTP/1.1"
     server_version = "coppice"
     sys_version = ""  # versions are nobody's business
@@ -186,7 +189,7 @@ class _MetricsHandler(BaseHTTPRequestHandler):
             body = "\n".join([*(reasons or ["ready"]), *self.notes()])
             self._answer(503 if reasons else 200, body.encode() + b"\n", "text/plain; charset=utf-8")
         elif (page := self.pages(path, query)) is not None:
-            self._answer(*page)
+            self._answer(*page, headers=self._allowing())
         else:
             self._answer(404, b"known: /metrics /healthz /readyz\n", "text/plain; charset=utf-8")
 
@@ -204,8 +207,24 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         except NoIdentity:
             return "the certificate names nobody"
 
-    def _answer(self, status: int, body: bytes, content_type: str) -> None:
+    def _allowing(self) -> dict[str, str]:
+        """Headers that let a page's script read an answer, if it may. With TLS a browser shows the operator's
+        certificate to another origin only where `credentials` are allowed; there are no others here."""
+        if not self.origins:
+            return {}
+        asking = self.headers.get("Origin", "")
+        if self.command != "GET" or asking not in self.origins:
+            return {"Vary": "Origin"}
+        return {
+            "Vary": "Origin",
+            "Access-Control-Allow-Origin": asking,
+            "Access-Control-Allow-Credentials": "true",
+        }
+
+    def _answer(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")

@@ -167,15 +167,6 @@ def test_an_audit_finds_a_broken_invariant(cache: Cache, client: UnaryClient) ->
     assert (status, body["holds"], body["invariant"]) == (500, False, "I1")
 
 
-def test_the_page_shows_workers(cache: Cache, client: UnaryClient) -> None:
-    status, page = cache.rest("/")
-    assert status == 200
-    assert "w <span class=dim>epoch" in page
-    assert "16 blocks · 9 free · 4 leased · 3 cached · 0 draining · 2 leases" in page
-    assert "<td>tenant/a<td" in page
-    assert "href='/v1/domains/tenant/b/tree?worker_id=w'" in page
-
-
 def test_a_broken_core_ends_the_process(cache: Cache, client: UnaryClient) -> None:
     def fail(now_ns: int) -> None:
         raise ZeroDivisionError("a bug")

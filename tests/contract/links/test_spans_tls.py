@@ -11,8 +11,8 @@ from opentelemetry import trace
 
 from coppice.telemetry.traces import Tracing, configure_tracing
 from coppice.tls.credentials import Credentials, TlsFiles
-from tests.fakes.api.collector import Collector
 from tests.fakes.certificates import Authority, replace
+from tests.fakes.telemetry.collector import Collector
 from tests.fakes.waiting import wait_for
 
 

@@ -127,6 +127,9 @@ class Silent:
     def time_remaining(self) -> float:
         return WAIT_S
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
 
 def test_the_library_takes_in_few_messages_of_a_tenant_at_a_time() -> None:
     """It holds up to 4 MiB for each that was asked for, and does not say so."""

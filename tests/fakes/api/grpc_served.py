@@ -26,7 +26,7 @@ from coppice_scheduler.edge.grpc.keyless import KeylessLimits
 from coppice_scheduler.edge.grpc.server import ConnectionLimits, GenerationServer
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
-from tests.fakes.api.records import FakeLog
+from tests.fakes.telemetry.records import FakeLog
 
 DEMO = Path(coppice.__file__).parent / "demo_model"
 MODEL = "org/demo"

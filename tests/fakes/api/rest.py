@@ -29,7 +29,7 @@ from coppice_scheduler.edge.request_log.call_metrics import CallMetrics, Counted
 from coppice_scheduler.edge.rest_app import apis_of, create_app
 from coppice_scheduler.edge.text.checkpoint_text import CheckpointText, load_checkpoint_text
 from tests.fakes.api.engine import FakeEngine, Script
-from tests.fakes.api.records import FakeLog
+from tests.fakes.telemetry.records import FakeLog
 
 DEMO = Path(coppice.__file__).parent / "demo_model"
 MODEL = "org/demo"

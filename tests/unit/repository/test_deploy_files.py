@@ -211,8 +211,11 @@ def test_only_the_api_follows_the_published_address(compose: dict[str, Any]) -> 
             assert port.startswith("127.0.0.1:"), f"{name} publishes {port}"
 
 
-def test_the_admin_rest_answers_to_its_name_on_the_internal_network(compose: dict[str, Any]) -> None:
-    assert compose["services"]["cache"]["environment"]["COPPICE_CACHE_HTTP_NAMES"] == "cache"
+def test_the_admin_rest_has_its_names_and_the_console_may_ask_the_api(compose: dict[str, Any], made: Path) -> None:
+    cache, scheduler = (settings_of(compose, made, name) for name in ("cache", "scheduler"))
+    assert (cache.http_names, cache.rest_url) == (("cache", "coppice.internal"), "http://127.0.0.1:8000")
+    origins = {f"https://{name}:8071" for name in ("127.0.0.1", "localhost", "coppice.internal")}
+    assert set(scheduler.cors_origins) == origins == set(scheduler.console_origins)
 
 
 def reaches_builds(source: str) -> bool:

@@ -41,6 +41,7 @@ from coppice_cache.core.base.results import (
 )
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_cache.core.inspection.audit import Looked, audit, check_state
+from coppice_cache.core.inspection.block_map import BlockMap, copy_map
 from coppice_cache.core.inspection.explain import explain
 from coppice_cache.core.inspection.snapshots import Cursor, next_slice
 from coppice_cache.core.inspection.tree_pages import Listings, dump_page
@@ -298,6 +299,10 @@ class IndexCore:
 
     def stats(self) -> IndexStats:
         return gather_stats(self.state)
+
+    def block_map(self, worker_id: WorkerId, *, of_host: bool = False) -> BlockMap | None:
+        """What every block of a worker's device pool, or of its host tier, is now; None: there is no such pool."""
+        return copy_map(self.state, worker_id, of_host=of_host)
 
     def tree(
         self,

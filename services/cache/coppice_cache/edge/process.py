@@ -24,6 +24,7 @@ from coppice.tls.identity import Role
 from coppice_cache.core.base.errors import SettingsRefused
 from coppice_cache.edge.api.admin_grpc import ADMIN_SERVICES, PrefixIndexAdminServicer
 from coppice_cache.edge.api.admin_http import AdminServer, Readiness, build_app
+from coppice_cache.edge.api.console import Elsewhere
 from coppice_cache.edge.api.grpc_service import SERVICES, PrefixIndexServicer
 from coppice_cache.edge.api.inspection import Inspection
 from coppice_cache.edge.durability.epochs import EpochFile, EpochInRedis, next_epoch
@@ -125,6 +126,7 @@ class CacheProcess:
             names=self._settings.http_names,
             audit=self._audit,
             wants_operators=self._settings.tls_cert is not None,
+            elsewhere=Elsewhere(self._settings.requests_url, self._settings.rest_url),
         )
         self._http.start(app)
         if self._registry is not None:

@@ -18,6 +18,7 @@ from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Evictio
 
 SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64
+_ORIGIN = r"^(https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?)?$"  # it becomes part of a header
 
 
 class CacheSettings(ListeningSettings):
@@ -37,6 +38,18 @@ class CacheSettings(ListeningSettings):
         (),
         description="Names under which the admin REST is called, such as cache,cache.internal. Others are refused: a "
         "page in a browser may have bent its name to this address. Addresses and localhost are always answered to.",
+    )
+    requests_url: str = Field(
+        "",
+        pattern=_ORIGIN,
+        description="Where the console finds requests: the scheduler's --metrics-port as a browser of an operator "
+        "reaches it, such as http://127.0.0.1:8073; --console-origins there must name the console's own address.",
+    )
+    rest_url: str = Field(
+        "",
+        pattern=_ORIGIN,
+        description="Where the console's playground finds the REST API as a browser reaches it, such as "
+        "http://127.0.0.1:8000; --cors-origins there must name the console's own address.",
     )
     redis_url: str | None = Field(None, description="redis://USER@HOST:PORT/DB of Redis or Valkey; optional.")
     redis_password: Annotated[SecretStr, EnvOnly("COPPICE_CACHE_REDIS_PASSWORD")] = Field(

@@ -220,6 +220,7 @@ class _Service:
             lambda: planners.problems,
             notes=lambda: agreement.notes,
             pages=RequestPages(settings.request_log or recent_records(start.metrics_dir)),
+            origins=settings.console_origins,
             flag="--metrics-port",
             tls=self._tls,
         )

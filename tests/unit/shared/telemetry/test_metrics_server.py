@@ -18,6 +18,7 @@ from coppice.telemetry.metrics_server import (
     CONNECTIONS_MAX,
     PEER_CONNECTIONS_MAX,
     MetricsServer,
+    Page,
     serve_metrics,
 )
 from coppice.tls.credentials import Credentials
@@ -50,6 +51,64 @@ def test_metrics_server_says_what_is_missing() -> None:
         assert get(server.port, "/nope")[0] == 404
         with pytest.raises(UnavailableError, match=f"127.0.0.1:{server.port}"):
             serve_metrics("127.0.0.1", server.port, registry, list)
+    finally:
+        server.close()
+
+
+CONSOLE = "http://127.0.0.1:8071"
+
+
+def headers_of(port: int, path: str, origin: str | None, method: str = "GET") -> http.client.HTTPMessage:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, headers={} if origin is None else {"Origin": origin})
+        return connection.getresponse().headers
+    finally:
+        connection.close()
+
+
+def test_scripts_of_the_console_read_pages_and_nothing_else() -> None:
+    def pages(path: str, query: str) -> Page | None:
+        return Page(404 if path == "/requests/a" else 200, b"{}", "application/json") if "requests" in path else None
+
+    allowed = "Access-Control-Allow-Origin"
+    server = serve_metrics(
+        "127.0.0.1", 0, CollectorRegistry(), tuple, pages=pages, origins=(CONSOLE, "http://localhost:8071")
+    )
+    try:
+        for path in ("/requests", "/requests/a", "/requests?limit=3"):
+            found = headers_of(server.port, path, CONSOLE)
+            assert (found[allowed], found["Access-Control-Allow-Credentials"], found["Vary"]) == (
+                CONSOLE,
+                "true",
+                "Origin",
+            )
+            others = (
+                "http://127.0.0.1:8072",
+                "http://127.0.0.1",
+                "https://127.0.0.1:8071",
+                "null",
+                "*",
+                f"{CONSOLE}, {CONSOLE}",
+            )
+            for origin in (*others, None):
+                found = headers_of(server.port, path, origin)
+                assert (found[allowed], found["Vary"]) == (None, "Origin"), (path, origin)
+            for method in ("HEAD", "OPTIONS", "POST"):
+                assert headers_of(server.port, path, CONSOLE, method)[allowed] is None, (path, method)
+        for path in ("/metrics", "/healthz", "/readyz", "/nope"):
+            assert headers_of(server.port, path, CONSOLE)[allowed] is None, path
+    finally:
+        server.close()
+
+
+def test_without_origins_no_script_reads_anything() -> None:
+    server = serve_metrics(
+        "127.0.0.1", 0, CollectorRegistry(), tuple, pages=lambda *_: Page(200, b"{}", "application/json")
+    )
+    try:
+        for origin in (CONSOLE, "", "null"):
+            assert headers_of(server.port, "/requests", origin)["Access-Control-Allow-Origin"] is None
     finally:
         server.close()
 

@@ -127,6 +127,18 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     assert len(set(ports)) == len(ports)
 
 
+def test_the_console_finds_the_scheduler_and_may_read_its_answers(tmp_path: Path) -> None:
+    for options, scheme in ((UpOptions(port=8000), "http"), (UpOptions(port=8000, certs=tmp_path), "https")):
+        stack = plan(tmp_path, options)
+        cache, _, scheduler = (spec.argv for stage in stack.stages[1:] for spec in stage)
+        assert flag(cache, "--requests-url") == f"{scheme}://127.0.0.1:{flag(scheduler, '--metrics-port')}"
+        assert flag(cache, "--rest-url") == stack.rest_url
+        port = flag(cache, "--http-port")
+        origins = f"{scheme}://127.0.0.1:{port},{scheme}://localhost:{port}"
+        assert flag(scheduler, "--cors-origins") == flag(scheduler, "--console-origins") == origins
+        assert [line for line in welcome(stack, options) if f"{scheme}://127.0.0.1:{port}/ (in a browser" in line]
+
+
 def test_sockets_have_a_short_path_whatever_the_folder_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -25,11 +25,11 @@ from coppice.tenants.watch import TenantsWatch
 from coppice.tls.credentials import Credentials
 from coppice.tls.entrance import Handshakes, TlsEntrance, behind_tls
 from coppice_cache.edge.api.body_limit import BodyLimit
+from coppice_cache.edge.api.console import NOWHERE_ELSE, Elsewhere, add_console
 from coppice_cache.edge.api.guard import PEER, Guard
 from coppice_cache.edge.api.http_protocol import AdminProtocol
 from coppice_cache.edge.api.inspection import Inspection
 from coppice_cache.edge.api.inspection_http import ACT, add_inspection
-from coppice_cache.edge.api.page import render
 from coppice_cache.edge.service.service import IndexService
 
 
@@ -57,9 +57,10 @@ def build_app(
     names: Iterable[str] = (),
     audit: AuditLog | None = None,
     wants_operators: bool = False,
+    elsewhere: Elsewhere = NOWHERE_ELSE,
 ) -> FastAPI:
     """`names` are answered to beside addresses and localhost. Without `audit` acts go to the log. `wants_operators`:
-    TLS says who asks."""
+    TLS says who asks. `elsewhere`: what the console asks besides."""
     app = FastAPI(
         telemetry=NO_TELEMETRY_OF_FASTAPI,
         title="Coppice cache service",
@@ -73,6 +74,7 @@ def build_app(
     app.add_middleware(Guard, names=names, refuse=error_response, wants_operators=wants_operators)
     app.add_middleware(Audited, log=audit or AuditLog("cache"))  # around the guard: what it refuses has a line, too
     add_inspection(app, Inspection(service), service.auditor, error_response)
+    add_console(app, elsewhere)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     return app
@@ -93,10 +95,6 @@ def _add_health(app: FastAPI, service: IndexService, registry: CollectorRegistry
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/", response_class=HTMLResponse)
-    def page() -> str:
-        return render(service.stats(), readiness.degraded(), service.auditor.last)
 
 
 # ---- the audit log ----

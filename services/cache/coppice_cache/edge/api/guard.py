@@ -8,6 +8,8 @@ credentials here. A browser on a machine that reaches this port may be led by a 
 - What a page can send without our consent is a form, and whatever it sends carries an `Origin`. So what is not only
   read is refused with an `Origin`, and with a body that is not called `application/json`; no form can call it so.
   Answers cannot be read by other origins, because we never allow it (CORS).
+- The console is a page of our own. Of what is not only read it may send the questions that are too long for a URL
+  (`_QUESTIONS`), with our own `Origin`. So whoever gets a script into it can still change nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from coppice.tls.rights import why_not_rest
 LOOPBACK_NAMES = ("localhost",)
 PEER = "coppice.peer"  # in the scope of a request: the identity of who asks
 _READS = ("GET", "HEAD", "OPTIONS")
+_QUESTIONS = ("/v1/explain",)  # sent by POST; they change nothing
 
 ErrorResponse = Callable[[int, str, str], JSONResponse]
 
@@ -44,7 +47,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        refusal = self._role_refusal(scope) or self._refusal(scope["method"], Headers(scope=scope))
+        refusal = self._role_refusal(scope) or self._refusal(scope, Headers(scope=scope))
         if refusal is not None:
             return await refusal(scope, receive, send)
         return await self._app(scope, receive, send)
@@ -56,13 +59,13 @@ class Guard:
         why_not = why_not_rest(peer, scope["path"]) if isinstance(peer, Identity) else "the certificate names nobody"
         return self._refuse(403, why_not, "wrong_role") if why_not else None
 
-    def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         if not self._answers_to(_host_of(headers.get("host", ""))):
             hint = "use an address, or list the name with --http-names"
             return self._refuse(400, f"this host name is not answered to; {hint}", "unknown_host")
-        if method in _READS:
+        if scope["method"] in _READS:
             return None
-        if "origin" in headers:
+        if "origin" in headers and not (scope["path"] in _QUESTIONS and _is_ours(headers)):
             return self._refuse(403, "pages in a browser may not send this", "foreign_origin")
         has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
@@ -76,6 +79,12 @@ class Guard:
         except ValueError:
             return host in self._names
         return True
+
+
+def _is_ours(headers: Headers) -> bool:
+    """Sent by a page that came from where this is sent to. `Host` was found to be ours before."""
+    origins = headers.getlist("origin")
+    return len(origins) == 1 and origins[0].partition("://")[2].lower() == headers.get("host", "").lower() != ""
 
 
 def _host_of(header: str) -> str:

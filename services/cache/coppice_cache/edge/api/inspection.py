@@ -10,6 +10,7 @@ from __future__ import annotations
 from coppice.audit_log import Act
 from coppice.ids import DomainId, Namespace, WorkerId
 from coppice_cache.core.base.results import Explanation, IndexStats, PinView, TreeDump
+from coppice_cache.core.inspection.block_map import BlockMap
 from coppice_cache.edge.service.auditor import AuditReport
 from coppice_cache.edge.service.service import IndexService
 
@@ -40,6 +41,14 @@ class Inspection:
 
     def stats(self) -> IndexStats:
         return self._service.stats()
+
+    def block_map(self, worker_id: str, *, of_host: bool) -> BlockMap:
+        with self._service.looking() as core:
+            found = core.block_map(WorkerId(worker_id), of_host=of_host)
+        if found is None:
+            what = f"no worker {worker_id!r} is registered" + (" with a host tier" if of_host else "")
+            raise NotThere(what, "worker_not_found")
+        return found
 
     def tree(self, domain: str, worker_id: str, max_depth: int, limit: int, page_token: str) -> TreeDump:
         """An empty worker stands for all."""

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import Depends, FastAPI, Query, Request
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coppice.audit_log import Act
 from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.results import Explanation, TreeDump
+from coppice_cache.core.inspection.block_map import BlockMap
 from coppice_cache.core.state.state import NS_PER_MS
 from coppice_cache.edge.api.inspection import DEPTH_DEFAULT, DEPTH_MAX, NODES_DEFAULT, NODES_MAX, Inspection, NotThere
 from coppice_cache.edge.service.auditor import Auditor, AuditRunning, AuditStopped
@@ -81,6 +83,10 @@ def _add_questions(app: FastAPI, inspection: Inspection) -> None:
     @app.get("/v1/stats")
     def stats() -> dict[str, Any]:
         return asdict(inspection.stats())
+
+    @app.get("/v1/blocks")
+    def blocks(worker: str, tier: Literal["device", "host"] = "device") -> JSONResponse:
+        return JSONResponse(_blocks_json(inspection.block_map(worker, of_host=tier == "host"), inspection.cache_epoch))
 
     @app.get("/v1/domains/{domain:path}/tree")
     def tree(
@@ -158,6 +164,31 @@ def _add_errors(app: FastAPI, response: ErrorResponse) -> None:
 
 def _packed(tokens: list[int]) -> bytes:
     return np.array(tokens, "<u4").tobytes()
+
+
+_RUN_BYTES, _CELL_BYTES = 6, 2  # in base64 they become a third more
+
+
+def _blocks_json(found: BlockMap, cache_epoch: int) -> dict[str, Any]:
+    """Cells in base64, as u16 (little-endian) of each block or of each run, whichever is shorter."""
+    fields = {name: getattr(found, name) for name in _OF_A_MAP}
+    fields["domains"] = [asdict(domain) for domain in found.domains]
+    lengths, cells = found.runs()
+    if len(cells) * _RUN_BYTES > found.num_blocks * _CELL_BYTES:
+        return {"cache_epoch": cache_epoch, **fields, "run_lengths": None, "cells": _base64(found.cells(), "<u2")}
+    return {
+        "cache_epoch": cache_epoch,
+        **fields,
+        "run_lengths": _base64(lengths, "<u4"),
+        "cells": _base64(cells, "<u2"),
+    }
+
+
+_OF_A_MAP = ("worker_id", "worker_epoch", "block_size", "num_blocks", "open", "fences", "num_promoting", "num_demoting")
+
+
+def _base64(values: np.ndarray[Any, Any], form: str) -> str:
+    return b64encode(values.astype(form).tobytes()).decode()
 
 
 def _tree_json(dump: TreeDump, now_ns: int) -> dict[str, Any]:

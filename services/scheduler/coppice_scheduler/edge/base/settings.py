@@ -91,6 +91,11 @@ class ServiceSettings(TlsSettings):
         "while there is no tenants file.",
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
+    console_origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s*]+$")], ...] = Field(
+        (),
+        description="Origins of the cache service's console, such as http://127.0.0.1:8071, whose scripts may read "
+        "/requests of --metrics-port.",
+    )
     insecure_network: Annotated[bool, Variable("COPPICE_INSECURE_NETWORK")] = Field(
         False,
         description="Let --metrics-host and --planner-host be beyond loopback without TLS: whoever reaches them reads "

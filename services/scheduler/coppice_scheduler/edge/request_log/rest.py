@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coppice_scheduler.edge.http.request_ids import id_of
+from coppice.telemetry.logs import REQUEST_ID
 from coppice_scheduler.edge.request_log.open_record import CLIENT_CLOSED_STATUS, Log, OpenRecord, begin
 
 UNRECORDED = frozenset({"/healthz", "/readyz", "/health", "/metrics", "/openapi.json"})
@@ -23,7 +22,7 @@ class RequestRecords:
             return
         client = scope.get("client")
         api = f"{scope['method']} {scope['path'][:_SHOWN_CHARS]}"
-        record = begin(OpenRecord(self._log, api, id_of(Request(scope)).shown, client[0] if client else ""))
+        record = begin(OpenRecord(self._log, api, REQUEST_ID.get(), client[0] if client else ""))
         status = CLIENT_CLOSED_STATUS
 
         async def noted(message: Message) -> None:

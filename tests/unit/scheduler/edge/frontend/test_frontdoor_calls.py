@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -36,7 +35,6 @@ from coppice_scheduler.edge.base.request_id import RequestId
 from coppice_scheduler.edge.frontend import tracing
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import (
-    MAX_PROMPTS,
     ChatPrompt,
     GenerationSpec,
     TextPrompt,
@@ -380,29 +378,3 @@ def test_the_engine_runs_under_the_calls_span(spans: InMemorySpanExporter) -> No
         assert span.name == f"text_completion {MODEL}"
 
     run(test)
-
-
-def test_many_answers_of_one_tenant_begin_between_those_of_others() -> None:
-    """One client asks for thousands of answers at once; its neighbour's request is not behind them all."""
-    other = TENANT.model_copy(update={"id": "other"})
-    many = GenerationSpec(MODEL, tuple(TokenPrompt(pack([5])) for _ in range(MAX_PROMPTS)), max_tokens=1)
-
-    async def scenario() -> None:
-        world = World()
-
-        async def ask(tenant: Any, spec: GenerationSpec) -> None:
-            call = await world.frontdoor.open(tenant, spec)
-            async with aclosing(call.deltas()) as deltas:
-                async for _ in deltas:
-                    pass
-
-        flood = [asyncio.create_task(ask(TENANT, many)) for _ in range(8)]
-        await asyncio.sleep(0)
-        await ask(other, GenerationSpec(MODEL, (TokenPrompt(pack([5])),), max_tokens=1))
-        begun = [request.tenant for request in world.engine.requests]
-        assert len(begun) < 2 * MAX_PROMPTS, "the neighbour's request ended after those of a call or two"
-        assert "other" in begun
-        await asyncio.gather(*flood)
-        assert len(world.engine.requests) == 8 * MAX_PROMPTS + 1
-
-    asyncio.run(scenario())

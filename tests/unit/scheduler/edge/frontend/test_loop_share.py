@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
+from typing import Any
 
+from coppice_scheduler.edge.frontend.generation_spec import MAX_PROMPTS, GenerationSpec, TokenPrompt
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
+from tests.unit.scheduler.edge.frontend.test_frontdoor_calls import MODEL, TENANT, World, pack
 
 
 class Pieces:
@@ -150,5 +154,31 @@ def test_nothing_is_kept_of_tenants_that_are_gone() -> None:
             await asyncio.sleep(0)
         assert not pieces.share._taken
         assert not pieces.share._lines
+
+    asyncio.run(scenario())
+
+
+def test_many_answers_of_one_tenant_begin_between_those_of_others() -> None:
+    """One client asks for thousands of answers at once; its neighbour's request is not behind them all."""
+    other = TENANT.model_copy(update={"id": "other"})
+    many = GenerationSpec(MODEL, tuple(TokenPrompt(pack([5])) for _ in range(MAX_PROMPTS)), max_tokens=1)
+
+    async def scenario() -> None:
+        world = World()
+
+        async def ask(tenant: Any, spec: GenerationSpec) -> None:
+            call = await world.frontdoor.open(tenant, spec)
+            async with aclosing(call.deltas()) as deltas:
+                async for _ in deltas:
+                    pass
+
+        flood = [asyncio.create_task(ask(TENANT, many)) for _ in range(8)]
+        await asyncio.sleep(0)
+        await ask(other, GenerationSpec(MODEL, (TokenPrompt(pack([5])),), max_tokens=1))
+        begun = [request.tenant for request in world.engine.requests]
+        assert len(begun) < 2 * MAX_PROMPTS, "the neighbour's request ended after those of a call or two"
+        assert "other" in begun
+        await asyncio.gather(*flood)
+        assert len(world.engine.requests) == 8 * MAX_PROMPTS + 1
 
     asyncio.run(scenario())

@@ -1,0 +1,156 @@
+"""What every block of one pool is now, for a picture of it.
+
+    columns    state (1 byte) and last owner (4 bytes) of each block, copied while nothing may change
+    cells      u16 of each block, made of them afterwards: 0 is free, else 4 * (place in `domains` + 1) + state
+    runs       the cells once more, as (length, cell): most pools are few runs
+
+Copying a column is one call of numpy; everything that takes longer is a method of the copy, which nobody changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.handles import HANDLE_BYTES
+from coppice.ids import DomainId, WorkerEpoch, WorkerId
+from coppice.messages.registration import Direction
+from coppice_cache.core.pool.ledger import BlockState
+from coppice_cache.core.pool.quotas import Account
+from coppice_cache.core.pool.store import BlockStore
+from coppice_cache.core.state.state import State
+from coppice_cache.core.state.workers import Worker
+
+DOMAINS_MAX = 1_024  # that are told apart; of more, those that hold least share the last place
+OTHERS = DomainId("\0others")
+_STATES = len(BlockState)
+
+Cells = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainOnMap:
+    """One domain of the pool; its place in `BlockMap.domains` is in the cells of its blocks."""
+
+    domain: DomainId
+    leased_blocks: int
+    cached_blocks: int
+    draining_blocks: int
+    pinned_blocks: int
+    guarantee_blocks: int
+    maximum_blocks: int
+    evicted_blocks: int  # so far, like the next one
+    fenced_leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """A copy of one pool's books. `num_promoting` and `num_demoting` are blocks that copies between tiers write."""
+
+    worker_id: WorkerId
+    worker_epoch: WorkerEpoch
+    block_size: int
+    num_blocks: int
+    open: bool
+    fences: int  # that were not acknowledged yet
+    num_promoting: int
+    num_demoting: int
+    domains: tuple[DomainOnMap, ...]
+    places: tuple[int, ...]  # in `domains`, by index of the owner
+    states: bytes  # u8 of each block
+    owners: bytes  # i32 of each block: index of the domain that had it last
+
+    def cells(self) -> Cells:
+        """Shape [num_blocks]."""
+        states = np.frombuffer(self.states, np.uint8)
+        bases = (np.array(self.places, np.uint16) + np.uint16(1)) * np.uint16(_STATES)
+        cells: Cells = bases[np.frombuffer(self.owners, np.int32)] + states
+        cells[states == BlockState.FREE] = 0
+        return cells
+
+    def runs(self) -> tuple[npt.NDArray[np.uint32], Cells]:
+        """Lengths, which add up to `num_blocks`, and the cell that all blocks of a run have."""
+        cells = self.cells()
+        starts = np.concatenate(([0], np.flatnonzero(cells[1:] != cells[:-1]) + 1))
+        return np.diff(starts, append=len(cells)).astype(np.uint32), cells[starts]
+
+
+def copy_map(state: State, worker_id: WorkerId, *, of_host: bool) -> BlockMap | None:
+    """A worker's pool, or with `of_host` the pool of its host tier; None: there is none. Cost: two copies of columns,
+    5 bytes per block, and a step for each domain that left something there."""
+    worker = state.workers.get(worker_id)
+    if worker is None or (of_host and worker.host is None):
+        return None
+    store: BlockStore = worker.host.store if of_host and worker.host is not None else worker
+    domains, places = _domains(store)
+    promoting, demoting = _copying(worker)
+    return BlockMap(
+        worker_id=worker.worker_id,
+        worker_epoch=worker.epoch,
+        block_size=worker.block_size,
+        num_blocks=store.num_blocks,
+        open=worker.is_open,
+        fences=len(worker.fences),
+        num_promoting=promoting,
+        num_demoting=demoting,
+        domains=domains,
+        places=places,
+        states=store.ledger.states.tobytes(),
+        owners=store.ledger.owners.indices.tobytes(),
+    )
+
+
+def _domains(store: BlockStore) -> tuple[tuple[DomainOnMap, ...], tuple[int, ...]]:
+    """All that hold something or are guaranteed something, and for each owner the place of its domain."""
+    accounts = store.ledger.owners.accounts
+    shown = {id(account): account for account in (*accounts, *store.quotas.accounts.values())}
+    listed = [account for account in shown.values() if account.held or account.guarantee]
+    if len(listed) >= DOMAINS_MAX:
+        listed = sorted(listed, key=lambda account: -account.held)[: DOMAINS_MAX - 1]
+    listed.sort(key=lambda account: account.config.domain)
+    domains = [_domain(account) for account in listed]
+    place_of = {id(account): place for place, account in enumerate(listed)}
+    missing = [account for account in accounts if account.held and id(account) not in place_of]
+    if missing:
+        domains.append(_others(missing))
+    last = max(0, len(domains) - 1)
+    return tuple(domains), tuple(place_of.get(id(account), last) for account in accounts)
+
+
+def _domain(account: Account) -> DomainOnMap:
+    return DomainOnMap(
+        domain=account.config.domain,
+        leased_blocks=account.leased,
+        cached_blocks=account.cached,
+        draining_blocks=account.draining,
+        pinned_blocks=account.protected,
+        guarantee_blocks=account.guarantee,
+        maximum_blocks=account.maximum,
+        evicted_blocks=account.evicted_blocks,
+        fenced_leases=account.fenced_leases,
+    )
+
+
+def _others(accounts: list[Account]) -> DomainOnMap:
+    return DomainOnMap(
+        domain=OTHERS,
+        leased_blocks=sum(account.leased for account in accounts),
+        cached_blocks=sum(account.cached for account in accounts),
+        draining_blocks=sum(account.draining for account in accounts),
+        pinned_blocks=sum(account.protected for account in accounts),
+        guarantee_blocks=sum(account.guarantee for account in accounts),
+        maximum_blocks=sum(account.maximum for account in accounts),
+        evicted_blocks=sum(account.evicted_blocks for account in accounts),
+        fenced_leases=sum(account.fenced_leases for account in accounts),
+    )
+
+
+def _copying(worker: Worker) -> tuple[int, int]:
+    """Blocks on their way to the device, and to the host."""
+    jobs = () if worker.host is None else worker.host.jobs.values()
+    totals = {Direction.PROMOTE: 0, Direction.DEMOTE: 0}
+    for job in jobs:
+        totals[job.order.direction] += len(job.order.dst) // HANDLE_BYTES
+    return totals[Direction.PROMOTE], totals[Direction.DEMOTE]

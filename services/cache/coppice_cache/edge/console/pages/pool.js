@@ -1,0 +1,128 @@
+// One pool as it was told last, and what changed since the time before.
+
+import { domainName } from "../parts/format.js";
+
+export const FREE = 0;
+export const LEASED = 1;
+export const CACHED = 2;
+export const DRAINING = 3;
+export const STATES = ["free", "leased", "cached", "draining"];
+
+export const FLASHES = ["", "granted", "cached", "evicted", "released", "fenced", "acknowledged"];
+const [, GRANTED, COMPUTED, EVICTED, RELEASED, FENCED, ACKNOWLEDGED] = FLASHES.keys();
+const WORDS = {
+  granted: "blocks granted",
+  cached: "blocks computed, and cached",
+  evicted: "blocks evicted",
+  released: "blocks given back",
+  fenced: "blocks wait for a fence",
+  acknowledged: "blocks free after a fence",
+};
+
+export class Pool {
+  constructor() {
+    this.domains = []; // names; a cell is 4 * place here + state, and places never change
+    this.places = new Map();
+    this.cells = new Uint16Array(0);
+    this.flashes = new Uint8Array(0); // what just happened to each block: a place in FLASHES
+    this.told = null;
+  }
+
+  /** Takes an answer of /v1/blocks. Returns what happened: {kind, domain, number, words}. */
+  take(answer) {
+    const cells = this.own(decoded(answer), answer.domains);
+    const isSame = this.told && this.told.worker_epoch === answer.worker_epoch && cells.length === this.cells.length;
+    const before = this.cells;
+    this.cells = cells;
+    this.told = answer;
+    this.flashes = new Uint8Array(cells.length);
+    return isSame ? this.compare(before) : [];
+  }
+
+  get numFree() {
+    return this.told.num_blocks - this.told.domains.reduce((sum, domain) => sum + held(domain), 0);
+  }
+
+  domainOf(cell) {
+    return this.domains[cell >> 2];
+  }
+
+  describe(block) {
+    if (!(block in this.cells)) return "Point at a block, or move over the map with the arrow keys.";
+    const cell = this.cells[block];
+    const words = {
+      [FREE]: "free",
+      [LEASED]: "in use by",
+      [CACHED]: "cached for",
+      [DRAINING]: "waits for a fence; it was used by",
+    }[cell & 3];
+    return `Block ${block}: ${words}${cell & 3 ? ` ${domainName(this.domainOf(cell))}` : ""}`;
+  }
+
+  /** Cells with places of our own instead of those of one answer. */
+  own(cells, domains) {
+    const table = new Uint16Array(4 * (domains.length + 1));
+    domains.forEach(({ domain }, place) => {
+      if (!this.places.has(domain)) {
+        this.places.set(domain, this.domains.length);
+        this.domains.push(domain);
+      }
+      for (let state = LEASED; state <= DRAINING; state++)
+        table[4 * (place + 1) + state] = 4 * this.places.get(domain) + state;
+    });
+    return cells.map((cell) => table[cell]);
+  }
+
+  /** What happened to blocks since `before`: their flashes, and a sum for each kind and domain. */
+  compare(before) {
+    const numbers = new Uint32Array(FLASHES.length * this.domains.length); // [place in FLASHES, place of the domain]
+    const happened = (block, kind, cell) => {
+      numbers[kind * this.domains.length + (cell >> 2)]++;
+      this.flashes[block] ||= kind; // an eviction is seen, although its block is granted at once
+    };
+    for (let block = 0; block < before.length; block++) {
+      const was = before[block];
+      const is = this.cells[block];
+      if (was === is) continue;
+      const from = was & 3;
+      const to = is & 3;
+      if (from === CACHED) happened(block, EVICTED, was);
+      if (to === DRAINING) happened(block, FENCED, is);
+      else if (to === LEASED) happened(block, GRANTED, is);
+      else if (to === CACHED) happened(block, COMPUTED, is);
+      else if (from === LEASED) happened(block, RELEASED, was);
+      else if (from === DRAINING) happened(block, ACKNOWLEDGED, was);
+    }
+    return [...numbers.keys()]
+      .filter((at) => numbers[at])
+      .map((at) => {
+        const kind = FLASHES[Math.floor(at / this.domains.length)];
+        return { kind, domain: this.domains[at % this.domains.length], number: numbers[at], words: WORDS[kind] };
+      });
+  }
+}
+
+export function held(domain) {
+  return domain.leased_blocks + domain.cached_blocks + domain.draining_blocks;
+}
+
+function decoded(answer) {
+  const cells = new Uint16Array(bytes(answer.cells).buffer);
+  if (answer.run_lengths === null) return cells;
+  const lengths = new Uint32Array(bytes(answer.run_lengths).buffer);
+  const all = new Uint16Array(answer.num_blocks);
+  let start = 0;
+  lengths.forEach((length, run) => {
+    all.fill(cells[run], start, start + length);
+    start += length;
+  });
+  return all;
+}
+
+function bytes(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  const text = atob(base64);
+  const found = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at++) found[at] = text.charCodeAt(at);
+  return found;
+}

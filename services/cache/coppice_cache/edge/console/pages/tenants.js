@@ -1,0 +1,171 @@
+// Tenants: memory by domain against what is guaranteed, and what became of their newest requests.
+
+import { cache, requests } from "../parts/api.js";
+import { colour } from "../parts/colours.js";
+import { cell, h, notice, number, poll, show, table } from "../parts/dom.js";
+import { count, domainName, several, quantile, share, time } from "../parts/format.js";
+
+import { isCall } from "./requests.js";
+
+export const title = "Tenants";
+
+const EVERY_MS = 3_000;
+const WORK = new Set(["prefill", "decode"]);
+const DOMAIN_COLUMNS = [
+  ...["domain", "of all pools", "held#", "guaranteed#", "borrowed#", "at most#", "pinned#", "leases#"],
+  ...["prompts cached#", "evicted#", ""],
+];
+const TENANT_COLUMNS = [
+  ...["tenant", "requests#", "refused#", "failed#", "tokens in#", "cached#", "tokens out#", "queue p50#", "queue p95#"],
+  ...["first token p50#", "p95#", "waits most for"],
+];
+const SUMMED = [
+  "leased_blocks",
+  "cached_blocks",
+  "draining_blocks",
+  "pinned_blocks",
+  "guarantee_blocks",
+  "maximum_blocks",
+  "leases",
+  "hit_tokens",
+  "query_tokens",
+  "evicted_blocks",
+];
+
+export function open(root) {
+  const memory = h("section", { class: "card" }, notice("loading", "Asking the cache service …"));
+  const asked = h("section", { class: "card" }, notice("loading", "Asking the scheduler …"));
+  show(root, h("h1", {}, "Tenants"), memory, asked);
+  return poll(EVERY_MS, () =>
+    Promise.all([
+      attempt(memory, "Memory", async () => drawMemory(await cache("/v1/stats"))),
+      attempt(asked, "Requests", async () => drawRequests((await requests("/requests?limit=1000")).requests)),
+    ]),
+  );
+}
+
+async function attempt(section, name, draw) {
+  try {
+    show(section, h("h2", {}, name), await draw());
+  } catch (problem) {
+    show(section, h("h2", {}, name), notice("error", problem.message, ...(problem.advice ?? [])));
+  }
+}
+
+function drawMemory(stats) {
+  const numBlocks = stats.workers.reduce((sum, worker) => sum + worker.num_blocks, 0);
+  const domains = summed(stats.workers.flatMap((worker) => worker.domains));
+  if (!domains.length)
+    return notice(
+      "empty",
+      "No domain has asked for memory.",
+      "Domains appear with their first request, and those of a tenants file with the first worker.",
+    );
+  const words = `${several(numBlocks, "block")} on ${several(stats.workers.length, "worker")}.`;
+  return [
+    h("p", { class: "dim" }, `${words} A bar shows what is in use, cached and draining; its frame is the guarantee.`),
+    table(
+      DOMAIN_COLUMNS,
+      domains.map((domain) => domainRow(domain, numBlocks)),
+    ),
+  ];
+}
+
+function domainRow(domain, numBlocks) {
+  const held = domain.leased_blocks + domain.cached_blocks + domain.draining_blocks;
+  const width = (blocks) => ({ width: `${(100 * blocks) / Math.max(1, numBlocks)}%` });
+  const bar = h(
+    "div",
+    { class: "bar" },
+    ["leased", "cached", "draining"].map((state) =>
+      h("i", {
+        class: state,
+        style: { ...width(domain[`${state}_blocks`]), background: colour(domain.domain, state) },
+      }),
+    ),
+    domain.guarantee_blocks ? h("b", { class: "guarantee", style: width(domain.guarantee_blocks) }) : null,
+  );
+  return h(
+    "tr",
+    {},
+    cell(h("i", { class: "dot", style: { background: colour(domain.domain) } }), domainName(domain.domain)),
+    h("td", { class: "wide" }, bar),
+    number(count(held)),
+    number(domain.guarantee_blocks ? count(domain.guarantee_blocks) : "–"),
+    number(count(domain.guarantee_blocks ? Math.max(0, held - domain.guarantee_blocks) : held)),
+    number(count(Math.min(domain.maximum_blocks, numBlocks))),
+    number(count(domain.pinned_blocks)),
+    number(count(domain.leases)),
+    number(share(domain.hit_tokens, domain.query_tokens)),
+    number(count(domain.evicted_blocks)),
+    cell(h("a", { href: `#/tree/${encodeURIComponent(domain.domain)}` }, "tree")),
+  );
+}
+
+/** Over all workers, those that hold most first. */
+function summed(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const sum = found.get(row.domain) ?? { domain: row.domain, ...Object.fromEntries(SUMMED.map((name) => [name, 0])) };
+    SUMMED.forEach((name) => {
+      sum[name] += row[name];
+    });
+    found.set(row.domain, sum);
+  }
+  const size = (domain) => domain.leased_blocks + domain.cached_blocks;
+  return [...found.values()].sort((a, b) => size(b) - size(a) || (a.domain < b.domain ? -1 : 1));
+}
+
+function drawRequests(records) {
+  if (!records.length) return notice("empty", "No request has ended yet.", "Send one from the playground.");
+  const byTenant = grouped(records.filter(isCall), (record) => record.tenant ?? "");
+  const rows = byTenant.map(([tenant, own]) => tenantRow(tenant, own));
+  return [
+    h("p", { class: "dim" }, `Of the newest ${several(records.length, "request")}, those that asked for an answer.`),
+    table(TENANT_COLUMNS, rows),
+  ];
+}
+
+/** [group, its members] of all groups, the largest first. */
+function grouped(members, groupOf) {
+  const found = new Map();
+  for (const member of members) {
+    const group = groupOf(member);
+    if (!found.has(group)) found.set(group, []);
+    found.get(group).push(member);
+  }
+  return [...found].sort((a, b) => b[1].length - a[1].length);
+}
+
+function tenantRow(tenant, records) {
+  const sum = (name) => records.reduce((total, record) => total + (record[name] ?? 0), 0);
+  const sorted = (name) =>
+    records
+      .map((record) => record[name] ?? 0)
+      .filter((value) => value > 0)
+      .sort((a, b) => a - b);
+  const at = (name, part) => {
+    const value = quantile(sorted(name), part);
+    return value === null ? "–" : time(value);
+  };
+  const refused = records.filter((record) => record.status === 429).length;
+  const failed = records.filter((record) => record.status >= 400 && record.status !== 429).length;
+  const waits = records.map((record) => record.cause).filter((cause) => cause && !WORK.has(cause));
+  const [most] = grouped(waits, (cause) => cause.replaceAll("_", " "));
+  return h(
+    "tr",
+    {},
+    cell(tenant || h("span", { class: "dim" }, "nobody")),
+    number(count(records.length)),
+    number(count(refused)),
+    number(count(failed)),
+    number(count(sum("tokens_in"))),
+    number(share(sum("tokens_cached"), sum("tokens_in"))),
+    number(count(sum("tokens_out"))),
+    number(at("queue_ms", 0.5)),
+    number(at("queue_ms", 0.95)),
+    number(at("ttft_ms", 0.5)),
+    number(at("ttft_ms", 0.95)),
+    cell(most ? `${most[0]} (${most[1].length})` : h("span", { class: "dim" }, "nothing")),
+  );
+}
