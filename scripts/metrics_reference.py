@@ -154,7 +154,14 @@ def _cache_metrics() -> CacheMetrics:
     settings = CoreSettings(seal_key=bytes(16), default_domain=DomainConfig(domain=DomainId("default")))
     core = IndexCore(settings, CacheEpoch(1), 0)
     auditor = Auditor(None)  # type: ignore[arg-type]  # it is asked for no audit
-    return CacheMetrics(core.stats, bool, int, auditor, lambda: dict.fromkeys(("session", "registration", "redis"), 0))
+    return CacheMetrics(
+        core.stats,
+        bool,
+        int,
+        auditor,
+        lambda: dict.fromkeys(("session", "registration", "redis"), 0),
+        lambda: core.statement(0),
+    )
 
 
 class _NoRecovery:

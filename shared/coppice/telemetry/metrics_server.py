@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -188,7 +190,10 @@ class _MetricsHandler(BaseHTTPRequestHandler):
             reasons = self.not_ready_because()
             body = "\n".join([*(reasons or ["ready"]), *self.notes()])
             self._answer(503 if reasons else 200, body.encode() + b"\n", "text/plain; charset=utf-8")
-        elif (page := self.pages(path, query)) is not None:
+        elif (page := self.pages(path, query)) is not None and not self._is_answered_to():
+            refusal = b"this host name is not answered to here; use an address in digits\n"
+            self._answer(400, refusal, "text/plain; charset=utf-8")
+        elif page is not None:
             self._answer(*page, headers=self._allowing())
         else:
             self._answer(404, b"known: /metrics /healthz /readyz\n", "text/plain; charset=utf-8")
@@ -206,6 +211,18 @@ class _MetricsHandler(BaseHTTPRequestHandler):
             return why_not_rest(identity_of(self.connection.getpeercert()), path)
         except NoIdentity:
             return "the certificate names nobody"
+
+    def _is_answered_to(self) -> bool:
+        """Without TLS a page that was led here under a name of its own (DNS rebinding) could read what it asks for: so
+        `Host` must be an address in digits, this machine, or the host of an origin that may read it."""
+        if isinstance(self.connection, ssl.SSLSocket):
+            return True
+        host = (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "").lower()
+        try:
+            ip_address(host)
+        except ValueError:
+            return host == "localhost" or host in {urlsplit(origin).hostname for origin in self.origins}
+        return True
 
     def _allowing(self) -> dict[str, str]:
         """Headers that let a page's script read an answer, if it may. With TLS a browser shows the operator's

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -24,6 +25,9 @@ from coppice import __version__
 from coppice.errors import UsageError
 from coppice.tls.credentials import Credentials
 
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
+
 SPANS_HELD = 4096
 SPANS_PER_EXPORT = 512
 EXPORT_EVERY_MS = 1000
@@ -33,7 +37,7 @@ _OTLP_CA_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OT
 
 # For `FastAPI(telemetry=...)`. Its own spans are beside those of requests, show queries, and know nothing of gRPC; its
 # logs tell what clients sent.
-NO_TELEMETRY_OF_FASTAPI = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+NO_TELEMETRY_OF_FASTAPI: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
 _log = logging.getLogger("coppice.telemetry")
 

@@ -55,6 +55,7 @@ OPEN_ROUTES: dict[str, dict[str, str]] = {
         "/console/a": INTERNAL,
         "/metrics": INTERNAL,
         "/v1/stats": INTERNAL,
+        "/v1/statements": INTERNAL,
         "/v1/blocks": INTERNAL,
         "/v1/domains/a/tree": INTERNAL,
         "/v1/explain": INTERNAL,

@@ -14,6 +14,7 @@ from coppice.messages.index import (
     Reattached,
 )
 from coppice.messages.registration import Fence, Register
+from coppice_cache.core.base.settings import DomainConfig
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, registration, settings
 
 OLD_WORKER = (1 << 32) | 1
@@ -67,8 +68,15 @@ def claim(number: int, *, shared: bytes = b"", owned: bytes = b"", seal: bytes =
 class Restarted(World):
     """A core of epoch 2 and a worker of before."""
 
-    def __init__(self, pool: Pool, *schedulers: int, attach: tuple[int, ...] = (), **changes: object) -> None:
-        super().__init__(settings(**changes), epoch=2)
+    def __init__(
+        self,
+        pool: Pool,
+        *schedulers: int,
+        attach: tuple[int, ...] = (),
+        domains: tuple[DomainConfig, ...] = (),
+        **changes: object,
+    ) -> None:
+        super().__init__(settings(*domains, **changes), epoch=2)
         self.pool = pool
         self.register(pool.report(*schedulers))
         for epoch in attach:

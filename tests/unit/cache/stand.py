@@ -107,6 +107,7 @@ class CacheStand:
                 self._registered(effect.worker_id, effect.message)
             self.model.effect(effect, self.world.now_ns)
         self.core.check()
+        self.world.meter.compare(later_ns=7)
         self.model.learn(findable(self.core))
         events = self.core.take_events()
         self.follower.apply(events)

@@ -29,6 +29,7 @@ from coppice.session.vouchers import Vouchers
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
 from coppice_cache.core.index import IndexCore
+from tests.unit.cache.block_meter import BlockMeter
 
 KEY = b"k" * 16
 MS = 1_000_000
@@ -89,6 +90,7 @@ class World:
     def __init__(self, config: CoreSettings | None = None, *, epoch: int = 1, **pool: int) -> None:
         self.now_ns = 1_000 * MS
         self.core = IndexCore(config or settings(), CacheEpoch(epoch), self.now_ns)
+        self.meter = BlockMeter(self.core)
         self.log: list[Effect] = []
         self.session = SchedulerEpoch(0)
         if pool:
@@ -99,6 +101,9 @@ class World:
         effects = self.core.take_effects()
         self.log += effects
         self.core.check()
+        if not self.meter.is_of(self.core):
+            self.meter = BlockMeter(self.core)
+        self.meter.compare()
         return effects
 
     def attach(self, claimed: int = 0, *, may_yield: bool = True) -> SchedulerEpoch:

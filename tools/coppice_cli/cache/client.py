@@ -22,6 +22,9 @@ class CacheClient(OperatorClient):
     def stats(self) -> Any:
         return self._call("GET", "/v1/stats")
 
+    def statement(self, worker: str) -> Any:
+        return self._call("GET", "/v1/statements?" + urlencode({"worker_id": worker}))
+
     def tree(self, domain: str, **query: object) -> Any:
         given = {name: value for name, value in query.items() if value != ""}
         return self._call("GET", f"/v1/domains/{quote(domain)}/tree?{urlencode(given)}")

@@ -35,7 +35,7 @@ Model = Annotated[
 def add_to(cache: typer.Typer) -> None:
     """Hang the commands up under `coppice cache`."""
     cache.callback()(tls_options)
-    for command in (stats, tree, explain, audit, flush, pin, unpin, pins):
+    for command in (stats, statement, tree, explain, audit, flush, pin, unpin, pins):
         cache.command(cls=Command)(command)
 
 
@@ -54,6 +54,18 @@ def stats(context: typer.Context, url: Url = DEFAULT_URL, json: Json = False) ->
     from coppice_cli.cache import views as cache_views
 
     cache_views.show_stats(_client(context, url).stats(), as_json=json)
+
+
+def statement(
+    context: typer.Context,
+    worker: Annotated[str, typer.Option(help="Only what this worker has now.")] = "",
+    url: Url = DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Blocks times how long each domain held, borrowed and lent them; with those that were free they are the pools."""
+    from coppice_cli.cache import views as cache_views
+
+    cache_views.show_statement(_client(context, url).statement(worker), as_json=json)
 
 
 def tree(

@@ -15,6 +15,8 @@ from coppice_cli.epochs import start_of
 
 _WIDTH_ELSEWHERE = 140  # of a pipe or a file
 _WIDTH_OF_TREES = 1 << 16  # a namespace is printed whole, to be copied into --namespace; terminals wrap it
+_NS_PER_S = 1e9
+_BLOCK_TIMES = ("held", "leased", "cached", "draining", "guaranteed", "borrowed", "lent")
 _SHORT = 12  # digits of a name in hexadecimal
 
 
@@ -192,3 +194,42 @@ def show_pins(found: Any, *, as_json: bool) -> None:
     for one in found["pins"]:
         table.add_row(one["name"], one["domain"], one["worker_id"] or "nowhere yet", str(one["num_tokens"]))
     console.print(table)
+
+
+def show_statement(found: Any, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+        return
+    console = _console()
+    in_hours = found["elapsed_ns"] >= 3_600 * _NS_PER_S
+    unit = "block-hours" if in_hours else "block-seconds"
+    _say(console, f"cache epoch {found['cache_epoch']}, for {_age(found['elapsed_ns'] // 1_000_000)}, in {unit}")
+    if not found["totals"]:
+        _say(console, "no worker was registered")
+    for pool in found["totals"]:
+        epochs = pool["num_epochs"]
+        console.print()
+        _say(console, f"{pool['tier']} blocks of {epochs} worker epoch{'' if epochs == 1 else 's'}")
+        console.print(_statement_table(pool, _NS_PER_S * (3_600 if in_hours else 1)))
+
+
+def _statement_table(pool: Any, unit_ns: float) -> Table:
+    table = _table("domain", "of the pool", *_BLOCK_TIMES, "evicted", "displaced")
+    whole = pool["pool_block_ns"]
+
+    def add(name: str, held_ns: int, *columns: str) -> None:
+        table.add_row(name, f"{held_ns / whole:.1%}" if whole else "-", _block_time(held_ns, unit_ns), *columns)
+
+    for one in sorted(pool["domains"], key=lambda one: (-one["held_block_ns"], one["domain"])):
+        times = [_block_time(one[f"{part}_block_ns"], unit_ns) for part in _BLOCK_TIMES[1:]]
+        counts = (str(one["evicted_blocks"]), str(one["displaced_blocks"]))
+        add(one["domain"] or "(others)", one["held_block_ns"], *times, *counts)
+    if pool["unclaimed_block_ns"]:
+        add("(unclaimed)", pool["unclaimed_block_ns"])
+    add("(free)", pool["free_block_ns"])
+    add("(all)", whole)
+    return table
+
+
+def _block_time(block_ns: int, unit_ns: float) -> str:
+    return f"{block_ns / unit_ns:,.1f}" if block_ns else "0"

@@ -40,12 +40,13 @@ from coppice_cache.core.base.results import (
     TreeDump,
 )
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
+from coppice_cache.core.base.statements import Statement
 from coppice_cache.core.inspection.audit import Looked, audit, check_state
 from coppice_cache.core.inspection.block_map import BlockMap, copy_map
 from coppice_cache.core.inspection.explain import explain
 from coppice_cache.core.inspection.snapshots import Cursor, next_slice
 from coppice_cache.core.inspection.tree_pages import Listings, dump_page
-from coppice_cache.core.inspection.views import gather_stats
+from coppice_cache.core.inspection.views import gather_statement, gather_stats
 from coppice_cache.core.ops.domains import set_domains
 from coppice_cache.core.ops.hints import match_all
 from coppice_cache.core.ops.invalidation import invalidate
@@ -112,6 +113,7 @@ class IndexCore:
 
         Raises MessageRefused when there are too many sessions.
         """
+        self.state.call_time.advance(now_ns)
         epoch = attach_session(self.state, claimed, now_ns, plans=plans, may_yield=may_yield)
         self._flush()
         return epoch
@@ -124,6 +126,7 @@ class IndexCore:
     def receive_client(self, epoch: SchedulerEpoch, message: FromClient, now_ns: int) -> None:
         """One message of a session; answers come as effects. Raises MessageRefused."""
         self.heard_client(epoch, now_ns)
+        self.state.call_time.advance_in_steps(now_ns)
         session = self.state.sessions.get(epoch)
         if isinstance(message, OpBatch):
             self._receive_batch(epoch, message, now_ns)
@@ -149,11 +152,13 @@ class IndexCore:
 
     def end_client(self, epoch: SchedulerEpoch, now_ns: int) -> None:
         """Goodbye: like expiry, at once."""
+        self.state.call_time.advance(now_ns)
         end_session(self.state, epoch)
         self._flush()
 
     def execute(self, epoch: SchedulerEpoch, op: Op, now_ns: int) -> Answer:
         """One op, answered at once."""
+        self.state.call_time.advance_in_steps(now_ns)
         answer = self._execute(epoch, op, now_ns)
         self._flush()
         return answer
@@ -177,6 +182,7 @@ class IndexCore:
 
     def set_domains(self, configs: tuple[DomainConfig, ...], now_ns: int) -> None:
         """Other domains, or other shares of them, from now on. Raises SettingsRefused; nothing changed then."""
+        self.state.call_time.advance(now_ns)
         set_domains(self.state, configs, now_ns)
         self._flush()
 
@@ -189,18 +195,21 @@ class IndexCore:
         tokens: bytes | None = None,
     ) -> int:
         """Forget all, a domain, a namespace with its salts, both, or what follows a prefix. Raises MessageRefused."""
+        self.state.call_time.advance(now_ns)
         count = invalidate(self.state, domain, namespace, tokens, now_ns)
         self._flush()
         return count
 
     def pin(self, name: str, domain: DomainId, namespace: Namespace, tokens: bytes, now_ns: int) -> int:
         """Keep this prefix (packed u32) from now on; returns how many tokens of it are held. Raises MessageRefused."""
+        self.state.call_time.advance(now_ns)
         count = pin(self.state, PinSpec(name, domain, namespace, tokens))
         self._flush()
         return count
 
     def unpin(self, name: str, now_ns: int) -> bool:
         """False: there is no such pin."""
+        self.state.call_time.advance(now_ns)
         found = unpin(self.state, name)
         self._flush()
         return found
@@ -213,6 +222,7 @@ class IndexCore:
     def receive_worker(self, worker_id: WorkerId, message: FromWorker, now_ns: int) -> None:
         """Raises MessageRefused."""
         self.heard_worker(worker_id, now_ns)
+        self.state.call_time.advance(now_ns)
         if isinstance(message, Register):
             register(self.state, worker_id, message, now_ns)
         elif isinstance(message, Draining):
@@ -230,6 +240,7 @@ class IndexCore:
 
     def end_worker(self, worker_id: WorkerId, now_ns: int) -> None:
         """Goodbye: its epoch is dead at once."""
+        self.state.call_time.advance(now_ns)
         end_worker(self.state, worker_id)
         self._flush()
 
@@ -237,6 +248,7 @@ class IndexCore:
 
     def tick(self, now_ns: int) -> None:
         """Call several times per heartbeat."""
+        self.state.call_time.advance(now_ns)
         self._clock.tick(self.state, now_ns)
         self._flush()
 
@@ -300,6 +312,10 @@ class IndexCore:
     def stats(self) -> IndexStats:
         return gather_stats(self.state)
 
+    def statement(self, now_ns: int) -> Statement:
+        """What each domain held, and for how long, since this incarnation began. Cost: workers times their domains."""
+        return gather_statement(self.state, now_ns)
+
     def block_map(self, worker_id: WorkerId, *, of_host: bool = False) -> BlockMap | None:
         """What every block of a worker's device pool, or of its host tier, is now; None: there is no such pool."""
         return copy_map(self.state, worker_id, of_host=of_host)
@@ -335,7 +351,8 @@ class IndexCore:
         session = self.state.sessions.get(epoch)
         if session is None:
             return execute_unknown(op)
-        session.last_heard_ns = max(session.last_heard_ns, now_ns)
+        if now_ns > session.last_heard_ns:
+            session.last_heard_ns = now_ns
         return execute(self.state, session, op, now_ns)
 
     def _copies_done(self, worker_id: WorkerId, message: CopiesDone, now_ns: int) -> None:

@@ -14,6 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from coppice_cache.core.base.results import DomainStats, IndexStats, WorkerStats
+from coppice_cache.core.base.statements import Statement
+from coppice_cache.edge.block_times import BlockTimes
 from coppice_cache.edge.service.auditor import Auditor
 
 DOMAINS_MAX = 32
@@ -22,7 +24,7 @@ _COUNTERS = ("query_tokens", "hit_tokens", "evicted_blocks")
 
 
 class CacheMetrics(Collector):
-    """`stats` is asked once per scrape."""
+    """`stats` and `statement` are asked once per scrape."""
 
     def __init__(
         self,
@@ -31,8 +33,11 @@ class CacheMetrics(Collector):
         spans_dropped: Callable[[], int],
         auditor: Auditor | None = None,
         unproved: Callable[[], dict[str, int]] = dict,
+        statement: Callable[[], Statement] | None = None,
     ) -> None:
         self._stats = stats
+        self._statement = statement
+        self._block_times = BlockTimes(self._label)
         self._is_degraded = is_degraded
         self._spans_dropped = spans_dropped
         self._auditor = auditor
@@ -51,9 +56,13 @@ class CacheMetrics(Collector):
         with self._lock:
             self._count(stats)
             families = [*self._blocks(stats), *self._per_worker(stats), *self._counters(), *self._service(stats)]
+            if self._statement is not None:
+                families += self._block_times.families(self._statement())
             return families + (self._audits(self._auditor) if self._auditor is not None else [])
 
     def _label(self, domain: str) -> str:
+        if not domain:  # of a statement: domains that are not kept by name
+            return OTHER
         if domain not in self._named and len(self._named) < DOMAINS_MAX:
             self._named.add(domain)
         return domain if domain in self._named else OTHER

@@ -107,6 +107,7 @@ class CacheProcess:
                 lambda: self._tracing.spans_dropped,
                 self._service.auditor,
                 self._unproved,
+                self._service.statement,
             )
         )
         if self.tenants is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coppice_cli.cache.views import show_tree
+from coppice_cli.cache.views import show_statement, show_tree
 
 
 def test_a_tree_shows_its_namespace_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,3 +18,22 @@ def test_a_tree_shows_its_namespace_whole(capsys: pytest.CaptureFixture[str]) ->
     title, first = capsys.readouterr().out.splitlines()
     assert title == f"d on w  namespace {namespace}"
     assert "blocks 0-1" in first
+
+
+def test_a_statement_says_hours_once_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    hour = 3_600 * 10**9
+    parts = ("leased", "cached", "draining", "guaranteed", "borrowed", "lent")
+    domain = {"domain": "", "held_block_ns": 3 * hour, "evicted_blocks": 7, "displaced_blocks": 5}
+    domain |= {f"{part}_block_ns": number * hour for number, part in enumerate(parts)}
+    sums = {"pool_block_ns": 24 * hour, "free_block_ns": 20 * hour, "unclaimed_block_ns": hour}
+    pool = {"tier": "host", "num_epochs": 2, "domains": [domain], **sums}
+    show_statement({"cache_epoch": 3, "elapsed_ns": 3 * hour, "totals": [pool]}, as_json=False)
+    said, _, title, _, *rows = capsys.readouterr().out.splitlines()
+    assert said == "cache epoch 3, for 3 h, in block-hours"
+    assert title == "host blocks of 2 worker epochs"
+    assert [row.split() for row in rows] == [
+        ["(others)", "12.5%", "3.0", "0", "1.0", "2.0", "3.0", "4.0", "5.0", "7", "5"],
+        ["(unclaimed)", "4.2%", "1.0"],
+        ["(free)", "83.3%", "20.0"],
+        ["(all)", "100.0%", "24.0"],
+    ]

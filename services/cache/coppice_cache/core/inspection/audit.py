@@ -223,3 +223,5 @@ class _StoreAudit:
                 yield from self.queues.confirm(account)
         check.check_sums(quotas)
         yield
+        check.check_block_time(ledger, quotas)
+        yield

@@ -13,9 +13,11 @@ from coppice.handles import BLOCK_BITS, BLOCKS_MAX, HANDLE_BYTES
 from coppice.seals import NO_SEAL
 from coppice_cache.core.base.errors import InvariantBroken
 from coppice_cache.core.base.settings import Mode
+from coppice_cache.core.pool.block_time import BlockTime
 from coppice_cache.core.pool.free_ring import Blocks, blocks_array, unpack_handles
+from coppice_cache.core.pool.generations import Bool
 from coppice_cache.core.pool.leases import Lease
-from coppice_cache.core.pool.ledger import BlockState, Bool, Ledger, are_current
+from coppice_cache.core.pool.ledger import BlockState, Ledger, are_current
 from coppice_cache.core.pool.quotas import Account, Quotas
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.tree import Node, Tree, is_cut_off, root_of, top_of
@@ -256,6 +258,42 @@ def check_account(ledger: Ledger, account: Account) -> None:
     require(
         account.reserve == (max(0, account.guarantee - account.held) if strict else 0), "I14", f"reserve of {domain!r}"
     )
+    _check_domain_time(ledger.block_time, account)
+
+
+def _check_domain_time(block_time: BlockTime, account: Account) -> None:
+    """I1 over time, of one domain."""
+    block_time.call_time.settle()
+    record, domain = account.time, account.config.domain
+    idle = 0 if account.is_strict else max(0, account.guarantee - account.held)
+    counted = (record.held, record.cached, record.draining, record.guaranteed, record.borrowed, record.idle)
+    found = (account.held, account.cached, account.draining, account.guarantee, account.over, idle)
+    what = "held, cached, draining, guaranteed, borrowed, idle"
+    require(counted == found, "I1", f"block time of {domain!r}: {counted} {what}; found {found}")
+    until = block_time.of(account, block_time.call_time.now_ns)
+    parts = (until.leased_block_ns, until.cached_block_ns, until.draining_block_ns, until.borrowed_block_ns)
+    within = until.held_block_ns - until.borrowed_block_ns
+    is_possible = min(parts) >= 0 and 0 <= until.lent_block_ns <= until.guaranteed_block_ns - within
+    require(is_possible, "I1", f"block time of {domain!r}: {until}")
+
+
+def check_block_time(ledger: Ledger, quotas: Quotas) -> None:
+    """I1 over time: what domains held, what nobody has claimed and what was free is the pool, to the nanosecond."""
+    block_time, accounts = ledger.block_time, list(quotas.accounts.values())
+    block_time.call_time.settle()
+    now_ns = block_time.call_time.now_ns
+    pool = block_time.pool(ledger.owners.unknown, now_ns)
+    held = sum(account.time.held * now_ns - account.time.held_moment for account in accounts)
+    held += sum(closed.held_block_ns for closed in block_time.closed.by_domain.values())
+    excess = held + pool.free_block_ns + pool.unclaimed_block_ns - pool.pool_block_ns
+    require(excess == 0, "I1", f"the block time of domains and free blocks is {excess} ns above that of the pool")
+    found = (
+        sum(account.over for account in accounts),
+        sum(account.time.idle for account in accounts),
+        block_time.num_blocks - sum(account.guarantee for account in accounts),
+    )
+    counted = (block_time.borrowed, block_time.idle, block_time.unguaranteed)
+    require(counted == found, "I1", f"block time counts {counted} borrowed, idle, unguaranteed; found {found}")
 
 
 def check_sums(quotas: Quotas) -> None:

@@ -1,11 +1,13 @@
-"""What operators see: counters. Nothing here changes anything."""
+"""What operators see: counters and statements. Nothing here changes anything."""
 
 from __future__ import annotations
 
 from coppice_cache.core.base.results import DomainStats, IndexStats, WorkerStats
+from coppice_cache.core.base.statements import Statement
 from coppice_cache.core.pool.ledger import BlockState
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.state.state import State
+from coppice_cache.core.state.statements import pool_statements
 from coppice_cache.core.state.workers import Worker
 
 
@@ -27,6 +29,17 @@ def gather_stats(state: State) -> IndexStats:
         query_tokens=sum(domain.query_tokens for domain in domains),
         evicted_blocks=sum(domain.evicted_blocks for domain in domains),
         workers=workers,
+    )
+
+
+def gather_statement(state: State, now_ns: int) -> Statement:
+    """Until `now_ns`, or the last call where that was later."""
+    now_ns = max(now_ns, state.call_time.now_ns)
+    return Statement(
+        cache_epoch=state.cache_epoch,
+        elapsed_ns=now_ns - state.started_ns,
+        pools=tuple(found for worker in state.workers.values() for found in pool_statements(worker, now_ns)),
+        ended=state.ended.statements(),
     )
 
 

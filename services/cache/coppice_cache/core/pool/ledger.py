@@ -22,25 +22,20 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from coppice.handles import (
     BLOCK_BITS,
-    COUNTER_BITS,
     COUNTER_MAX,
     HANDLE_BYTES,
     UInt64,
-    epoch_in_era,
-    epoch_of,
-    make_generation,
 )
-from coppice.ids import CacheEpoch, Generation
+from coppice.ids import CacheEpoch
 from coppice.seals import NO_SEAL, SEAL_BYTES
 from coppice_cache.core.base.settings import Mode
+from coppice_cache.core.pool.block_time import BlockTime, CallTime
 from coppice_cache.core.pool.free_ring import Blocks, FreeRing, blocks_array, unpack_blocks
+from coppice_cache.core.pool.generations import Bool, are_of_epoch, below_first, is_of_epoch
 from coppice_cache.core.pool.quotas import UNKNOWN_INDEX, Account, Owners
-
-Bool = npt.NDArray[np.bool_]
 
 
 class BlockState(IntEnum):
@@ -50,29 +45,14 @@ class BlockState(IntEnum):
     DRAINING = 3
 
 
-_FREE, _LEASED, _CACHED, _DRAINING = BlockState
+_FREE, _LEASED, _CACHED, _DRAINING = map(int, BlockState)  # numpy takes plain integers in half the time
 _FEW = 4  # blocks; measured: up to here plain integers are faster than numpy
 _EPOCH_TOO_LOW = "the cache epoch is not above a block's (I4)"
 _SEAL = np.dtype((np.void, SEAL_BYTES))  # copied as a whole: gathering rows of two words takes six times as long
 _NO_SEAL = np.zeros(1, _SEAL)[0]
 _ONE = np.uint64(1)
 _BLOCK_BITS = np.uint64(BLOCK_BITS)
-_COUNTER_BITS = np.uint64(COUNTER_BITS)
 _COUNTER_MAX = np.uint64(COUNTER_MAX)
-
-
-def is_of_epoch(generation: int, epoch: CacheEpoch) -> bool:
-    return epoch_of(Generation(generation)) == epoch_in_era(epoch)
-
-
-def are_of_epoch(generations: UInt64, epoch: CacheEpoch) -> Bool:
-    current: Bool = (generations >> _COUNTER_BITS) == epoch_in_era(epoch)
-    return current
-
-
-def below_first(epoch: CacheEpoch) -> int:
-    """One less than a block's first generation in this epoch: none that is in use is between the two."""
-    return make_generation(epoch, 0)
 
 
 def are_current(ledger: Ledger, handles: bytes | bytearray) -> Bool:
@@ -97,7 +77,9 @@ class Ledger:
     written only here. Methods that take packed handles move all of their blocks; these belong to one account.
     """
 
-    def __init__(self, num_blocks: int, cache_epoch: CacheEpoch, *, any_wipes: bool) -> None:
+    def __init__(
+        self, num_blocks: int, cache_epoch: CacheEpoch, *, any_wipes: bool, call_time: CallTime | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.cache_epoch = cache_epoch
         self.state = bytearray(num_blocks)
@@ -112,6 +94,7 @@ class Ledger:
         self._whole_seals = np.frombuffer(self.seals, _SEAL)
         self._zeroings = np.frombuffer(self._zeroing, np.bool_)
         self.counts = [num_blocks, 0, 0, 0]
+        self.block_time = BlockTime(self.counts, call_time or CallTime())
         self.free = FreeRing(np.arange(num_blocks), num_blocks)
         self.checked: UInt64 | None = None  # generations at the last check (I4)
         self.any_wipes = any_wipes  # may become true later; never false again
@@ -176,18 +159,17 @@ class Ledger:
 
     def adopt(self, block: int, generation: int, account: Account) -> None:
         """A claim on a block of the closed ledger was accepted (rule 4)."""
-        assert self.state[block] in (_LEASED, _DRAINING)
+        came_from = self.state[block]
+        assert came_from in (_LEASED, _DRAINING)
         assert generation >= self.generation[block]
-        self._move(block, _DRAINING)
-        self.owners.use_of(block).draining -= 1
+        self._hand_over(self.owners.use_of(block), account, came_from, _LEASED, 1)
+        self.state[block] = _LEASED
         if generation > self.generation[block]:
             self.generation[block] = generation
             self.set_seal(block, NO_SEAL)
         # Whether the claimant has zeroed it, of whatever was there before, is not known here.
         self._zeroing[block] = self.any_wipes
         self.owners.index[block] = self.owners.index_of(account)
-        account.draining += 1
-        self._move(block, _LEASED)
 
     def restore(self, account: Account, blocks: Blocks) -> None:
         """LEASED or DRAINING -> CACHED, of whichever accounts: the worker has what was published before a restart."""
@@ -195,11 +177,8 @@ class Ledger:
         for came_from in (_LEASED, _DRAINING):
             found = blocks[self.states[blocks] == came_from]
             for before in self.owners.uses_of(found):
-                part = found[self.owners.indices[found] == before.owner_index]
-                _count(before, came_from, -len(part))
-                _count(account, _CACHED, len(part))
-            self.counts[came_from] -= len(found)
-            self.counts[_CACHED] += len(found)
+                count = int(np.count_nonzero(self.owners.indices[found] == before.owner_index))
+                self._hand_over(before, account, came_from, _CACHED, count)
         assert bool(np.isin(self.states[blocks], (_LEASED, _DRAINING)).all()), "a free block cannot be restored"
         self.states[blocks] = _CACHED
         self.owners.indices[blocks] = owner
@@ -310,7 +289,7 @@ class Ledger:
         assert is_of_epoch(int(np.maximum.reduce(after)), self.cache_epoch), _EPOCH_TOO_LOW
         return after
 
-    def _free_all(self, account: Account, handles: bytes, came_from: BlockState) -> None:
+    def _free_all(self, account: Account, handles: bytes, came_from: int) -> None:
         if len(handles) > _FEW * HANDLE_BYTES:
             blocks = blocks_array(handles)
             self._move_all(blocks, account, came_from, _FREE)
@@ -356,34 +335,44 @@ class Ledger:
 
     # the only places that change a state; they keep the totals and the accounts
 
-    def _move(self, block: int, to: BlockState) -> None:
+    def _move(self, block: int, to: int) -> None:
         came_from = self.state[block]
         self.state[block] = to
         self._account(self.owners.use_of(block), came_from, to, 1)
 
-    def _move_few(self, blocks: list[int], account: Account, came_from: BlockState, to: BlockState) -> None:
+    def _move_few(self, blocks: list[int], account: Account, came_from: int, to: int) -> None:
         state = self.state
         for block in blocks:
-            assert state[block] == came_from, f"block {block} is not {came_from.name}"
+            assert state[block] == came_from, f"block {block} is not {BlockState(came_from).name}"
             state[block] = to
         self._account(account, came_from, to, len(blocks))
 
-    def _move_all(self, blocks: Blocks, account: Account, came_from: BlockState, to: BlockState) -> None:
-        assert self.states[blocks].tobytes().count(came_from) == len(blocks), f"a block is not {came_from.name}"
+    def _move_all(self, blocks: Blocks, account: Account, came_from: int, to: int) -> None:
+        assert self.states[blocks].tobytes().count(came_from) == len(blocks), (
+            f"a block is not {BlockState(came_from).name}"
+        )
         self.states[blocks] = to
         self._account(account, came_from, to, len(blocks))
 
     def _account(self, account: Account, came_from: int, to: int, count: int) -> None:
+        if not account.is_touched:
+            self.block_time.call_time.touch(self.block_time, account)
         self.counts[came_from] -= count
         self.counts[to] += count
-        _count(account, came_from, -count)
-        _count(account, to, count)
+        if came_from == _LEASED:
+            account.leased -= count
+        elif came_from == _CACHED:
+            account.cached -= count
+        elif came_from == _DRAINING:
+            account.draining -= count
+        if to == _LEASED:
+            account.leased += count
+        elif to == _CACHED:
+            account.cached += count
+        elif to == _DRAINING:
+            account.draining += count
 
-
-def _count(account: Account, state: int, change: int) -> None:
-    if state == _LEASED:
-        account.leased += change
-    elif state == _CACHED:
-        account.cached += change
-    elif state == _DRAINING:
-        account.draining += change
+    def _hand_over(self, before: Account, after: Account, came_from: int, to: int, count: int) -> None:
+        """Blocks that are not free pass from one account to another, as if they were for a moment."""
+        self._account(before, came_from, _FREE, count)
+        self._account(after, _FREE, to, count)

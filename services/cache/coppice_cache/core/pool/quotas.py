@@ -24,6 +24,7 @@ from coppice.messages.index import NoCapacityReason
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.eviction.adaptive import AdaptivePolicy
 from coppice_cache.core.eviction.policy import EvictionPolicy
+from coppice_cache.core.pool.block_time import BlockTime, CallTime, DomainTime
 from coppice_cache.core.pool.free_ring import Blocks
 from coppice_cache.core.radix.tree import Node
 
@@ -37,6 +38,8 @@ class Account:
         "cached",
         "config",
         "deferred_free",
+        "displaced_blocks",
+        "displaced_others_blocks",
         "draining",
         "evicted_blocks",
         "eviction",
@@ -44,6 +47,7 @@ class Account:
         "guarantee",
         "hit_tokens",
         "is_strict",
+        "is_touched",
         "leased",
         "leases",
         "lendable",
@@ -55,6 +59,7 @@ class Account:
         "queued_over",
         "reattached_peak",
         "reserve",
+        "time",
     )
 
     def __init__(
@@ -73,6 +78,10 @@ class Account:
         self.hit_tokens = 0
         self.query_tokens = 0
         self.evicted_blocks = 0
+        self.displaced_blocks = 0  # of those, what went for blocks of other domains
+        self.displaced_others_blocks = 0  # evicted of other domains for this one
+        self.time = DomainTime()
+        self.is_touched = False  # since its block time was settled; see `CallTime`
         self.fenced_leases = 0  # that were taken away because their session did not give back what it had borrowed
         self.mean_hold_ms = 1_000.0
         self.owner_index = 0  # where the ledger keeps this account
@@ -136,8 +145,10 @@ class Quotas:
         num_blocks: int,
         configs: tuple[DomainConfig, ...],
         make_policy: Callable[[], EvictionPolicy] = AdaptivePolicy,
+        block_time: BlockTime | None = None,
     ) -> None:
         self.num_blocks = num_blocks
+        self.block_time = block_time or BlockTime([num_blocks], CallTime())
         self._make_policy = make_policy
         self.accounts = {config.domain: Account(config, num_blocks, make_policy) for config in configs}
         self.lendable = 0
@@ -148,6 +159,7 @@ class Quotas:
         self._order = 0
         self._compact_at = _SLACK
         for account in self.accounts.values():
+            self.block_time.shares_changed(account)
             self.refresh(account)
 
     def _find_strict(self) -> None:
@@ -169,22 +181,25 @@ class Quotas:
             self.accounts[config.domain] = Account(config, self.num_blocks, self._make_policy)
         self._find_strict()
         for account in self.accounts.values():
+            self.block_time.shares_changed(account)
             self.refresh(account)
 
     def use_of(self, config: DomainConfig) -> Account:
         account = self.accounts.get(config.domain)
         if account is None:
             account = self.accounts[config.domain] = Account(config, self.num_blocks, self._make_policy)
+            self.block_time.shares_changed(account)
         return account
 
     def forget_idle(self) -> None:
-        """Drop unlisted domains that hold nothing; their counters go with them."""
+        """Drop unlisted domains that hold nothing; but for block time their counters go with them."""
         idle = [
             account
             for account in self.accounts.values()
             if not account.held and not account.leases and not account.guarantee
         ]
         for account in idle:
+            self.block_time.close(account)
             del self.accounts[account.config.domain]
 
     def refresh(self, account: Account) -> None:
@@ -300,6 +315,7 @@ class Owners:
         self.indices = np.frombuffer(self.index, np.int32)
         self.nobody = Account(_NOBODY, 0)
         self.unknown = Account(_UNKNOWN, 0)
+        self.unknown.time.may_borrow = False
         self.unknown.owner_index = UNKNOWN_INDEX
         self.accounts = [self.nobody, self.unknown]
         self._vacant: list[int] = []

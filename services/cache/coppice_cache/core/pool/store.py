@@ -247,17 +247,18 @@ class BlockStore:
         """Carry out a plan that was decided for this domain; it cannot fail."""
         wanted = plan.from_own + plan.from_pool
         if plan.from_own:
-            wanted -= self._evict(account, plan.from_own)
+            wanted -= self._evict(account, plan.from_own, taker=account)
         while wanted > 0:
             victim = self.quotas.furthest_over()
             if victim is None:
-                self._evict(account, wanted)
+                self._evict(account, wanted, taker=account)
                 return
-            wanted -= self._evict(victim, min(wanted, victim.lendable, _CHUNK_BLOCKS))
+            wanted -= self._evict(victim, min(wanted, victim.lendable, _CHUNK_BLOCKS), taker=account)
 
-    def _evict(self, account: Account, count: int) -> int:
+    def _evict(self, account: Account, count: int, *, taker: Account) -> int:
         """Free cached blocks of one domain: what was invalidated, then the coldest leaf, its tail block by block.
 
+        `taker` is whom they are for, the domain itself or another one.
         Returns how many became free: what was invalidated goes by whole nodes, so they can be more.
         """
         reaped = 0
@@ -266,6 +267,9 @@ class BlockStore:
         freed = max(count, reaped)
         count = freed - reaped
         account.evicted_blocks += count
+        if taker is not account:
+            account.displaced_blocks += count
+            taker.displaced_others_blocks += count
         while count:
             node = account.eviction.coldest()
             parent, taken = node.parent, min(count, node.num_blocks)

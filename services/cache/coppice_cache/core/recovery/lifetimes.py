@@ -93,6 +93,7 @@ def end_worker(state: State, worker_id: WorkerId) -> None:
     worker = state.workers.pop(worker_id, None)
     if worker is None:
         return
+    state.ended.add(worker, state.call_time.now_ns)
     worker.flights.wake_all()
     end_reservations_of_worker(state, worker)
     for lease in worker.leases.values():

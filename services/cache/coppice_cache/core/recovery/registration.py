@@ -147,11 +147,11 @@ def drain(state: State, worker_id: WorkerId, message: Draining) -> None:
 
 
 def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int, *, survived: bool) -> Worker:
-    ledger = Ledger(message.num_blocks, state.cache_epoch, any_wipes=state.domains.any_wipes)
+    ledger = Ledger(message.num_blocks, state.cache_epoch, any_wipes=state.domains.any_wipes, call_time=state.call_time)
     ledger.load(message.generations, message.seals)
     if survived:  # also where it has opened nothing: a plan under a grant of before may be on its way
         ledger.close()
-    quotas = Quotas(message.num_blocks, state.domains.listed, POLICIES[state.settings.eviction])
+    quotas = Quotas(message.num_blocks, state.domains.listed, POLICIES[state.settings.eviction], ledger.block_time)
     phase = Phase.WINDOW if survived else Phase.OPEN
     worker = Worker(
         message,
@@ -174,11 +174,11 @@ def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier 
     """What the host pool held before is not findable any more; its generations go on. Shares hold there too."""
     if not message.num_host_blocks:
         return None
-    ledger = Ledger(message.num_host_blocks, state.cache_epoch, any_wipes=False)
+    ledger = Ledger(message.num_host_blocks, state.cache_epoch, any_wipes=False, call_time=state.call_time)
     if message.host_generations:
         ledger.load(message.host_generations, message.host_seals)
     configs = tuple(config.by_shares() for config in state.domains.listed)
-    quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction])
+    quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction], ledger.block_time)
     changes = Changes(message.worker_id, epoch, state.events, Tier.HOST)
     return HostTier(BlockStore(message.block_size, ledger, quotas, state.incarnations, changes))
 

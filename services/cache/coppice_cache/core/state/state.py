@@ -15,6 +15,7 @@ from coppice.session.vouchers import Vouchers
 from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, Domains
+from coppice_cache.core.pool.block_time import CallTime
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.reservations import ReservationKey
 from coppice_cache.core.radix.incarnations import Incarnations
@@ -22,6 +23,7 @@ from coppice_cache.core.radix.tree import Node
 from coppice_cache.core.state.replay import ReplayBook
 from coppice_cache.core.state.sessions import EPOCH_SHIFT, Session, minted_by
 from coppice_cache.core.state.single_flight import Waiter
+from coppice_cache.core.state.statements import EndedWorkers
 from coppice_cache.core.state.workers import PendingFence, Worker
 
 
@@ -68,6 +70,8 @@ class State:
         self.domains = Domains(settings)
         self.cache_epoch = cache_epoch
         self.started_ns = now_ns
+        self.call_time = CallTime(now_ns)
+        self.ended = EndedWorkers()
         self.sessions: dict[SchedulerEpoch, Session] = {}
         self.workers: dict[WorkerId, Worker] = {}
         self.vouchers = Vouchers(*settings.seal_keys)

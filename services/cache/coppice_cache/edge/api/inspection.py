@@ -7,9 +7,12 @@ page: see `inspection_http`. What is an act says on its `Act` what it was about,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coppice.audit_log import Act
 from coppice.ids import DomainId, Namespace, WorkerId
 from coppice_cache.core.base.results import Explanation, IndexStats, PinView, TreeDump
+from coppice_cache.core.base.statements import Statement
 from coppice_cache.core.inspection.block_map import BlockMap
 from coppice_cache.edge.service.auditor import AuditReport
 from coppice_cache.edge.service.service import IndexService
@@ -41,6 +44,16 @@ class Inspection:
 
     def stats(self) -> IndexStats:
         return self._service.stats()
+
+    def statement(self, worker_id: str) -> Statement:
+        """Of one worker's pools and without what has ended, or with an empty name of all that there was."""
+        found = self._service.statement()
+        if not worker_id:
+            return found
+        pools = tuple(pool for pool in found.pools if pool.worker_id == worker_id)
+        if not pools:
+            raise NotThere(f"no worker {worker_id!r} is registered", "worker_not_found")
+        return replace(found, pools=pools, ended=())
 
     def block_map(self, worker_id: str, *, of_host: bool) -> BlockMap:
         with self._service.looking() as core:

@@ -1,4 +1,4 @@
-"""Inspection over REST: trees, explanations, audits, invalidations, pins. For operators, not for tenants.
+"""Inspection over REST: statements, trees, explanations, audits, invalidations, pins. For operators, not for tenants.
 
 `guard.py` decides which requests come here.
 """
@@ -21,6 +21,7 @@ from coppice_cache.core.base.results import Explanation, TreeDump
 from coppice_cache.core.inspection.block_map import BlockMap
 from coppice_cache.core.state.state import NS_PER_MS
 from coppice_cache.edge.api.inspection import DEPTH_DEFAULT, DEPTH_MAX, NODES_DEFAULT, NODES_MAX, Inspection, NotThere
+from coppice_cache.edge.api.statement_json import statement_json
 from coppice_cache.edge.service.auditor import Auditor, AuditRunning, AuditStopped
 
 TOKENS_MAX = 1 << 20
@@ -83,6 +84,10 @@ def _add_questions(app: FastAPI, inspection: Inspection) -> None:
     @app.get("/v1/stats")
     def stats() -> dict[str, Any]:
         return asdict(inspection.stats())
+
+    @app.get("/v1/statements")
+    def statements(worker_id: str = "") -> dict[str, Any]:
+        return statement_json(inspection.statement(worker_id))
 
     @app.get("/v1/blocks")
     def blocks(worker: str, tier: Literal["device", "host"] = "device") -> JSONResponse:

@@ -32,6 +32,7 @@ from coppice_cache.core.base.results import (
     WorkerEnded,
 )
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig
+from coppice_cache.core.base.statements import Statement
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.state.sessions import FIRST_EPOCHS
 from coppice_cache.edge.service.auditor import Auditor
@@ -146,6 +147,10 @@ class IndexService:
     def stats(self) -> IndexStats:
         with self.entered() as core:
             return core.stats()
+
+    def statement(self) -> Statement:
+        with self._locked.looking() as core:
+            return core.statement(self.now_ns())
 
     @property
     def unproved(self) -> dict[str, int]:

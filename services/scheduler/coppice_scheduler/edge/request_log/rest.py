@@ -17,7 +17,7 @@ class RequestRecords:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in UNRECORDED:
+        if scope["type"] != "http" or scope["path"] in UNRECORDED or scope["method"] == "OPTIONS":
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
