@@ -331,3 +331,17 @@ def test_a_fixed_share_is_neither_asked_for_nor_kept_back() -> None:
     world.release(1)
     refused(world.want(10, 8))
     assert isinstance(world.want(3, 4, DAN), Grant), "others' needs are nothing to it"
+
+
+def test_what_is_beyond_a_guarantee_by_now_takes_nothing_that_is_kept_for_another() -> None:
+    """Two ops of a domain were owed when they were refused, one or the other. When one is granted, the other borrows."""
+    guaranteed = DomainConfig(ALICE, guarantee_blocks=3), DomainConfig(CAROL, guarantee_blocks=5)
+    world = Lending(*guaranteed, DomainConfig(BOB), blocks=10)
+    for answer in (world.want(1, 1), world.lend(2, 4, CAROL), world.lend(3, 3), world.lend(4, 2)):
+        assert isinstance(answer, Grant)
+    for answer in (world.want(5, 2), world.want(6, 1), world.lend(7, 1, CAROL)):
+        refused(answer)
+    world.give_back(3)
+    assert isinstance(world.want(6, 1), Grant)
+    refused(world.want(5, 2))
+    assert isinstance(world.lend(7, 1, CAROL), Grant)

@@ -71,12 +71,15 @@ class Reservations:
         return [key for key, reservation in self.waiting.items() if reservation.refused_ns < before_ns]
 
     def promised(self, account: Account, key: ReservationKey) -> int:
-        """Blocks that are kept from this op of this domain. A strict domain has its share, and sees nothing of it."""
+        """Blocks that are kept from this op of this domain: of those before it in line; of all, when it would borrow, as
+        others of its domain were granted what it was to have. A strict domain has its share, and sees nothing of it."""
         if not self.waiting or account.is_strict:
             return 0
+        own = self.waiting.get(key)
+        is_owed = own is not None and own.num_blocks <= account.headroom
         sums: dict[Account, int] = {}
         for other, reservation in self.waiting.items():
-            if other == key:
+            if is_owed and other == key:
                 break
             if reservation.account is not account:
                 sums[reservation.account] = sums.get(reservation.account, 0) + reservation.num_blocks
