@@ -58,8 +58,12 @@ def test_a_burst_is_one_plan_of_many_tokens() -> None:
     assert registry.get_sample_value("coppice_worker_steps_total") == 4
     assert registry.get_sample_value("coppice_worker_tokens_computed_total") == 7
     assert registry.get_sample_value("coppice_worker_tokens_sampled_total") == 6
-    tokens = {span.name: (span.attributes or {})["coppice.tokens"] for span in exporter.get_finished_spans()}
-    assert tokens == {"worker.prefill_chunk": 2, "worker.decode": 5}
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    tokens = {name: (span.attributes or {})["coppice.tokens"] for name, span in spans.items()}
+    assert tokens == {"worker.prefill_chunk": 2, "worker.step": 2, "worker.decode": 5}
+    (link,) = spans["worker.step"].links
+    assert format(link.context.trace_id, "032x") == "1" * 32, "the step is linked to the request that is in it"
+    assert spans["worker.step"].parent is None
     device.close()
 
 

@@ -142,3 +142,26 @@ def test_an_operator_finds_one_and_is_told_why(stack: Stack, folder: Path, admin
     for wrong in ("since", "nowhere"):
         assert coppice("usage", str(folder), "--from", wrong).returncode == 2
     assert stack.get(f"{admin}/requests?limit=0")[0] == 400
+
+
+def test_nothing_that_a_client_said_is_told_to_operators(stack: Stack, folder: Path, admin: str) -> None:
+    canary = "canary-5c1f9e"
+    with closing(http.client.HTTPConnection("127.0.0.1", stack.port, timeout=120)) as connection:
+        for path, body in (
+            ("/v1/completions", {"prompt": canary, "max_tokens": 3}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": canary}], "max_tokens": 3}),
+            ("/v1/completions", {"prompt": canary, "max_tokens": "wrong"}),
+            ("/v1/completions", {"prompt": canary, "no_such_field": canary}),
+        ):
+            headers = {"content-type": "application/json", "authorization": f"Bearer {canary}", "x-request-id": "said"}
+            connection.request("POST", path, json.dumps({"model": "tiny", **body}), headers)
+            connection.getresponse().read()
+    wait_until(lambda: len(newest(folder, 99, asked="said")) == 4, "four records")
+    urls = [f"{admin}/requests?limit=1000", f"{admin}/requests/said", f"{admin}/metrics", f"{stack.url}/metrics"]
+    urls += [f"http://127.0.0.1:{stack.cache_http}/{page}" for page in ("metrics", "v1/stats")]
+    urls += [f"http://127.0.0.1:{port}/metrics" for port in stack.worker_http]
+    pages = [stack.get(url) for url in urls]
+    assert {status for status, _ in pages} == {200}
+    told = [json.dumps(page) for _, page in pages]
+    files = [path.read_text() for path in (*folder.iterdir(), *stack.folder.glob("*.log"))]
+    assert [text[:80] for text in (*told, *files) if canary in text] == []

@@ -1,4 +1,5 @@
-"""Spans of a worker: one per prefill chunk of a traced request, one for its decoding.
+"""Spans of a worker: one per prefill chunk of a traced request, one for its decoding. Each step that computed such a
+chunk is a trace of its own, linked to all traced requests in it: who shared the step with whom.
 
 A request's trace context comes with the plan that attaches it; untraced requests cost nothing here.
 """
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.trace import Link
 
 from coppice.messages.registration import Direction
 from coppice.messages.step import StepPlan, StepResult
@@ -52,18 +54,32 @@ class WorkerSpans(StepObserver):
         if not self._traced:
             return
         counts = dict(zip(memoryview(plan.rows).cast("I"), memoryview(plan.row_tokens).cast("I"), strict=True))
+        in_step: list[_Traced] = []
+        has_chunk = False
         for sequence_id, traced in self._traced.items():
             num_tokens = 1 if plan.repeat_rows else counts.get(sequence_id, 0)
             if not num_tokens:
                 continue
+            in_step.append(traced)
             num_decoded = plan.num_decode_steps
             if num_tokens > 1 or not traced.last_step_ns:
                 self._span(traced, "worker.prefill_chunk", num_tokens, started_ns, ended_ns)
+                has_chunk = True
                 num_decoded -= 1
             if num_decoded:
                 traced.decode_started_ns = traced.decode_started_ns or started_ns
                 traced.num_decoded += num_decoded
             traced.last_step_ns = ended_ns
+        if has_chunk:
+            self._step_span(in_step, counts, started_ns, ended_ns)
+
+    def _step_span(self, traced: list[_Traced], counts: dict[int, int], started_ns: int, ended_ns: int) -> None:
+        links = [Link(trace.get_current_span(one.context).get_span_context()) for one in traced]
+        attributes = {"coppice.rows": len(counts), "coppice.tokens": sum(counts.values())}
+        span = self._tracer.start_span(
+            "worker.step", context=Context(), links=links, attributes=attributes, start_time=started_ns
+        )
+        span.end(end_time=ended_ns)
 
     def _span(self, traced: _Traced, name: str, num_tokens: int, started_ns: int, ended_ns: int) -> None:
         span = self._tracer.start_span(name, context=traced.context, start_time=started_ns)

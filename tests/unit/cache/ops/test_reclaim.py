@@ -334,7 +334,7 @@ def test_a_fixed_share_is_neither_asked_for_nor_kept_back() -> None:
 
 
 def test_what_is_beyond_a_guarantee_by_now_takes_nothing_that_is_kept_for_another() -> None:
-    """Two ops of a domain were owed when they were refused, one or the other. When one is granted, the other borrows."""
+    """Two ops of a domain were refused, each within its guarantee. When one is granted, the other would borrow."""
     guaranteed = DomainConfig(ALICE, guarantee_blocks=3), DomainConfig(CAROL, guarantee_blocks=5)
     world = Lending(*guaranteed, DomainConfig(BOB), blocks=10)
     for answer in (world.want(1, 1), world.lend(2, 4, CAROL), world.lend(3, 3), world.lend(4, 2)):

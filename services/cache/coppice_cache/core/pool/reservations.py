@@ -71,8 +71,8 @@ class Reservations:
         return [key for key, reservation in self.waiting.items() if reservation.refused_ns < before_ns]
 
     def promised(self, account: Account, key: ReservationKey) -> int:
-        """Blocks that are kept from this op of this domain: of those before it in line; of all, when it would borrow, as
-        others of its domain were granted what it was to have. A strict domain has its share, and sees nothing of it."""
+        """Blocks that are kept from this op of this domain: for those before it in line; for all, when it would borrow,
+        as its domain was granted others meanwhile. A strict domain has its share, and sees nothing of it."""
         if not self.waiting or account.is_strict:
             return 0
         own = self.waiting.get(key)
