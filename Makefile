@@ -12,6 +12,8 @@
 # make api-tables  write the tables of docs/API.md that the code has
 # make metrics-reference   write docs/METRICS.md, of what the services register
 # make boards      write the Grafana boards of deploy/grafana
+# make docs        build the documentation as a site, in build/site
+# make docs-serve  show it on http://127.0.0.1:8003 while it is written
 # make demo-model  train the demo model again (about half an hour)
 # make venv        only set up
 # make lock        lock all dependencies again         make lock ARGS="--upgrade" or ARGS="--upgrade-package fastapi"
@@ -38,7 +40,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift api-tables metrics-reference boards demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift api-tables metrics-reference boards docs docs-env docs-serve demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -127,6 +129,22 @@ metrics-reference: venv
 boards: venv
 	$(BIN)/python -m scripts.grafana_boards
 
+# MkDocs wants nothing of the project: it gets an environment of its own. Links that lead nowhere fail the build.
+DOCS := build/docs-env
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs
+docs-env:
+	test -x $(DOCS)/bin/python || $(or $(FOUND_PYTHON),python3) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c scripts/docs_site/constraints.txt -r scripts/docs_site/requirements.txt
+
+# Not --quiet: warnings that are not told are not counted either, and --strict is about those.
+docs: docs-env
+	$(MKDOCS) build --strict
+	$(DOCS)/bin/python -m scripts.docs_site.offline build/site
+
+docs-serve: docs-env
+	$(MKDOCS) serve --dev-addr 127.0.0.1:8003
+
 demo-model: venv
 	$(BIN)/python -m demo.train $(ARGS)
 
@@ -139,3 +157,5 @@ lock: venv
 	sed -i.old -E '/^(cuda|nvidia)-/d' constraints.txt && rm constraints.txt.old
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		--output-file tests/programs/constraints.txt $(ARGS) tests/programs/requirements.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		--output-file scripts/docs_site/constraints.txt $(ARGS) scripts/docs_site/requirements.txt

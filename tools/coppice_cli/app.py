@@ -178,6 +178,9 @@ def up(
     redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use. Default: an embedded Valkey.")] = "",
     otlp_endpoint: Annotated[str, typer.Option(help="OTLP gRPC endpoint for traces, http://HOST:4317.")] = "",
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. Default: a temporary one.")] = None,
+    request_log: Annotated[
+        Path | None, typer.Option(help="Folder that keeps a line for each request. Default: the newest, in memory.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of all processes.")] = False,
     on: Annotated[
         str,

@@ -57,6 +57,7 @@ class UpOptions:
     redis_url: str = ""
     otlp_endpoint: str = ""
     log_dir: Path | None = None
+    request_log: Path | None = None
     verbose: bool = False
     on: str = ""
     gpus_per_worker: int = 0

@@ -273,6 +273,8 @@ def _scheduler_child(options: UpOptions, services: Services, cache: SessionAddre
         *("--metrics-port", str(metrics.port), "--metrics-host", metrics.host),
         *_between_services(options, "scheduler", "scheduler-0"),
     ]
+    if options.request_log is not None:
+        argv += ["--request-log", str(options.request_log.resolve())]
     if options.max_queued_tokens:
         argv += ["--max-queued-tokens", str(options.max_queued_tokens)]
     if options.tool_parser:

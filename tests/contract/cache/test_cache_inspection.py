@@ -173,7 +173,7 @@ def test_pages_of_other_origins_change_nothing(cache: Cache, client: UnaryClient
 
 
 def break_it(cache: Cache) -> None:
-    cache.process._service._locked.core.state.workers["w"].ledger.counts[0] += 1  # type: ignore[index]
+    cache.process._service._locked.core.state.workers["w"].ledger.counts[1] += 1  # type: ignore[index]
 
 
 def test_an_audit_says_what_it_looked_at(cache: Cache, client: UnaryClient) -> None:
@@ -193,7 +193,7 @@ def test_a_broken_invariant_degrades_and_ends_nothing(cache: Cache, client: Unar
     assert "I1 broken" in ready["reasons"][0]
     assert metric(cache, "coppice_cache_audit_broken") == 1
     assert not cache.rest("/v1/audit")[1]["last"]["holds"]
-    cache.process._service._locked.core.state.workers["w"].ledger.counts[0] -= 1  # type: ignore[index]
+    cache.process._service._locked.core.state.workers["w"].ledger.counts[1] -= 1  # type: ignore[index]
     cache.audit()
     assert cache.rest("/readyz")[1]["status"] == "ready"
 

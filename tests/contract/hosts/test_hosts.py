@@ -148,7 +148,7 @@ def test_a_port_that_is_taken_is_said_with_its_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         host = LocalHost()
-        needs = Needs(name="first", group="front", ports=(PortNeed("rest", "127.0.0.1", port, "--port"),))
+        needs = Needs(name="first", group="front", ports=(PortNeed("rest", "127.0.0.1", port, flag="--port"),))
         try:
             with pytest.raises(UnavailableError, match=f"port {port} on 127.0.0.1 is in use") as caught:
                 host.place([needs])

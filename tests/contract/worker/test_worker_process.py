@@ -29,7 +29,7 @@ Run = Callable[..., tuple[int, str]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_thread: None) -> Run:
     """Exit code and stderr of `main`, in this process, without taking over its signals and logs."""
-    monkeypatch.setattr(main_module, "configure_logging", lambda level: None)
+    monkeypatch.setattr(main_module, "configure_logging", lambda level, log_format: None)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
 
     def run_main(*flags: str) -> tuple[int, str]:
