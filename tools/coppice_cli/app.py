@@ -124,6 +124,9 @@ ReasoningParser = Annotated[
         help="How the model writes its reasoning: think, mistral or none. Default: as its chat template says."
     ),
 ]
+RequestLog = Annotated[
+    Path | None, typer.Option(help="Folder that keeps a line for each request. Default: the newest, in memory.")
+]
 Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
 TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker's model out.")]
 Threads = Annotated[
@@ -178,9 +181,7 @@ def up(
     redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use. Default: an embedded Valkey.")] = "",
     otlp_endpoint: Annotated[str, typer.Option(help="OTLP gRPC endpoint for traces, http://HOST:4317.")] = "",
     log_dir: Annotated[Path | None, typer.Option(help="Folder for logs. Default: a temporary one.")] = None,
-    request_log: Annotated[
-        Path | None, typer.Option(help="Folder that keeps a line for each request. Default: the newest, in memory.")
-    ] = None,
+    request_log: RequestLog = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of all processes.")] = False,
     on: Annotated[
         str,
