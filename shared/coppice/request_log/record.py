@@ -13,10 +13,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from coppice.request_log.causes import main_cause
+from coppice.request_log.causes import NS_PER_MS, main_cause
 from coppice.request_log.stages import WAITING, Stage, StageKind
 
-NS_PER_MS = 1e6
 _DECIMALS = 3
 
 StageRow = tuple[str, float, float, str, int]  # kind, milliseconds since the request came: start, end; blocker, amount

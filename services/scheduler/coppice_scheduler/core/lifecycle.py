@@ -146,7 +146,6 @@ class Lifecycle:
         request.lease = lease
         request.asked_under = NO_LEASE
         self.by_lease[lease.lease_id] = request
-        request.asked_ns = now_ns
         self._waited(request, now_ns)
         request.history.becomes(StageKind.ACQUIRE, now_ns)
         self.counts.asking += 1

@@ -20,7 +20,7 @@ from coppice.telemetry.traces import NO_TELEMETRY_OF_FASTAPI
 from coppice_scheduler.edge.anthropic.errors import error_body
 from coppice_scheduler.edge.anthropic.openapi import anthropic_routes
 from coppice_scheduler.edge.anthropic.routes import MESSAGES_PATH, add_anthropic
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, internal, not_ready
+from coppice_scheduler.edge.base.errors import CLIENT_CLOSED_STATUS, ApiError, ErrorKind, code_of, internal, not_ready
 from coppice_scheduler.edge.base.tenant_model import ContextLimit
 from coppice_scheduler.edge.frontend.body_budget import NO_ROOM_CODES
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
@@ -31,7 +31,6 @@ from coppice_scheduler.edge.http.openapi.routes import document
 from coppice_scheduler.edge.http.rate_headers import RateHeaders
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import READ, caller_of
-from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS
 from coppice_scheduler.edge.openai.openapi import openai_routes
 from coppice_scheduler.edge.openai.routes import add_openai
 from coppice_scheduler.edge.request_log.open_record import current_record

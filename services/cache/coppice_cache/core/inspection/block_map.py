@@ -9,6 +9,7 @@ Copying a column is one call of numpy; everything that takes longer is a method 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,32 +111,18 @@ def _domains(store: BlockStore) -> tuple[tuple[DomainOnMap, ...], tuple[int, ...
     if len(listed) >= DOMAINS_MAX:
         listed = sorted(listed, key=lambda account: -account.held)[: DOMAINS_MAX - 1]
     listed.sort(key=lambda account: account.config.domain)
-    domains = [_domain(account) for account in listed]
+    domains = [_together(account.config.domain, (account,)) for account in listed]
     place_of = {id(account): place for place, account in enumerate(listed)}
     missing = [account for account in accounts if account.held and id(account) not in place_of]
     if missing:
-        domains.append(_others(missing))
+        domains.append(_together(OTHERS, missing))
     last = max(0, len(domains) - 1)
     return tuple(domains), tuple(place_of.get(id(account), last) for account in accounts)
 
 
-def _domain(account: Account) -> DomainOnMap:
+def _together(domain: DomainId, accounts: Sequence[Account]) -> DomainOnMap:
     return DomainOnMap(
-        domain=account.config.domain,
-        leased_blocks=account.leased,
-        cached_blocks=account.cached,
-        draining_blocks=account.draining,
-        pinned_blocks=account.protected,
-        guarantee_blocks=account.guarantee,
-        maximum_blocks=account.maximum,
-        evicted_blocks=account.evicted_blocks,
-        fenced_leases=account.fenced_leases,
-    )
-
-
-def _others(accounts: list[Account]) -> DomainOnMap:
-    return DomainOnMap(
-        domain=OTHERS,
+        domain=domain,
         leased_blocks=sum(account.leased for account in accounts),
         cached_blocks=sum(account.cached for account in accounts),
         draining_blocks=sum(account.draining for account in accounts),

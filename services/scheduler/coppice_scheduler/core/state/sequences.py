@@ -78,7 +78,6 @@ class RequestState:
     matched_ns: int | None = None  # when that was
     num_yields: int = 0  # times that it gave its place to a tenant below its share
     queued_ns: int = 0
-    asked_ns: int = 0
     first_token_ns: int = 0
     lease: Lease | None = None
     sequence: Sequence | None = None

@@ -12,6 +12,7 @@ from enum import Enum
 
 from coppice_scheduler.core.state.request import Finish, Output, OutputError, OutputErrorCode, Refused, RefusedReason
 
+CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
 _SHOWN_CHARS = 100  # of what a client sent; gRPC has 16 KiB for a whole error
 
 

@@ -33,6 +33,7 @@ from coppice_scheduler.edge.frontend.admission import Admitted
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.loop_share import LoopShare
 from coppice_scheduler.edge.frontend.tracing import CallSpan
+from coppice_scheduler.edge.request_log.open_record import OpenRecord
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Delta, Ending, TextStream, Usage
 
 _MERGED_DELTAS_MAX = 64  # waiting for a slow reader of several answers; then the answers wait
@@ -111,14 +112,12 @@ class Run:
         try:
             await self.loop_share.take(self.tenant.id, self.units)
             stream = self.make_stream(lambda: self.engine.finish(self.request.request_id))
-            clock = _Clock(self.metrics, self.request)
+            clock = _Clock(self.metrics, self.request, self.span.record)
             ours = outputs_of(self.request, self.engine, self.calls, self.tenant, self.span)
             async with aclosing(ours) as outputs:
                 async for output in outputs:
                     self.taken.set()
                     clock.saw(output)
-                    if clock.first_ns:
-                        self.span.record.had_first_token(clock.first_ns)
                     if output.finish is not None:
                         self.span.life(output)
                         self.metrics.lived(self.request.tenant, output.stages)
@@ -169,8 +168,9 @@ async def outputs_of(
 class _Clock:
     """Latencies of one answer."""
 
-    def __init__(self, metrics: FrontDoorMetrics, request: Request) -> None:
+    def __init__(self, metrics: FrontDoorMetrics, request: Request, record: OpenRecord) -> None:
         self._metrics = metrics
+        self._record = record
         self._request = request
         self._last_ns = 0
         self.first_ns = 0  # when the first token was there
@@ -185,6 +185,7 @@ class _Clock:
             at_once = not self._request.streams
             ends = [end_ns for _, end_ns, _ in output.chunks] if at_once else []
             self._last_ns = self.first_ns = max(ends, default=now_ns)
+            self._record.had_first_token(self.first_ns)
             num_tokens -= 1
             num_prompt_tokens = 0 if self._request.fork_of is not None else len(self._request.tokens) // 4
             waited_s = (self._last_ns - self._request.arrived_ns) / 1e9

@@ -24,7 +24,15 @@ from coppice.telemetry.trace_context import context_from_metadata
 from coppice.tenants.tenant import Tenant
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.auth import bearer_key
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, internal, invalid, status_of
+from coppice_scheduler.edge.base.errors import (
+    CLIENT_CLOSED_STATUS,
+    ApiError,
+    ErrorKind,
+    code_of,
+    internal,
+    invalid,
+    status_of,
+)
 from coppice_scheduler.edge.base.request_id import HEADER, RequestId, request_id_of
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
@@ -33,7 +41,6 @@ from coppice_scheduler.edge.grpc.errors import abort
 from coppice_scheduler.edge.grpc.messages import response_of, spec_of, tokenize_prompt
 from coppice_scheduler.edge.http.rate_headers import rate_headers
 from coppice_scheduler.edge.request_log.open_record import (
-    CLIENT_CLOSED_STATUS,
     Log,
     OpenRecord,
     begin,

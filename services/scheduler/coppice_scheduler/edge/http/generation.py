@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from coppice.telemetry.trace_context import context_from_headers
 from coppice.tenants.tenant import Tenant
-from coppice_scheduler.edge.base.errors import ApiError, internal
+from coppice_scheduler.edge.base.errors import CLIENT_CLOSED_STATUS, ApiError, internal
 from coppice_scheduler.edge.base.request_id import RequestId
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.calls import Call
@@ -28,7 +28,7 @@ from coppice_scheduler.edge.http.idempotency import IDEMPOTENCY_KEY, CallKey, an
 from coppice_scheduler.edge.http.long_lists import write_json
 from coppice_scheduler.edge.http.request_ids import id_of
 from coppice_scheduler.edge.http.requests import caller_of, read_body
-from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, KEEP_ALIVE, EventStream, unless_disconnected
+from coppice_scheduler.edge.http.sse import KEEP_ALIVE, EventStream, unless_disconnected
 from coppice_scheduler.edge.text.text_stream import Delta
 
 log = logging.getLogger("coppice.scheduler.http")

@@ -10,13 +10,13 @@ from fastapi.responses import Response
 
 from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.auth import bearer_key
-from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
+from coppice_scheduler.edge.base.errors import CLIENT_CLOSED_STATUS, ApiError, ErrorKind
 from coppice_scheduler.edge.frontend.body_budget import Body
 from coppice_scheduler.edge.frontend.frontdoor import FrontDoor
 from coppice_scheduler.edge.frontend.generation_spec import MAX_BODY_BYTES
 from coppice_scheduler.edge.frontend.loop_share import UNIT_BYTES, LoopShare
 from coppice_scheduler.edge.http.rate_headers import answer_goes_to
-from coppice_scheduler.edge.http.sse import CLIENT_CLOSED_STATUS, unless_disconnected
+from coppice_scheduler.edge.http.sse import unless_disconnected
 
 KEY_HEADER = "x-api-key"  # where clients of the Anthropic API have it
 READ = ["GET", "HEAD"]  # load balancers probe with HEAD

@@ -21,7 +21,6 @@ DONE = b"data: [DONE]\n\n"
 # skips them; comments, which the format has for this, some take for data, or for the beginning of what comes next.
 KEEP_ALIVE = b"\n\n"
 KEEP_ALIVE_EVERY_S = 5.0
-CLIENT_CLOSED_STATUS = 499  # nobody reads it; access logs do
 # Some clients end a line at these, too.
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 T = TypeVar("T")

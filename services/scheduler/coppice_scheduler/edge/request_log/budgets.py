@@ -19,7 +19,6 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind
 
 REFRESH_S = 1.0
-_READ_BYTES = 4 * 1024 * 1024
 
 _log = logging.getLogger("coppice.scheduler")
 
@@ -50,17 +49,13 @@ class Budgets:
         try:
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
-                while data := file.read(_READ_BYTES):
-                    whole = data.rfind(b"\n") + 1
-                    for line in data[:whole].splitlines():
-                        record = decoded(line)
-                        if record is not None:
-                            self._used[record.tenant] += record.tokens_in + record.tokens_out
-                    self._read[path] = self._read.get(path, 0) + whole
-                    if whole < len(data):
-                        file.seek(self._read[path])
-                        if len(data) < _READ_BYTES or not whole:
-                            return  # the rest of a line is still to come
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return  # its rest is still to come
+                    self._read[path] = self._read.get(path, 0) + len(line)
+                    record = decoded(line)
+                    if record is not None:
+                        self._used[record.tenant] += record.tokens_in + record.tokens_out
         except OSError as error:
             _log.warning("what tenants used is not known: %s: %s", path, error)
 

@@ -20,7 +20,6 @@ from coppice.tenants.tenant import Tenant
 from coppice_scheduler.core.state.request import Output
 from coppice_scheduler.edge.text.text_stream import NO_USAGE, Usage
 
-CLIENT_CLOSED_STATUS = 499
 _CLOCK_SLACK_NS = 1_000_000_000
 
 

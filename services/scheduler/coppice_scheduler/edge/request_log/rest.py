@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coppice.telemetry.logs import REQUEST_ID
-from coppice_scheduler.edge.request_log.open_record import CLIENT_CLOSED_STATUS, Log, OpenRecord, begin
+from coppice_scheduler.edge.base.errors import CLIENT_CLOSED_STATUS
+from coppice_scheduler.edge.request_log.open_record import Log, OpenRecord, begin
 
 UNRECORDED = frozenset({"/healthz", "/readyz", "/health", "/metrics", "/openapi.json"})
 _SHOWN_CHARS = 100  # of a path that may be anything
