@@ -48,8 +48,9 @@ each is scraped, [ALERTS.md](ALERTS.md) what is worth an alarm. A histogram has 
   `coppice_calls_*` calls, of which one may have several answers.
 - `vllm:*` have the names and meanings that vLLM gives them, `gen_ai_*` those of OpenTelemetry's GenAI conventions, so
   that boards, autoscalers and gateways that know these work. The other names pass `promtool check metrics`.
-- Histograms have no exemplars: front doors count in files that all of them share, and prometheus_client keeps no
-  exemplars there. From a slow request to its trace leads `GET /requests` of the operator's port, by the trace's id.
+- While spans are sent, `vllm:time_to_first_token_seconds`, `vllm:e2e_request_latency_seconds` and
+  `vllm:request_queue_time_seconds` have exemplars: each bucket names the trace of the newest request in it. They are in
+  the OpenMetrics form, which Prometheus asks for; it keeps them with `--enable-feature=exemplar-storage`.
 """
 
 

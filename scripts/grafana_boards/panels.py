@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from coppice_scheduler.edge.request_log.exemplars import VALUES_MS
+
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "prometheus"}
 TRACES = "jaeger"
@@ -61,11 +63,19 @@ class Panel:
             "datasource": SOURCE,
             "fieldConfig": {"defaults": self._defaults(), "overrides": []},
             "options": _OPTIONS[self.kind],
-            "targets": [
-                {"refId": chr(ord("A") + place), "datasource": SOURCE, "expr": query.expr, "legendFormat": query.legend}
-                for place, query in enumerate(self.queries)
-            ],
+            "targets": [self._target(place, query) for place, query in enumerate(self.queries)],
         }
+
+    def _target(self, place: int, query: Query) -> Json:
+        target = {
+            "refId": chr(ord("A") + place),
+            "datasource": SOURCE,
+            "expr": query.expr,
+            "legendFormat": query.legend,
+        }
+        # All queries of a panel read the same histogram, and its dots are wanted once.
+        has_exemplars = self.kind == "timeseries" and place == 0 and any(name in query.expr for name in VALUES_MS)
+        return {**target, "exemplar": True} if has_exemplars else target
 
     def _defaults(self) -> Json:
         found: Json = {"unit": self.unit, "min": 0, "noValue": "nothing yet"}

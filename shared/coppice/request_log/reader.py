@@ -11,12 +11,15 @@ from coppice.request_log.writer import PREFIX, SUFFIX
 TAIL_BYTES = 4 * 1024 * 1024  # of each file, that a look at the newest reads
 
 
-def newest(folder: str | Path, count: int, *, tenant: str = "", asked: str = "") -> list[RequestRecord]:
-    """Up to `count` records, the newest first: of one tenant; whose id, or the id of whose answer, is `asked`."""
+def newest(
+    folder: str | Path, count: int, *, tenant: str = "", asked: str = "", tail_bytes: int = TAIL_BYTES
+) -> list[RequestRecord]:
+    """Up to `count` records, the newest first: of one tenant; whose id, or the id of whose answer, is `asked`. Of each
+    file only the last `tail_bytes` are read."""
     found = [
         record
         for path in _files(folder)
-        for record in _tail(path)
+        for record in _tail(path, tail_bytes)
         if (not tenant or record.tenant == tenant) and (not asked or asked in (record.id, record.call))
     ]
     found.sort(key=lambda record: record.at, reverse=True)
@@ -39,13 +42,13 @@ def _files(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob(f"{PREFIX}*{SUFFIX}"))
 
 
-def _tail(path: Path) -> Iterator[RequestRecord]:
+def _tail(path: Path, num_bytes: int) -> Iterator[RequestRecord]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            start = max(0, size - TAIL_BYTES)
+            start = max(0, size - num_bytes)
             file.seek(start)
-            lines = file.read(TAIL_BYTES).splitlines()
+            lines = file.read(num_bytes).splitlines()
     except FileNotFoundError:
         return  # it was the oldest
     for line in lines[1:] if start else lines:

@@ -12,15 +12,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from coppice.errors import UnavailableError
 from coppice.tls.credentials import Credentials
@@ -30,7 +31,14 @@ from coppice.tls.rights import why_not_rest
 POLL_S = 0.5  # how often the listening thread looks around by itself
 PATIENCE_S = 10.0  # with a connection from its first moment to its last
 CONNECTIONS_MAX = 32
+_OPENMETRICS = "application/openmetrics-text"
 PEER_CONNECTIONS_MAX = 8  # of one address, so that no machine keeps all others out
+
+
+class Collected(Protocol):
+    """What metrics are read from: a registry, or what adds to those of one."""
+
+    def collect(self) -> Iterable[Metric]: ...
 
 
 class Page(NamedTuple):
@@ -72,6 +80,7 @@ def serve_metrics(
     not_ready_because: Callable[[], Sequence[str]],
     *,
     notes: Callable[[], Sequence[str]] = tuple,
+    exemplars: Collected | None = None,
     pages: Pages = _no_pages,
     origins: Sequence[str] = (),
     flag: str = "--http-port",
@@ -81,9 +90,10 @@ def serve_metrics(
     """Serve metrics of `registry` from threads of their own. Port 0 takes a free one; `flag` set it, for the message.
 
     `/healthz` answers 200 while the process lives; `/readyz` answers 503 with the reasons that `not_ready_because`
-    gives, 200 when it gives none; `notes` are more lines for whoever reads it. `pages` has what else there is; scripts
-    of web pages of `origins` may read that, and nothing else. With `tls` all of it is for those alone who show a
-    certificate of the stack, of any role, and `pages` for operators. No connection lasts longer than `patience_s`.
+    gives, 200 when it gives none; `notes` are more lines for whoever reads it. Whoever asks for OpenMetrics, as
+    Prometheus does, gets the metrics of `exemplars`. `pages` has what else there is; scripts of web pages of `origins`
+    may read that, and nothing else. With `tls` all of it is for those alone who show a certificate of the stack, of any
+    role, and `pages` for operators. No connection lasts longer than `patience_s`.
     Raises UnavailableError when the port cannot be had.
     """
 
@@ -91,6 +101,7 @@ def serve_metrics(
         pass
 
     Handler.registry = registry
+    Handler.exemplars = exemplars
     Handler.not_ready_because = staticmethod(not_ready_because)
     Handler.notes = staticmethod(notes)
     Handler.pages = staticmethod(pages)
@@ -168,8 +179,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request if one is None else one.connection)
 
 
+def openmetrics_page(collected: Collected) -> bytes:
+    # With its default escaping prometheus_client 0.26 writes `vllm_` for `vllm:` in samples, though not in their types.
+    return openmetrics.generate_latest(collected, escaping=openmetrics.ALLOWUTF8)
+
+
 class _MetricsHandler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
+    exemplars: Collected | None
     not_ready_because: Callable[[], Sequence[str]]
     notes: Callable[[], Sequence[str]]
     pages: Pages
@@ -183,7 +200,7 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         if why_not := self._why_not(path):
             self._answer(403, why_not.encode() + b"\n", "text/plain; charset=utf-8")
         elif path == "/metrics":
-            self._answer(200, generate_latest(self.registry), CONTENT_TYPE_LATEST)
+            self._answer(200, *self._metrics())
         elif path == "/healthz":
             self._answer(200, b"ok\n", "text/plain; charset=utf-8")
         elif path == "/readyz":
@@ -197,6 +214,11 @@ class _MetricsHandler(BaseHTTPRequestHandler):
             self._answer(*page, headers=self._allowing())
         else:
             self._answer(404, b"known: /metrics /healthz /readyz\n", "text/plain; charset=utf-8")
+
+    def _metrics(self) -> tuple[bytes, str]:
+        if self.exemplars is not None and _OPENMETRICS in self.headers.get("Accept", ""):
+            return openmetrics_page(self.exemplars), openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     do_HEAD = do_GET  # noqa: N815  (the standard library's name; load balancers probe with HEAD)
 

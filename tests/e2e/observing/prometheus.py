@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,12 @@ class Prometheus:
         """Labels (`metric`) and `value` of each series."""
         found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
         return found
+
+    def exemplars(self, expression: str) -> list[tuple[dict[str, str], str]]:
+        """Labels of a series, and the trace that it names."""
+        now = time.time()
+        found = self._get("query_exemplars", query=expression, start=str(now - 600), end=str(now + 600))
+        return [(row["seriesLabels"], one["labels"]["trace_id"]) for row in found for one in row["exemplars"]]
 
     def label_values(self, label: str, metric: str) -> list[str]:
         """As Grafana asks for a variable's."""
@@ -72,6 +79,7 @@ def scraping(folder: Path, jobs: Mapping[str, list[int]]) -> Iterator[Prometheus
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port, log = free_port(), folder / "prometheus.log"
     command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command.append("--enable-feature=exemplar-storage")
     with log.open("wb") as file:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=file, stderr=file)
     prometheus = Prometheus(f"http://127.0.0.1:{port}")

@@ -17,7 +17,8 @@ from coppice_cli.tenants.operations import add_tenant
 from tests.e2e.observing.prometheus import Prometheus, is_installed, scraping
 from tests.e2e.stack import Stack, wait_until
 from tests.fakes.ports import free_port, valkey_server
-from tests.unit.repository.observing.queries import targets
+from tests.fakes.telemetry.collector import Collector
+from tests.unit.repository.observing.queries import panels, targets
 
 pytestmark = [
     pytest.mark.long,
@@ -62,7 +63,16 @@ def keys() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> Iterator[Stack]:
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+@pytest.fixture(scope="module")
+def stack(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str], collector: Collector
+) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     path = folder / "tenants.yaml"
     keys.update({name: add_tenant(path, name, {"max_share": 0.5}, "main") for name in TENANTS})
@@ -70,7 +80,13 @@ def stack(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, keys: dict
         of_cache = [f"--redis-url=redis://127.0.0.1:{valkey.port}/0", "--worker-ttl-ms=2000"]
         of_worker = ["--host-memory-mib=16"]
         with Stack(
-            checkpoint, folder / "logs", num_workers=2, tenants=path, cache_args=of_cache, worker_args=of_worker
+            checkpoint,
+            folder / "logs",
+            num_workers=2,
+            tenants=path,
+            cache_args=of_cache,
+            worker_args=of_worker,
+            scheduler_args=[f"--otlp-endpoint={collector.endpoint}"],
         ) as stack:
             yield stack
 
@@ -167,6 +183,24 @@ def test_what_is_told_is_what_was_done(prometheus: Prometheus) -> None:
     assert told("coppice_build_info", "service") == {("scheduler",), ("cache",), ("worker",), ("canary",)}
     queued, whole = "vllm:request_queue_time_seconds_count", "vllm:e2e_request_latency_seconds_count"
     wait_until(lambda: values(prometheus, f"sum({queued}) / sum({whole})") == {(): 1.0}, "equal counts", 60)
+
+
+def test_a_dot_on_a_latency_leads_to_its_trace(stack: Stack, prometheus: Prometheus, collector: Collector) -> None:
+    """As Grafana asks for the dots of each panel that has some."""
+    expressions = {
+        asked(target["expr"]) for panel in panels() for target in panel.get("targets", ()) if target.get("exemplar")
+    }
+    assert len(expressions) >= 3
+
+    def named() -> set[tuple[str, str]]:
+        found = [prometheus.exemplars(expression) for expression in expressions]
+        return {(labels["tenant"], trace) for rows in found for labels, trace in rows} if all(found) else set()
+
+    def are_there() -> bool:
+        sent = {(span.attributes["coppice.tenant"], span.trace_id) for span in collector.spans if not span.parent_id}
+        return {"acme", "zeta"} <= {tenant for tenant, _ in named()} and named() <= sent
+
+    wait_until(are_there, "exemplars whose traces have arrived", 60)
 
 
 def test_a_killed_worker_rings_and_nothing_else_does(stack: Stack, prometheus: Prometheus) -> None:

@@ -45,6 +45,7 @@ from coppice_scheduler.edge.processes.claims import Claims
 from coppice_scheduler.edge.processes.door_processes import DoorProcesses
 from coppice_scheduler.edge.processes.planner_processes import PlannerProcesses
 from coppice_scheduler.edge.processes.tenant_reload import TenantReload
+from coppice_scheduler.edge.request_log.exemplars import WithExemplars
 from coppice_scheduler.edge.request_log.pages import RequestPages
 
 _log = logging.getLogger("coppice.scheduler")
@@ -213,13 +214,15 @@ class _Service:
         if settings.metrics_port is None:
             yield agreement
             return
+        records = settings.request_log or recent_records(start.metrics_dir)
         server = serve_metrics(
             settings.metrics_host,
             settings.metrics_port,
             registry,
             lambda: planners.problems,
             notes=lambda: agreement.notes,
-            pages=RequestPages(settings.request_log or recent_records(start.metrics_dir)),
+            exemplars=WithExemplars(registry, records) if settings.otlp_endpoint else None,
+            pages=RequestPages(records),
             origins=settings.console_origins,
             flag="--metrics-port",
             tls=self._tls,

@@ -22,6 +22,10 @@ def boards() -> dict[str, dict[str, Any]]:
     return {name: json.loads((FOLDER / name).read_text()) for name in BOARDS}
 
 
+def panels(kind: str = "") -> list[dict[str, Any]]:
+    return [panel for board in boards().values() for panel in board["panels"] if not kind or panel["type"] == kind]
+
+
 def targets() -> Iterator[tuple[str, str, str]]:
     """Board, panel, query."""
     for board in boards().values():

@@ -11,16 +11,13 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from coppice_scheduler.edge.request_log.exemplars import VALUES_MS
 from scripts.grafana_boards import __main__ as grafana_boards
 from scripts.metrics_reference import ROOT, reference, series_names
-from tests.unit.repository.observing.queries import boards, metric_names, targets
+from tests.unit.repository.observing.queries import boards, metric_names, panels, targets
 
 GRAFANA = ROOT / "deploy" / "grafana"
 OVERVIEW, TENANTS, WORKERS = "overview.json", "tenants.json", "workers.json"
-
-
-def panels(kind: str = "") -> list[dict[str, Any]]:
-    return [panel for board in boards().values() for panel in board["panels"] if not kind or panel["type"] == kind]
 
 
 def test_the_files_are_what_the_source_says() -> None:
@@ -121,6 +118,11 @@ def test_one_board_leads_to_the_next() -> None:
     assert any("var-tenant=${__field.labels.tenant}" in url for url in urls)
 
 
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    return found
+
+
 def test_slow_requests_lead_to_their_traces() -> None:
     sources = {source["uid"]: source for source in provisioned()}
     urls = [
@@ -132,20 +134,24 @@ def test_slow_requests_lead_to_their_traces() -> None:
         pane = json.loads(unquote(url.split("panes=")[1]))["a"]
         assert sources[pane["datasource"]]["type"] == "jaeger"
         assert pane["queries"][0]["service"] == "coppice-scheduler"
+    assert "--enable-feature=exemplar-storage" in compose()["prometheus"]["command"]
+    dotted = [target["expr"] for panel in panels() for target in panel.get("targets", ()) if target.get("exemplar")]
+    assert len(dotted) >= 3
+    assert {name.removesuffix("_bucket") for expr in dotted for name in metric_names(expr)} == set(VALUES_MS)
     (exemplar,) = sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
     assert sources[exemplar["datasourceUid"]]["type"] == "jaeger"
 
 
 def test_grafana_is_given_the_boards_their_source_and_explore() -> None:
-    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]
+    grafana = compose()["grafana"]
     assert {panel["datasource"]["uid"] for panel in panels() if "datasource" in panel} <= {
         s["uid"] for s in provisioned()
     }
     provider = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "coppice.yaml").read_text())["providers"][0]
-    mounts = {target: source for source, target in (volume.split(":")[:2] for volume in compose["volumes"])}
+    mounts = {target: source for source, target in (volume.split(":")[:2] for volume in grafana["volumes"])}
     folder = provider["options"]["path"]
     assert mounts[folder] == "./deploy/grafana/dashboards"
-    environment = compose["environment"]
+    environment = grafana["environment"]
     assert environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == f"{folder}/{OVERVIEW}"
     assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
     assert environment["GF_USERS_VIEWERS_CAN_EDIT"] == "true", "without it viewers may not explore"

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from coppice.errors import UnavailableError
 from coppice.telemetry.metrics_server import (
@@ -51,6 +53,23 @@ def test_metrics_server_says_what_is_missing() -> None:
         assert get(server.port, "/nope")[0] == 404
         with pytest.raises(UnavailableError, match=f"127.0.0.1:{server.port}"):
             serve_metrics("127.0.0.1", server.port, registry, list)
+    finally:
+        server.close()
+
+
+def test_exemplars_are_for_whoever_asks_for_openmetrics() -> None:
+    plain, rich = CollectorRegistry(), CollectorRegistry()
+    Histogram("coppice_test_seconds", "Times.", registry=plain).observe(0.3)
+    Histogram("coppice_test_seconds", "Times.", registry=rich).observe(0.3, {"trace_id": "abc"})
+    server = serve_metrics("127.0.0.1", 0, plain, list, exemplars=rich)
+    accepted = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"  # as Prometheus does
+    try:
+        assert "# EOF" not in get(server.port, "/metrics")[1]
+        request = Request(f"http://127.0.0.1:{server.port}/metrics", headers={"Accept": accepted})
+        with urlopen(request, timeout=60) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+            (family,) = text_string_to_metric_families(answer.read().decode())
+        assert [one.exemplar.labels for one in family.samples if one.exemplar] == [{"trace_id": "abc"}]
     finally:
         server.close()
 

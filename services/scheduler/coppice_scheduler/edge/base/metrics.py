@@ -6,7 +6,8 @@ failure is a rise.
 
 Front doors are processes of their own. They count in files that are mapped into their memory (the multiprocess mode of
 prometheus_client, which a variable in their environment switches on), and whoever is scraped sums them up. So what a
-front door counted outlives it. That mode keeps no exemplars.
+front door counted outlives it. That mode keeps no exemplars; they are taken from the records of requests
+(`edge/request_log/exemplars.py`).
 """
 
 from __future__ import annotations
