@@ -148,7 +148,9 @@ SCHEDULER = Service(
             ("match_window", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_ms"), _TUNING
         ),
         **dict.fromkeys(("single_flight_wait_ms", "retain_priority", "max_retain_ms", "max_steps_in_flight"), _TUNING),
-        **dict.fromkeys(("extend_more_blocks", "max_decode_steps", "decode_burst_ms", "drain_s"), _TUNING),
+        **dict.fromkeys(
+            ("extend_more_blocks", "max_decode_steps", "decode_burst_ms", "drain_s", "trace_slow_ms"), _TUNING
+        ),
     },
 )
 

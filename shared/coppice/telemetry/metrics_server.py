@@ -181,7 +181,8 @@ class _Server(ThreadingHTTPServer):
 
 def openmetrics_page(collected: Collected) -> bytes:
     # With its default escaping prometheus_client 0.26 writes `vllm_` for `vllm:` in samples, though not in their types.
-    return openmetrics.generate_latest(collected, escaping=openmetrics.ALLOWUTF8)
+    page: bytes = openmetrics.generate_latest(collected, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+    return page
 
 
 class _MetricsHandler(BaseHTTPRequestHandler):

@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from coppice import __version__
 from coppice.errors import UsageError
@@ -166,11 +167,24 @@ def configure_tracing(
     attributes = {"service.name": service_name, "service.namespace": "coppice", "service.version": __version__}
     if instance_id:
         attributes["service.instance.id"] = instance_id
-    provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
+    resource = Resource.create(attributes)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    unsampled = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
     processor = _BoundedExport(exporter, spans_held_max)
-    provider.add_span_processor(processor)
+    for one in (provider, unsampled):
+        one.add_span_processor(processor)
     trace.set_tracer_provider(provider)
+    global _unsampled
+    _unsampled = unsampled
     return Tracing(provider, processor)
+
+
+_unsampled: trace.TracerProvider | None = None
+
+
+def unsampled_tracer(name: str) -> trace.Tracer | None:
+    """Makes spans that no sampler is asked about, for what turned out to be worth one; None while nothing is traced."""
+    return None if _unsampled is None else _unsampled.get_tracer(name, __version__)
 
 
 def _otlp_exporter(endpoint: str, tls: Credentials | None) -> SpanExporter:

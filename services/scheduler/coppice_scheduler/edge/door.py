@@ -150,6 +150,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         budgets=budgets,
+        trace_slow_ms=settings.trace_slow_ms,
     )
     engine.moved = frontdoor.moved
     engine.tenants_changed = lambda content: frontdoor.set_tenants(_directory(settings, content))

@@ -104,6 +104,12 @@ class ServiceSettings(TlsSettings):
     otlp_endpoint: str | None = Field(
         None, description="OTLP gRPC endpoint for traces: http://HOST:PORT, or https:// under --tls-cert."
     )
+    trace_slow_ms: int = Field(
+        1000,
+        ge=0,
+        description="Calls that OTEL_TRACES_SAMPLER leaves out are traced all the same if they fail, or if their first "
+        "token takes this long.",
+    )
     audit_log: str | None = Field(
         None, description="File that gets a JSON line for each act of an operator; default: the log."
     )

@@ -53,7 +53,7 @@ from coppice_scheduler.edge.frontend.grammars.compiler import GrammarCompiler
 from coppice_scheduler.edge.frontend.loop_share import LoopShare, units_to_open
 from coppice_scheduler.edge.frontend.sampling_options import sampling_of, sampling_of_choice, stop_tokens_of
 from coppice_scheduler.edge.frontend.text_work import SHORT_SIZE, TextWork
-from coppice_scheduler.edge.frontend.tracing import CallSpan
+from coppice_scheduler.edge.frontend.tracing import DEFAULT_SLOW_MS, CallSpan
 from coppice_scheduler.edge.request_log.budgets import Budgets
 from coppice_scheduler.edge.request_log.open_record import current_record
 from coppice_scheduler.edge.text.answer_syntax import AnswerSyntax
@@ -88,11 +88,12 @@ class FrontDoor:
         budgets: Budgets | None = None,
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
+        trace_slow_ms: int = DEFAULT_SLOW_MS,
     ) -> None:
         self.engine = engine
         self._calls = CallsByKey(engine, tenants)
         self.metrics = metrics
-        self._max_retain_ms = max_retain_ms
+        self._max_retain_ms, self._trace_slow_ms = max_retain_ms, trace_slow_ms
         self._defaults = checkpoint.defaults
         self._eos_token_ids = checkpoint.eos_token_ids
         self._detokenizers = DetokenizerFactory(checkpoint.raw)
@@ -224,7 +225,7 @@ class FrontDoor:
         self._budgets.check(tenant, datetime.now(UTC))
         request_id = request_id or request_id_of(None)
         call_id = f"{'chatcmpl' if spec.is_chat else 'cmpl'}-{request_id.unique}"
-        span = CallSpan(spec, self.model.id, call_id, tenant.id, client)
+        span = CallSpan(spec, self.model.id, call_id, tenant.id, client, self._trace_slow_ms)
         try:
             await self.loop_share.take(tenant.id, units_to_open(spec))
             spec, tool_use = await self._with_tools(tenant.id, spec)

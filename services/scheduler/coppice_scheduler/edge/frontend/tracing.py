@@ -5,6 +5,10 @@
 A client says what it likes in its `traceparent`: ids of others' traces, or that everything is to be recorded. So its
 trace is not continued, and its sampled flag decides nothing; the operator's sampler does.
 
+Of the calls that the sampler leaves out, those that fail and those whose first token is late become spans when they
+end. By then the other services have been told nothing, so such a trace has what the front door knows: the stages, and
+why.
+
 The core's marks are monotonic nanoseconds; spans want wall-clock ones. The offset is taken when the request ends.
 """
 
@@ -13,13 +17,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, format_trace_id
 
+from coppice.request_log.causes import NS_PER_MS
 from coppice.request_log.stages import Stage
 from coppice.telemetry.trace_context import traceparent_of
+from coppice.telemetry.traces import unsampled_tracer
 from coppice_scheduler.core.state.request import Output
 from coppice_scheduler.edge.base.errors import code_of, status_of
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
@@ -27,51 +34,65 @@ from coppice_scheduler.edge.request_log.open_record import current_record
 from coppice_scheduler.edge.text.text_stream import Usage
 
 PROVIDER = "coppice"
+DEFAULT_SLOW_MS = 1000
+_NAME = "coppice.scheduler"
 CLIENT_TRACE_ID = "coppice.client.trace_id"  # for whoever searches with what a client told
+KEPT = "coppice.kept"  # why it is traced, though the sampler left it out: it was slow, or failed
 _WALL_CLOCK_FROM_NS = 10**18  # 2001; a monotonic clock gets there after 31 years of uptime
+
+
+class _Part(NamedTuple):
+    """What becomes a child span; an event, if it has no length."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, str | int]
 
 
 class CallSpan:
     """The span of one call, from arrival to its last token. End it exactly once."""
 
-    def __init__(self, spec: GenerationSpec, model: str, call_id: str, tenant: str, client: Context | None) -> None:
-        """`client`: the trace context that came with the call; the span is linked to it."""
-        self._tracer = trace.get_tracer("coppice.scheduler")
-        operation = "chat" if spec.is_chat else "text_completion"
-        attributes: dict[str, str | int | float] = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": model,
-            "gen_ai.response.model": model,
-            "gen_ai.response.id": call_id,
-            "coppice.tenant": tenant,
-        }
-        optional = {
-            "max_tokens": spec.max_tokens,
-            "temperature": spec.temperature,
-            "top_p": spec.top_p,
-            "frequency_penalty": spec.frequency_penalty or None,
-            "presence_penalty": spec.presence_penalty or None,
-            "choice.count": spec.n if spec.n != 1 else None,
-        }
-        for name, value in optional.items():
-            # Nothing was checked yet, and a span with a number beyond 64 bits is a traceback in the log.
-            if value is not None and abs(value) < 2**63:
-                attributes[f"gen_ai.request.{name}"] = value
-        links = []
+    def __init__(
+        self,
+        spec: GenerationSpec,
+        model: str,
+        call_id: str,
+        tenant: str,
+        client: Context | None,
+        slow_ms: int = DEFAULT_SLOW_MS,
+    ) -> None:
+        """`client`: the trace context that came with the call; the span is linked to it. A call whose first token
+        takes `slow_ms` is slow."""
+        self._tracer = trace.get_tracer(_NAME)
+        self._name = f"{'chat' if spec.is_chat else 'text_completion'} {model}"
+        self._attributes = _asked(spec, model, call_id, tenant)
+        self._slow_ns = slow_ms * NS_PER_MS
+        self._links = []
         theirs = trace.get_current_span(client or Context()).get_span_context()
         if theirs.is_valid:
-            attributes[CLIENT_TRACE_ID] = format_trace_id(theirs.trace_id)
+            self._attributes[CLIENT_TRACE_ID] = format_trace_id(theirs.trace_id)
             # The ids alone: a tracestate is free text of the client's.
-            links.append(Link(SpanContext(theirs.trace_id, theirs.span_id, is_remote=True)))
+            self._links.append(Link(SpanContext(theirs.trace_id, theirs.span_id, is_remote=True)))
         self.record = current_record()
         self._text_ns = 0
-        self.span: Span = self._tracer.start_span(
-            f"{operation} {model}", context=Context(), kind=SpanKind.SERVER, attributes=attributes, links=links
+        self._parts: list[_Part] = []
+        self._began_ns = time.monotonic_ns()
+        self.span = self._begun(self._tracer)
+        is_sampled = self.span.is_recording()
+        self._unsampled = None if is_sampled else unsampled_tracer(_NAME)
+        self._keeps_parts = is_sampled or self._unsampled is not None
+        self.record.opened(call_id, model, streams=spec.streams, trace=_trace_id(self.span) if is_sampled else "")
+
+    def _begun(self, tracer: trace.Tracer, start_ns: int | None = None) -> Span:
+        return tracer.start_span(
+            self._name,
+            context=Context(),
+            kind=SpanKind.SERVER,
+            attributes=self._attributes,
+            links=self._links,
+            start_time=start_ns,
         )
-        context = self.span.get_span_context()
-        trace_id = format_trace_id(context.trace_id) if context.is_valid else ""
-        self.record.opened(call_id, model, streams=spec.streams, trace=trace_id)
 
     @property
     def traceparent(self) -> str:
@@ -79,19 +100,14 @@ class CallSpan:
         return traceparent_of(trace.set_span_in_context(self.span)) if self.span.is_recording() else ""
 
     def life(self, last: Output) -> None:
-        """Child spans of one answer: its stages, with who was in the way, and the chunks of its prompt. What has no
-        length is an event."""
+        """Of one answer: its stages, with who was in the way, and the chunks of its prompt."""
         self.record.life(last)
-        if not self.span.is_recording():
-            return
-        offset = time.time_ns() - time.monotonic_ns()
-        for stage in last.stages:
-            if stage.length_ns:
-                self._child(stage.kind.value, stage.start_ns, stage.end_ns, offset, _attributes(stage))
-            else:
-                self.span.add_event(stage.kind.value, _attributes(stage), _wall_ns(stage.start_ns, offset))
-        for start_ns, end_ns, num_tokens in last.chunks:
-            self._child("chunk", start_ns, end_ns, offset, {"coppice.amount": num_tokens})
+        if self._keeps_parts:
+            self._parts += [_Part(one.kind.value, one.start_ns, one.end_ns, _attributes(one)) for one in last.stages]
+            self._parts += [
+                _Part("chunk", start_ns, end_ns, {"coppice.amount": num_tokens})
+                for start_ns, end_ns, num_tokens in last.chunks
+            ]
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -100,14 +116,8 @@ class CallSpan:
         try:
             yield
         finally:
-            if self.span.is_recording():
-                self._child(name, start_ns, time.monotonic_ns(), time.time_ns() - time.monotonic_ns(), {})
-
-    def _child(self, name: str, start_ns: int, end_ns: int, offset: int, attributes: Mapping[str, str | int]) -> None:
-        context = trace.set_span_in_context(self.span)
-        start_time = _wall_ns(start_ns, offset)
-        child = self._tracer.start_span(name, context=context, attributes=attributes, start_time=start_time)
-        child.end(_wall_ns(end_ns, offset))
+            if self._keeps_parts:
+                self._parts.append(_Part(name, start_ns, time.monotonic_ns(), {}))
 
     def made_text(self, took_ns: int) -> None:
         """Of one answer: the time that its tokens took to become text."""
@@ -116,17 +126,80 @@ class CallSpan:
     def end(self, usage: Usage, reasons: Sequence[str], raised: BaseException | None) -> None:
         """`raised`: what the client is told instead of an end. Its text may be the client's; only its code is kept."""
         error = None if raised is None else code_of(raised)
-        self.record.ended(usage, reasons, error, 200 if raised is None else status_of(raised))
-        self.span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
-        self.span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
-        self.span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
-        self.span.set_attribute("gen_ai.usage.cache_creation.input_tokens", usage.written_tokens)
-        self.span.set_attribute("gen_ai.response.finish_reasons", tuple(reasons))
-        self.span.set_attribute("coppice.detokenize_us", self._text_ns // 1000)
+        status = 200 if raised is None else status_of(raised)
+        offset = time.time_ns() - time.monotonic_ns()
+        span = self._kept(status, offset)
+        self.record.ended(usage, reasons, error, status)
+        if not span.is_recording():
+            return
+        self._tell_parts(span, offset)
+        span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+        span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+        span.set_attribute("gen_ai.usage.cache_creation.input_tokens", usage.written_tokens)
+        span.set_attribute("gen_ai.response.finish_reasons", tuple(reasons))
+        span.set_attribute("coppice.detokenize_us", self._text_ns // 1000)
         if error is not None:
-            self.span.set_attribute("error.type", error)
-            self.span.set_status(Status(StatusCode.ERROR, error))
-        self.span.end()
+            span.set_attribute("error.type", error)
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end()
+
+    def _kept(self, status: int, offset: int) -> Span:
+        """The span, or the one that it gets now."""
+        if self._unsampled is None:
+            return self.span
+        if status >= 500:
+            why = "failed"
+        elif self.record.waited_ns(self._began_ns) >= self._slow_ns:
+            why = "slow"
+        else:
+            return self.span
+        self._attributes[KEPT] = why
+        self._tracer = self._unsampled
+        span = self._begun(self._tracer, self._began_ns + offset)
+        self.record.traced(_trace_id(span))
+        return span
+
+    def _tell_parts(self, span: Span, offset: int) -> None:
+        context = trace.set_span_in_context(span)
+        for part in self._parts:
+            start_time = _wall_ns(part.start_ns, offset)
+            if part.end_ns <= part.start_ns:
+                span.add_event(part.name, part.attributes, start_time)
+                continue
+            child = self._tracer.start_span(
+                part.name, context=context, attributes=part.attributes, start_time=start_time
+            )
+            child.end(_wall_ns(part.end_ns, offset))
+
+
+def _asked(spec: GenerationSpec, model: str, call_id: str, tenant: str) -> dict[str, str | int | float]:
+    attributes: dict[str, str | int | float] = {
+        "gen_ai.operation.name": "chat" if spec.is_chat else "text_completion",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.response.id": call_id,
+        "coppice.tenant": tenant,
+    }
+    optional = {
+        "max_tokens": spec.max_tokens,
+        "temperature": spec.temperature,
+        "top_p": spec.top_p,
+        "frequency_penalty": spec.frequency_penalty or None,
+        "presence_penalty": spec.presence_penalty or None,
+        "choice.count": spec.n if spec.n != 1 else None,
+    }
+    for name, value in optional.items():
+        # Nothing was checked yet, and a span with a number beyond 64 bits is a traceback in the log.
+        if value is not None and abs(value) < 2**63:
+            attributes[f"gen_ai.request.{name}"] = value
+    return attributes
+
+
+def _trace_id(span: Span) -> str:
+    context = span.get_span_context()
+    return format_trace_id(context.trace_id) if context.is_valid else ""
 
 
 def _attributes(stage: Stage) -> dict[str, str | int]:

@@ -58,6 +58,14 @@ class OpenRecord:
         """Of all its answers the earliest counts."""
         self._first_token_ns = min(self._first_token_ns or at_ns, at_ns)
 
+    def waited_ns(self, since_ns: int) -> int:
+        """To the first token, or till now."""
+        return (self._first_token_ns or time.monotonic_ns()) - since_ns
+
+    def traced(self, trace: str) -> None:
+        """It got a trace after all."""
+        self._trace = trace
+
     def moved(self) -> None:
         """Its planner was lost; another one goes on."""
         self._moved_ns.append(time.monotonic_ns())

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
+from coppice.request_log.record import RequestRecord
+from coppice.request_log.stages import Stage, StageKind
 from coppice.telemetry.trace_context import context_from_headers, context_from_traceparent
+from coppice_scheduler.core.state.request import Output
+from coppice_scheduler.edge.base.errors import invalid, not_ready
+from coppice_scheduler.edge.frontend import tracing
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec, TextPrompt
 from coppice_scheduler.edge.frontend.tracing import CLIENT_TRACE_ID, CallSpan
+from coppice_scheduler.edge.request_log.open_record import OpenRecord, begin
 from coppice_scheduler.edge.text.text_stream import NO_USAGE
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -77,3 +85,84 @@ def test_a_number_that_no_span_can_have_is_left_out(
 ) -> None:
     (span,), _ = recorded(monkeypatch, {}, max_tokens=max_tokens)
     assert ("gen_ai.request.max_tokens" in dict(span.attributes or {})) == is_told
+
+
+# --- calls that the sampler leaves out ------------------------------------------------------------------------------
+
+S = 1_000_000_000
+STAGES = (
+    Stage(StageKind.POOL_FULL, 10 * S, 12 * S, "search", 412),
+    Stage(StageKind.ASKED_BACK, 11 * S, 11 * S, "search", 100),
+    Stage(StageKind.PREFILL, 12 * S, 13 * S),
+)
+
+
+class Kept:
+    """Records and spans of calls; the sampler takes none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sampler: Sampler = ALWAYS_OFF) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.records: list[RequestRecord] = []
+        sampling, keeping = TracerProvider(sampler=sampler), TracerProvider()
+        for provider in (sampling, keeping):
+            provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        monkeypatch.setattr(trace, "get_tracer", sampling.get_tracer)
+        monkeypatch.setattr(tracing, "unsampled_tracer", keeping.get_tracer)
+
+    def write(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+    def call(self, raised: BaseException | None = None, slow_ms: int = 1000, waited_s: float = 0.0) -> None:
+        record = begin(OpenRecord(self, "POST /v1/completions", "r-1"))
+        span = CallSpan(GenerationSpec("m", (TextPrompt("x"),)), "m", "cmpl-1", "acme", None, slow_ms)
+        assert bool(span.traceparent) == span.span.is_recording()
+        with span.part("tokenize"):
+            pass
+        record.had_first_token(time.monotonic_ns() + int(waited_s * S))
+        span.life(Output("cmpl-1", b"", stages=STAGES, chunks=((12 * S, 13 * S, 9),)))
+        span.end(NO_USAGE, ("stop",) if raised is None else (), raised)
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+
+@pytest.mark.parametrize(
+    ("raised", "waited_s", "why"),
+    [
+        (not_ready(), 0.0, "failed"),
+        (None, 1.5, "slow"),
+        (invalid("no"), 0.0, None),
+        (None, 0.5, None),
+    ],
+)
+def test_who_fails_or_is_late_is_traced_though_nobody_wanted(
+    monkeypatch: pytest.MonkeyPatch, raised: BaseException | None, waited_s: float, why: str | None
+) -> None:
+    kept = Kept(monkeypatch)
+    kept.call(raised, waited_s=waited_s)
+    (record,) = kept.records
+    if why is None:
+        assert kept.spans() == {}
+        assert record.trace == "", "it leads nowhere"
+        return
+    found = kept.spans()
+    call = found["text_completion m"]
+    assert call.context is not None
+    assert record.trace == f"{call.context.trace_id:032x}"
+    assert set(found) == {"text_completion m", "tokenize", "pool_full", "prefill", "chunk"}
+    attributes = dict(call.attributes or {})
+    assert (attributes["coppice.kept"], attributes["coppice.tenant"]) == (why, "acme")
+    assert dict(found["pool_full"].attributes or {}) == {"coppice.blocker": "search", "coppice.amount": 412}
+    assert [event.name for event in call.events] == ["asked_back"]
+    assert call.start_time is not None
+    assert call.end_time is not None
+    assert call.start_time < call.end_time
+    assert {one.parent.span_id for one in found.values() if one.parent} == {call.context.span_id}
+
+
+def test_what_the_sampler_takes_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(monkeypatch, ALWAYS_ON)
+    kept.call(waited_s=9)
+    names = [span.name for span in kept.exporter.get_finished_spans()]
+    assert names.count("text_completion m") == 1
+    assert "coppice.kept" not in dict(kept.spans()["text_completion m"].attributes or {})
