@@ -32,6 +32,7 @@ READY_S = 180.0
 # Another loopback address than 127.0.0.1: that the API follows it is seen by that.
 BIND = "127.0.0.77" if sys.platform == "linux" else "127.0.0.1"
 ADMIN_PORT = 8071
+REQUESTS_PORT = 8073
 API_PORTS = (8000, 7070)  # the others are published on 127.0.0.1, whatever is asked for
 OURS = ("cache", "scheduler", "worker-cpu")
 OBSERVERS = ("otel-collector", "jaeger", "grafana")
@@ -65,12 +66,14 @@ class Stack:
         subprocess.run([MAKE_SECRETS, self._made], env=environment, check=True, capture_output=True)
         self.tenants_file = self._made / "tenants" / "tenants.yaml"
         self.tenants_file.write_bytes((ROOT / "deploy" / "tenants.example.yaml").read_bytes())
+        self.certificates = self._made / "tls"
         # Named one by one, so that a user's .env is not read for them.
         self._environment = {
             **os.environ,
             "COPPICE_SECRETS": str(self._made / "secrets"),
             "COPPICE_TENANTS": str(self.tenants_file.parent),
-            "COPPICE_CERTIFICATES": str(self._made / "tls"),
+            "COPPICE_CERTIFICATES": str(self.certificates),
+            "COPPICE_REQUESTS_URL": f"https://127.0.0.1:{REQUESTS_PORT}",  # `coppice.internal` is in no hosts file here
             "COPPICE_MODEL_DIR": "./shared/coppice/demo_model",
             "COPPICE_MODEL_NAME": "coppice-demo",
             "COPPICE_HOST_MEMORY_MIB": "0",
@@ -164,7 +167,7 @@ class Stack:
 
     def operator(self) -> Credentials:
         """With which the cache's admin REST is asked."""
-        folder = self._made / "tls" / "operator"
+        folder = self.certificates / "operator"
         return Credentials(TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem"))
 
     def redis(self, *words: str) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from coppice.tenants.keys import digest_of_key
+from tests.containers.browser import operators_console
 from tests.containers.stack import OURS, Stack, wait_for
+from tests.e2e.console.browsing import chromium
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
@@ -103,21 +105,21 @@ def test_keys_of_the_example_tenants_decide(stack: Stack) -> None:
         assert "error" in answer
 
 
-def test_who_is_on_the_network_in_front_finds_the_api_and_nothing_else(stack: Stack) -> None:
-    """Neither other services nor the scheduler's metrics, which name tenants."""
+def test_who_is_on_the_network_in_front_finds_the_scheduler_and_nobody_else(stack: Stack) -> None:
+    """Its metrics, which name tenants, are told to nobody without a certificate: the next test."""
     code = """
 import socket
 for host, port in (("scheduler", 8000), ("scheduler", 7070), ("scheduler", 8073), ("cache", 7081), ("redis", 6379),
-                   ("cache", 8071), ("worker-cpu", 7082), ("scheduler-metrics", 8073), ("prometheus", 9090)):
+                   ("cache", 8071), ("worker-cpu", 7082), ("prometheus", 9090)):
     try:
         socket.create_connection((host, port), timeout=5).close()
         print(host, port)
     except OSError:
         pass
 """
-    assert stack.beside("front", code).stdout.splitlines() == ["scheduler 8000", "scheduler 7070"]
+    assert stack.beside("front", code).stdout.splitlines() == ["scheduler 8000", "scheduler 7070", "scheduler 8073"]
     inside = stack.beside("internal", code).stdout.splitlines()
-    assert {"cache 7081", "redis 6379", "scheduler-metrics 8073"} <= set(inside)
+    assert {"cache 7081", "redis 6379", "scheduler 8073"} <= set(inside)
 
 
 def test_who_is_inside_without_a_certificate_hears_nothing(stack: Stack) -> None:
@@ -127,7 +129,7 @@ import socket, ssl
 context = ssl.create_default_context()
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 for host, port in (("cache", 7081), ("cache", 7071), ("cache", 7073), ("cache", 8071), ("worker-cpu", 7082),
-                   ("worker-cpu", 7072), ("worker-cpu", 8072), ("scheduler-metrics", 8073)):
+                   ("worker-cpu", 7072), ("worker-cpu", 8072), ("scheduler", 8073)):
     context.set_alpn_protocols(["h2"] if port in (7071, 7072, 7073) else [])
     for wrap in (lambda plain: plain, context.wrap_socket):
         try:
@@ -140,6 +142,8 @@ for host, port in (("cache", 7081), ("cache", 7071), ("cache", 7073), ("cache", 
 """
     said = stack.beside("internal", code)
     assert [line.split()[2] for line in said.stdout.splitlines()] == ["True"] * 16, said.stdout + said.stderr
+    in_front = stack.beside("front", code).stdout.splitlines()
+    assert [line for line in in_front if line.startswith("scheduler ")] == ["scheduler 8073 True b''"] * 2, in_front
 
 
 def test_redis_asks_for_its_password(stack: Stack) -> None:
@@ -168,6 +172,23 @@ def test_the_spans_of_a_chat_arrive(stack: Stack) -> None:
     status, answer = stack.chat("What is a dictionary?", traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
     assert status == 200, answer
     wait_for(lambda: stack.spans(TRACE_ID) >= SPANS, "spans of all three services", 60)
+
+
+def test_an_operators_browser_shows_the_console(stack: Stack) -> None:
+    """Through the published ports, with an operator's certificate: the map of the pool, and the requests."""
+    assert stack.chat("What is a set?", **{"X-Request-Id": "seen-in-a-browser"})[0] == 200
+    with chromium() as browser, operators_console(browser, stack.certificates / "operator") as shown:
+        shown.open("blocks")
+        shown.see("canvas")
+        shown.open("requests", "seen-in-a-browser")
+        shown.see(".waterfall .stage[data-kind=decode]")
+        assert "orchard" in shown.text("dl.facts")
+
+
+def test_a_browser_without_a_certificate_shows_nothing(stack: Stack) -> None:
+    refused = pytest.raises(Exception, match=r"net::ERR_(BAD_)?SSL")
+    with chromium() as browser, operators_console(browser, None) as shown, refused:
+        shown.page.goto(shown.url)
 
 
 def test_prometheus_scrapes_every_service(stack: Stack) -> None:

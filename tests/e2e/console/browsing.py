@@ -65,9 +65,17 @@ def console(
 ) -> Iterator[Console]:
     """`may_fail`: the browser may complain, of an address that does not answer."""
     width, height = size
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+    options = {"viewport": {"width": width, "height": height}, "color_scheme": theme}
+    with console_at(browser, up.find(r"console +(\S+)"), may_fail=may_fail, **options) as opened:
+        yield opened
+
+
+@contextmanager
+def console_at(browser: Any, url: str, *, may_fail: bool = False, **options: Any) -> Iterator[Console]:
+    """`options`: of the browser's context."""
+    context = browser.new_context(**options)
     context.set_default_timeout(WAIT_MS)
-    opened = Console(context.new_page(), up.find(r"console +(\S+)"))
+    opened = Console(context.new_page(), url)
     opened.page.on("console", lambda said: said.type in ("error", "warning") and opened.errors.append(said.text))
     opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
     yield opened

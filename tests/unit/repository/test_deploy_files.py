@@ -205,7 +205,7 @@ def test_only_the_api_follows_the_published_address(compose: dict[str, Any]) -> 
     api = ("${COPPICE_BIND:-127.0.0.1}:8000:8000", "${COPPICE_BIND:-127.0.0.1}:7070:7070")
     for name, service in compose["services"].items():
         if name == "scheduler":
-            assert tuple(service["ports"]) == api
+            assert tuple(service["ports"]) == (*api, "127.0.0.1:8073:8073")
             continue
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), f"{name} publishes {port}"
@@ -272,8 +272,6 @@ def test_prometheus_scrapes_ports_that_are_served(compose: dict[str, Any]) -> No
     assert jobs["cache"]["static_configs"] == [{"targets": [f"cache:{http_port}"]}]
     metrics_port = compose["services"]["scheduler"]["environment"]["COPPICE_SCHEDULER_METRICS_PORT"]
     assert jobs["scheduler"]["static_configs"] == [{"targets": [f"scheduler:{metrics_port}"]}]
-    published = [port.rsplit(":", 1)[1] for port in compose["services"]["scheduler"]["ports"]]
-    assert str(metrics_port) not in published
     for name, job in jobs.items():
         role = Role.MONITOR if name == "canary" else Role(name)
         assert (job["scheme"], job["tls_config"]["server_name"]) == ("https", f"{role}.coppice.internal")
@@ -282,6 +280,18 @@ def test_prometheus_scrapes_ports_that_are_served(compose: dict[str, Any]) -> No
         assert (
             jobs["worker"]["dns_sd_configs"][0]["names"] == compose["services"][name]["networks"]["internal"]["aliases"]
         )
+
+
+def test_the_console_is_told_where_the_operators_port_is_published(compose: dict[str, Any]) -> None:
+    scheduler, cache = compose["services"]["scheduler"], compose["services"]["cache"]
+    port = scheduler["environment"]["COPPICE_SCHEDULER_METRICS_PORT"]
+    assert f"127.0.0.1:{port}:{port}" in scheduler["ports"]
+    assert scheduler["environment"]["COPPICE_SCHEDULER_METRICS_HOST"] == "0.0.0.0"  # a name would be on one network
+    assert scheduler["environment"]["COPPICE_TLS_CA"], "whoever has no certificate is told nothing"
+    host = cache["environment"]["COPPICE_CACHE_HTTP_NAMES"].split(",")[-1]
+    assert with_defaults(cache["environment"]["COPPICE_CACHE_REQUESTS_URL"]) == f"https://{host}:{port}"
+    http_port = CacheSettings.model_fields["http_port"].default
+    assert f"https://{host}:{http_port}" in scheduler["environment"]["COPPICE_SCHEDULER_CONSOLE_ORIGINS"].split(",")
 
 
 def test_the_canary_audits_with_keys_of_its_own_and_is_scraped(

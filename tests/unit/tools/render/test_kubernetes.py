@@ -311,7 +311,7 @@ def test_the_compose_file_sets_the_same(described: str, name: str) -> None:
         "worker_host": name,
         "device": "cuda" if name == "worker-gpu" else "cpu",
         "host_memory_mib": "${COPPICE_HOST_MEMORY_MIB:-0}",
-        "metrics_host": "scheduler-metrics",
+        "metrics_host": "0.0.0.0",
         "otlp": "https://otel-collector:4317",
     }
     expected = {variable: value.format(**places) for variable, value in {**TLS, **service.environment}.items()}
