@@ -159,7 +159,7 @@ def test_a_waterfall_opens_by_id(shown: Console, up: Up, keys: dict[str, str]) -
     shown.page.keyboard.type("looked-for-7")
     shown.see("tbody tr:only-child")
     shown.page.keyboard.press("Enter")
-    assert shown.text("h1") == "looked-for-7"
+    shown.see("h1:text-is('looked-for-7')")
     for kind in ("prefill", "decode"):
         shown.see(f".waterfall .stage[data-kind={kind}]")
     assert "generated for" in shown.text(".why")
