@@ -39,7 +39,7 @@ def executor(checkpoint: Path) -> TorchExecutor:
         checkpoint,
         device="cuda",
         dtype="bfloat16",
-        num_blocks=NUM_BLOCKS,
+        num_blocks=NUM_BLOCKS + NUM_BLOCKS // 2,
         limits=StepLimits(40, 512),
         graphs=partial(CudaGraphs, device),
     )
@@ -141,3 +141,26 @@ def test_a_chunk_that_samples_nothing_is_over_when_it_is_answered(executor: Torc
     for _ in range(3):
         assert executor.execute(batch).tokens.size == 0
         assert torch.cuda.current_stream().query()
+
+
+@pytest.mark.usefixtures("nan_pool")
+@pytest.mark.parametrize("chunks", [[15], [60, 3], [200, 30, 2], [470]])
+def test_mixed_graphs_find_what_single_launches_find(executor: TorchExecutor, chunks: list[int]) -> None:
+    sequences = prefilled(executor, 7, seed=len(chunks))
+    rng = np.random.default_rng(sum(chunks))
+    rows = [*sequences]
+    # Behind the tables of `prefilled` nobody has blocks; each chunk comes after 40 tokens that are there.
+    tables = allot_blocks([40 + new + 20 for new in chunks], BLOCK_SIZE, NUM_BLOCKS // 2, rng)
+    for new, table in zip(chunks, tables, strict=True):
+        prompt = [int(t) for t in rng.integers(0, 256, 40 + new)]
+        row = DrivenSequence(prompt, [block + NUM_BLOCKS for block in table])
+        executor.execute(build_batch([row], [40], BLOCK_SIZE))
+        row.num_computed_tokens = 40
+        rows.append(row)
+    batch = build_batch(rows, [*[1] * len(sequences), *chunks], BLOCK_SIZE)
+    logits = executor.logits(batch).float()
+    hidden = executor._graphs.hidden(batch) if executor._graphs is not None else None
+    assert hidden is not None, "it has a graph"
+    tokens = torch.from_numpy(executor.execute(batch).tokens).long().cuda().unsqueeze(1)
+    missing = logits.amax(dim=-1, keepdim=True) - logits.gather(1, tokens)
+    assert float(missing.max()) < 0.02 * float(logits.abs().max())

@@ -58,6 +58,7 @@ def assert_close(
         there.batch,
         num_kv_heads=heads,
         group=there.num_heads // heads,
+        head_dim=there.pool.shape.head_dim,
         block_size=there.pool.block_size,
         upload=Upload(torch.device("cuda")),
         num_sms=num_sms,

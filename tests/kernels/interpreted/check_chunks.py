@@ -6,8 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
+from coppice_worker.kernels import reference
+from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.triton.attention.extend_launch import extend_tiles
+from coppice_worker.kernels.triton.backend import TritonBackend
+from coppice_worker.model.device_state import DeviceState
 from tests.kernels.cases import make_case
 from tests.kernels.interpreted.check_attention import GEOMETRIES, check
 
@@ -20,6 +25,34 @@ from tests.kernels.interpreted.check_attention import GEOMETRIES, check
 )
 def test_extend(new_tokens: Sequence[int], before: Sequence[int], group: int, block_size: int, head_dim: int) -> None:
     check(make_case(new_tokens, before, block_size=block_size, num_kv_heads=2, group=group, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("num_sms", [1, 16])
+def test_a_graphs_launches_give_the_same_bits(window: int | None, num_sms: int) -> None:
+    """Padded to more tokens, rows, tiles and pieces than there are, with contexts that are cut and that are not."""
+    num_tokens, num_rows = 64, 8
+    layer = LayerAttention(scale=0.3, window=window)
+    case = make_case(
+        [1, 5, 44, 1, 2], [90, 1200, 1500, 0, 1], block_size=16, num_kv_heads=2, group=3, head_dim=16, layer=layer
+    )
+    batch, backend = case.batch, TritonBackend(case.pool, case.heads)
+    backend._num_sms = num_sms
+    slots = torch.from_numpy(batch.slots)
+    reference.write_kv(case.pool.keys(0), case.key, slots)
+    reference.write_kv(case.pool.values(0), case.value, slots)
+    state = DeviceState(num_rows, 100, 0, torch.device("cpu"), tokens_max=128, chunks_size=backend.chunks_size(128))
+    chunks = backend.chunks(batch, num_tokens)
+    assert chunks is not None
+    state.fill(batch, chunks=chunks)
+    rows = state.mixed_rows(num_tokens, backend.chunks_size(num_tokens), with_common=False)
+    assert len(rows.context_lens) == num_rows
+    count = len(batch.token_ids)
+    query = torch.full((num_tokens, *case.query.shape[1:]), float("nan"))
+    query[:count] = case.query
+    eager, graph = backend.plan(batch), backend.plan_rows(rows)
+    assert (eager._arrays.extend_pieces is not None) == (num_sms > 1)
+    assert torch.equal(graph.attend(0, query)[:count], eager.attend(0, case.query))
 
 
 def test_extend_over_several_query_tiles() -> None:

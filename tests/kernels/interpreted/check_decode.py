@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from coppice_worker.kernels import reference
-from coppice_worker.kernels.backend import DecodeRows, LayerAttention
+from coppice_worker.kernels.backend import LayerAttention, StepRows
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
 from coppice_worker.kernels.triton.attention.arrays import (
     DecodeScratch,
@@ -67,6 +67,7 @@ def arrays_of(case: Case) -> StepArrays:
         case.batch,
         num_kv_heads=heads,
         group=case.num_heads // heads,
+        head_dim=case.pool.shape.head_dim,
         block_size=case.pool.block_size,
         upload=Upload(CPU),
     )
@@ -222,7 +223,5 @@ def test_no_room_for_two_rows_in_a_tile() -> None:
     backend = TritonBackend(case.pool, case.heads)
     arrays = arrays_of(case)
     common = torch.full((backend.common_size(1),), -1, dtype=torch.int32)
-    step = backend.plan_decodes(
-        DecodeRows(arrays.slots, arrays.context_lens, arrays.tables, arrays.query_starts, common)
-    )
+    step = backend.plan_rows(StepRows(arrays.slots, arrays.context_lens, arrays.tables, arrays.query_starts, common))
     assert_close(step.attend(0, case.query).view(case.query.shape), wanted(case))

@@ -36,8 +36,8 @@ def test_same_logits_as_plain_torch(tmp_path: Path) -> None:
 
 # Padding is computed with whatever its memory held before.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_recorded_decodes_are_those_of_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padded batches, some with rows that begin alike, in a pool that is NaN where nobody wrote."""
+def test_recorded_steps_are_those_of_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded batches of chunks and decodes, some with rows that begin alike; where nobody wrote, the pool is NaN."""
     monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_TOKENS_MIN", 64)
     monkeypatch.setattr("coppice_worker.kernels.triton.launch.PREFIX_SAVED_MIN", 64)
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
@@ -52,10 +52,13 @@ def test_recorded_decodes_are_those_of_plain_torch(tmp_path: Path, monkeypatch: 
     first = DrivenSequence(prompt, [4, 0, 9, 3, 5])
     second = DrivenSequence([*prompt[:64], 7], [4, 0, 9, 3, 6], num_computed_tokens=64)
     other = DrivenSequence([12], [7])
+    longer = DrivenSequence([int(t) for t in np.random.default_rng(6).integers(0, 256, 80)], [8, 10, 11, 1, 2])
     for chosen, chunks in (
         ([first], [64]),
         ([other, first, second], [1] * 3),
         ([second], [1]),
+        ([longer, first, second], [65, 1, 1]),
+        ([longer, first, second], [15, 1, 1]),
         ([first, second], [1] * 2),
     ):
         batch = build_batch(chosen, chunks, 16)
@@ -65,8 +68,8 @@ def test_recorded_decodes_are_those_of_plain_torch(tmp_path: Path, monkeypatch: 
             sequence.num_computed_tokens += chunk
         for row, token in zip(batch.sample.rows, tokens, strict=True):
             chosen[row].tokens.append(token)
-    assert recorded.num_replays == 2 * 3
+    assert recorded.num_replays == 1 + 2 * 3 + 1, "decodes have a tail, and no graph has room for 65 tokens"
     assert triton._graphs is not None
     assert triton._graphs._common is not None, "the first rows of both were read together"
     written = ~triton._pool.storage.isnan().all(dim=(0, 1, 3, 5))
-    assert int(written.sum()) == 64 + 2 + 3 + 1
+    assert int(written.sum()) == 64 + 2 + 3 + 1 + 80 + 4

@@ -30,7 +30,13 @@ def arrays_of(case: Case, num_sms: int = 1) -> StepArrays:
     heads, block_size = case.pool.shape.num_kv_heads, case.pool.block_size
     group = case.num_heads // heads
     return step_arrays(
-        case.batch, num_kv_heads=heads, group=group, block_size=block_size, upload=Upload(CPU), num_sms=num_sms
+        case.batch,
+        num_kv_heads=heads,
+        group=group,
+        head_dim=case.pool.shape.head_dim,
+        block_size=block_size,
+        upload=Upload(CPU),
+        num_sms=num_sms,
     )
 
 

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch.plain_batch import packed_batch, rows_alike
 from coppice_worker.core.batch.step_batch import Int32, StepBatch
-from coppice_worker.kernels.backend import Angles, AttentionStep, DecodeBackend, Heads
+from coppice_worker.kernels.backend import Angles, AttentionStep, GraphBackend, Heads
 from coppice_worker.kernels.choice import choose_backend, choose_packer
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.model.config.config import CONFIG_FILE, ModelConfig, read_config
@@ -31,8 +31,7 @@ from coppice_worker.model.decoder.decoder import Decoder
 from coppice_worker.model.decoder.linear import Projections
 from coppice_worker.model.decoder.sampler import sample_and_report
 from coppice_worker.model.decoder.weights import DecoderWeights, assemble, attention_layers, tensor_layouts
-from coppice_worker.model.device_state import DeviceState
-from coppice_worker.model.graphs import CudaGraphs, DecodeGraphs, Graphs
+from coppice_worker.model.graphs import CudaGraphs, Graphs, StepGraphs, graph_state
 from coppice_worker.model.pool_size import kv_shape
 
 _SEED = 0
@@ -119,10 +118,10 @@ class StepModel:
     def recorded(self, sequences: Sequences, graphs: Graphs) -> Callable[[], Int32]:
         """`step` of decodes as a graph."""
         backend, batch = sequences.backend, sequences.batch
-        if isinstance(backend, DecodeBackend) and not isinstance(sequences, Contiguous):
+        if isinstance(backend, GraphBackend) and not isinstance(sequences, Contiguous):
             rows, width = batch.block_tables.shape
-            state = DeviceState(rows, width, backend.common_size(rows), self.device)
-            steps = DecodeGraphs(graphs, state, self._decoder, backend, self.dtype)
+            state = graph_state(backend, rows, width, self.device)
+            steps = StepGraphs(graphs, state, self._decoder, backend, self.dtype)
             steps.capture(rows)
             # As in a batch that goes on: no table is sent again.
             goes_on = replace(batch, changed_tables=np.zeros(0, np.int32))

@@ -102,25 +102,26 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """A step of rows with one new token each, in tensors on the device that stay where they are.
+class StepRows:
+    """A step of S rows and T new tokens, in tensors on the device that stay where they are.
 
-    Whoever attends reads them when it computes, not before: what they hold changes from step to step, and rows of the
-    end may be padding.
+    Whoever attends reads them when it computes, not before: what they hold changes from step to step, and rows and
+    tokens of the end may be padding. A row that is padding has one new token where all rows have one, else none.
     """
 
-    slots: torch.Tensor  # [S] int64; -1: padding, whose keys and values are stored nowhere
+    slots: torch.Tensor  # [T] int64; -1: padding, whose keys and values are stored nowhere
     context_lens: torch.Tensor  # [S] int32; 0: padding, which reads nothing, and whose output means nothing
     block_tables: torch.Tensor  # [S, W] int32, rows may be strided; only what a row's length reaches is read
-    query_starts: torch.Tensor  # [S + 1] int32, 0 .. S
-    common: torch.Tensor | None  # int32, what `DecodeBackend.common` found; None: rows have nothing in common
+    query_starts: torch.Tensor  # [S + 1] int32
+    common: torch.Tensor | None  # int32, what `GraphBackend.common` found; None: rows have nothing in common
+    chunks: torch.Tensor | None = None  # int32, what `GraphBackend.chunks` found; None: each row has one new token
 
 
 @runtime_checkable
-class DecodeBackend(Backend, Protocol):
-    """A backend whose launches for decodes depend on the number of rows alone, so that a graph may hold them."""
+class GraphBackend(Backend, Protocol):
+    """A backend whose launches depend on the numbers of rows and tokens alone, so that a graph may hold them."""
 
-    def plan_decodes(self, rows: DecodeRows) -> AttentionStep: ...
+    def plan_rows(self, rows: StepRows) -> AttentionStep: ...
 
     def choose_decodes(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """A token [S] int64 for each row of logits [S, vocab], by choices [S, CHOICE_COLUMNS] float64 on the device,
@@ -130,5 +131,12 @@ class DecodeBackend(Backend, Protocol):
         """How many numbers `common` gives."""
 
     def common(self, batch: StepBatch, rows_max: int) -> Int32 | None:
-        """What rows of a batch have in common, in numbers that only this backend reads; None where it is not worth
-        launches of its own. It stays true while rows grow."""
+        """What rows with one new token have in common, in numbers that only this backend reads; None where it is not
+        worth launches of its own. It stays true while rows grow."""
+
+    def chunks_size(self, num_tokens: int) -> int:
+        """How many numbers `chunks` gives for steps of up to `num_tokens` tokens."""
+
+    def chunks(self, batch: StepBatch, num_tokens: int) -> Int32 | None:
+        """How rows with several new tokens are computed, in numbers that only this backend reads; None where the
+        launches for `num_tokens` tokens have no room for them."""

@@ -1,12 +1,13 @@
-"""The decode rows of a step on the device, in memory that is allocated once and filled by one copy a step.
+"""The rows of a step on the device, in memory that is allocated once and filled by one copy a step.
 
-    host     | tokens | positions | slots | lengths | settings ... | common | changed rows | their tables |
+    host     | tokens | positions | slots | lengths | settings ... | common | chunks | changed rows | their tables |
                          `------------------ one copy, of what is used -----------------'
     device   | the same                                                                                   |
                                                                                 `--> tables [rows, width]
 
 Tables are most of it, and of a batch that goes on only those that grew are sent. Two host buffers take turns, as the
-copy of the step before may not be over. Rows behind the batch are padding: nothing may be read or written for them.
+copy of the step before may not be over. Rows and tokens behind the batch are padding: nothing may be read or written
+for them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from coppice_worker.core.batch.choices import CHOICE_COLUMNS, pack_choices
 from coppice_worker.core.batch.step_batch import Int32, StepBatch, StepOutput
-from coppice_worker.kernels.backend import DecodeRows
+from coppice_worker.kernels.backend import StepRows
 from coppice_worker.kernels.upload import HostBuffer, aligned, new_event
 
 _ROW_ID_BYTES, _BLOCK_ID_BYTES = 8, 4
@@ -29,46 +30,77 @@ _FIELDS = {
     "positions": torch.int64,
     "slots": torch.int64,
     "context_lens": torch.int32,
+    "query_starts": torch.int32,
     "choices": torch.float64,
     "common": torch.int32,
+    "chunks": torch.int32,
 }
-_COLUMNS = {"choices": CHOICE_COLUMNS}  # of fields that have more than one
 
 
 class DeviceState:
-    """Room for `rows_max` rows with tables of `table_width` blocks."""
+    """Room for `rows_max` rows with tables of `table_width` blocks, and for `tokens_max` new tokens, or one a row."""
 
-    def __init__(self, rows_max: int, table_width: int, common_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows_max: int,
+        table_width: int,
+        common_size: int,
+        device: torch.device,
+        *,
+        tokens_max: int = 0,
+        chunks_size: int = 0,
+    ) -> None:
         self.rows_max, self.table_width, self.device = rows_max, table_width, device
-        places, self._tables_at = _places(rows_max, common_size)
+        self.tokens_max = max(tokens_max, rows_max)
+        sizes = {
+            **dict.fromkeys(("token_ids", "positions", "slots"), self.tokens_max),
+            "context_lens": rows_max,
+            "query_starts": rows_max + 1,
+            "choices": rows_max * CHOICE_COLUMNS,
+            "common": common_size,
+            "chunks": chunks_size,
+        }
+        places, self._tables_at = _places(sizes)
         num_bytes = self._tables_at + aligned(rows_max * _ROW_ID_BYTES) + rows_max * table_width * _BLOCK_ID_BYTES
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._fields = {name: self._bytes[place].view(_FIELDS[name]) for name, place in places.items()}
         self._hosts = [_Host(num_bytes, places, device) for _ in range(2)]
         self._tables = torch.zeros((rows_max, table_width), dtype=torch.int32, device=device)
-        self._query_starts = torch.arange(rows_max + 1, dtype=torch.int32, device=device)
+        self._one_each = torch.arange(rows_max + 1, dtype=torch.int32, device=device)
         self._holds_tables = False
         self._fields["slots"].fill_(-1)
 
-    def takes(self, batch: StepBatch) -> bool:
-        """One new token a row, and no more rows than there is room for."""
+    def has_room_for(self, batch: StepBatch) -> bool:
         num_rows, width = batch.block_tables.shape
-        return bool(len(batch.token_ids) == num_rows <= self.rows_max and width <= self.table_width)
+        return num_rows <= self.rows_max and width <= self.table_width and len(batch.token_ids) <= self.tokens_max
 
-    def rows(self, num_rows: int, *, with_common: bool) -> DecodeRows:
-        return DecodeRows(
+    def rows(self, num_rows: int, *, with_common: bool) -> StepRows:
+        """With one new token each."""
+        return StepRows(
             slots=self._fields["slots"][:num_rows],
             context_lens=self._fields["context_lens"][:num_rows],
             block_tables=self._tables[:num_rows],
-            query_starts=self._query_starts[: num_rows + 1],
+            query_starts=self._one_each[: num_rows + 1],
             common=self._fields["common"] if with_common else None,
         )
 
-    def token_ids(self, num_rows: int) -> torch.Tensor:
-        return self._fields["token_ids"][:num_rows]
+    def mixed_rows(self, num_tokens: int, chunks_size: int, *, with_common: bool) -> StepRows:
+        """As many as may have that many new tokens."""
+        num_rows = min(num_tokens, self.rows_max)
+        return StepRows(
+            slots=self._fields["slots"][:num_tokens],
+            context_lens=self._fields["context_lens"][:num_rows],
+            block_tables=self._tables[:num_rows],
+            query_starts=self._fields["query_starts"][: num_rows + 1],
+            common=self._fields["common"] if with_common else None,
+            chunks=self._fields["chunks"][:chunks_size],
+        )
 
-    def positions(self, num_rows: int) -> torch.Tensor:
-        return self._fields["positions"][:num_rows]
+    def token_ids(self, num_tokens: int) -> torch.Tensor:
+        return self._fields["token_ids"][:num_tokens]
+
+    def positions(self, num_tokens: int) -> torch.Tensor:
+        return self._fields["positions"][:num_tokens]
 
     def choices(self, num_rows: int) -> torch.Tensor:
         """[num_rows, CHOICE_COLUMNS] float64."""
@@ -82,14 +114,16 @@ class DeviceState:
         """Whether its rows are those of the batch before, but for what they grew."""
         return self._holds_tables and batch.changed_tables is not None
 
-    def fill(self, batch: StepBatch, common: Int32 | None = None) -> None:
-        """Puts the batch on the device, and what its rows have in common; rows behind it become padding."""
+    def fill(self, batch: StepBatch, common: Int32 | None = None, chunks: Int32 | None = None) -> None:
+        """Puts the batch on the device, and what its rows have in common; what is behind it becomes padding."""
         host = self._hosts[0]
         self._hosts.reverse()
         host.wait_until_sent()
         _fill_fields(host.fields, batch)
         if common is not None:
             host.fields["common"][:] = common
+        if chunks is not None:
+            host.fields["chunks"][: len(chunks)] = chunks
         changed = batch.changed_tables if self._holds_tables else None
         ids = np.arange(len(batch.block_tables)) if changed is None else changed
         used = self._fill_tables(host, batch.block_tables, ids)
@@ -162,27 +196,27 @@ class Arriving:
         return StepOutput(self.host.numpy()[self.rows].astype(np.int32))
 
 
-def _places(rows_max: int, common_size: int) -> tuple[dict[str, slice], int]:
+def _places(sizes: dict[str, int]) -> tuple[dict[str, slice], int]:
     """Where each field's bytes are, and where the fields end."""
     places, start = {}, 0
     for name, dtype in _FIELDS.items():
-        count = common_size if name == "common" else rows_max * _COLUMNS.get(name, 1)
-        end = start + count * dtype.itemsize
+        end = start + sizes[name] * dtype.itemsize
         places[name] = slice(start, end)
         start = aligned(end)
     return places, start
 
 
 def _fill_fields(fields: dict[str, npt.NDArray[Any]], batch: StepBatch) -> None:
-    num_rows, sample = len(batch.token_ids), batch.sample
+    sample = batch.sample
     for name, values, padding in (
         ("token_ids", batch.token_ids, 0),
         ("positions", batch.positions, 0),
         ("slots", batch.slots, -1),
         ("context_lens", batch.context_lens, 0),
+        ("query_starts", batch.query_starts, len(batch.token_ids)),
     ):
-        fields[name][:num_rows] = values
-        fields[name][num_rows:] = padding
+        fields[name][: len(values)] = values
+        fields[name][len(values) :] = padding
     # Whoever is not sampled is chosen for like a greedy row, in vain.
     choices = fields["choices"].reshape(-1, CHOICE_COLUMNS)
     choices[:, 0] = 0

@@ -16,7 +16,7 @@ import torch
 
 from coppice.namespaces import NamespaceFields
 from coppice_worker.core.batch.step_batch import Int32, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
-from coppice_worker.kernels.backend import DecodeBackend
+from coppice_worker.kernels.backend import GraphBackend
 from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_packer
 from coppice_worker.kernels.host_pool import HostPool
 from coppice_worker.kernels.pool import KvPool
@@ -28,8 +28,7 @@ from coppice_worker.model.decoder.decoder import Decoder
 from coppice_worker.model.decoder.linear import Projections
 from coppice_worker.model.decoder.outputs import Outputs
 from coppice_worker.model.decoder.ranks import RankGroup
-from coppice_worker.model.device_state import DeviceState
-from coppice_worker.model.graphs import DecodeGraphs, Graphs, graph_sizes, is_plain
+from coppice_worker.model.graphs import Graphs, StepGraphs, graph_sizes, graph_state, is_plain, mixed_sizes
 from coppice_worker.model.loader import Checkpoint, ProgressCallback, checkpoint_digest
 from coppice_worker.model.memory import DeviceMemory, FillDevice, blocks_that_fit, graphs_bytes, measure
 from coppice_worker.model.pool_size import kv_shape, shard_of
@@ -60,8 +59,8 @@ class TorchExecutor:
         on_progress: ProgressCallback | None = None,
     ) -> None:
         """Loads the checkpoint and allocates the pool. `num_threads` sets torch's CPU threads for the process. In a
-        `group` of ranks it is this rank's share, and all ranks do the same at the same time. With `graphs`, decode
-        steps are recorded when the executor is warmed up, where its kernels allow it.
+        `group` of ranks it is this rank's share, and all ranks do the same at the same time. With `graphs`, steps of
+        decodes and smaller ones of chunks are recorded when the executor is warmed up, where its kernels allow it.
 
         Raises CheckpointError for a checkpoint that cannot be used, ValueError for an unknown dtype or kernel choice,
         PoolTooSmall where a device that is to be filled has no room.
@@ -81,7 +80,7 @@ class TorchExecutor:
         fill = num_blocks if isinstance(num_blocks, FillDevice) else None
         free_before = fill.memory.total_and_free()[1] if fill else 0
         self._recorder = graphs
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size)
         packer = choose_packer(kernels, self._device, self._dtype)
         self._packs = packer is not None
@@ -127,7 +126,8 @@ class TorchExecutor:
         if graphs is None:
             return 0
         state = max(0, free_before - memory.total_and_free()[1])  # what rows keep on the device
-        return state + graphs_bytes(memory, graphs.capture, graph_sizes(self._limits.max_sequences))
+        mixed = graphs_bytes(memory, graphs.capture_mixed, mixed_sizes(self._limits.max_step_tokens))
+        return state + mixed + graphs_bytes(memory, graphs.capture, graph_sizes(self._limits.max_sequences))
 
     @property
     def pool(self) -> PoolSpec:
@@ -177,22 +177,24 @@ class TorchExecutor:
     @torch.inference_mode()
     def record_graphs(self) -> None:
         """Touches no block."""
-        graphs, sizes = self._new_graphs(), graph_sizes(self._limits.max_sequences)
+        graphs = self._new_graphs()
         if graphs is None:
             return
-        for num_done, size in enumerate(reversed(sizes)):
-            graphs.capture(size)
-            if num_done % _GRAPHS_PER_LINE == 0 or num_done + 1 == len(sizes):
-                _log.info("capturing graphs %d/%d", num_done + 1, len(sizes))
+        captures = [partial(graphs.capture_mixed, size) for size in reversed(mixed_sizes(self._limits.max_step_tokens))]
+        captures += [partial(graphs.capture, size) for size in reversed(graph_sizes(self._limits.max_sequences))]
+        for num_done, capture in enumerate(captures):
+            capture()
+            if num_done % _GRAPHS_PER_LINE == 0 or num_done + 1 == len(captures):
+                _log.info("capturing graphs %d/%d", num_done + 1, len(captures))
         self._graphs = graphs
 
-    def _new_graphs(self) -> DecodeGraphs | None:
-        if self._recorder is None or not isinstance(self._backend, DecodeBackend):
+    def _new_graphs(self) -> StepGraphs | None:
+        if self._recorder is None or not isinstance(self._backend, GraphBackend):
             return None
         width = -(-self._config.max_context // self._pool.block_size)
         rows_max = graph_sizes(self._limits.max_sequences)[-1]
-        state = DeviceState(rows_max, width, self._backend.common_size(rows_max), self._device)
-        return DecodeGraphs(self._recorder(), state, self._decoder, self._backend, self._dtype)
+        state = graph_state(self._backend, rows_max, width, self._device, tokens_max=self._limits.max_step_tokens)
+        return StepGraphs(self._recorder(), state, self._decoder, self._backend, self._dtype)
 
     @torch.inference_mode()
     def zero_blocks(self, block_ids: Int32) -> None:
@@ -208,17 +210,16 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepOutput:
         batch.check()
-        graphs = self._graphs
-        if graphs is None or not graphs.takes(batch):
-            if graphs is not None:
-                graphs.forget_tables()
-            return self._outputs.of(batch, partial(self.forward, batch))
-        if is_plain(batch):
-            return graphs.launch(batch).wait()
-        return self._outputs.of(batch, partial(graphs.hidden, batch))
+        if self.runs_ahead(batch):
+            return self.launch(batch).wait()
+        return self._outputs.of(batch, partial(self._hidden, batch))
+
+    def _hidden(self, batch: StepBatch) -> torch.Tensor:
+        found = None if self._graphs is None else self._graphs.hidden(batch)
+        return self.forward(batch) if found is None else found
 
     def runs_ahead(self, batch: StepBatch) -> bool:
-        return self._graphs is not None and self._graphs.takes(batch) and is_plain(batch)
+        return self._graphs is not None and self._graphs.takes_decodes(batch) and is_plain(batch)
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Pending:

@@ -14,7 +14,7 @@ from coppice_bench.step.floor import floor_ms, num_projected, step_bytes, step_f
 from coppice_bench.step.model import Contiguous, Sequences, StepModel, StepShape, config_of
 from coppice_cli.app import app
 from coppice_worker.model.decoder.linear import Projections
-from tests.fakes.cache.recorded import DecodingBackend, Recorded
+from tests.fakes.cache.recorded import RecordableBackend, Recorded
 
 CONFIG = config_of(
     hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -86,7 +86,7 @@ def test_a_recorded_step_chooses_what_a_launched_one_does(kind: str) -> None:
     if kind == "contiguous":
         sequences = Contiguous(model, shape, sequences)
     elif kind == "rows on the device":
-        sequences.backend = DecodingBackend(sequences.pool, model.heads)
+        sequences.backend = RecordableBackend(sequences.pool, model.heads)
     recorded = Recorded()
     step = model.recorded(sequences, recorded)
     assert [step().tolist() for _ in range(2)] == [wanted] * 2

@@ -22,8 +22,8 @@ from coppice_worker.parallel.tiers import Progress, SharedOutTiers
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.scheduler.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 from tests.fakes.worker.ranks import shared_out
-from tests.unit.worker.model.test_decode_graphs import OTHERS, Planned, Watched, plain
 from tests.unit.worker.model.test_exactness_of_families import assert_greedy
+from tests.unit.worker.model.test_step_graphs import OTHERS, Planned, Watched, plain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from coppice_worker.core.batch.step_batch import Int32, StepBatch
-from coppice_worker.kernels.backend import Angles, Arithmetic, DecodeRows, Heads
+from coppice_worker.kernels.backend import Angles, Arithmetic, Heads, StepRows
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import refuse_overlap
 from coppice_worker.kernels.triton import launch
@@ -19,8 +19,10 @@ from coppice_worker.kernels.triton.attention.arrays import (
     step_arrays,
 )
 from coppice_worker.kernels.triton.attention.cascade import find_groups
+from coppice_worker.kernels.triton.attention.chunks import ChunkRoom, chunk_room, packed_chunks, unpacked_chunks
 from coppice_worker.kernels.triton.attention.decode import decode
 from coppice_worker.kernels.triton.attention.extend import extend
+from coppice_worker.kernels.triton.attention.extend_pieces import ExtendPieces, PieceRoom, piece_room
 from coppice_worker.kernels.triton.attention.split_kv import plan
 from coppice_worker.kernels.triton.blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
 from coppice_worker.kernels.triton.sampling import choose_packed
@@ -48,6 +50,7 @@ class TritonBackend:
         self._upload = Upload(self.device)
         # Those that were outgrown stay, as graphs hold their addresses.
         self._scratches = [self._make_scratch(1)]
+        self._piece_room: PieceRoom | None = None
         self._no_tiles = torch.zeros(0, dtype=torch.int32, device=self.device)
 
     def scratch(self, num_rows: int) -> DecodeScratch:
@@ -69,19 +72,52 @@ class TritonBackend:
             batch,
             num_kv_heads=num_kv_heads,
             group=self._group,
+            head_dim=self.pool.shape.head_dim,
             block_size=self.pool.block_size,
             upload=self._upload,
             num_sms=self._num_sms,
         )
         return TritonStep(self, arrays)
 
-    def plan_decodes(self, rows: DecodeRows) -> TritonStep:
-        num_rows, none = len(rows.context_lens), self._no_tiles
-        prefixes = None if rows.common is None else self._prefixes(rows.common, num_rows)
+    def plan_rows(self, rows: StepRows) -> TritonStep:
+        prefixes = None if rows.common is None else self._prefixes(rows.common, len(rows.context_lens))
+        tile_rows = tile_starts = self._no_tiles
+        pieces: ExtendPieces | None = None
+        if rows.chunks is not None:
+            room = self._chunk_room(len(rows.slots))
+            tile_rows, tile_starts, of_pieces, joins = unpacked_chunks(rows.chunks, room)
+            pieces = ExtendPieces(of_pieces, joins, self._results_of(room))
         arrays = StepArrays(
-            rows.slots, rows.block_tables, rows.context_lens, rows.query_starts, none, none, True, prefixes
+            slots=rows.slots,
+            tables=rows.block_tables,
+            context_lens=rows.context_lens,
+            query_starts=rows.query_starts,
+            tile_rows=tile_rows,
+            tile_starts=tile_starts,
+            has_decodes=True,
+            prefixes=prefixes,
+            extend_pieces=pieces,
         )
         return TritonStep(self, arrays)
+
+    def chunks_size(self, num_tokens: int) -> int:
+        return self._chunk_room(num_tokens).size
+
+    def chunks(self, batch: StepBatch, num_tokens: int) -> Int32 | None:
+        heads = self.pool.shape.num_kv_heads
+        room = self._chunk_room(num_tokens)
+        return packed_chunks(batch, room, group=self._group, num_kv_heads=heads, num_sms=self._num_sms)
+
+    def _chunk_room(self, num_tokens: int) -> ChunkRoom:
+        heads = self.pool.shape.num_kv_heads
+        return chunk_room(num_tokens, group=self._group, num_kv_heads=heads, num_sms=self._num_sms)
+
+    def _results_of(self, room: ChunkRoom) -> PieceRoom:
+        """One for all graphs, as one runs at a time; none before the first."""
+        if self._piece_room is None:
+            shape = self.pool.shape
+            self._piece_room = piece_room(room.results, shape.num_kv_heads, shape.head_dim, self.device)
+        return self._piece_room
 
     def common_size(self, rows_max: int) -> int:
         return launch.PREFIX_GROUPS_MAX * self._members_max + _STARTS + rows_max
@@ -92,7 +128,7 @@ class TritonBackend:
         found = find_groups(
             batch.block_tables,
             batch.context_lens,
-            np.ones(len(batch.context_lens), np.bool_),
+            np.diff(batch.query_starts) == 1,
             block_size=self.pool.block_size,
             num_kv_heads=self.pool.shape.num_kv_heads,
             group=self._group,

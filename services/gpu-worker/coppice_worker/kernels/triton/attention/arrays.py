@@ -11,8 +11,9 @@ it. For that, make `StepArrays` of slices of buffers that stay where they are, a
     slots, context_lens, query_starts = slot_buffer[:T], length_buffer[:S], start_buffer[: S + 1]
     arrays = StepArrays(slots, table_buffer[:S], context_lens, query_starts, no_tiles, no_tiles, True, None)
 
-A row decodes if it has one new token. A padding row has one too (T = S in a step of decodes alone), context length 0
-and slot -1: no launch reads its table, and its rows of attention's output stay as they are.
+A row decodes if it has one new token. A padding row has one too in a step of decodes alone (T = S), and none in others;
+its context length is 0, and the slot of tokens that are padding -1: no launch reads its table, and such rows of
+attention's output stay as they are. Tiles and pieces of row -1 are padding as well (`chunks`).
 
 In each step `spans.plan` is launched once, after the arrays were filled and before the first layer attends; it is a
 part of what a graph captures. Scratch holds nothing between steps and is never cleared; one serves steps of all sizes.
@@ -30,8 +31,9 @@ from coppice_worker.kernels.backend import Heads
 from coppice_worker.kernels.pool import KvShape, has_scales
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.attention.cascade import find_groups
-from coppice_worker.kernels.triton.attention.extend_launch import cut_tiles, extend_tiles, tile_contexts
-from coppice_worker.kernels.triton.attention.extend_pieces import ExtendPieces
+from coppice_worker.kernels.triton.attention.chunks import tiles_of
+from coppice_worker.kernels.triton.attention.extend_launch import cut_tiles
+from coppice_worker.kernels.triton.attention.extend_pieces import ExtendPieces, piece_room
 from coppice_worker.kernels.upload import Upload
 
 
@@ -112,20 +114,25 @@ def decode_scratch(
 
 
 def step_arrays(
-    batch: StepBatch, *, num_kv_heads: int, group: int, block_size: int, upload: Upload, num_sms: int = 1
+    batch: StepBatch,
+    *,
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    upload: Upload,
+    num_sms: int = 1,
 ) -> StepArrays:
     """Of a step with new arrays; `group` query heads share a KV head.
 
     Chunks are cut such that they keep `num_sms` multiprocessors busy.
     """
-    new_tokens = np.diff(batch.query_starts)
-    extends = np.flatnonzero(new_tokens > 1).astype(np.int32)
+    decodes = np.diff(batch.query_starts) == 1
     groups = find_groups(
-        batch.block_tables, batch.context_lens, new_tokens == 1,
+        batch.block_tables, batch.context_lens, decodes,
         num_kv_heads=num_kv_heads, group=group, block_size=block_size,
     )  # fmt: skip
-    tile_rows, tile_starts = extend_tiles(extends, new_tokens[extends] * group)
-    context_lens = tile_contexts(tile_rows, tile_starts, batch.context_lens, new_tokens, group)
+    tile_rows, tile_starts, context_lens = tiles_of(batch, group)
     cut = cut_tiles(tile_rows, tile_starts, context_lens, num_kv_heads, num_sms)
     slots, tables, lens, starts, rows_of_tiles, starts_of_tiles, *more = upload.send(
         (
@@ -141,7 +148,9 @@ def step_arrays(
         query_starts=starts,
         tile_rows=rows_of_tiles,
         tile_starts=starts_of_tiles,
-        has_decodes=bool((new_tokens == 1).any()),
+        has_decodes=bool(decodes.any()),
         prefixes=None if groups is None else Prefixes(*more[:3]),
-        extend_pieces=None if cut is None else ExtendPieces(more[-2], more[-1], cut.num_results),
+        extend_pieces=None
+        if cut is None
+        else ExtendPieces(more[-2], more[-1], piece_room(cut.num_results, num_kv_heads, head_dim, upload.device)),
     )

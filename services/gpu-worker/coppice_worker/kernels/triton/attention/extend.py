@@ -331,19 +331,15 @@ def extend(
     bend, log2_scale = score_factors(layer)
     # A window makes contexts short.
     pieces = arrays.extend_pieces if layer.window is None else None
-    num_tiles, results, lse = arrays.tile_rows.numel(), None, None
-    if pieces is not None:
-        num_tiles = pieces.pieces.shape[1]
-        lse = torch.empty((pieces.num_results, num_kv_heads, EXTEND_ROWS), dtype=torch.float32, device=query.device)
-        results = lse.new_empty((*lse.shape, head_dim))
+    num_tiles = arrays.tile_rows.numel() if pieces is None else pieces.pieces.shape[1]
     extend_kernel[(num_tiles, num_kv_heads, EXTEND_ROWS // shape.rows)](
         query, keys, blocks.values, blocks.key_scales, blocks.value_scales, layer.sinks, arrays.tables,
         arrays.context_lens, arrays.query_starts, arrays.tile_rows, arrays.tile_starts,
-        pieces and pieces.pieces, results, lse, out,
+        pieces and pieces.pieces, pieces and pieces.room.results, pieces and pieces.room.lse, out,
         query.stride(0), arrays.tables.stride(0), bend, log2_scale,
         CAPPED=layer.soft_cap is not None, WINDOW=layer.window or 0, SCORES_AHEAD=shape.scores_ahead,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, HEAD_PADDED=head_padded,
         BLOCK_SIZE=block_size, ROWS=shape.rows, TILE=shape.tile, **shape.options,
     )  # fmt: skip
-    if pieces is not None and results is not None and lse is not None:
-        join(results, lse, pieces, arrays.query_starts, out)
+    if pieces is not None:
+        join(pieces, arrays.query_starts, out)

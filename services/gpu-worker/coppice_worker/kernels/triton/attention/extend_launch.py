@@ -94,6 +94,11 @@ def tile_contexts(tile_rows: Int32, tile_starts: Int32, context_lens: Int32, new
     return (context_lens[tile_rows] - new_tokens[tile_rows] + last + 1).astype(np.int64)
 
 
+def results_max(num_kv_heads: int, num_sms: int) -> int:
+    """Of the pieces of a step."""
+    return num_sms * _PIECES_PER_SM_MAX // num_kv_heads
+
+
 def piece_tokens(context_lens: Int64, num_kv_heads: int, num_sms: int) -> int:
     """Context tokens per piece for tiles that see that many, [tiles]; not less than the longest: nothing is cut.
 
@@ -108,7 +113,7 @@ def piece_tokens(context_lens: Int64, num_kv_heads: int, num_sms: int) -> int:
     lens = np.maximum(-(-longest // _PIECE_COUNTS), _PIECE_TOKENS_MIN)
     lens = np.unique(-(-lens // step) * step)
     counts = -(-context_lens[:, None] // lens)
-    fits = num_kv_heads * np.where(counts > 1, counts, 0).sum(axis=0) <= num_sms * _PIECES_PER_SM_MAX
+    fits = np.where(counts > 1, counts, 0).sum(axis=0) <= results_max(num_kv_heads, num_sms)
     busy = num_kv_heads * (context_lens.sum() + _PIECE_COST * counts.sum(axis=0)) / num_sms
     full = num_kv_heads * np.maximum((context_lens[:, None] // lens).sum(axis=0), 1)
     rounds = -(-full // num_sms) * (np.minimum(lens, longest) + _PIECE_COST)

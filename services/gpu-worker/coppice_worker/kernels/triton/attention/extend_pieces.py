@@ -23,12 +23,25 @@ from coppice_worker.kernels.triton.attention.extend_launch import EXTEND_ROWS, J
 
 
 @dataclass(frozen=True, slots=True)
+class PieceRoom:
+    """For the results of a layer's pieces: made once, as the next layer's come when they are joined."""
+
+    results: torch.Tensor  # [results, HK, EXTEND_ROWS, D] float32
+    lse: torch.Tensor  # [results, HK, EXTEND_ROWS] float32
+
+
+def piece_room(num_results: int, num_kv_heads: int, head_dim: int, device: torch.device) -> PieceRoom:
+    lse = torch.empty((num_results, num_kv_heads, EXTEND_ROWS), dtype=torch.float32, device=device)
+    return PieceRoom(lse.new_empty((*lse.shape, head_dim)), lse)
+
+
+@dataclass(frozen=True, slots=True)
 class ExtendPieces:
     """One step's pieces on the device; rows as in `extend_launch.Cut`."""
 
-    pieces: torch.Tensor  # [5, P] int32
-    joins: torch.Tensor  # [4, J] int32
-    num_results: int
+    pieces: torch.Tensor  # [5, P] int32; of row -1: there is none
+    joins: torch.Tensor  # [4, J] int32; of row -1: there is none
+    room: PieceRoom
 
 
 @triton.jit(do_not_specialize=["num_joins"])
@@ -49,6 +62,8 @@ def join_kernel(
     """One program per some rows of a tile and KV head."""
     join, kv_head = tl.program_id(0), tl.program_id(1)
     row, tile_start = tl.load(joins_ptr + join), tl.load(joins_ptr + num_joins + join)
+    if row < 0:
+        return
     first = tl.load(joins_ptr + 2 * num_joins + join)
     count = tl.load(joins_ptr + 3 * num_joins + join)
     first_token = tl.load(query_starts_ptr + row)
@@ -75,10 +90,9 @@ def join_kernel(
     tl.store(out_ptr + out_at, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def join(
-    results: torch.Tensor, lse: torch.Tensor, pieces: ExtendPieces, query_starts: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Results [results, HK, EXTEND_ROWS, D] and lse [results, HK, EXTEND_ROWS] into out [T, H, D]."""
+def join(pieces: ExtendPieces, query_starts: torch.Tensor, out: torch.Tensor) -> None:
+    """What was left in the pieces' room into out [T, H, D]."""
+    results, lse = pieces.room.results, pieces.room.lse
     num_kv_heads, head_dim = results.shape[1], results.shape[3]
     num_joins = pieces.joins.shape[1]
     join_kernel[(num_joins, num_kv_heads, EXTEND_ROWS // JOIN_ROWS)](

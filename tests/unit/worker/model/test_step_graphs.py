@@ -1,5 +1,5 @@
-"""Decode steps as graphs, with graphs that call their work again: the same tokens as without, whatever came before,
-and nothing that is no row's own is read or written."""
+"""Steps as graphs, with graphs that call their work again: the same tokens as without, whatever came before, and
+nothing that is no row's own is read or written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.model.device_state import DeviceState
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import GRAPH_ROWS_MAX, graph_sizes
-from tests.fakes.cache.recorded import DecodingBackend, Recorded
+from tests.fakes.cache.recorded import RecordableBackend, Recorded
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.scheduler.step_driver import DrivenSequence, allot_blocks, build_batch, run_to_length
 from tests.fakes.worker.worker_plans import applied, grow, h, handles, ready_core, settings, start, u32
@@ -46,9 +46,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class GraphExecutor(TorchExecutor):
-    """A `TorchExecutor` whose decodes are recorded, in a pool that is NaN wherever nobody wrote."""
+    """A `TorchExecutor` whose steps are recorded, in a pool that is NaN wherever nobody wrote."""
 
-    backend: DecodingBackend
+    backend: RecordableBackend
 
     def __init__(
         self, checkpoint: Path, num_blocks: int = NUM_BLOCKS, rows_max: int = 12, group: RankGroup | None = None
@@ -70,7 +70,7 @@ class GraphExecutor(TorchExecutor):
 
     def _use_pool(self, num_blocks: int, block_size: int) -> None:
         super()._use_pool(num_blocks, block_size)
-        self._backend = self.backend = DecodingBackend(self._pool, self._backend.heads)  # type: ignore[attr-defined]
+        self._backend = self.backend = RecordableBackend(self._pool, self._backend.heads)  # type: ignore[attr-defined]
 
     def written(self) -> torch.Tensor:
         """[num_blocks, block], True where a token's KV is."""
@@ -164,6 +164,72 @@ def test_a_step_of_more_rows_than_graphs_have_needs_none(checkpoint: Path) -> No
     assert executor.execute(batch).tokens.tolist() == other.execute(batch).tokens.tolist()
     assert executor.recorded.num_replays == before
     assert not executor.runs_ahead(batch)
+
+
+# -- mixed steps
+
+
+def mixed(rows: list[tuple[int, int]], rng: np.random.Generator) -> list[DrivenSequence]:
+    """Sequences by tokens that were computed and new ones."""
+    tables = allot_blocks([before + new for before, new in rows], BLOCK_SIZE, NUM_BLOCKS, rng)
+    return [
+        DrivenSequence([int(t) for t in rng.integers(0, 256, before + new)], table, num_computed_tokens=before)
+        for (before, new), table in zip(rows, tables, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"),
+    [
+        ([(0, 5)], 16),
+        ([(7, 16)], 16),
+        ([(6, 17)], 32),
+        ([(3, 1), (9, 12), (12, 1)], 16),
+        ([(9, 1)] * 5 + [(0, 21), (4, 2), (1, 2)], 32),
+        ([(3, 62), (5, 2)], 64),
+        ([(0, 3)] * 3 + [(8, 2)], None),  # a chunk more than there is room for
+        ([(0, 63), (4, 2)], None),  # a token more
+    ],
+)
+def test_a_mixed_step_takes_the_least_graph_with_room(
+    checkpoint: Path, rows: list[tuple[int, int]], size: int | None
+) -> None:
+    executor, other = GraphExecutor(checkpoint), plain(checkpoint)
+    sequences = mixed(rows, np.random.default_rng(len(rows)))
+    for computing in (executor, other):
+        for sequence in sequences:
+            if sequence.num_computed_tokens:
+                before = replace(sequence, num_computed_tokens=0)
+                computing.execute(build_batch([before], [sequence.num_computed_tokens], BLOCK_SIZE))
+    executor.backend.sizes.clear()
+    batch = build_batch(sequences, [new for _, new in rows], BLOCK_SIZE)
+    replays = executor.recorded.num_replays
+    assert executor.execute(batch).tokens.tolist() == other.execute(batch).tokens.tolist()
+    assert executor.backend.sizes == ([] if size is None else [size])
+    assert executor.recorded.num_replays - replays == (size is not None)
+    assert int(executor.written().sum()) == sum(before + new for before, new in rows)
+    assert not executor.runs_ahead(batch)
+
+
+def test_decodes_behind_a_mixed_step_look_again_for_what_they_have_in_common(checkpoint: Path) -> None:
+    """Also where the core says that no table has changed: the chunk of one step decodes in the next."""
+    executor, other = GraphExecutor(checkpoint), plain(checkpoint)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    for computing in (executor, other):
+        computing.execute(build_batch([DrivenSequence(prompt, [7, 8])], [8], BLOCK_SIZE))
+    rows = [
+        DrivenSequence([*prompt, 10], [7, 8, 20], num_computed_tokens=8),
+        DrivenSequence([*prompt, 11, 12], [7, 8, 21], num_computed_tokens=8),
+    ]
+    first = build_batch(rows, [1, 2], BLOCK_SIZE)
+    assert executor.execute(first).tokens.tolist() == other.execute(first).tokens.tolist()
+    assert executor.backend.num_shared == 0
+    for row, new in zip(rows, (1, 2), strict=True):
+        row.num_computed_tokens += new
+        row.tokens.append(5)
+    second = replace(build_batch(rows, [1, 1], BLOCK_SIZE), changed_tables=np.array([], np.int32))
+    assert executor.execute(second).tokens.tolist() == other.execute(second).tokens.tolist()
+    assert executor.backend.num_shared == 2, "once for each layer"
 
 
 class EvenTokens:
