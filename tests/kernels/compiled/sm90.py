@@ -13,10 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from coppice_worker.kernels.triton.residency import programs_beside
+
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-REGISTERS_PER_SM = 65536
-SHARED_BYTES_PER_SM = 227 * 1024
-PROGRAMS_PER_SM_MAX = 32
 
 BF16 = ("query_ptr", "key_pool_ptr", "value_pool_ptr", "out_ptr", "key_ptr", "value_ptr", "planes_ptr")
 FLOAT32 = ("partial_ptr", "lse_ptr")
@@ -33,10 +32,7 @@ class Compiled:
     listing: str
 
     def programs_per_sm(self) -> int:
-        # A warp takes its registers in units of 8 per thread, a program keeps 1 KiB of shared memory for itself.
-        per_program = self.num_warps * 32 * -(-self.registers // 8) * 8
-        by_memory = SHARED_BYTES_PER_SM // (self.shared_bytes + 1024)
-        return min(REGISTERS_PER_SM // per_program, by_memory, PROGRAMS_PER_SM_MAX)
+        return programs_beside(self.registers, self.shared_bytes, self.num_warps)
 
 
 def type_of(name: str) -> str:

@@ -116,6 +116,7 @@ def test_a_graph_is_replayed_with_other_lengths() -> None:
     from coppice_worker.kernels.triton.attention.arrays import StepArrays, decode_scratch
     from coppice_worker.kernels.triton.attention.decode import decode
     from coppice_worker.kernels.triton.attention.split_kv import plan
+    from coppice_worker.kernels.triton.residency import read_programs
 
     shape = {"group": 4, "num_kv_heads": 2, "head_dim": 128, "block_size": 16}
     cases = [decodes(before, **shape) for before in ([900, 40, 3000, 7], [20, 5000], [64])]  # type: ignore[arg-type]
@@ -137,7 +138,7 @@ def test_a_graph_is_replayed_with_other_lengths() -> None:
         4,
         moves[0].heads,
         pool.shape,
-        pool.storage.dtype,
+        per_sm=read_programs(pool.shape.head_dim, has_float8=False),
         num_sms=torch.cuda.get_device_properties(0).multi_processor_count,
         device=pool.storage.device,
     )

@@ -23,6 +23,7 @@ from coppice_worker.kernels.triton.attention.cascade import no_groups
 from coppice_worker.kernels.triton.attention.decode import decode
 from coppice_worker.kernels.triton.attention.split_kv import plan
 from coppice_worker.kernels.triton.backend import TritonBackend
+from coppice_worker.kernels.triton.residency import DecodePrograms
 from coppice_worker.kernels.upload import Upload
 from tests.kernels.cases import Case, make_case
 
@@ -31,9 +32,9 @@ CPU = torch.device("cpu")
 
 def scratch_for(case: Case, rows_max: int = 8, num_sms: int = 1) -> DecodeScratch:
     """Full of what would be noticed."""
-    scratch = decode_scratch(
-        rows_max, case.heads, case.pool.shape, case.pool.storage.dtype, num_sms=num_sms, device=CPU
-    )
+    shape = case.pool.shape
+    per_sm = DecodePrograms(2, 3)  # neither one program, nor as many for both
+    scratch = decode_scratch(rows_max, case.heads, shape, per_sm=per_sm, num_sms=num_sms, device=CPU)
     for array in (scratch.own.out, scratch.own.lse, scratch.shared.out, scratch.shared.lse):
         array.fill_(float("nan"))
     return scratch

@@ -7,7 +7,7 @@ import torch
 
 from coppice_worker.core.batch.step_batch import Int32, StepBatch
 from coppice_worker.kernels.backend import Angles, Arithmetic, Heads, StepRows
-from coppice_worker.kernels.pool import KvPool
+from coppice_worker.kernels.pool import KvPool, has_scales
 from coppice_worker.kernels.torch_backend import refuse_overlap
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.arithmetic import TritonArithmetic
@@ -23,8 +23,10 @@ from coppice_worker.kernels.triton.attention.chunks import ChunkRoom, chunk_room
 from coppice_worker.kernels.triton.attention.decode import decode
 from coppice_worker.kernels.triton.attention.extend import extend
 from coppice_worker.kernels.triton.attention.extend_pieces import ExtendPieces, PieceRoom, piece_room
+from coppice_worker.kernels.triton.attention.resident import resident_programs
 from coppice_worker.kernels.triton.attention.split_kv import plan
 from coppice_worker.kernels.triton.blocks import copy_blocks, gather_blocks, scatter_blocks, zero_blocks
+from coppice_worker.kernels.triton.residency import read_programs
 from coppice_worker.kernels.triton.sampling import choose_packed
 from coppice_worker.kernels.triton.write import write
 from coppice_worker.kernels.upload import Upload
@@ -48,10 +50,14 @@ class TritonBackend:
         self._group = heads.num_heads // pool.shape.num_kv_heads
         self._members_max = launch.prefix_members(self._group)
         self._upload = Upload(self.device)
-        # Those that were outgrown stay, as graphs hold their addresses.
-        self._scratches = [self._make_scratch(1)]
         self._piece_room: PieceRoom | None = None
         self._no_tiles = torch.zeros(0, dtype=torch.int32, device=self.device)
+        self._programs = read_programs(pool.shape.head_dim, has_scales(pool.storage.dtype))
+        # Those that were outgrown stay, as graphs hold their addresses.
+        self._scratches = [self._make_scratch(1)]
+        if properties is not None:
+            self._programs = resident_programs(pool, heads, self._scratches[0], self._programs)
+            self._scratches = [self._make_scratch(1)]
 
     def scratch(self, num_rows: int) -> DecodeScratch:
         """For a step of that many rows."""
@@ -61,9 +67,9 @@ class TritonBackend:
         return self._scratches[-1]
 
     def _make_scratch(self, rows_max: int) -> DecodeScratch:
-        pool = self.pool
+        shape = self.pool.shape
         return decode_scratch(
-            rows_max, self.heads, pool.shape, pool.storage.dtype, num_sms=self._num_sms, device=self.device
+            rows_max, self.heads, shape, per_sm=self._programs, num_sms=self._num_sms, device=self.device
         )
 
     def plan(self, batch: StepBatch) -> TritonStep:

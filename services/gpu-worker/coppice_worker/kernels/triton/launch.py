@@ -74,10 +74,17 @@ def decode_options(head_dim: int, columns: int) -> dict[str, int | bool]:
 
 
 def decode_programs_per_sm(head_dim: int, has_float8: bool) -> int:
-    """As many as have room beside each other as Triton 3.7 compiles them; float8 takes fewer registers with 3.9."""
+    """As many as have room beside each other with each of Triton 3.6, 3.7 and 3.9."""
     if head_dim <= 64:
         return 3 if has_float8 else 4
     return 2 if head_dim <= 128 or has_float8 else 1
+
+
+def prefix_programs_per_sm(head_dim: int, has_float8: bool) -> int:
+    """Likewise, of those over what rows have in common: more columns take more registers."""
+    if head_dim <= 64:
+        return 2 if has_float8 else 3
+    return 2 if head_dim <= 128 else 1
 
 
 def prefix_members(group: int) -> int:

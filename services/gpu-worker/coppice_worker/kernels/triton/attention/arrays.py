@@ -28,12 +28,13 @@ import torch
 
 from coppice_worker.core.batch.step_batch import StepBatch
 from coppice_worker.kernels.backend import Heads
-from coppice_worker.kernels.pool import KvShape, has_scales
+from coppice_worker.kernels.pool import KvShape
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.attention.cascade import find_groups
 from coppice_worker.kernels.triton.attention.chunks import tiles_of
 from coppice_worker.kernels.triton.attention.extend_launch import cut_tiles
 from coppice_worker.kernels.triton.attention.extend_pieces import ExtendPieces, piece_room
+from coppice_worker.kernels.triton.residency import DecodePrograms
 from coppice_worker.kernels.upload import Upload
 
 
@@ -75,11 +76,12 @@ class DecodeScratch:
 
     rows_max: int
     programs: int  # each takes one span
+    shared_programs: int  # of those over what rows have in common
     windows: tuple[int | None, ...]  # the different windows of the layers
     starts: torch.Tensor  # [windows, > rows_max] int32, first tile of each row, counted over rows and KV heads
     firsts: torch.Tensor  # like `starts`, first tile of each row's context to read
     own: Partials  # programs + rows_max * HK pieces, columns = query heads of a KV head
-    shared: Partials  # programs + PREFIX_GROUPS_MAX * HK pieces, columns = those of all members of a group
+    shared: Partials  # shared_programs + PREFIX_GROUPS_MAX * HK pieces, columns = those of all members of a group
 
     def starts_of(self, window: int | None) -> torch.Tensor:
         """[> rows_max] int32 of the layers with that window."""
@@ -87,14 +89,19 @@ class DecodeScratch:
 
 
 def decode_scratch(
-    rows_max: int, heads: Heads, shape: KvShape, kv_dtype: torch.dtype, *, num_sms: int, device: torch.device
+    rows_max: int,
+    heads: Heads,
+    shape: KvShape,
+    *,
+    per_sm: DecodePrograms,
+    num_sms: int,
+    device: torch.device,
 ) -> DecodeScratch:
     """For steps of at most `rows_max` rows on a device with that many multiprocessors."""
     group = heads.num_heads // shape.num_kv_heads
-    programs = num_sms * launch.decode_programs_per_sm(shape.head_dim, has_scales(kv_dtype))
     windows = tuple(dict.fromkeys(layer.window for layer in heads.layers))
 
-    def partials(units: int, columns: int) -> Partials:
+    def partials(programs: int, units: int, columns: int) -> Partials:
         # Each step from one piece to the next goes on to another program, or to another unit.
         pieces = programs + units * shape.num_kv_heads if columns else 0
         lse = torch.empty((pieces, columns), dtype=torch.float32, device=device)
@@ -104,12 +111,13 @@ def decode_scratch(
     per_row = torch.empty((len(windows), (rows_max // 4 + 1) * 4), dtype=torch.int32, device=device)
     return DecodeScratch(
         rows_max,
-        programs,
+        num_sms * per_sm.own,
+        num_sms * per_sm.shared,
         windows,
         starts=per_row,
         firsts=torch.empty_like(per_row),
-        own=partials(rows_max, group),
-        shared=partials(launch.PREFIX_GROUPS_MAX, launch.prefix_members(group) * group),
+        own=partials(num_sms * per_sm.own, rows_max, group),
+        shared=partials(num_sms * per_sm.shared, launch.PREFIX_GROUPS_MAX, launch.prefix_members(group) * group),
     )
 
 

@@ -9,6 +9,7 @@ share (`cascade`), and their own launch goes on behind it.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -234,20 +235,20 @@ def decode(
         return
     shared = shared_prefixes(arrays, layer.window)
     if shared is not None:
-        _attend_spans(query, blocks, arrays, scratch, layer, shared)
-    _attend_spans(query, blocks, arrays, scratch, layer, None)
+        attend_spans(query, blocks, arrays, scratch, layer, shared)
+    attend_spans(query, blocks, arrays, scratch, layer, None)
     join(query, arrays, scratch, layer, out)
 
 
-def _attend_spans(
+def attend_spans(
     query: torch.Tensor,
     blocks: LayerBlocks,
     arrays: StepArrays,
     scratch: DecodeScratch,
     layer: LayerAttention,
     shared: Prefixes | None,
-) -> None:
-    """Leaves partial results of all rows, or of all groups for what their rows share."""
+) -> Any:
+    """Leaves partial results of all rows, or of all groups for what their rows share. The kernel that was launched."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = blocks.keys.shape[1:3]
     group = num_heads // num_kv_heads
@@ -261,8 +262,9 @@ def _attend_spans(
             scratch.shared,
             len(shared.members),
         )
+    programs = scratch.programs if shared is None else scratch.shared_programs
     cap = layer.soft_cap
-    decode_kernel[(scratch.programs,)](
+    return decode_kernel[(programs,)](
         query, blocks.keys, blocks.values, blocks.key_scales, blocks.value_scales,
         arrays.tables, arrays.context_lens, arrays.query_starts, starts,
         scratch.firsts[index] if shared is None else None, shared and shared.members, partials.out, partials.lse,

@@ -92,7 +92,7 @@ def _join_pieces(
     return highest, total, out
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_groups", "programs"])
+@triton.jit(do_not_specialize=["num_rows", "num_groups", "programs", "shared_programs"])
 def reduce_kernel(
     partial_ptr,  # [pieces, GROUP, D] float32
     lse_ptr,  # [pieces, GROUP] float32
@@ -107,6 +107,7 @@ def reduce_kernel(
     num_rows,
     num_groups,
     programs,
+    shared_programs,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     MEMBERS: tl.constexpr,
@@ -130,7 +131,7 @@ def reduce_kernel(
     if places_ptr is not None:
         place = tl.load(places_ptr + row)
         highest, total, out = _join_pieces(
-            highest, total, out, shared_partial_ptr, shared_lse_ptr, group_starts_ptr, num_groups, programs,
+            highest, total, out, shared_partial_ptr, shared_lse_ptr, group_starts_ptr, num_groups, shared_programs,
             tl.where(place < 0, -1, place // MEMBERS), kv_head, place % MEMBERS * GROUP + column,
             NUM_KV_HEADS, MEMBERS * GROUP, HEAD_DIM, PIECES,
         )  # fmt: skip
@@ -177,7 +178,8 @@ def join(
     reduce_kernel[(num_rows, num_heads)](
         scratch.own.out, scratch.own.lse, scratch.starts_of(layer.window),
         partials and partials.out, partials and partials.lse, shared and shared.starts, shared and shared.places,
-        layer.sinks, arrays.query_starts, out, num_rows, shared.members.shape[0] if shared else 0, scratch.programs,
+        layer.sinks, arrays.query_starts, out, num_rows, shared.members.shape[0] if shared else 0,
+        scratch.programs, scratch.shared_programs,
         NUM_KV_HEADS=num_heads // group, GROUP=group,
         MEMBERS=shared.members.shape[1] if shared else 1, HEAD_DIM=head_dim,
         HEAD_PADDED=launch.padded(head_dim), PIECES=launch.REDUCE_PIECES, **launch.REDUCE_OPTIONS,
