@@ -6,6 +6,7 @@
 # make seeds       300 seeds of the simulator, others each day   make seeds RUNS=1000 SEED=50000
 # make test-containers  build the images, run the stack in containers and break it (Docker, or podman)
 # make test-programs    install programs that people have (instructor, litellm) beside .venv, and run them against a stack
+# make test-compilers   compile the GPU kernels with the other Tritons that people have, each downloaded into build/
 # make check       format, lint, types, import contracts, unsafe calls, generated code and tables, tidiness
 # make model       check the models in models/ (needs spin and gcc)
 # make proto       generate shared/coppice_rpc from shared/protos
@@ -40,7 +41,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-long-alone test-containers test-programs flaky seeds check model proto proto-drift api-tables metrics-reference boards docs docs-env docs-serve demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-long-alone test-containers test-programs test-compilers flaky seeds check model proto proto-drift api-tables metrics-reference boards docs docs-env docs-serve demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -95,6 +96,18 @@ test-programs: venv
 	$(PROGRAMS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c tests/programs/constraints.txt -r tests/programs/requirements.txt
 	$(TEST_ENV) $(BIN)/python -m pytest -p no:xdist -rs -m programs tests/programs $(ARGS)
+
+# Beside the one of .venv, which is that of torch 2.13: 3.6 comes with torch 2.11, and newer ones are to come.
+COMPILERS ?= 3.6.0 3.9.0
+test-compilers: venv
+	@for version in $(COMPILERS); do \
+	  folder=build/triton-$$version; \
+	  [ -d $$folder/triton ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --target $$folder triton==$$version || exit 1; \
+	  echo "--- triton $$version"; \
+	  PYTHONPATH=$$folder $(BIN)/python -m benchmarks.compiled_kernels $(ARGS) || exit 1; \
+	  PYTHONPATH=$$folder $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "" -W default tests/kernels/compiled || exit 1; \
+	done
 
 check: venv proto-drift
 	$(BIN)/ruff format --check .
