@@ -7,6 +7,7 @@
 # make test-containers  build the images, run the stack in containers and break it (Docker, or podman)
 # make test-programs    install programs that people have (instructor, litellm) beside .venv, and run them against a stack
 # make test-compilers   compile the GPU kernels with the other Tritons that people have, each downloaded into build/
+# make gpu         all that wants a GPU: tests, measurements, a table beside what is wanted     make gpu ARGS="--only correct"
 # make check       format, lint, types, import contracts, unsafe calls, generated code and tables, tidiness
 # make model       check the models in models/ (needs spin and gcc)
 # make proto       generate shared/coppice_rpc from shared/protos
@@ -41,7 +42,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-long-alone test-containers test-programs test-compilers flaky seeds check model proto proto-drift api-tables metrics-reference boards docs docs-env docs-serve demo-model venv venv-up lock
+.PHONY: up test test-wide test-long test-long-alone test-containers test-programs test-compilers gpu flaky seeds check model proto proto-drift api-tables metrics-reference boards docs docs-env docs-serve demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -108,6 +109,9 @@ test-compilers: venv
 	  PYTHONPATH=$$folder $(BIN)/python -m benchmarks.compiled_kernels $(ARGS) || exit 1; \
 	  PYTHONPATH=$$folder $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "" -W default tests/kernels/compiled || exit 1; \
 	done
+
+gpu: venv
+	@exec $(BIN)/python -m benchmarks.gpu $(ARGS)
 
 check: venv proto-drift
 	$(BIN)/ruff format --check .

@@ -29,7 +29,9 @@ class Geometry:
     num_layers: int
 
 
-LARGE = Geometry(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, num_layers=1)  # Llama 3.1 8B
+LARGE = Geometry(
+    num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, num_layers=4
+)  # Llama 3.1 8B; one of 64 x 4096 would partly stay in the L2
 SMALL = Geometry(num_heads=8, num_kv_heads=2, head_dim=64, block_size=16, num_layers=8)  # the CPU model, 40M
 
 

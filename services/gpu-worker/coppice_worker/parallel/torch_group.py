@@ -13,6 +13,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 STORE_FILE = "store"
 LOOPBACK = "lo"
+# Before 2.13 torch knows it by its longer name alone.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 TIMEOUT_S = 900.0  # ranks that load from a slow disk come late; a step that hangs is the watchdog's
 
 
@@ -62,7 +64,7 @@ class TorchGroup:
     def join_columns(self, share: torch.Tensor) -> torch.Tensor:
         num_rows, width = share.shape
         ranks_first = share.new_empty(self.size * num_rows, width)
-        dist.all_gather_single(ranks_first, share.contiguous())
+        _gather(ranks_first, share.contiguous())
         return ranks_first.view(self.size, num_rows, width).transpose(0, 1).reshape(num_rows, -1)
 
     def least(self, value: int) -> int:

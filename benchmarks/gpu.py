@@ -1,0 +1,190 @@
+"""Everything that wants a GPU, in one go: is it right, how fast is it, and how far from what is wanted.
+
+    make gpu                                or: python -m benchmarks.gpu [--out FOLDER] [--only correct,measure,again]
+
+    correct    tests of kernels, graphs and ranks; memory and races by compute-sanitizer, where it is installed
+    measure    kernels beside copying, multiplying and the peers that are installed; whole steps beside their floor
+    again      the kernels once more: what differs by more than a few percent was not measured
+
+Each part has a time limit, and what it found is written when it ends, so that a session that is cut off loses one part.
+FOLDER (build/gpu) keeps results and logs, and Triton's cache for the next time. Without a GPU the parts that need none
+run, and the others are named. The exit code is 1 where a part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coppice_bench.report import describe_run, note
+
+TESTS = "tests/kernels/gpu"
+# Images with torch may have plugins that warn, and torch warns once of its own debugging.
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "-W", "default")
+MANY = ("-n", str(min(12, os.cpu_count() or 1)))
+BENCH = (sys.executable, "-m", "coppice_cli", "bench")
+GPU_QUERY = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,memory.total"
+# Of an H200; see docs/BENCHMARKS.md. By the beginning of a kernel's name, the first that fits: least fraction.
+KERNEL_TARGETS = {"decode fp8": 0.80, "decode": 0.92, "prefill": 0.60}
+STEP_TARGETS = {1: 0.75, 8: 0.80, 64: 0.80, 128: 0.80}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    of: str  # correct, measure or again
+    command: tuple[str, ...]
+    limit_s: int
+    needs_gpus: int = 1
+    program: str = ""  # that it needs
+    is_json: bool = False  # its output is a line of JSON
+
+
+def parts(num_gpus: int) -> list[Part]:
+    several = [f"{TESTS}/test_gpu{name}.py" for name in ("", "_small", "_extend", "_decode")]
+    of_one = (*PYTEST, "-p", "no:xdist")
+    small, decode = (*of_one, several[1]), (*of_one, several[3])
+    sanitizer = ("compute-sanitizer", "--error-exitcode", "1", "--tool")
+    profiler = ("ncu", "--clock-control", "none", "--target-processes", "all", "--kernel-name", "regex:decode|reduce")
+    compiled = (sys.executable, "-m", "benchmarks.compiled_kernels", "--json")
+    size = () if num_gpus else ("--quick",)
+    return [
+        Part("compiled", "correct", compiled, 240, needs_gpus=0, is_json=True),
+        Part("kernels", "correct", (*PYTEST, *MANY, *several), 240),
+        Part("graphs", "correct", (*of_one, f"{TESTS}/test_gpu_executor.py"), 120),
+        Part("ranks", "correct", (*of_one, f"{TESTS}/test_gpu_ranks.py"), 120, needs_gpus=2),
+        Part("memcheck", "correct", (*sanitizer, "memcheck", *small), 180, program="compute-sanitizer"),
+        Part("racecheck", "correct", (*sanitizer, "racecheck", *decode), 180, program="compute-sanitizer"),
+        Part("bench_kernels", "measure", (*BENCH, "kernels", "--json", *size), 240, needs_gpus=0, is_json=True),
+        Part("bench_step", "measure", (*BENCH, "step", "--json", *size), 240, needs_gpus=0, is_json=True),
+        Part("profile", "measure", (*profiler, *decode), 120, program="ncu"),
+        Part("bench_kernels_again", "again", (*BENCH, "kernels", "--json"), 240, is_json=True),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/gpu"), help="folder of results, logs and Triton's cache"
+    )
+    parser.add_argument("--only", default="correct,measure,again", help="which of correct, measure, again")
+    arguments = parser.parse_args()
+    wanted = set(arguments.only.split(","))
+    if not wanted <= {"correct", "measure", "again"}:
+        parser.error(f"--only {arguments.only}: give some of correct, measure, again")
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    device = describe_device()
+    note(f"GPU: {device['gpus'] or 'none'}")
+    found: dict[str, Any] = {"bench": "gpu", "device": device, "parts": {}, **describe_run()}
+    for part in parts(len(device["gpus"])):
+        if part.of in wanted:
+            found["parts"][part.name] = run(part, out, len(device["gpus"]))
+            (out / "results.json").write_text(json.dumps(found) + "\n")
+    print(table(found["parts"]))
+    print(f"results and logs: {out}")
+    return int(any(part.get("state") in ("failed", "too long") for part in found["parts"].values()))
+
+
+def describe_device() -> dict[str, Any]:
+    """What nvidia-smi tells of each GPU, and which peers of our kernels are installed."""
+    gpus: list[dict[str, str]] = []
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        names = GPU_QUERY.split(",")
+        rows = done.stdout.splitlines() if done.returncode == 0 else []
+        gpus = [dict(zip(names, map(str.strip, row.split(",")), strict=False)) for row in rows]
+    peers = [name for name in ("flashinfer", "flash_attn_interface", "flash_attn") if importlib.util.find_spec(name)]
+    return {"gpus": gpus, "peers": peers}
+
+
+def run(part: Part, out: Path, num_gpus: int) -> dict[str, Any]:
+    left_out = why_not(part, num_gpus)
+    if left_out:
+        note(f"{part.name}: left out: {left_out}")
+        return {"state": "left out", "why": left_out}
+    note(f"{part.name}: up to {part.limit_s} s; log: {out / part.name}.log")
+    environment = {**os.environ, "TRITON_CACHE_DIR": str((out / "triton-cache").resolve())}
+    began_s = time.monotonic()
+    with (out / f"{part.name}.log").open("w") as log:
+        try:
+            done = subprocess.run(
+                part.command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                timeout=part.limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            log.write(_text(error.stdout))
+            note(f"{part.name}: took longer than {part.limit_s} s")
+            return {"state": "too long", "seconds": part.limit_s}
+        log.write(done.stdout)
+    seconds = round(time.monotonic() - began_s, 1)
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    note(f"{part.name}: {'well' if done.returncode == 0 else f'exit code {done.returncode}'} after {seconds} s")
+    result: dict[str, Any] = {"state": "well" if done.returncode == 0 else "failed", "seconds": seconds}
+    if part.is_json and last[0].startswith("{"):
+        return {**result, "found": json.loads(last[0])}
+    return {**result, "said": last[0][-500:]}
+
+
+def why_not(part: Part, num_gpus: int) -> str:
+    """Why it cannot run here; empty where it can."""
+    if num_gpus < part.needs_gpus:
+        return "no GPU" if not num_gpus else f"needs {part.needs_gpus} GPUs"
+    if part.program and not shutil.which(part.program):
+        return f"{part.program} is not installed"
+    return ""
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Fractions beside what is wanted, and how each part ended."""
+    rows: list[Sequence[str]] = [("", "found", "wanted", "of", "others / ours")]
+    for name in ("bench_kernels", "bench_kernels_again"):
+        measured = found.get(name, {}).get("found", {})
+        if measured.get("device", "cpu") != "cpu":
+            rows += [_kernel_row(kernel, one) for kernel, one in measured["kernels"].items()]
+    steps = found.get("bench_step", {}).get("found", {})
+    for row in steps.get("decode", []):
+        if steps["device"]["kind"] != "cpu" and "fraction_of_floor" in row:
+            target = STEP_TARGETS.get(row["batch"])
+            name = f"step of {row['batch']}, {row['dtype']}"
+            rows.append((name, f"{row['fraction_of_floor']:.2f}", _wanted(target), "floor", ""))
+    lines = []
+    if len(rows) > 1:
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    states = [f"{name}: {part['state']}{': ' + part['why'] if 'why' in part else ''}" for name, part in found.items()]
+    return "\n".join([*lines, *states])
+
+
+def _kernel_row(name: str, measured: Mapping[str, Any]) -> Sequence[str]:
+    target = next((least for prefix, least in KERNEL_TARGETS.items() if name.startswith(prefix)), None)
+    others = ", ".join(f"{peer} {ratio:.2f}" for peer, ratio in measured["vs"].items())
+    return (name, f"{measured['fraction']:.2f}", _wanted(target), measured["of"], others)
+
+
+def _wanted(target: float | None) -> str:
+    return "" if target is None else f"{target:.2f}"
+
+
+def _text(output: str | bytes | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""`make gpu`: what it leaves out and says so, what it keeps of parts that fail, and fractions beside what is wanted."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import Part, parts, run, table, why_not
+from scripts.metrics_reference import ROOT
+
+PYTHON = (sys.executable, "-c")
+
+
+def test_without_a_gpu_parts_that_need_one_are_named() -> None:
+    left_out = {part.name: why_not(part, 0) for part in parts(0)}
+    assert {name for name, why in left_out.items() if not why} == {"compiled", "bench_kernels", "bench_step"}
+    assert {why for why in left_out.values() if why} == {"no GPU"}
+
+
+def test_a_program_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    found = {part.name: why_not(part, 1) for part in parts(1)}
+    assert found["memcheck"] == "compute-sanitizer is not installed"
+    assert found["profile"] == "ncu is not installed"
+    assert found["ranks"] == "needs 2 GPUs"
+    assert found["kernels"] == ""
+
+
+def test_tests_that_are_named_exist() -> None:
+    named = [word for part in parts(2) for word in part.command if word.startswith("tests/")]
+    assert named
+    assert {ROOT / word for word in named} == set((ROOT / "tests" / "kernels" / "gpu").glob("test_*.py"))
+
+
+def part(code: str, **more: object) -> Part:
+    return replace(Part("one", "correct", (*PYTHON, code), 60, needs_gpus=0), **more)  # type: ignore[arg-type]
+
+
+def test_what_a_part_said_is_kept(tmp_path: Path) -> None:
+    ended = run(part("print('7 passed'); raise SystemExit(1)"), tmp_path, 0)
+    assert (ended["state"], ended["said"]) == ("failed", "7 passed")
+    assert (tmp_path / "one.log").read_text().split() == ["7", "passed"]
+    ended = run(part("import json; print('a note'); print(json.dumps({'fraction': 1}))", is_json=True), tmp_path, 0)
+    assert (ended["state"], ended["found"]) == ("well", {"fraction": 1})
+
+
+def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    ended = run(part("import time; print('begun', flush=True); time.sleep(600)", limit_s=2), tmp_path, 0)
+    assert ended == {"state": "too long", "seconds": 2}
+    assert "begun" in (tmp_path / "one.log").read_text()
+
+
+def test_fractions_stand_beside_what_is_wanted() -> None:
+    kernels = {
+        "decode 64 x 4096 bfloat16": {"fraction": 0.9312, "of": "copy", "vs": {"flashinfer": 1.31}},
+        "decode fp8 64 x 4096 bfloat16": {"fraction": 0.7, "of": "copy", "vs": {}},
+        "zero 256 blocks bfloat16": {"fraction": 0.8, "of": "copy", "vs": {}},
+    }
+    steps = [{"batch": 1, "dtype": "bfloat16", "fraction_of_floor": 0.71}, {"batch": 8, "skipped": "no memory"}]
+    lines = table(
+        {
+            "bench_kernels": {"state": "well", "found": {"device": "NVIDIA H200", "kernels": kernels}},
+            "bench_step": {"state": "well", "found": {"device": {"kind": "NVIDIA H200"}, "decode": steps}},
+            "ranks": {"state": "left out", "why": "needs 2 GPUs"},
+        }
+    ).splitlines()
+    assert lines[1].split() == ["decode", "64", "x", "4096", "bfloat16", "0.93", "0.92", "copy", "flashinfer", "1.31"]
+    assert lines[2].split()[-3:] == ["0.70", "0.80", "copy"]
+    assert lines[3].split()[-2:] == ["0.80", "copy"]
+    assert lines[4].split() == ["step", "of", "1,", "bfloat16", "0.71", "0.75", "floor"]
+    assert lines[-1] == "ranks: left out: needs 2 GPUs"
