@@ -8,7 +8,7 @@
 
 Each part has a time limit, and what it found is written when it ends, so that a session that is cut off loses one part.
 FOLDER (build/gpu) keeps results and logs, and Triton's cache for the next time. Without a GPU the parts that need none
-run, and the others are named. The exit code is 1 where a part failed.
+run, and the others are named. The exit code is 1 where a part failed, or where there are GPUs and torch finds none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from coppice_bench.report import describe_run, note
 
@@ -85,19 +88,21 @@ def main() -> int:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     device = describe_device()
-    note(f"GPU: {device['gpus'] or 'none'}")
+    num_gpus = device["num_gpus"]
+    note(f"GPUs: {device['gpus'] or num_gpus}")
     found: dict[str, Any] = {"bench": "gpu", "device": device, "parts": {}, **describe_run()}
-    for part in parts(len(device["gpus"])):
+    for part in parts(num_gpus):
         if part.of in wanted:
-            found["parts"][part.name] = run(part, out, len(device["gpus"]))
+            found["parts"][part.name] = run(part, out, num_gpus)
             (out / "results.json").write_text(json.dumps(found) + "\n")
     print(table(found["parts"]))
     print(f"results and logs: {out}")
-    return int(any(part.get("state") in ("failed", "too long") for part in found["parts"].values()))
+    has_failed = any(part["state"] in ("failed", "too long") for part in found["parts"].values())
+    return int(has_failed or (bool(device["gpus"]) and not num_gpus))
 
 
 def describe_device() -> dict[str, Any]:
-    """What nvidia-smi tells of each GPU, and which peers of our kernels are installed."""
+    """How many GPUs torch finds, what nvidia-smi tells of each, and which peers of our kernels are installed."""
     gpus: list[dict[str, str]] = []
     if shutil.which("nvidia-smi"):
         command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]
@@ -106,7 +111,9 @@ def describe_device() -> dict[str, Any]:
         rows = done.stdout.splitlines() if done.returncode == 0 else []
         gpus = [dict(zip(names, map(str.strip, row.split(",")), strict=False)) for row in rows]
     peers = [name for name in ("flashinfer", "flash_attn_interface", "flash_attn") if importlib.util.find_spec(name)]
-    return {"gpus": gpus, "peers": peers}
+    if gpus and not torch.cuda.is_available():
+        note(f"torch {torch.__version__} finds none of {len(gpus)} GPUs: is it a build for CPUs?")
+    return {"num_gpus": torch.cuda.device_count(), "gpus": gpus, "peers": peers}
 
 
 def run(part: Part, out: Path, num_gpus: int) -> dict[str, Any]:
@@ -118,25 +125,24 @@ def run(part: Part, out: Path, num_gpus: int) -> dict[str, Any]:
     environment = {**os.environ, "TRITON_CACHE_DIR": str((out / "triton-cache").resolve())}
     began_s = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            part.command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                part.command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                timeout=part.limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            log.write(_text(error.stdout))
+            said, _ = process.communicate(timeout=part.limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its children, too: they would keep the GPU
+            log.write(process.communicate()[0])
             note(f"{part.name}: took longer than {part.limit_s} s")
             return {"state": "too long", "seconds": part.limit_s}
-        log.write(done.stdout)
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        log.write(said)
     seconds = round(time.monotonic() - began_s, 1)
-    last = done.stdout.strip().splitlines()[-1:] or [""]
-    note(f"{part.name}: {'well' if done.returncode == 0 else f'exit code {done.returncode}'} after {seconds} s")
-    result: dict[str, Any] = {"state": "well" if done.returncode == 0 else "failed", "seconds": seconds}
+    last = said.strip().splitlines()[-1:] or [""]
+    note(f"{part.name}: {'well' if process.returncode == 0 else f'exit code {process.returncode}'} after {seconds} s")
+    result: dict[str, Any] = {"state": "well" if process.returncode == 0 else "failed", "seconds": seconds}
     if part.is_json and last[0].startswith("{"):
         return {**result, "found": json.loads(last[0])}
     return {**result, "said": last[0][-500:]}
@@ -180,10 +186,6 @@ def _kernel_row(name: str, measured: Mapping[str, Any]) -> Sequence[str]:
 
 def _wanted(target: float | None) -> str:
     return "" if target is None else f"{target:.2f}"
-
-
-def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 if __name__ == "__main__":

@@ -49,8 +49,9 @@ each is scraped, [ALERTS.md](ALERTS.md) what is worth an alarm. A histogram has 
 - `vllm:*` have the names and meanings that vLLM gives them, `gen_ai_*` those of OpenTelemetry's GenAI conventions, so
   that boards, autoscalers and gateways that know these work. The other names pass `promtool check metrics`.
 - While spans are sent, `vllm:time_to_first_token_seconds`, `vllm:e2e_request_latency_seconds` and
-  `vllm:request_queue_time_seconds` have exemplars: each bucket names the trace of the newest request in it. They are in
-  the OpenMetrics form, which Prometheus asks for; it keeps them with `--enable-feature=exemplar-storage`.
+  `vllm:request_queue_time_seconds` have exemplars: each bucket names the trace of the newest traced request in it, with
+  times that begin with its first byte. They are in the OpenMetrics form, which Prometheus asks for; it keeps them with
+  `--enable-feature=exemplar-storage`.
 """
 
 

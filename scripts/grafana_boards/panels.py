@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from coppice_scheduler.edge.request_log.exemplars import VALUES_MS
+from coppice_scheduler.edge.request_log.exemplars import VALUES_S
 
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "prometheus"}
@@ -74,7 +74,7 @@ class Panel:
             "legendFormat": query.legend,
         }
         # All queries of a panel read the same histogram, and its dots are wanted once.
-        has_exemplars = self.kind == "timeseries" and place == 0 and any(name in query.expr for name in VALUES_MS)
+        has_exemplars = self.kind == "timeseries" and place == 0 and any(name in query.expr for name in VALUES_S)
         return {**target, "exemplar": True} if has_exemplars else target
 
     def _defaults(self) -> Json:

@@ -182,9 +182,14 @@ def configure_tracing(
 _unsampled: trace.TracerProvider | None = None
 
 
-def unsampled_tracer(name: str) -> trace.Tracer | None:
-    """Makes spans that no sampler is asked about, for what turned out to be worth one; None while nothing is traced."""
-    return None if _unsampled is None else _unsampled.get_tracer(name, __version__)
+def is_tracing() -> bool:
+    """Whether spans of this process are exported at all."""
+    return _unsampled is not None
+
+
+def unsampled_tracer(name: str) -> trace.Tracer:
+    """Makes spans that no sampler is asked about, for what turned out to be worth one."""
+    return (_unsampled or trace.NoOpTracerProvider()).get_tracer(name, __version__)
 
 
 def _otlp_exporter(endpoint: str, tls: Credentials | None) -> SpanExporter:

@@ -20,10 +20,11 @@ class Recorded:
     """`Graphs` that call what they were given, also when they are made, unless that takes too long."""
 
     def __init__(self, *, tries: bool = True) -> None:
-        self.num_replays = 0
+        self.num_replays = self.num_captured = 0
         self._tries = tries
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.num_captured += 1
         if self._tries:
             work()
 

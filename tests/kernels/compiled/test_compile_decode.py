@@ -81,7 +81,7 @@ def test_float8(tmp_path: Path) -> None:
 def test_groups_of_rows(tmp_path: Path) -> None:
     compiled = compile_decode(tmp_path, 128, 16, members=launch.prefix_members(4))
     assert_no_spills(compiled)
-    assert compiled.programs_per_sm() >= 2
+    assert compiled.programs_per_sm() >= launch.prefix_programs_per_sm(128, False)
     assert f"HGMMA.64x{launch.PREFIX_COLUMNS}x16" in compiled.listing
 
 
@@ -98,7 +98,9 @@ def test_every_variant(head_dim: int, members: int, is_windowed: bool, has_float
             assert_few_spills(compiled)
         else:
             assert_no_spills(compiled)
-        assert compiled.programs_per_sm() >= 1
+        launched = launch.decode_programs_per_sm if members == 1 else launch.prefix_programs_per_sm
+        if not is_windowed:  # there is a device where a cap may take a program's room, and it is asked
+            assert compiled.programs_per_sm() >= launched(head_dim, has_float8)
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.gpu import Part, parts, run, table, why_not
 from scripts.metrics_reference import ROOT
+from tests.fakes.waiting import wait_for
 
 PYTHON = (sys.executable, "-c")
 
@@ -48,9 +49,18 @@ def test_what_a_part_said_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    ended = run(part("import time; print('begun', flush=True); time.sleep(600)", limit_s=2), tmp_path, 0)
+    """With what it has started."""
+    code = (
+        "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); subprocess.run(['sleep', '600'])"
+    )
+    ended = run(part(code, limit_s=2), tmp_path, 0)
     assert ended == {"state": "too long", "seconds": 2}
-    assert "begun" in (tmp_path / "one.log").read_text()
+    grandchild = int((tmp_path / "one.log").read_text())
+    wait_for(lambda: not Path(f"/proc/{grandchild}").exists() or is_zombie(grandchild), "its end")
+
+
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_fractions_stand_beside_what_is_wanted() -> None:

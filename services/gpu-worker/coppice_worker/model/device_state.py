@@ -217,6 +217,8 @@ def _fill_fields(fields: dict[str, npt.NDArray[Any]], batch: StepBatch) -> None:
     ):
         fields[name][: len(values)] = values
         fields[name][len(values) :] = padding
+    if len(batch.token_ids) > len(batch.context_lens):
+        return  # tokens are chosen elsewhere
     # Whoever is not sampled is chosen for like a greedy row, in vain.
     choices = fields["choices"].reshape(-1, CHOICE_COLUMNS)
     choices[:, 0] = 0

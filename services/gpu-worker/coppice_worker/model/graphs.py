@@ -24,7 +24,7 @@ from coppice_worker.model.decoder.decoder import Decoder
 from coppice_worker.model.device_state import DeviceState, TokensBack
 
 GRAPH_ROWS_MAX = 1024  # larger steps keep a device busy without graphs
-MIXED_TOKENS = (16, 32, 64, 128, 256, 512)  # of larger steps the device takes longer than the host
+MIXED_TOKENS = (16, 32, 64, 128, 256, 512)  # with more, the device is busy for longer than the host is
 _STEPS_PER_DOUBLING = 8  # sizes between n and 2 n: padding is at most an eighth
 
 Launch = Callable[[], None]
@@ -146,8 +146,7 @@ class StepGraphs:
     def hidden(self, batch: StepBatch) -> torch.Tensor | None:
         """Computes the step; hidden states [T, hidden] before the final norm, until the next step. None where no graph
         has room for it: then it is computed elsewhere."""
-        is_taken = self.takes_decodes(batch)
-        if is_taken:
+        if self.takes_decodes(batch):
             self._decode(batch)
         elif not self._mix(batch):
             self._state.forget_tables()
@@ -174,11 +173,13 @@ class StepGraphs:
 
     def _mix(self, batch: StepBatch) -> bool:
         """Likewise; False where no graph has room."""
-        size = next((size for size in self._mixed if size >= len(batch.token_ids)), None)
-        if size is None or not self._state.has_room_for(batch):
+        sizes = [size for size in self._mixed if size >= len(batch.token_ids)]
+        if not self._state.has_room_for(batch):
             return False
-        chunks = self._backend.chunks(batch, size)
-        if chunks is None:
+        for size in sizes:  # many short chunks have more tiles than as many tokens of a long one
+            if (chunks := self._backend.chunks(batch, size)) is not None:
+                break
+        else:
             return False
         self._common = self._backend.common(batch, self._state.rows_max)
         self._common_holds = False  # its chunks may be decodes in the next step

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
-from coppice_scheduler.edge.request_log.exemplars import VALUES_MS
+from coppice_scheduler.edge.request_log.exemplars import VALUES_S
 from scripts.grafana_boards import __main__ as grafana_boards
 from scripts.metrics_reference import ROOT, reference, series_names
 from tests.unit.repository.observing.queries import boards, metric_names, panels, targets
@@ -137,7 +137,7 @@ def test_slow_requests_lead_to_their_traces() -> None:
     assert "--enable-feature=exemplar-storage" in compose()["prometheus"]["command"]
     dotted = [target["expr"] for panel in panels() for target in panel.get("targets", ()) if target.get("exemplar")]
     assert len(dotted) >= 3
-    assert {name.removesuffix("_bucket") for expr in dotted for name in metric_names(expr)} == set(VALUES_MS)
+    assert {name.removesuffix("_bucket") for expr in dotted for name in metric_names(expr)} == set(VALUES_S)
     (exemplar,) = sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
     assert sources[exemplar["datasourceUid"]]["type"] == "jaeger"
 

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from coppice.request_log import reader
 from coppice.request_log.reader import between, newest
 from coppice.request_log.record import RequestRecord, decoded, encoded
 from coppice.request_log.usage import summed
-from coppice.request_log.writer import RecordWriter
+from coppice.request_log.writer import PREFIX, SUFFIX, RecordWriter
 
 
 def record(number: int, at: str = "2026-01-31T12:00:00.000Z", **fields: object) -> RequestRecord:
     given = {"tenant": "a", "tokens_in": 10, "tokens_out": number, **fields}
     return RequestRecord(at, f"r{number}", "POST /v1/completions", 200, "stop", **given)  # type: ignore[arg-type]
+
+
+def test_of_many_files_those_that_were_written_last_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder grows for years."""
+    opened: list[str] = []
+    original = reader._tail
+    monkeypatch.setattr(reader, "_tail", lambda path, size: opened.append(path.name) or original(path, size))
+    for day in range(1, 9):
+        path = tmp_path / f"{PREFIX}2026-01-0{day}-door{SUFFIX}"
+        records = [record(10 * day + n, at=f"2026-01-0{day}T0{n}:00:00.000Z", trace="t" * n) for n in range(4)]
+        path.write_bytes(b"".join(map(encoded, records)))
+        written_s = datetime(2026, 1, day, 4, tzinfo=UTC).timestamp()
+        os.utime(path, (written_s, written_s))
+    assert [one.id for one in newest(tmp_path, 5)] == ["r83", "r82", "r81", "r80", "r73"]
+    assert [name[len(PREFIX) :][:10] for name in opened] == ["2026-01-08", "2026-01-07"]
+    assert [one.id for one in newest(tmp_path, 1, asked="r31")] == ["r31"]
+    assert [one.id for one in newest(tmp_path, 4, traced=True)] == ["r83", "r82", "r81", "r73"]
+    opened.clear()
+    size = path.stat().st_size
+    assert newest(tmp_path, 1, asked="r31", bytes_max=2 * size) == []
+    assert len(opened) <= 3
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from coppice.errors import UsageError
+from coppice.telemetry import traces
 from coppice.telemetry.trace_context import context_from_metadata, traceparent_of
-from coppice.telemetry.traces import _BoundedExport, configure_tracing
+from coppice.telemetry.traces import _BoundedExport, configure_tracing, is_tracing, unsampled_tracer
 
 
 class CollectingExporter(SpanExporter):
@@ -36,6 +37,18 @@ class CollectingExporter(SpanExporter):
 @pytest.fixture(autouse=True)
 def _own_global_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "set_tracer_provider", lambda provider: None)
+    monkeypatch.setattr(traces, "_unsampled", None)
+
+
+def test_what_no_sampler_is_asked_about_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    exporter = CollectingExporter()
+    tracing = configure_tracing("coppice-test", None, instance_id="w0", exporter=exporter)
+    assert is_tracing()
+    tracing.tracer("a").start_span("left out").end()
+    unsampled_tracer("a").start_span("kept").end()
+    tracing()
+    assert exporter.names == ["kept"]
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:

@@ -16,7 +16,6 @@ from coppice_worker.core.batch import run
 from coppice_worker.core.batch.guides import Guided
 from coppice_worker.core.batch.step_batch import Executor, StepBatch, StepLimits
 from coppice_worker.model.decoder.ranks import RankGroup
-from coppice_worker.model.device_state import DeviceState
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import GRAPH_ROWS_MAX, graph_sizes
 from tests.fakes.cache.recorded import RecordableBackend, Recorded
@@ -337,36 +336,32 @@ def test_plans_are_computed_as_without_graphs(checkpoint: Path, other: str) -> N
     assert executor.num_followed == (3 + 4 + 2 if other in ("greedy", "drawn") else 0)
 
 
-# -- what is sent
+# -- what they need
 
 
-def decodes(tables: list[list[int]]) -> StepBatch:
-    rows = [DrivenSequence([1] * 5, table, num_computed_tokens=4) for table in tables]
-    return build_batch(rows, [1] * len(rows), BLOCK_SIZE)
+class FallingMemory:
+    """A `DeviceMemory` of which each launch that is recorded takes ten bytes."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+
+    def total_and_free(self) -> tuple[int, int]:
+        return 10_000, 10_000 - 10 * self._recorded.num_captured
 
 
-def test_only_tables_that_changed_are_sent() -> None:
-    state = DeviceState(8, 6, 1, torch.device("cpu"))
-    batch = decodes([[1, 2], [3, 4], [5, 6]])
-    state.fill(batch)
-    tables = state.rows(8, with_common=False).block_tables
-    assert tables[:3, :2].tolist() == [[1, 2], [3, 4], [5, 6]]
-    batch.block_tables[:] += 10
-    state.fill(replace(batch, changed_tables=np.array([], np.int32)))
-    assert tables[:3, :2].tolist() == [[1, 2], [3, 4], [5, 6]]
-    state.fill(replace(batch, changed_tables=np.array([1], np.int32)))
-    assert tables[:3, :2].tolist() == [[1, 2], [13, 14], [5, 6]]
-    state.forget_tables()
-    state.fill(replace(batch, changed_tables=np.array([], np.int32)))
-    assert tables[:3, :2].tolist() == [[11, 12], [13, 14], [15, 16]]
+def test_memory_of_all_graphs_is_counted(checkpoint: Path) -> None:
+    executor = GraphExecutor(checkpoint, rows_max=3)
+    found = executor._graphs_bytes(FallingMemory(executor.recorded))  # type: ignore[arg-type]
+    bodies, tail = 2 * 10, 10
+    num_mixed, num_decodes = 3, 3  # 16, 32, 64 tokens; 1, 2, 3 rows
+    assert found == num_mixed * bodies + num_decodes * (bodies + tail)
 
 
-def test_rows_behind_a_batch_are_padding() -> None:
-    state = DeviceState(8, 6, 1, torch.device("cpu"))
-    state.fill(decodes([[n, n + 1] for n in range(0, 16, 2)]))
-    state.fill(decodes([[1, 2], [3, 4], [5, 6]]))
-    rows = state.rows(8, with_common=False)
-    assert rows.context_lens.tolist() == [5] * 3 + [0] * 5
-    assert rows.slots.tolist() == [2 * BLOCK_SIZE, 4 * BLOCK_SIZE, 6 * BLOCK_SIZE] + [-1] * 5
-    assert state.token_ids(8).tolist() == [1] * 3 + [0] * 5
-    assert rows.query_starts.tolist() == list(range(9))
+def test_many_short_chunks_take_a_larger_graph(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with room for their tiles, where that for their tokens has none."""
+    executor = GraphExecutor(checkpoint)
+    chunks = executor.backend.chunks
+    monkeypatch.setattr(executor.backend, "chunks", lambda batch, size: chunks(batch, size) if size > 16 else None)
+    executor.backend.sizes.clear()
+    executor.execute(build_batch(mixed([(0, 3), (0, 4)], np.random.default_rng(1)), [3, 4], BLOCK_SIZE))
+    assert executor.backend.sizes == [32]

@@ -81,10 +81,10 @@ def decode_programs_per_sm(head_dim: int, has_float8: bool) -> int:
 
 
 def prefix_programs_per_sm(head_dim: int, has_float8: bool) -> int:
-    """Likewise, of those over what rows have in common: more columns take more registers."""
-    if head_dim <= 64:
-        return 2 if has_float8 else 3
-    return 2 if head_dim <= 128 else 1
+    """Likewise, of those over what rows have in common."""
+    if has_float8:
+        return 2
+    return 4 if head_dim <= 64 else 2 if head_dim <= 128 else 1
 
 
 def prefix_members(group: int) -> int:

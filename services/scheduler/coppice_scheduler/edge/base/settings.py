@@ -107,8 +107,8 @@ class ServiceSettings(TlsSettings):
     trace_slow_ms: int = Field(
         1000,
         ge=0,
-        description="Calls that OTEL_TRACES_SAMPLER leaves out are traced all the same if they fail, or if their first "
-        "token takes this long.",
+        description="Of the calls that OTEL_TRACES_SAMPLER leaves out, some that fail, or whose first token takes this "
+        "long, are traced all the same.",
     )
     audit_log: str | None = Field(
         None, description="File that gets a JSON line for each act of an operator; default: the log."

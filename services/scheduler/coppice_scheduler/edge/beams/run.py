@@ -19,6 +19,7 @@ from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, code_of, fai
 from coppice_scheduler.edge.base.metrics import AnswerEnd, FrontDoorMetrics
 from coppice_scheduler.edge.beams.search import BeamOptions, Finished
 from coppice_scheduler.edge.beams.steps import BeamSteps, OutputsOf, Searched
+from coppice_scheduler.edge.request_log.open_record import current_record
 from coppice_scheduler.edge.text.text_stream import Delta, TextStream
 from coppice_scheduler.edge.text.tokenizer import pack_tokens
 
@@ -94,7 +95,9 @@ class BeamRun:
 
     def _began(self, first: Output) -> None:
         self.taken.set()
-        waited_s = (time.monotonic_ns() - self.request.arrived_ns) / 1e9
+        now_ns = time.monotonic_ns()
+        current_record().had_first_token(now_ns)
+        waited_s = (now_ns - self.request.arrived_ns) / 1e9
         self.metrics.first_token(self.request.tenant, waited_s, first.num_prompt_tokens)
         self.metrics.lived(self.request.tenant, first.stages)
         self.saw(first)

@@ -184,7 +184,10 @@ class _Clock:
             # Where all tokens come at once, the engine says when the first one was there.
             at_once = not self._request.streams
             ends = [end_ns for _, end_ns, _ in output.chunks] if at_once else []
-            self._last_ns = self.first_ns = max(ends, default=now_ns)
+            said_ns = max(ends, default=now_ns)
+            # A planner on another machine has another clock.
+            is_ours = self._request.arrived_ns <= said_ns <= now_ns
+            self._last_ns = self.first_ns = said_ns if is_ours else now_ns
             self._record.had_first_token(self.first_ns)
             num_tokens -= 1
             num_prompt_tokens = 0 if self._request.fork_of is not None else len(self._request.tokens) // 4

@@ -6,8 +6,8 @@ A client says what it likes in its `traceparent`: ids of others' traces, or that
 trace is not continued, and its sampled flag decides nothing; the operator's sampler does.
 
 Of the calls that the sampler leaves out, those that fail and those whose first token is late become spans when they
-end. By then the other services have been told nothing, so such a trace has what the front door knows: the stages, and
-why.
+end, but no more of them than `KEPT_PER_S`: what clients send does not decide how much is traced. By then the other
+services have been told nothing, so such a trace has what the front door knows: the stages, and why.
 
 The core's marks are monotonic nanoseconds; spans want wall-clock ones. The offset is taken when the request ends.
 """
@@ -23,10 +23,10 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, format_trace_id
 
-from coppice.request_log.causes import NS_PER_MS
+from coppice.request_log.causes import NS_PER_MS, NS_PER_S
 from coppice.request_log.stages import Stage
 from coppice.telemetry.trace_context import traceparent_of
-from coppice.telemetry.traces import unsampled_tracer
+from coppice.telemetry.traces import is_tracing, unsampled_tracer
 from coppice_scheduler.core.state.request import Output
 from coppice_scheduler.edge.base.errors import code_of, status_of
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec
@@ -35,10 +35,34 @@ from coppice_scheduler.edge.text.text_stream import Usage
 
 PROVIDER = "coppice"
 DEFAULT_SLOW_MS = 1000
+_OUT_OF_TIME = 504
 _NAME = "coppice.scheduler"
 CLIENT_TRACE_ID = "coppice.client.trace_id"  # for whoever searches with what a client told
 KEPT = "coppice.kept"  # why it is traced, though the sampler left it out: it was slow, or failed
 _WALL_CLOCK_FROM_NS = 10**18  # 2001; a monotonic clock gets there after 31 years of uptime
+
+
+KEPT_PER_S = 10  # calls of a front door
+_KEPT_AT_ONCE = 20
+
+
+class Allowance:
+    """So many a second, and some more at once."""
+
+    def __init__(self, per_s: int = KEPT_PER_S, at_once: int = _KEPT_AT_ONCE) -> None:
+        self._step_ns = NS_PER_S // per_s
+        self._saved_ns = at_once * self._step_ns
+        self._taken_until_ns = 0
+
+    def take(self, now_ns: int) -> bool:
+        begun_ns = max(self._taken_until_ns, now_ns - self._saved_ns)
+        if begun_ns + self._step_ns > now_ns:
+            return False
+        self._taken_until_ns = begun_ns + self._step_ns
+        return True
+
+
+_allowance = Allowance()
 
 
 class _Part(NamedTuple):
@@ -80,8 +104,8 @@ class CallSpan:
         self._began_ns = time.monotonic_ns()
         self.span = self._begun(self._tracer)
         is_sampled = self.span.is_recording()
-        self._unsampled = None if is_sampled else unsampled_tracer(_NAME)
-        self._keeps_parts = is_sampled or self._unsampled is not None
+        self._may_be_kept = not is_sampled and is_tracing()
+        self._keeps_parts = is_sampled or self._may_be_kept
         self.record.opened(call_id, model, streams=spec.streams, trace=_trace_id(self.span) if is_sampled else "")
 
     def _begun(self, tracer: trace.Tracer, start_ns: int | None = None) -> Span:
@@ -146,19 +170,20 @@ class CallSpan:
 
     def _kept(self, status: int, offset: int) -> Span:
         """The span, or the one that it gets now."""
-        if self._unsampled is None:
-            return self.span
-        if status >= 500:
-            why = "failed"
-        elif self.record.waited_ns(self._began_ns) >= self._slow_ns:
-            why = "slow"
-        else:
+        why = self._why_kept(status) if self._may_be_kept else ""
+        if not why or not _allowance.take(time.monotonic_ns()):
             return self.span
         self._attributes[KEPT] = why
-        self._tracer = self._unsampled
+        self._tracer = unsampled_tracer(_NAME)
         span = self._begun(self._tracer, self._began_ns + offset)
         self.record.traced(_trace_id(span))
         return span
+
+    def _why_kept(self, status: int) -> str:
+        """Empty where it is not. A call that ran out of its client's own time has not failed."""
+        if status >= 500 and status != _OUT_OF_TIME:
+            return "failed"
+        return "slow" if self.record.waited_ns(self._began_ns) >= self._slow_ns else ""
 
     def _tell_parts(self, span: Span, offset: int) -> None:
         context = trace.set_span_in_context(span)

@@ -15,10 +15,10 @@ from coppice.request_log.record import RequestRecord
 from coppice.request_log.stages import Stage, StageKind
 from coppice.telemetry.trace_context import context_from_headers, context_from_traceparent
 from coppice_scheduler.core.state.request import Output
-from coppice_scheduler.edge.base.errors import invalid, not_ready
+from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, invalid, not_ready
 from coppice_scheduler.edge.frontend import tracing
 from coppice_scheduler.edge.frontend.generation_spec import GenerationSpec, TextPrompt
-from coppice_scheduler.edge.frontend.tracing import CLIENT_TRACE_ID, CallSpan
+from coppice_scheduler.edge.frontend.tracing import CLIENT_TRACE_ID, Allowance, CallSpan
 from coppice_scheduler.edge.request_log.open_record import OpenRecord, begin
 from coppice_scheduler.edge.text.text_stream import NO_USAGE
 
@@ -108,6 +108,8 @@ class Kept:
             provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         monkeypatch.setattr(trace, "get_tracer", sampling.get_tracer)
         monkeypatch.setattr(tracing, "unsampled_tracer", keeping.get_tracer)
+        monkeypatch.setattr(tracing, "is_tracing", lambda: True)
+        monkeypatch.setattr(tracing, "_allowance", Allowance(per_s=1, at_once=3))
 
     def write(self, record: RequestRecord) -> None:
         self.records.append(record)
@@ -132,6 +134,7 @@ class Kept:
         (not_ready(), 0.0, "failed"),
         (None, 1.5, "slow"),
         (invalid("no"), 0.0, None),
+        (ApiError(ErrorKind.DEADLINE, "the client's own"), 0.0, None),
         (None, 0.5, None),
     ],
 )
@@ -158,6 +161,21 @@ def test_who_fails_or_is_late_is_traced_though_nobody_wanted(
     assert call.end_time is not None
     assert call.start_time < call.end_time
     assert {one.parent.span_id for one in found.values() if one.parent} == {call.context.span_id}
+
+
+def test_clients_do_not_decide_how_much_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(monkeypatch)
+    for _ in range(9):
+        kept.call(not_ready())
+    assert len([record for record in kept.records if record.trace]) == 3
+    assert len(kept.exporter.get_finished_spans()) == 3 * 5
+
+
+def test_an_allowance_comes_back_with_time() -> None:
+    allowance = Allowance(per_s=10, at_once=2)
+    assert [allowance.take(100 * S) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(100 * S + S // 10) for _ in range(2)] == [True, False]
+    assert [allowance.take(200 * S) for _ in range(3)] == [True, True, False]
 
 
 def test_what_the_sampler_takes_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:

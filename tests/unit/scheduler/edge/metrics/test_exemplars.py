@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar
@@ -12,15 +13,19 @@ from coppice.request_log.record import RequestRecord, encoded
 from coppice.request_log.writer import PREFIX, SUFFIX
 from coppice.telemetry.metrics_server import openmetrics_page
 from coppice_scheduler.edge.base.metrics import CappedLabels, FrontDoorMetrics
-from coppice_scheduler.edge.request_log.exemplars import VALUES_MS, WithExemplars
+from coppice_scheduler.edge.request_log.exemplars import VALUES_S, WithExemplars
 
-TTFT, WHOLE, QUEUE = VALUES_MS
+TTFT, WHOLE, QUEUE = VALUES_S
 
 
 def record(trace: str, second: int = 0, tenant: str = "a", status: int = 200, **times_ms: float) -> RequestRecord:
     times = {"ttft_ms": 40.0, "total_ms": 400.0, "queue_ms": 3.0, **times_ms}
+    queued_ms = times["queue_ms"]
+    stages = (("queued", 0.0, queued_ms, "", 0), ("prefill", queued_ms, queued_ms + 9, "", 0))
     at = f"2026-01-31T12:00:{second:02}.250Z"
-    return RequestRecord(at, f"r-{trace}", "POST /v1/x", status, "stop", tenant=tenant, trace=trace, **times)
+    return RequestRecord(
+        at, f"r-{trace}", "POST /v1/x", status, "stop", tenant=tenant, trace=trace, stages=stages, **times
+    )
 
 
 class World:
@@ -73,8 +78,15 @@ def test_what_was_not_traced_or_not_counted_is_no_exemplar(tmp_path: Path) -> No
     world = World(tmp_path)
     world.metrics.first_token("a", 0.04, 10)
     world.write(record(""), record("refused", status=429, ttft_ms=0.0))
-    for name in VALUES_MS:
+    for name in VALUES_S:
         assert world.exemplars(name) == {}
+
+
+def test_a_line_that_is_no_record_of_ours_hides_no_metric(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.metrics.first_token("a", 0.04, 10)
+    world.write(replace(record("odd"), at="yesterday"), record("well", ttft_ms=39.0), record("back", ttft_ms=-5.0))
+    assert world.traces(TTFT) == {("a", "0.04"): "well"}
 
 
 def test_values_are_as_without(tmp_path: Path) -> None:

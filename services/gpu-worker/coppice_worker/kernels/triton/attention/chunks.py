@@ -28,7 +28,7 @@ _ALIGNED = 4  # numbers: kernels are compiled for addresses that are multiples o
 
 @dataclass(frozen=True, slots=True)
 class ChunkRoom:
-    """Numbers of programs that a graph has."""
+    """Numbers of programs that a graph has; the first two are multiples of `_ALIGNED`."""
 
     tiles: int
     pieces: int
@@ -36,7 +36,7 @@ class ChunkRoom:
 
     @property
     def size(self) -> int:
-        return sum(rows * _padded(count) for rows, count in self._parts())
+        return sum(kinds * count for kinds, count in self._parts())
 
     def _parts(self) -> tuple[tuple[int, int], ...]:
         return (1, self.tiles), (1, self.tiles), (5, self.pieces), (4, self.tiles)
@@ -47,7 +47,7 @@ class ChunkRoom:
         for kinds, count in self._parts():
             end = start + kinds * count
             found.append((slice(start, end), kinds, count))
-            start += kinds * _padded(count)
+            start = end
         return found
 
 
