@@ -1,16 +1,18 @@
-"""`coppice bench trace`: hit rate of an eviction policy on a trace, beside LRU and the optimum with foresight."""
+"""`coppice bench trace`: hit rates of eviction policies on traces, beside LRU and the optimum with foresight."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from coppice.errors import UsageError
 from coppice_bench.report import describe_run, note, print_report
 from coppice_bench.trace import policies as trace_policies
 from coppice_bench.trace.file import Trace, read_trace
+from coppice_bench.trace.generated import GENERATED
 from coppice_bench.trace.policies import Prompts
 from coppice_bench.trace.replay import replay
 from coppice_cache.core.base.settings import Eviction
@@ -24,6 +26,8 @@ _OTHERS: Mapping[str, Callable[[Prompts, int], int]] = {
 }
 POLICY_NAMES = (*_OURS, *_OTHERS)
 _DIGITS = 5
+_SEED, _GENERATED_REQUESTS = 1, 10_000
+_GAP_MIN = 0.01
 
 
 def run_trace(*, path: Path, capacity_blocks: int, policy: str) -> dict[str, Any]:
@@ -38,6 +42,51 @@ def run_trace(*, path: Path, capacity_blocks: int, policy: str) -> dict[str, Any
     trace = read_trace(path)
     note(f"{path.name}: {len(trace.requests)} requests, {trace.num_blocks} blocks")
     return {"bench": "trace", **measure(trace, capacity_blocks, policy), "trace": path.name, **describe_run()}
+
+
+def run_traces(*, paths: Iterable[Path], capacities: Sequence[int], generated: bool) -> dict[str, Any]:
+    """All policies on all traces in all sizes. Raises UsageError.
+
+    `traces`: hit rates by trace, size and policy. `worst` and `mean` of each policy: points above LRU, in percent of
+    blocks; `gap_closed` is the mean share of what the optimum has and LRU has not, where that is a point or more.
+    """
+    traces = {path.name: read_trace(path) for path in paths}
+    if generated:
+        note(f"generating {len(GENERATED)} traces")
+        traces |= {name: make(_SEED, _GENERATED_REQUESTS) for name, make in GENERATED.items()}
+    if not traces:
+        raise UsageError("no trace is given", hint="--trace FILE, or --generated")
+    rates: dict[str, dict[int, dict[str, float]]] = {name: {} for name in traces}
+    for name, trace in traces.items():
+        for capacity in capacities:
+            note(f"{name}: {capacity} blocks")
+            rates[name][capacity] = _rates(trace, capacity)
+    rows = {(name, size): found for name, sizes in rates.items() for size, found in sizes.items()}
+    summary = {policy: _summary(rows, policy) for policy in POLICY_NAMES}
+    return {"bench": "traces", "policies": summary, "traces": rates, **describe_run()}
+
+
+def _rates(trace: Trace, capacity: int) -> dict[str, float]:
+    prompts = [request.hash_ids for request in trace.requests]
+    found = {name: replay(trace, make(), capacity).hit_rate for name, make in _OURS.items()}
+    found |= {name: hits(prompts, capacity) / trace.num_blocks for name, hits in _OTHERS.items()}
+    return {name: round(rate, _DIGITS) for name, rate in found.items()}
+
+
+def _summary(rows: Mapping[tuple[str, int], Mapping[str, float]], policy: str) -> dict[str, Any]:
+    points = {place: 100 * (rates[policy] - rates["lru"]) for place, rates in rows.items()}
+    gaps = [
+        (rates[policy] - rates["lru"]) / (rates["optimum"] - rates["lru"])
+        for rates in rows.values()
+        if rates["optimum"] - rates["lru"] >= _GAP_MIN
+    ]
+    worst = min(points, key=lambda place: points[place])
+    return {
+        "worst": round(points[worst], 2),
+        "worst_at": f"{worst[0]}, {worst[1]} blocks",
+        "mean": round(fmean(points.values()), 2),
+        "gap_closed": round(fmean(gaps), 3) if gaps else None,
+    }
 
 
 def measure(trace: Trace, capacity: int, policy: str) -> dict[str, Any]:

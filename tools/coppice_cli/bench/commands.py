@@ -64,16 +64,21 @@ def churn(
 
 
 def trace(
-    trace: Annotated[Path, typer.Option(help="Trace in Mooncake's format, plain or gzip.")],
-    capacity_blocks: Annotated[int, typer.Option(help="Size of the cache, in blocks of the trace.")],
-    policy: Annotated[str, typer.Option(help="adaptive, lru, arc, s3fifo or optimum.")] = "adaptive",
+    trace: Annotated[list[Path] | None, typer.Option(help="Trace in Mooncake's format; may be given again.")] = None,
+    capacity_blocks: Annotated[str, typer.Option(help="Sizes of the cache, in blocks.")] = "500,2000,5000,10000,20000",
+    policy: Annotated[str, typer.Option(help="Of one trace: adaptive, lru, arc, s3fifo or optimum.")] = "adaptive",
+    generated: Annotated[bool, typer.Option("--generated", help="Ten generated traces, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the hit rate of an eviction policy on a trace, beside LRU and the optimum with foresight."""
-    from coppice_bench.trace.run import print_trace_report, run_trace
+    """Measure hit rates of eviction policies on traces, beside LRU and the optimum with foresight. Of one trace and one
+    size one policy; of several all of them, with the worst case and the mean of each."""
+    from coppice_bench.trace.run import print_trace_report, run_trace, run_traces
 
-    report = run_trace(path=trace, capacity_blocks=capacity_blocks, policy=policy)
-    print_trace_report(report, as_json=as_json)
+    sizes = _numbers("--capacity-blocks", capacity_blocks, "500,2000")
+    if trace and len(trace) == len(sizes) == 1 and not generated:
+        print_trace_report(run_trace(path=trace[0], capacity_blocks=sizes[0], policy=policy), as_json=as_json)
+    else:
+        print_trace_report(run_traces(paths=trace or (), capacities=sizes, generated=generated), as_json=as_json)
 
 
 def split(

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from coppice.errors import EXIT_OK, EXIT_USAGE, UsageError
 from coppice_bench.arrivals import make_arrivals
+from coppice_bench.trace import generated, run
 from coppice_bench.trace.file import read_trace
 from coppice_bench.trace.policies import arc, lru, optimum, s3fifo
 from coppice_bench.trace.run import POLICY_NAMES, run_trace
@@ -123,3 +124,39 @@ def test_lines_without_lengths_are_enough(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert (len(trace.requests), trace.num_blocks, trace.block_size) == (2, 5, 0)
     assert not any(trace.ends_in_part(request) for request in trace.requests)
+
+
+def test_several_traces_have_a_worst_case_and_a_mean(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {name: generated.GENERATED[name] for name in ("agents", "twice")}
+    monkeypatch.setattr(run, "GENERATED", kinds)
+    monkeypatch.setattr(run, "_GENERATED_REQUESTS", 800)
+    arguments = ["bench", "trace", "--trace", str(path), "--generated", "--capacity-blocks", "300,900", "--json"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == EXIT_OK, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["traces"].keys() == {path.name, "agents", "twice"}
+    assert all(sizes.keys() == {"300", "900"} for sizes in report["traces"].values())
+    points = {
+        f"{name}, {size} blocks": 100 * (rates["adaptive"] - rates["lru"])
+        for name, sizes in report["traces"].items()
+        for size, rates in sizes.items()
+    }
+    ours = report["policies"]["adaptive"]
+    assert ours["worst"] == pytest.approx(min(points.values()), abs=0.01)
+    assert points[ours["worst_at"]] == min(points.values())
+    assert ours["mean"] == pytest.approx(sum(points.values()) / len(points), abs=0.01)
+    assert (report["policies"]["lru"]["mean"], report["policies"]["optimum"]["gap_closed"]) == (0, 1)
+
+
+@pytest.mark.parametrize("name", generated.GENERATED)
+def test_equal_seeds_give_equal_traces(name: str) -> None:
+    make = generated.GENERATED[name]
+    first = make(1, 200)
+    assert len(first.requests) >= 200
+    assert first == make(1, 200) != make(2, 200)
+
+
+def test_no_trace_at_all_is_refused() -> None:
+    with pytest.raises(UsageError) as refused:
+        run.run_traces(paths=(), capacities=[5], generated=False)
+    assert "--generated" in refused.value.hint

@@ -1,4 +1,5 @@
-"""The default eviction policy: the leaf with the lowest gain goes first, as the hazard model of its domain sees it.
+"""The default eviction policy: the leaf with the lowest gain goes first, as the hazard model of its domain sees it; or
+the oldest one, while that would have been better for the domain (`floor`).
 
     cells    bucket of age x level of score, each a ring of leaves from the one used longest ago to the one used last
     ranks    order of the cells by gain; bit r of `_mask` is set when the cell of rank r may have leaves
@@ -6,7 +7,7 @@
 A leaf stands in the cell of its age and of its score at the last access. Leaves of one cell cross to the next in order
 of use, so a heap with one entry per cell knows what is due; a few cross at every access. A victim is the oldest leaf of
 the first cell, found by one operation on `_mask`, whatever the number of leaves. What a client retains stands in cells
-of its own after all others.
+of its own after all others. By age, cells of one bucket are looked at together, and the oldest leaf of them goes.
 
 Time is the number of blocks that the domain used so far. No other domain and no clock has a say, so the victims of a
 domain are a function of its own operations.
@@ -15,13 +16,14 @@ domain are a function of its own operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import Final
 
 from coppice.messages.index import Reuse
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.base.settings import Eviction
+from coppice_cache.core.eviction.floor import Floor
 from coppice_cache.core.eviction.hazard import (
     BEGUN,
     COMMON_USES,
@@ -30,6 +32,8 @@ from coppice_cache.core.eviction.hazard import (
     NUM_LEVELS,
     USED,
     HazardModel,
+    Ranking,
+    age_ranking,
     bucket_of,
     end_of,
     features,
@@ -55,10 +59,12 @@ class AdaptivePolicy(EvictionPolicy):
 
     __slots__ = (
         "_accesses",
+        "_by_age",
         "_cells",
         "_clock",
         "_cross_at",
         "_due",
+        "_floor",
         "_is_due",
         "_is_ranked",
         "_mask",
@@ -67,6 +73,7 @@ class AdaptivePolicy(EvictionPolicy):
         "_ranked_at",
         "_ranking",
         "_samples",
+        "_taught",
         "_tick",
     )
 
@@ -79,7 +86,10 @@ class AdaptivePolicy(EvictionPolicy):
         self._num_cached = 0
         self._cross_at = 0
         self._cells: dict[int, Link] = {}
+        self._floor = Floor()
+        self._by_age = False  # the oldest goes first
         self._ranking = untaught_ranking()
+        self._taught: Ranking | None = self._ranking  # as the model has it now; None: to be asked
         self._ranked_at = 0
         self._accesses = 0  # since the last ranking
         self._is_ranked = True
@@ -92,6 +102,7 @@ class AdaptivePolicy(EvictionPolicy):
     def touched(self, nodes: list[Node], new_blocks: int, reuse: Reuse, num_cached: int, now_ns: int) -> None:
         self.expire(now_ns)
         self._num_cached = num_cached
+        self._floor.fit(num_cached)
         self._samples.grow_old(self._clock, num_cached)
         self._cross()
         hint, used_at, num_blocks = _HINTS[reuse], self._used_at(), 0
@@ -103,6 +114,7 @@ class AdaptivePolicy(EvictionPolicy):
             self._begin(node, new_blocks, hint, USED)
             num_blocks += node.num_blocks
         self._clock += num_blocks
+        self._floor.used(nodes, self._clock)
         self._accesses += 1
         if self._accesses >= _ACCESSES_PER_RANKING and self._clock - self._ranked_at >= _BLOCKS_PER_RANKING:
             self._take_over()
@@ -112,15 +124,18 @@ class AdaptivePolicy(EvictionPolicy):
         node.used_at = self._used_at()
         self._begin(node, new_blocks, _HINTS[reuse], _kind_of_new(node))
         self._clock += node.num_blocks
+        self._stored(node, seals)
 
     def grown(self, node: Node, seals: bytes) -> None:
         node.uses = max(node.uses, self._revive(seals))
         count = len(seals) // SEAL_BYTES
         self._samples.grow(node, count)
         self._clock += count
+        self._stored(node, seals)
 
     def split(self, upper: Node, lower: Node) -> None:
         self._samples.split(upper, lower)
+        self._floor.split(upper, lower)
 
     def hinted(self, node: Node, reuse: Reuse) -> None:
         known = self._samples.seen(node)
@@ -134,9 +149,12 @@ class AdaptivePolicy(EvictionPolicy):
 
     def evicted(self, node: Node, seal: bytes, *, is_whole: bool) -> None:
         self._samples.bury(node, seal, is_whole=is_whole)
+        if is_whole:
+            self._floor.forget(node)
 
     def left(self, node: Node) -> None:
         self._samples.forget(node)
+        self._floor.forget(node)
 
     # who is next
 
@@ -151,31 +169,62 @@ class AdaptivePolicy(EvictionPolicy):
         self._rank()
         while True:
             assert self._mask, "no evictable leaf, although the ledger counted one"
-            lowest = self._mask & -self._mask
-            cell = self._cell_at(lowest.bit_length() - 1)
-            node = self._cells[cell].warmer
-            if not isinstance(node, Node):
-                self._mask ^= lowest
-            elif node.is_evictable:
-                return node
-            else:
-                node.unlink()
+            oldest: Node | None = None
+            for rank in self._first_ranks(self._mask):
+                node = self._coldest_at(rank)
+                if node is not None and (oldest is None or node.used_at < oldest.used_at):
+                    oldest = node
+            if oldest is not None:
+                return oldest
 
     def next_victims(self, count: int) -> list[Node]:
         self._rank()
         found: list[Node] = []
         mask = self._mask
         while mask and len(found) < count:
-            lowest = mask & -mask
-            mask ^= lowest
-            node = self._cells[self._cell_at(lowest.bit_length() - 1)].warmer
-            while isinstance(node, Node) and len(found) < count:
-                if node.is_evictable:
-                    found.append(node)
-                node = node.warmer
-        return found
+            ranks = self._first_ranks(mask)
+            found += _oldest_first([self._evictable_at(rank, count) for rank in ranks])
+            for rank in ranks:
+                mask ^= 1 << rank
+        return found[:count]
 
     # inside
+
+    def _first_ranks(self, mask: int) -> list[int]:
+        """Of the cells whose leaves are compared with each other: the first one, or by age those of its bucket."""
+        first = (mask & -mask).bit_length() - 1
+        if not self._by_age or first >= NUM_CELLS:
+            return [first]
+        start = first // NUM_LEVELS * NUM_LEVELS
+        bits = mask >> start & (1 << NUM_LEVELS) - 1
+        return [start + place for place in range(NUM_LEVELS) if bits >> place & 1]
+
+    def _coldest_at(self, rank: int) -> Node | None:
+        """None where the cell has no leaf any more, which then is known."""
+        ring = self._cells[self._cell_at(rank)]
+        node = ring.warmer
+        while isinstance(node, Node):
+            if node.is_evictable:
+                return node
+            node.unlink()
+            node = ring.warmer
+        self._mask ^= 1 << rank
+        return None
+
+    def _evictable_at(self, rank: int, count: int) -> list[Node]:
+        found: list[Node] = []
+        node = self._cells[self._cell_at(rank)].warmer
+        while isinstance(node, Node) and len(found) < count:
+            if node.is_evictable:
+                found.append(node)
+            node = node.warmer
+        return found
+
+    def _stored(self, node: Node, seals: bytes) -> None:
+        self._floor.stored(node, seals, self._clock)
+        caches = self._floor.caches
+        if caches.is_over:
+            caches.make_room(self._taught_ranking(), self._model.low, self._model.top, self._clock)
 
     def _begin(self, node: Node, new_blocks: int, hint: int, kind: int) -> None:
         seen = features(node.uses, new_blocks, kind=kind, hint=hint)
@@ -257,16 +306,23 @@ class AdaptivePolicy(EvictionPolicy):
         """What was learned since counts from now on: other gains, another order of the cells."""
         self._model.fit_window(self._num_cached)
         self._model.take_over()
+        self._taught = None
+        self._by_age = self._floor.caches.prefers_age(now=self._by_age)
         self._ranked_at = self._clock
         self._accesses = 0
         self._is_ranked = False
+
+    def _taught_ranking(self) -> Ranking:
+        if self._taught is None:
+            self._taught = self._model.ranking()
+        return self._taught
 
     def _rank(self) -> None:
         """Put the cells into that order, once it is asked for: while nothing is evicted nobody needs it."""
         if self._is_ranked:
             return
         self._is_ranked = True
-        self._ranking = self._model.ranking()
+        self._ranking = age_ranking() if self._by_age else self._taught_ranking()
         self._mask = 0
         for cell, ring in list(self._cells.items()):
             if ring.warmer is ring and cell not in self._is_due:
@@ -274,6 +330,20 @@ class AdaptivePolicy(EvictionPolicy):
                 del self._cells[cell]
             elif ring.warmer is not ring:
                 self._mask |= 1 << (self._ranking.rank[cell] if cell < NUM_CELLS else cell)
+
+
+def _oldest_first(rings: list[list[Node]]) -> list[Node]:
+    """Each in its own order, whose first one is compared with those of the others."""
+    heads = [(nodes[0].used_at, place, 0) for place, nodes in enumerate(rings) if nodes]
+    heapify(heads)
+    found = []
+    while heads:
+        _, place, index = heappop(heads)
+        nodes = rings[place]
+        found.append(nodes[index])
+        if index + 1 < len(nodes):
+            heappush(heads, (nodes[index + 1].used_at, place, index + 1))
+    return found
 
 
 def _kind_of_new(node: Node) -> int:

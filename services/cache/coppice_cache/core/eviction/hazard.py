@@ -24,6 +24,7 @@ from math import exp, log, sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 NUM_BUCKETS: Final = 48  # of all ages, up to 16 million blocks
 USED, BEGUN, CONTINUED = 0, 1, 2  # kinds of access; see `features`
@@ -62,6 +63,11 @@ class Ranking(NamedTuple):
 
 def bucket_of(age: int) -> int:
     return bisect_right(_EDGES, age)
+
+
+def buckets_of(ages: NDArray[np.int64]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.searchsorted(_EDGES, ages, side="right")
+    return found
 
 
 def end_of(bucket: int) -> int:
@@ -139,6 +145,14 @@ def _nearer(taken: list[float], learned: list[float]) -> list[float]:
 def untaught_ranking() -> Ranking:
     """Of a model that has learned nothing; shared by all of them."""
     return _rank(_PRIOR_HAZARDS, 0, NUM_BUCKETS - 1)
+
+
+@cache
+def age_ranking() -> Ranking:
+    """Older buckets first, whatever the level; the cells of a bucket stand side by side."""
+    cells = [bucket * NUM_LEVELS + level for bucket in range(NUM_BUCKETS - 1, -1, -1) for level in range(NUM_LEVELS)]
+    ranks = [(NUM_BUCKETS - 1 - cell // NUM_LEVELS) * NUM_LEVELS + cell % NUM_LEVELS for cell in range(NUM_CELLS)]
+    return Ranking(ranks, cells)
 
 
 def _rank(hazards: list[float], low: int, top: int) -> Ranking:
