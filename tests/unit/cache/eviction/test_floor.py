@@ -34,7 +34,7 @@ def points(trace: Trace, capacity: int) -> float:
     return 100 * (replay(trace, AdaptivePolicy(), capacity).hit_rate - lru(ids, capacity) / trace.num_blocks)
 
 
-@pytest.mark.wide
+@pytest.mark.long
 @pytest.mark.parametrize("capacity", [500, 2000])
 @pytest.mark.parametrize("name", generated.GENERATED)
 def test_no_load_is_served_worse_than_by_lru(name: str, capacity: int) -> None:
