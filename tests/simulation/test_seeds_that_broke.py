@@ -41,6 +41,13 @@ def test_copies_come_to_rest(seed: int, faults: FaultProfile | None) -> None:
 
 
 @pytest.mark.wide
+def test_a_strict_domain_whose_claims_are_displaced_has_room_for_others() -> None:
+    """I14: a claim of another domain took its blocks after a restart, and its reserve was still that of before
+    (`test_displaced_claims_leave_a_strict_domain_its_share`)."""
+    assert not run(1204, steps=3_058, scope=Scope(tiers=False)).broken
+
+
+@pytest.mark.wide
 def test_a_scheduler_that_comes_back_when_its_worker_was_given_up() -> None:
     """I9: the worker came after all; its fence spared the session, and did not name what the session had claimed."""
     assert not run(732971031, steps=4_000, scope=Scope(tiers=False)).broken

@@ -19,6 +19,7 @@ from coppice.messages.index import (
     Released,
     lease_hash,
 )
+from coppice_cache.core.base.settings import DomainConfig, Mode
 from tests.unit.cache.restart import (
     BLOCKS,
     BOB,
@@ -86,6 +87,15 @@ def test_the_highest_generation_displaces_the_rest() -> None:
     assert lease_id(1) in world.open().lease_ids
     stats = world.core.stats()
     assert (stats.leased_blocks, stats.free_blocks, stats.leases) == (1, BLOCKS - 1, 1)
+
+
+def test_displaced_claims_leave_a_strict_domain_its_share() -> None:
+    """What another domain took back is reserved for it again: nobody is told that it is there to borrow."""
+    strict = DomainConfig(BOB, Mode.STRICT, guarantee_share=0.5)
+    world = Restarted(Pool().seal(0), S1, S2, attach=(S1, S2), domains=(strict,))
+    assert world.claims(S1, claim(1, owned=handle(0, 5), domain=BOB))[0] == ids(1)
+    assert world.claims(S2, claim(2, owned=handle(0, 7)))[0] == ids(2)
+    world.core.check()
 
 
 def test_a_lower_claim_after_a_higher_one_is_refused() -> None:

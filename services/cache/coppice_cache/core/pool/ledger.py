@@ -157,12 +157,13 @@ class Ledger:
         assert self.state[block] in (_LEASED, _DRAINING)
         self._move(block, _LEASED)
 
-    def adopt(self, block: int, generation: int, account: Account) -> None:
-        """A claim on a block of the closed ledger was accepted (rule 4)."""
+    def adopt(self, block: int, generation: int, account: Account) -> Account:
+        """A claim on a block of the closed ledger was accepted (rule 4). Returns whose block it was before."""
         came_from = self.state[block]
         assert came_from in (_LEASED, _DRAINING)
         assert generation >= self.generation[block]
-        self._hand_over(self.owners.use_of(block), account, came_from, _LEASED, 1)
+        before = self.owners.use_of(block)
+        self._hand_over(before, account, came_from, _LEASED, 1)
         self.state[block] = _LEASED
         if generation > self.generation[block]:
             self.generation[block] = generation
@@ -170,6 +171,7 @@ class Ledger:
         # Whether the claimant has zeroed it, of whatever was there before, is not known here.
         self._zeroing[block] = self.any_wipes
         self.owners.index[block] = self.owners.index_of(account)
+        return before
 
     def restore(self, account: Account, blocks: Blocks) -> None:
         """LEASED or DRAINING -> CACHED, of whichever accounts: the worker has what was published before a restart."""

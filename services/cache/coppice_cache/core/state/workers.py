@@ -231,10 +231,13 @@ class Worker(BlockStore):
 
     def adopt(self, lease: Lease, generations: Iterable[int]) -> None:
         """Take a re-attached lease in; its claims were judged and displaced ones are gone."""
+        touched = {lease.account: None}  # and those whose claims were displaced, who hold less now
         for block, generation in zip(lease.held, generations, strict=True):
-            self.ledger.adopt(block, generation, lease.account)
+            touched[self.ledger.adopt(block, generation, lease.account)] = None
             self.holders.setdefault(block, {})[lease.number] = lease
         self.leases[lease.number] = lease
         lease.account.leases += 1
         lease.account.reattached_peak = max(lease.account.reattached_peak, lease.account.held)
-        self.quotas.refresh(lease.account)
+        for account in touched:
+            if account is not self.ledger.owners.unknown:
+                self.quotas.refresh(account)
