@@ -345,5 +345,11 @@ def test_all_that_matters_happens() -> None:
 def test_the_machine_for_longer() -> None:
     many = settings(CacheMachine.TestCase.settings, max_examples=3_000, stateful_step_count=80)
     run_state_machine_as_test(CacheMachine, settings=many)
-    for seed in range(1_000, 4_000):
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("first", range(1_000, 4_000, 250))
+def test_longer_ways_from_seeds(first: int) -> None:
+    for seed in range(first, first + 250):
         play(CacheMachine, seed, steps=200)
