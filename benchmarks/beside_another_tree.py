@@ -95,6 +95,7 @@ def measure(stacks: dict[str, Stack], rounds: int, conversations: int, singles: 
         note(f"round {number} of {rounds}" + ("" if number else ", which warms up"))
         for name in list(stacks) if number % 2 else reversed(list(stacks)):
             figures = one_round(stacks[name], conversations, singles)
+            note(f"  {name}: " + ", ".join(f"{what} {value:.4g}" for what, value in figures.items()))
             if number:
                 found[name].append(figures)
     return found
