@@ -16,7 +16,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.serve_model import write_model
+from benchmarks.serve_model import model_folder
 from coppice.errors import CoppiceError
 from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
@@ -135,10 +134,7 @@ def main() -> int:
     trees = {OTHER: arguments.other.resolve(), THIS: ROOT}
     try:
         with ExitStack() as held:
-            model = arguments.model
-            if model is None:
-                model = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="coppice-model-")))
-                write_model(model)
+            model = held.enter_context(model_folder(arguments.model))
             note("the stacks start")
             stacks = {
                 name: held.enter_context(stack_of(tree, model, **(variables if name == THIS else {})))

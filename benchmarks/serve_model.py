@@ -10,6 +10,9 @@ word of its own, so that every generated token is text at once.
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,6 +22,17 @@ from coppice_bench.split.byte_tokenizer import BOS_ID, EOS_ID, write_byte_tokeni
 
 CONTEXT = 4_096
 VOCABULARY = 32_000
+
+
+@contextmanager
+def model_folder(given: Path | None) -> Iterator[Path]:
+    """`given`, or one with this model for as long as it is used."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="coppice-model-") as name:
+        write_model(Path(name))
+        yield Path(name)
 
 
 def write_model(folder: Path, seed: int = 0, context: int = CONTEXT) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.serve_model import write_model
+from benchmarks.serve_model import model_folder
 from coppice.errors import CoppiceError
 from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
@@ -107,10 +106,7 @@ def main() -> int:
     warn_if_busy()
     try:
         with ExitStack() as held:
-            model = arguments.model
-            if model is None:
-                model = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="coppice-model-")))
-                write_model(model)
+            model = held.enter_context(model_folder(arguments.model))
             note("the stacks start")
             stacks = {
                 name: held.enter_context(running(StackOptions(model=model, workers=2, planners=count, threads=1)))

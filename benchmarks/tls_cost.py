@@ -25,7 +25,6 @@ import asyncio
 import os
 import secrets
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.serve_model import write_model
+from benchmarks.serve_model import model_folder
 from coppice.errors import CoppiceError
 from coppice_bench.processor_time import tree_time_s
 from coppice_bench.report import describe_run, note, print_report, warn_if_busy
@@ -187,10 +186,7 @@ def main() -> int:
     warn_if_busy()
     try:
         with ExitStack() as held:
-            model = arguments.model
-            if model is None:
-                model = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="coppice-model-")))
-                write_model(model)
+            model = held.enter_context(model_folder(arguments.model))
             note("the stacks start")
             none = held.enter_context(running(StackOptions(model=model)))
             tls = held.enter_context(running(StackOptions(model=model, services_tls=True, public_tls=True)))

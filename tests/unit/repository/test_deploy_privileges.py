@@ -70,6 +70,7 @@ def test_only_the_scheduler_is_on_the_network_in_front(services: dict[str, Any])
     on_front = {name for name, service in services.items() if "front" in service["networks"]}
     assert on_front == {"scheduler"}
     assert {name for name, service in services.items() if "internal" not in service["networks"]} == {"jaeger"}
+    assert not services["scheduler"]["networks"]["front"]
 
 
 def test_secrets_are_files_of_those_who_need_them(services: dict[str, Any]) -> None:
