@@ -4,10 +4,10 @@
     python -m benchmarks.beside_another_tree ../before [--rounds 20] [--dead-collector] [--json]
 
 The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. A round is a
-load of conversations (4 turns, 16 at once) and one of single prompts that meet an idle stack, to one stack and then to
-the other; who begins, changes. `ratio` is the median over rounds of this tree over the other one, `more_ms` that of the
-differences, each with quartiles and ends of its rounds beside it. The first round warms up and is left out. With
-`--dead-collector` this tree's services send spans to an address where nobody listens.
+load of conversations (4 turns, 16 at once) and one of single short prompts that meet an idle stack, to one stack and
+then to the other; who begins, changes. `ratio` is the median over rounds of this tree over the other one, `more_ms`
+that of the differences, each with quartiles and ends of its rounds beside it. The first round warms up and is left out.
+With `--dead-collector` there is a third stack, of this tree, whose services send spans to where nobody listens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coppice_bench.stack import Stack, StackOptions, running
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("services/cache", "services/scheduler", "services/gpu-worker", "shared", "tools")
-OTHER, THIS = "other", "this"
+OTHER, THIS, DEAD_COLLECTOR = "other", "this", "dead_collector"
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`
 SETTLE_S = 0.5  # after a load
 Figures = dict[str, float]  # of one round
@@ -73,9 +73,7 @@ def one_round(stack: Stack, conversations: int, singles: int) -> Figures:
     busy = ServeOptions(
         url=stack.url, load="multiturn", requests=conversations, concurrency=16, input_tokens=64, output_tokens=32
     )
-    idle = ServeOptions(
-        url=stack.url, load="prefix", requests=singles, concurrency=1, input_tokens=256, output_tokens=4
-    )
+    idle = ServeOptions(url=stack.url, load="prefix", requests=singles, concurrency=1, input_tokens=32, output_tokens=2)
     found, busy_s = loaded(stack, busy)
     num_tokens = found["requests"] * found["output_tokens_mean"]
     time.sleep(SETTLE_S)
@@ -105,7 +103,7 @@ def compared(other: Sequence[Figures], this: Sequence[Figures]) -> dict[str, Any
     found: dict[str, Any] = {}
     for name in this[0]:
         pairs = [(a[name], b[name]) for a, b in zip(other, this, strict=True)]
-        found[name] = {OTHER: median(a for a, _ in pairs), THIS: median(b for _, b in pairs)}
+        found[name] = {OTHER: median(a for a, _ in pairs), "here": median(b for _, b in pairs)}
         found[name]["ratio"] = spread([b / a for a, b in pairs])
         if name.endswith("_ms"):
             found[name]["more_ms"] = spread([b - a for a, b in pairs])
@@ -124,21 +122,24 @@ def main() -> int:
     parser.add_argument("--conversations", type=int, default=32, help="of a load")
     parser.add_argument("--singles", type=int, default=40, help="prompts that meet an idle stack, of a round")
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: that of serve_model.py")
-    parser.add_argument("--dead-collector", action="store_true", help="this tree sends spans to where nobody listens")
+    parser.add_argument(
+        "--dead-collector", action="store_true", help="a third stack: its spans go to where nobody listens"
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     arguments = parser.parse_args()
     warn_if_busy()
-    variables = {}
+    other = arguments.other.resolve()
+    starts: dict[str, tuple[Path, dict[str, str]]] = {OTHER: (other, {}), THIS: (ROOT, {})}
     if arguments.dead_collector:
-        variables = {f"COPPICE_{name}_OTLP_ENDPOINT": NOBODY for name in ("CACHE", "SCHEDULER", "WORKER")}
-    trees = {OTHER: arguments.other.resolve(), THIS: ROOT}
+        services = ("CACHE", "SCHEDULER", "WORKER")
+        starts[DEAD_COLLECTOR] = ROOT, {f"COPPICE_{name}_OTLP_ENDPOINT": NOBODY for name in services}
     try:
         with ExitStack() as held:
             model = held.enter_context(model_folder(arguments.model))
             note("the stacks start")
             stacks = {
-                name: held.enter_context(stack_of(tree, model, **(variables if name == THIS else {})))
-                for name, tree in trees.items()
+                name: held.enter_context(stack_of(tree, model, **variables))
+                for name, (tree, variables) in starts.items()
             }
             found = measure(stacks, arguments.rounds, arguments.conversations, arguments.singles)
     except CoppiceError as error:
@@ -147,9 +148,8 @@ def main() -> int:
     print_report(
         {
             "bench": "beside_another_tree",
-            "trees": {name: commit_of(tree) for name, tree in trees.items()},
-            "dead_collector": arguments.dead_collector,
-            **compared(found[OTHER], found[THIS]),
+            "trees": {OTHER: commit_of(other), THIS: commit_of(ROOT)},
+            **{name: compared(found[OTHER], found[name]) for name in starts if name != OTHER},
             "rounds": arguments.rounds,
             **describe_run(),
         },
