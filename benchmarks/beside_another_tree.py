@@ -73,7 +73,15 @@ def one_round(stack: Stack, conversations: int, singles: int) -> Figures:
     busy = ServeOptions(
         url=stack.url, load="multiturn", requests=conversations, concurrency=16, input_tokens=64, output_tokens=32
     )
-    idle = ServeOptions(url=stack.url, load="prefix", requests=singles, concurrency=1, input_tokens=32, output_tokens=2)
+    idle = ServeOptions(
+        url=stack.url,
+        load="prefix",
+        requests=singles,
+        concurrency=1,
+        input_tokens=48,
+        shared_tokens=16,
+        output_tokens=2,
+    )
     found, busy_s = loaded(stack, busy)
     num_tokens = found["requests"] * found["output_tokens_mean"]
     time.sleep(SETTLE_S)
