@@ -3,10 +3,10 @@
     git worktree add ../before COMMIT
     python -m benchmarks.beside_another_tree ../before [--rounds 20] [--dead-collector] [--json]
 
-The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. A round is a
-load of conversations (4 turns, 16 at once) and one of single short prompts that meet an idle stack, to one stack and
-then to the other; who begins, changes. `ratio` is the median over rounds of this tree over the other one, `more_ms`
-that of the differences, each with quartiles and ends of its rounds beside it. The first round warms up and is left out.
+The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. An idle round is
+a few short prompts one after another, to one stack and then to the other; a busy round is a load of conversations (4
+turns, 16 at once). Who begins, changes. `ratio` is the median over rounds of this tree over the other one, `more_ms`
+that of the differences, each with quartiles and ends of its rounds beside it. First rounds warm up and are left out.
 With `--dead-collector` there is a third stack, of this tree, whose services send spans to where nobody listens.
 """
 
@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("services/cache", "services/scheduler", "services/gpu-worker", "shared", "tools")
 OTHER, THIS, DEAD_COLLECTOR = "other", "this", "dead_collector"
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`
-SETTLE_S = 0.5  # after a load
+SETTLE_S = 0.2  # after a load
+SINGLES = 8  # prompts of an idle round: few, so that the stacks are compared within a second
 Figures = dict[str, float]  # of one round
 
 
@@ -59,50 +60,56 @@ def stack_of(tree: Path, model: Path, **variables: str) -> Iterator[Stack]:
         yield stack
 
 
-def loaded(stack: Stack, options: ServeOptions) -> tuple[dict[str, Any], float]:
-    """What clients saw, and the processor time of all services in seconds. Raises CoppiceError when a request fails."""
-    part = prepared(options)
-    before_s = sum(map(tree_time_s, stack.pids.values()))
-    found, _ = run_load(part)
+def loaded(options: ServeOptions) -> dict[str, Any]:
+    """What clients saw. Raises CoppiceError when a request fails."""
+    found, _ = run_load(prepared(options))
     if found["errors"]:
         raise CoppiceError(f"the load failed: {found['errors']}")
-    return found, sum(map(tree_time_s, stack.pids.values())) - before_s
+    return found
 
 
-def one_round(stack: Stack, conversations: int, singles: int) -> Figures:
-    busy = ServeOptions(
+def busy(stack: Stack, conversations: int) -> Figures:
+    """Of many at once; the processor time is that of the worker, and of all services but the worker."""
+    load = ServeOptions(
         url=stack.url, load="multiturn", requests=conversations, concurrency=16, input_tokens=64, output_tokens=32
     )
-    idle = ServeOptions(
+    before_s = {name: tree_time_s(pid) for name, pid in stack.pids.items()}
+    found = loaded(load)
+    spent_us = {name: (tree_time_s(pid) - before_s[name]) * 1e6 for name, pid in stack.pids.items()}
+    num_tokens = found["requests"] * found["output_tokens_mean"]
+    worker_us = sum(each for name, each in spent_us.items() if "worker" in name)
+    return {
+        "output_tok_s": found["output_tok_s"],
+        "worker_us_per_token": worker_us / num_tokens,
+        "others_us_per_token": (sum(spent_us.values()) - worker_us) / num_tokens,
+    }
+
+
+def idle(stack: Stack) -> Figures:
+    """Of prompts one after another."""
+    load = ServeOptions(
         url=stack.url,
         load="prefix",
-        requests=singles,
+        requests=SINGLES,
         concurrency=1,
         input_tokens=48,
         shared_tokens=16,
         output_tokens=2,
     )
-    found, busy_s = loaded(stack, busy)
-    num_tokens = found["requests"] * found["output_tokens_mean"]
-    time.sleep(SETTLE_S)
-    alone, _ = loaded(stack, idle)
-    time.sleep(SETTLE_S)
-    return {
-        "output_tok_s": found["output_tok_s"],
-        "processor_us_per_token": busy_s * 1e6 / num_tokens,
-        "idle_ttft_ms": alone["ttft_ms"]["p50"],
-    }
+    found = loaded(load)
+    return {"idle_ttft_ms": found["ttft_ms"]["p50"]}
 
 
-def measure(stacks: dict[str, Stack], rounds: int, conversations: int, singles: int) -> dict[str, list[Figures]]:
+def in_turn(stacks: dict[str, Stack], rounds: int, load: Callable[[Stack], Figures]) -> dict[str, list[Figures]]:
     found: dict[str, list[Figures]] = {name: [] for name in stacks}
     for number in range(rounds + 1):
-        note(f"round {number} of {rounds}" + ("" if number else ", which warms up"))
         for name in list(stacks) if number % 2 else reversed(list(stacks)):
-            figures = one_round(stacks[name], conversations, singles)
-            note(f"  {name}: " + ", ".join(f"{what} {value:.4g}" for what, value in figures.items()))
+            figures = load(stacks[name])
+            told = ", ".join(f"{what} {value:.4g}" for what, value in figures.items())
+            note(f"round {number} of {rounds}: {name}: {told}")
             if number:
                 found[name].append(figures)
+            time.sleep(SETTLE_S)
     return found
 
 
@@ -128,7 +135,7 @@ def main() -> int:
     parser.add_argument("other", type=Path, help="folder of the other checkout")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--conversations", type=int, default=32, help="of a load")
-    parser.add_argument("--singles", type=int, default=40, help="prompts that meet an idle stack, of a round")
+    parser.add_argument("--idle-rounds", type=int, default=60, help=f"of {SINGLES} prompts that meet an idle stack")
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: that of serve_model.py")
     parser.add_argument(
         "--dead-collector", action="store_true", help="a third stack: its spans go to where nobody listens"
@@ -149,7 +156,8 @@ def main() -> int:
                 name: held.enter_context(stack_of(tree, model, **variables))
                 for name, (tree, variables) in starts.items()
             }
-            found = measure(stacks, arguments.rounds, arguments.conversations, arguments.singles)
+            alone = in_turn(stacks, arguments.idle_rounds, idle)
+            many = in_turn(stacks, arguments.rounds, lambda stack: busy(stack, arguments.conversations))
     except CoppiceError as error:
         note(error.line())
         return 1
@@ -157,8 +165,12 @@ def main() -> int:
         {
             "bench": "beside_another_tree",
             "trees": {OTHER: commit_of(other), THIS: commit_of(ROOT)},
-            **{name: compared(found[OTHER], found[name]) for name in starts if name != OTHER},
-            "rounds": arguments.rounds,
+            **{
+                name: compared(many[OTHER], many[name]) | compared(alone[OTHER], alone[name])
+                for name in starts
+                if name != OTHER
+            },
+            "rounds": {"busy": arguments.rounds, "idle": arguments.idle_rounds, "singles": SINGLES},
             **describe_run(),
         },
         as_json=arguments.json,

@@ -15,6 +15,7 @@ from coppice.errors import UsageError
 from coppice.telemetry import traces
 from coppice.telemetry.trace_context import context_from_metadata, traceparent_of
 from coppice.telemetry.traces import _BoundedExport, configure_tracing, is_tracing, unsampled_tracer
+from tests.fakes.waiting import wait_for
 
 
 class CollectingExporter(SpanExporter):
@@ -91,7 +92,7 @@ def test_a_dead_endpoint_is_said_once_and_its_return_too(caplog: pytest.LogCaptu
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             return results[int(spans[0].name)]
 
-    processor = _BoundedExport(Flaky(), 8)
+    processor = _BoundedExport(Flaky(), 8, pause_max_s=0)
     tracer = TracerProvider(shutdown_on_exit=False)
     tracer.add_span_processor(processor)
     for number in range(len(results)):
@@ -101,6 +102,26 @@ def test_a_dead_endpoint_is_said_once_and_its_return_too(caplog: pytest.LogCaptu
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "the OTLP endpoint does not take traces" in caplog.text
     assert processor.dropped == 3
+
+
+def test_a_dead_collector_is_left_alone_for_a_while() -> None:
+    tried = []
+
+    class Dead(CollectingExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            tried.extend(span.name for span in spans)
+            return SpanExportResult.FAILURE
+
+    tracing = configure_tracing("coppice-test", None, exporter=Dead())
+    begun = tracing.tracer("t").start_span("begun before")
+    tracing.tracer("t").start_span("first").end()
+    wait_for(lambda: tracing.spans_dropped == 1, "the export to fail")
+    begun.end()
+    for tracer in (tracing.tracer("t"), unsampled_tracer("t")):
+        assert not tracer.start_span("left out").is_recording(), "nobody would take it"
+    tracing()
+    assert tried == ["first"]
+    assert tracing.spans_dropped == 2
 
 
 def test_context_crosses_grpc_metadata() -> None:
