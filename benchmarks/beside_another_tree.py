@@ -36,6 +36,7 @@ PACKAGES = ("services/cache", "services/scheduler", "services/gpu-worker", "shar
 OTHER, THIS, DEAD_COLLECTOR = "other", "this", "dead_collector"
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`
 SETTLE_S = 0.2  # after a load
+IDLE_RATE = 12.0  # a second
 SINGLES = 8  # prompts of an idle round: few, so that the stacks are compared within a second
 Figures = dict[str, float]  # of one round
 
@@ -86,12 +87,12 @@ def busy(stack: Stack, conversations: int) -> Figures:
 
 
 def idle(stack: Stack) -> Figures:
-    """Of prompts one after another."""
+    """Of prompts that mostly come alone, when what the last one left to do is done."""
     load = ServeOptions(
         url=stack.url,
         load="prefix",
         requests=SINGLES,
-        concurrency=1,
+        rate=IDLE_RATE,
         input_tokens=48,
         shared_tokens=16,
         output_tokens=2,
