@@ -3,7 +3,8 @@
     python -m benchmarks.mixed_step_host_time [--json]
 
 Of a model with 32 query heads over 8 KV heads of 128 columns, on a device with 132 multiprocessors. Launching the
-graph, sampling, and the plan of the worker's core come on top; none of it depends on the number of layers.
+two graphs, of the layers and of sampling, two small kernels between them, and the plan of the worker's core come on
+top; none of it depends on the number of layers.
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ def test_a_graphs_launches_give_the_same_bits(window: int | None, num_sms: int) 
     query[:count] = case.query
     eager, graph = backend.plan(batch), backend.plan_rows(rows)
     assert (eager._arrays.extend_pieces is not None) == (num_sms > 1)
-    assert torch.equal(graph.attend(0, query)[:count], eager.attend(0, case.query))
+    attended = graph.attend(0, query)
+    assert torch.equal(attended[:count], eager.attend(0, case.query))
+    assert not attended[count:].any(), "padding is no NaN, whatever its queries are"
 
 
 def test_extend_over_several_query_tiles() -> None:

@@ -110,7 +110,7 @@ class StepRows:
     """
 
     slots: torch.Tensor  # [T] int64; -1: padding, whose keys and values are stored nowhere
-    context_lens: torch.Tensor  # [S] int32; 0: padding, which reads nothing, and whose output means nothing
+    context_lens: torch.Tensor  # [S] int32; 0: padding, which reads nothing, and whose output is any number
     block_tables: torch.Tensor  # [S, W] int32, rows may be strided; only what a row's length reaches is read
     query_starts: torch.Tensor  # [S + 1] int32
     common: torch.Tensor | None  # int32, what `GraphBackend.common` found; None: rows have nothing in common

@@ -31,6 +31,7 @@ _FIELDS = {
     "slots": torch.int64,
     "context_lens": torch.int32,
     "query_starts": torch.int32,
+    "sampled": torch.int64,
     "choices": torch.float64,
     "common": torch.int32,
     "chunks": torch.int32,
@@ -56,6 +57,7 @@ class DeviceState:
             **dict.fromkeys(("token_ids", "positions", "slots"), self.tokens_max),
             "context_lens": rows_max,
             "query_starts": rows_max + 1,
+            "sampled": rows_max,
             "choices": rows_max * CHOICE_COLUMNS,
             "common": common_size,
             "chunks": chunks_size,
@@ -102,8 +104,12 @@ class DeviceState:
     def positions(self, num_tokens: int) -> torch.Tensor:
         return self._fields["positions"][:num_tokens]
 
+    def sampled(self, count: int) -> torch.Tensor:
+        """[count] int64: the new tokens of a mixed step behind which tokens are chosen."""
+        return self._fields["sampled"][:count]
+
     def choices(self, num_rows: int) -> torch.Tensor:
-        """[num_rows, CHOICE_COLUMNS] float64."""
+        """[num_rows, CHOICE_COLUMNS] float64: of each row of decodes, of each sampled row of a mixed step."""
         return self._fields["choices"].view(-1, CHOICE_COLUMNS)[:num_rows]
 
     def forget_tables(self) -> None:
@@ -217,10 +223,13 @@ def _fill_fields(fields: dict[str, npt.NDArray[Any]], batch: StepBatch) -> None:
     ):
         fields[name][: len(values)] = values
         fields[name][len(values) :] = padding
-    if len(batch.token_ids) > len(batch.context_lens):
-        return  # tokens are chosen elsewhere
     # Whoever is not sampled is chosen for like a greedy row, in vain.
     choices = fields["choices"].reshape(-1, CHOICE_COLUMNS)
     choices[:, 0] = 0
+    where = sample.rows
+    if len(batch.token_ids) > len(batch.context_lens):
+        where = np.arange(len(sample.rows), dtype=np.int32)
+        fields["sampled"][: len(where)] = batch.query_starts[sample.rows + 1] - 1
+        fields["sampled"][len(where) :] = 0
     if sample.temperature.any():
-        choices[sample.rows] = pack_choices(sample)
+        choices[where] = pack_choices(sample)

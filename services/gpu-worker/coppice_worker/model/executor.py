@@ -210,8 +210,9 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepOutput:
         batch.check()
-        if self.runs_ahead(batch):
-            return self.launch(batch).wait()
+        pending = self._graphs.launch(batch) if self._graphs is not None and is_plain(batch) else None
+        if pending is not None:
+            return pending.wait()
         return self._outputs.of(batch, partial(self._hidden, batch))
 
     def _hidden(self, batch: StepBatch) -> torch.Tensor:
@@ -225,7 +226,9 @@ class TorchExecutor:
     def launch(self, batch: StepBatch) -> Pending:
         """Only for what `runs_ahead`, and what follows it."""
         assert self._graphs is not None
-        return self._graphs.launch(batch)
+        pending = self._graphs.launch(batch)
+        assert pending is not None
+        return pending
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:

@@ -4,7 +4,7 @@
     mixed     16  32  64 ... 512  tokens           chunks, beside decodes or without; 70 tokens take the graph of 128
     body      tokens -> embedding -> layers -> hidden states     of each of these; one more for batches whose decodes
                                                                  have something in common
-    tail      hidden states -> logits -> tokens                  of decodes of which nobody asks for more
+    tail      hidden states -> logits -> tokens                  of so many rows, of which nobody asks for more
 
 A launch costs more of the host's time than a small kernel of the device's, and a step has hundreds.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from coppice_worker.core.batch.step_batch import Int32, Pending, StepBatch
@@ -153,10 +154,23 @@ class StepGraphs:
             return None
         return self._hidden[: len(batch.token_ids)]
 
-    def launch(self, batch: StepBatch) -> Pending:
-        """Begins the step of a batch that it `takes_decodes` of and that `is_plain`."""
-        self._decode(batch).tail()
-        return self._back.fetch(self._tokens[: len(batch.token_ids)], batch.sample.rows)
+    def launch(self, batch: StepBatch) -> Pending | None:
+        """Begins the step of a batch that `is_plain`; None where no graph has room for it."""
+        if self.takes_decodes(batch):
+            self._decode(batch).tail()
+            return self._back.fetch(self._tokens[: len(batch.token_ids)], batch.sample.rows)
+        if not self._mix(batch):
+            self._state.forget_tables()
+            return None
+        rows = np.arange(len(batch.sample.rows), dtype=np.int32)
+        graph = self._decodes_of(len(rows))
+        hidden = self._hidden.index_select(0, self._state.sampled(graph.num_rows))
+        self._hidden[: graph.num_rows].copy_(hidden)
+        graph.tail()
+        return self._back.fetch(self._tokens[: len(rows)], rows)
+
+    def _decodes_of(self, num_rows: int) -> _Decodes:
+        return next(graph for graph in self._decodes if graph.num_rows >= num_rows)
 
     def _decode(self, batch: StepBatch) -> _Decodes:
         """Fills the state and launches the body."""
@@ -167,7 +181,7 @@ class StepGraphs:
         state.fill(batch, self._common)
         if batch.follows:
             state.token_ids(num_rows).copy_(self._tokens[:num_rows])
-        graph = next(graph for graph in self._decodes if graph.num_rows >= num_rows)
+        graph = self._decodes_of(num_rows)
         self._launch(graph.bodies)
         return graph
 

@@ -54,6 +54,7 @@ class TritonBackend:
         self._no_tiles = torch.zeros(0, dtype=torch.int32, device=self.device)
         self._programs = read_programs(pool.shape.head_dim, has_scales(pool.storage.dtype))
         # Those that were outgrown stay, as graphs hold their addresses.
+        self._attended: list[torch.Tensor] = []
         self._scratches = [self._make_scratch(1)]
         if properties is not None:
             self._programs = resident_programs(pool, heads, self._scratches[0], self._programs)
@@ -65,6 +66,14 @@ class TritonBackend:
         if num_rows > rows_max:
             self._scratches.append(self._make_scratch(max(num_rows, 2 * rows_max)))
         return self._scratches[-1]
+
+    def attended(self, query: torch.Tensor) -> torch.Tensor:
+        """Where all graphs put what attention gives, one layer after the other. What no query was of is 0, or was a
+        number of an earlier step: padding must not bring NaN to what looks at all rows."""
+        rows_max = len(self._attended[-1]) if self._attended else 0
+        if len(query) > rows_max:
+            self._attended.append(query.new_zeros((max(len(query), 2 * rows_max), *query.shape[1:])))
+        return self._attended[-1][: len(query)]
 
     def _make_scratch(self, rows_max: int) -> DecodeScratch:
         shape = self.pool.shape
@@ -104,7 +113,7 @@ class TritonBackend:
             prefixes=prefixes,
             extend_pieces=pieces,
         )
-        return TritonStep(self, arrays)
+        return TritonStep(self, arrays, is_graph=True)
 
     def chunks_size(self, num_tokens: int) -> int:
         return self._chunk_room(num_tokens).size
@@ -182,9 +191,10 @@ class TritonBackend:
 class TritonStep:
     """One step's launches."""
 
-    def __init__(self, backend: TritonBackend, arrays: StepArrays) -> None:
+    def __init__(self, backend: TritonBackend, arrays: StepArrays, *, is_graph: bool = False) -> None:
         self._backend = backend
         self._arrays = arrays
+        self._is_graph = is_graph
         self._scratch = backend.scratch(len(arrays.context_lens))
         plan(arrays, self._scratch, backend.pool.shape.num_kv_heads)
 
@@ -196,7 +206,11 @@ class TritonStep:
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         blocks = self._backend.pool.layer(layer)
         how = self._backend.heads.layers[layer]
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = (
+            self._backend.attended(query)
+            if self._is_graph
+            else torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        )
         decode(query, blocks, self._arrays, self._scratch, how, out)
         if self._arrays.tile_rows.numel():
             extend(query, blocks, self._arrays, how, out)
