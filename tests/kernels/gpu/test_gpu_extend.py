@@ -9,7 +9,7 @@ import torch
 
 from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, KvPool
-from tests.kernels.cases import Case, make_case, reference_of
+from tests.kernels.cases import Case, attend, make_case, reference_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -116,3 +116,20 @@ def test_few_chunks_in_pieces(head_dim: int, dtype: torch.dtype, kept: torch.dty
     layer = LayerAttention(scale=0.2, sinks=torch.linspace(-2, 3, 8))
     case = make_case([70, 3], [9000, 20], block_size=16, num_kv_heads=2, group=4, head_dim=head_dim, layer=layer)
     assert_close(case, dtype, kept, num_sms=132, in_pieces=True)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_flashinfer_finds_what_triton_finds(window: int | None) -> None:
+    """Where it is installed."""
+    flashinfer = pytest.importorskip("flashinfer")
+    from coppice_worker.kernels.triton.flashinfer import FlashInferBackend
+
+    layer = LayerAttention(scale=0.1, window=window)
+    case = make_case(
+        [1, 700, 1, 60], [900, 33, 0, 500], block_size=16, num_kv_heads=2, group=4, head_dim=128, layer=layer
+    )
+    there, here = on_device(case, torch.bfloat16, torch.bfloat16)
+    there.pool.storage.nan_to_num_()  # as pools begin
+    backend = FlashInferBackend(there.pool, there.heads, flashinfer.BatchPrefillWithPagedKVCacheWrapper)
+    found = attend(backend, there).float().cpu()
+    torch.testing.assert_close(found.double(), reference_of(here), atol=TOLERANCES[torch.bfloat16], rtol=1.6e-2)

@@ -357,6 +357,8 @@ def test_what_the_kernels_do_not_know_is_left_to_torch(
 def test_triton_without_a_gpu_is_refused() -> None:
     with pytest.raises(KernelsUnavailable, match="for GPUs"):
         choose_backend("triton", small_pool(), ONE_HEAD)
+    with pytest.raises(KernelsUnavailable, match="for NVIDIA GPUs"):
+        choose_backend("flashinfer", small_pool(), ONE_HEAD)
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,13 @@ class StepModel:
             steps.capture(rows)
             # As in a batch that goes on: no table is sent again.
             goes_on = replace(batch, changed_tables=np.zeros(0, np.int32))
-            return torch.inference_mode()(lambda: steps.launch(goes_on).wait().tokens)
+
+            def again() -> Int32:
+                pending = steps.launch(goes_on)
+                assert pending is not None, "it was captured for as many rows"
+                return pending.wait().tokens
+
+            return torch.inference_mode()(again)
         tokens, positions = (torch.from_numpy(array).to(self.device) for array in (batch.token_ids, batch.positions))
         step, chosen = sequences.plan(), torch.zeros(len(tokens), dtype=torch.int64, device=self.device)
 

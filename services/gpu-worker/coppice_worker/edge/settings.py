@@ -50,8 +50,10 @@ class WorkerSettings(ListeningSettings):
         "auto", description="Type of KV in blocks; fp8 takes about half the room of 16 bits, and is less exact."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
-    kernels: Literal["auto", "native", "torch", "triton"] = Field(
-        "auto", description="auto: triton on a GPU, native (C++, compiled at first use) on a CPU, else torch."
+    kernels: Literal["auto", "native", "torch", "triton", "flashinfer"] = Field(
+        "auto",
+        description="auto: triton on a GPU, native (C++, compiled at first use) on a CPU, else torch. "
+        "flashinfer: triton, and for long chunks FlashInfer, where that is installed.",
     )
     num_blocks: int | None = Field(None, ge=1, le=1 << 24, description="Blocks; default: as many as there is room for.")
     kv_memory_mib: int = Field(512, ge=1, description="Memory for KV on a CPU when --num-blocks is not given.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -17,7 +17,7 @@ from coppice_worker.kernels.native.packed import PACKED_DTYPES, Packer
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import TorchBackend
 
-KernelChoice = Literal["auto", "native", "torch", "triton"]
+KernelChoice = Literal["auto", "native", "torch", "triton", "flashinfer"]
 
 _log = logging.getLogger("coppice.worker")
 
@@ -28,8 +28,8 @@ class KernelsUnavailable(Exception):
 
 def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     """Raises ValueError for an unknown choice, KernelsUnavailable for kernels that cannot be had here."""
-    if kernels not in ("auto", "native", "torch", "triton"):
-        raise ValueError(f"kernels {kernels!r} is not known; known: auto, native, torch, triton")
+    if kernels not in get_args(KernelChoice):
+        raise ValueError(f"kernels {kernels!r} is not known; known: {', '.join(get_args(KernelChoice))}")
     device_type, dtype = pool.storage.device.type, pool.content_dtype
     if kernels == "torch":
         return TorchBackend(pool, heads)
@@ -40,6 +40,8 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
         from coppice_worker.kernels.triton.backend import TritonBackend
 
         return TritonBackend(pool, heads)
+    if kernels == "flashinfer":
+        return _flashinfer(pool, heads)
     found = _native(pool, heads)
     if isinstance(found, NativeBackend):
         return found
@@ -48,6 +50,22 @@ def choose_backend(kernels: str, pool: KvPool, heads: Heads) -> Backend:
     if device_type == "cpu":
         _log.info("attention by torch instead of compiled kernels: %s", found)
     return TorchBackend(pool, heads)
+
+
+def _flashinfer(pool: KvPool, heads: Heads) -> Backend:
+    if pool.storage.device.type != "cuda":
+        raise KernelsUnavailable("FlashInfer is for NVIDIA GPUs, and this is for a CPU")
+    from coppice_worker.kernels.triton.flashinfer import FlashInferBackend, unsupported
+
+    why_not = unsupported(pool)
+    if why_not is not None:
+        raise KernelsUnavailable(f"FlashInfer cannot serve this model and its KV: {why_not}")
+    try:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+    except ImportError as error:
+        hint = "install flashinfer-python, or take --kernels triton"
+        raise KernelsUnavailable(f"FlashInfer cannot be had: {error}; {hint}") from error
+    return FlashInferBackend(pool, heads, BatchPrefillWithPagedKVCacheWrapper)
 
 
 def _tile_attention(pool: KvPool) -> Callable[..., None] | None:

@@ -54,7 +54,7 @@ def test_describes_itself(executor: TorchExecutor) -> None:
 def test_unknown_choices_are_refused(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="float32, bfloat16, float16"):
         TorchExecutor(checkpoint, num_blocks=1, dtype="int8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="auto, native, torch, triton"):
+    with pytest.raises(ValueError, match="auto, native, torch, triton, flashinfer"):
         TorchExecutor(checkpoint, num_blocks=1, kernels="cuda")  # type: ignore[arg-type]
 
 

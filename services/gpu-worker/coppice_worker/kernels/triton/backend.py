@@ -82,8 +82,11 @@ class TritonBackend:
         )
 
     def plan(self, batch: StepBatch) -> TritonStep:
+        return TritonStep(self, self.arrays(batch))
+
+    def arrays(self, batch: StepBatch) -> StepArrays:
         num_kv_heads = self.pool.shape.num_kv_heads
-        arrays = step_arrays(
+        return step_arrays(
             batch,
             num_kv_heads=num_kv_heads,
             group=self._group,
@@ -92,7 +95,6 @@ class TritonBackend:
             upload=self._upload,
             num_sms=self._num_sms,
         )
-        return TritonStep(self, arrays)
 
     def plan_rows(self, rows: StepRows) -> TritonStep:
         prefixes = None if rows.common is None else self._prefixes(rows.common, len(rows.context_lens))
