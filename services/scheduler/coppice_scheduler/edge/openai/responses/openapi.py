@@ -95,7 +95,7 @@ def _request(model_id: str, has_tools: bool) -> dict[str, Schema]:
 def _options() -> dict[str, Schema]:
     top_k = RANGES["top_k"]
     return {
-        "max_output_tokens": one_of("integer", minimum=1, maximum=2**31 - 1),
+        "max_output_tokens": one_of("integer", "Where fewer fit, the answer ends there.", minimum=1),
         "temperature": _ranged("temperature"),
         "top_p": _ranged("top_p"),
         "top_k": one_of("integer", "0 or -1: off.", minimum=top_k.low, maximum=int(top_k.high)),
