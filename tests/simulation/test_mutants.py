@@ -188,7 +188,7 @@ def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> Non
     assert noticed, f"{mutant.breaks}: the unit test did not notice"
 
 
-@pytest.mark.parametrize("seeds", [(40,), pytest.param((1, 2, 3, *range(41, 50)), marks=pytest.mark.wide)])
+@pytest.mark.parametrize("seeds", [(44,), pytest.param((1, 2, 3, 68, 85, 92, 101), marks=pytest.mark.wide)])
 def test_a_scheduler_that_gives_nothing_back_holds_nobody_up(seeds: Sequence[int]) -> None:
     forced = 0
     with RECLAIM_IGNORED.applied():

@@ -14,7 +14,7 @@ FEW_STEPS = 500  # of many seeds
 ROUNDS = 4
 SEEDS = [
     range(3, 11),
-    *(pytest.param(range(n, n + 30), marks=pytest.mark.wide) for n in range(100, 500, 30)),
+    *(pytest.param(range(n, n + 30), marks=pytest.mark.wide) for n in range(100, 280, 30)),
     *(pytest.param(range(n, n + 250), marks=pytest.mark.long) for n in range(1_000, 14_000, 250)),
 ]
 STRICT_SEEDS = [

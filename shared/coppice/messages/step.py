@@ -15,6 +15,7 @@ from coppice.ids import U32, U64, DomainId, LeaseId, SequenceId
 from coppice.messages.record import Message, PackedF32, PackedHandles, PackedPairs, PackedSeals, PackedU32, Record
 
 FLOAT_BYTES = 4  # of a packed f32
+COPY_SOURCE_SINCE = 7  # protocol version that has `SequenceStart.copy_source`
 
 
 class SamplingParams(Record, frozen=True):
@@ -58,6 +59,9 @@ class SequenceStart(Record, frozen=True):
     # session attached in an earlier plan; this one may detach it. 0 = nothing is copied.
     copy_from: SequenceId = SequenceId(0)
     request_id: str = ""  # where it has a grammar: what the worker logs of the sequence says it
+    # One published block whose first tokens are those behind `shared`: it is copied into the first of `owned`.
+    copy_source: PackedHandles = b""
+    copy_seal: PackedSeals = b""
 
 
 class Growth(Record, frozen=True):
@@ -90,7 +94,8 @@ class RefusalCode(Enum):
     FENCED = "fenced"
     GRAMMAR_PENDING = "grammar_pending"  # it is still being compiled here; come again
     GRAMMAR = "grammar"  # it cannot be compiled or followed any further here; the step may have been computed
-    LOST_SOURCE = "lost_source"  # `copy_from` is gone, or has other tokens or another domain (I19)
+    # `copy_from` is gone, or has other tokens or another domain (I19); or `copy_source` is not what it was
+    LOST_SOURCE = "lost_source"
 
 
 class Refusal(Record, frozen=True):

@@ -82,6 +82,8 @@ def start(
     computed: int | None = None,
     copy_from: int = 0,
     domain: str = "",
+    copy_source: bytes = b"",
+    copy_seal: bytes = b"",
 ) -> SequenceStart:
     """Sequence `number` with tokens 100, 101, ... and lease `number`."""
     return SequenceStart(
@@ -95,6 +97,8 @@ def start(
         sampling=GREEDY,
         domain=DomainId(domain),
         copy_from=SequenceId(copy_from),
+        copy_source=copy_source,
+        copy_seal=copy_seal,
     )
 
 

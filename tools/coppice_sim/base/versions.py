@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from coppice.messages.index import WorkerInfo, Workers
 from coppice.messages.record import Message, Record
 from coppice.messages.registration import Register, Registered
+from coppice.messages.step import SequenceStart, StepPlan
 from coppice.session.versions import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, SPOKEN, Versions
 
 BEFORE = Versions(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MIN)
@@ -26,6 +27,7 @@ LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
     Register: {"knows_owners": False},
     Registered: {"owner": 0},
     WorkerInfo: {"is_owned": True, "yields": False},
+    SequenceStart: {"copy_source": b"", "copy_seal": b""},
 }
 
 
@@ -45,6 +47,8 @@ def as_said(body: Any, version: int) -> Any:
         return body
     if isinstance(body, Workers):
         return replace(body, workers=tuple(replace(info, **LATER_FIELDS[WorkerInfo]) for info in body.workers))
+    if isinstance(body, StepPlan):
+        return replace(body, attach=tuple(replace(start, **LATER_FIELDS[SequenceStart]) for start in body.attach))
     later = LATER_FIELDS.get(type(body))
     return body if later is None else replace(body, **later)
 

@@ -173,6 +173,7 @@ class SchedulerHost(Process):
             if session is None:
                 self.env.record.fail("plan", f"{self.name} plans for {worker_id} without a session")
             self._sometimes["fork by copy"] += any(start.copy_from for start in plan.attach)
+            self._sometimes["copy of a part of a block"] += any(start.copy_source for start in plan.attach)
             self._sometimes["burst"] += plan.num_decode_steps > 1
             session.end.post(plan)
         for message in effects.to_index:
@@ -213,7 +214,8 @@ class _WorkerSession:
     def link_attached(self, attached: Attached) -> None:
         if self._host.is_current(self):
             epoch = WorkerEpoch(attached.server_epoch)
-            self._host.core.worker_attached(self.worker_id, epoch, attached.fresh, self._host.now_ns)
+            now_ns = self._host.now_ns
+            self._host.core.worker_attached(self.worker_id, epoch, attached.fresh, now_ns, attached.version)
             self._host.turn()
 
     def link_body(self, body: Any) -> None:

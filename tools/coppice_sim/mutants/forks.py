@@ -6,8 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from coppice.messages.index import Grant
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state import forks
+from coppice_scheduler.core.state.leases import Lease
 from coppice_sim.hosts.kv_honest import KvHonest
 from coppice_worker.core import sources
 
@@ -54,6 +56,15 @@ def copy_of_another_domain() -> Patches:
 
 def copy_omitted() -> Patches:
     return [(KvHonest, "copy_blocks", lambda self, src, dst: None)]
+
+
+def more_copied_than_agrees() -> Patches:
+    def take_copy(self: Lease, grant: Grant) -> None:
+        original(self, grant)
+        self.num_copy_tokens = min(self.num_copy_tokens + 1, self.block_size)
+
+    original = Lease.take_copy
+    return [(Lease, "take_copy", take_copy)]
 
 
 def copy_after_the_rows() -> Patches:

@@ -348,6 +348,7 @@ MUTANTS = (
     Mutant("early publication", "I8: published when planned", _early_publication),
     Mutant("forgets to release", "I18", _forgets_to_release),
     Mutant("copy omitted", "I12: a fork reads what its block had before", fork_mutants.copy_omitted),
+    Mutant("more copied than agrees", "I12: a token of another prompt is read", fork_mutants.more_copied_than_agrees),
     Mutant("copy after the rows", "I12: the fork computes before it has the prompt", fork_mutants.copy_after_the_rows),
     Mutant("source released early", "rule 2: its copy has no result yet", fork_mutants.source_released_early),
     Mutant("fork of another domain, copied", "I19: neither core looks", fork_mutants.copy_of_another_domain),

@@ -49,7 +49,7 @@ class LeaseSpans:
         }
         if isinstance(answer, Grant):
             attributes["coppice.worker"] = answer.worker_id
-            attributes["coppice.cached_tokens"] = answer.num_cached_tokens
+            attributes["coppice.cached_tokens"] = answer.num_cached_tokens + answer.num_copy_tokens
             if op.traceparent:
                 self._remember(op.lease_id, parent)
         elif isinstance(answer, NoCapacity):

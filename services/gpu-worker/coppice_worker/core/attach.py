@@ -38,6 +38,7 @@ class _Changes:
     sources: dict[SequenceId, Int32]  # blocks that each fork copies
     opened: list[UInt64]
     copied: list[tuple[Int32, Int32]]  # blocks read, blocks written
+    read: list[Int32]  # of the former those that no table has
     refusals: dict[SequenceId, Refusal]
 
     def refuse(self, sequence_id: SequenceId, code: RefusalCode, handle: int = 0) -> None:
@@ -48,6 +49,7 @@ class Attacher:
     def __init__(self, pool: BlockPool, sequences: SequenceTable) -> None:
         self._pool = pool
         self._sequences = sequences
+        self.reading = _NO_BLOCKS  # sources of copies of the step that is outstanding, one entry for each reader
 
     def detach(self, sequence_id: SequenceId) -> None:
         """An unknown sequence is no error: it may have been refused."""
@@ -66,7 +68,7 @@ class Attacher:
         refusals: dict[SequenceId, Refusal],
     ) -> BlockWork:
         """Adds to `refusals`; sequences in `refused` stay so. `sources` are those of `copy_sources`."""
-        changes = _Changes(sources, [], [], refusals)
+        changes = _Changes(sources, [], [], [], refusals)
         for start in plan.attach:
             if start.sequence_id in refused:
                 refusals[start.sequence_id] = refused[start.sequence_id]
@@ -78,7 +80,17 @@ class Attacher:
         if growing and not self._grow_all(growing, changes):
             for growth in growing:
                 self._grow(growth, changes)
+        self.reading = np.concatenate([_NO_BLOCKS, *changes.read])
         return self._block_work(plan, changes)
+
+    def copies_are_done(self) -> None:
+        """The step is over: others may write what it copied."""
+        self._pool.read_no_more(self.reading)
+        self.reading = _NO_BLOCKS
+
+    def forget_users(self) -> None:
+        self._pool.forget_users()
+        self.reading = _NO_BLOCKS
 
     def _attach(self, start: SequenceStart, changes: _Changes) -> None:
         shared, owned = handles_array(start.shared), handles_array(start.owned)
@@ -110,6 +122,11 @@ class Attacher:
         if start.copy_from:
             source = changes.sources[start.sequence_id]
             changes.copied.append((source, blocks[len(shared) : len(shared) + len(source)]))
+        elif start.copy_source:
+            self._pool.read(handles_array(start.copy_source))
+            source = block_ids(start.copy_source)
+            changes.read.append(source)
+            changes.copied.append((source, blocks[len(shared) : len(shared) + 1]))
 
     def _may_grow(self, growth: Growth, refused: dict[SequenceId, Refusal], changes: _Changes) -> bool:
         """Refuses what can be refused without looking at blocks."""
@@ -164,8 +181,10 @@ class Attacher:
         assert lease is not None
         return lease_words(lease)
 
-    @staticmethod
-    def _lost_source(start: SequenceStart, changes: _Changes) -> BlockRefusal | None:
+    def _lost_source(self, start: SequenceStart, changes: _Changes) -> BlockRefusal | None:
+        if start.copy_source:
+            problem = self._pool.why_not_read(handles_array(start.copy_source), start.copy_seal)
+            return None if problem is None else BlockRefusal(RefusalCode.LOST_SOURCE, problem.handle)
         if not start.copy_from or start.sequence_id in changes.sources:
             return None
         return BlockRefusal(RefusalCode.LOST_SOURCE, 0)

@@ -231,7 +231,7 @@ class WorkerCore:
         self._results.clear()
         self._refused.clear()
         self.sequences.clear()
-        self.pool.forget_users()
+        self._attacher.forget_users()
         self._copies.hold_device_blocks()
         self._rows.forget()
 
@@ -344,6 +344,7 @@ class WorkerCore:
         if applied.attachment != self._attachment:
             return StepResult(applied.step, refusals=applied.refusals, duration_us=duration_us)
         assert applied.num_steps_left == 1, "steps of the plan are left; advance first"
+        self._attacher.copies_are_done()
         self._take(applied, output)
         ids, tokens, broken = self._sampled.give(applied)
         self._refused.update({refusal.sequence_id: refusal for refusal in broken})
@@ -383,7 +384,7 @@ class WorkerCore:
 
     def check(self) -> None:
         """Users follow from sequences and copies; one writer per block; nothing sealed is writable (I5-I7)."""
-        check_users(self.pool, self.sequences, self._copies)
+        check_users(self.pool, self.sequences, self._copies, self._attacher.reading)
 
     def stats(self) -> WorkerStats:
         return WorkerStats(

@@ -19,8 +19,9 @@ from coppice.messages.index import (
     Wake,
     Workers,
 )
-from coppice.messages.step import StepPlan, StepResult
+from coppice.messages.step import COPY_SOURCE_SINCE, StepPlan, StepResult
 from coppice.request_log.stages import StageKind
+from coppice.session.versions import PROTOCOL_VERSION
 from coppice_scheduler.core.batch.multi_step import plan_due_ns
 from coppice_scheduler.core.batch.results import take_result
 from coppice_scheduler.core.batch.step import plan_step
@@ -181,10 +182,18 @@ class SchedulerCore:
 
     # --- workers
 
-    def worker_attached(self, worker_id: WorkerId, worker_epoch: WorkerEpoch, fresh: bool, now_ns: int) -> None:
-        """`fresh`: steps start again at 1 and the worker has no sequence of ours."""
+    def worker_attached(
+        self,
+        worker_id: WorkerId,
+        worker_epoch: WorkerEpoch,
+        fresh: bool,
+        now_ns: int,
+        version: int = PROTOCOL_VERSION,
+    ) -> None:
+        """`fresh`: steps start again at 1 and the worker has no sequence of ours. `version`: of the protocol there."""
         self._now_ns = now_ns
         worker = self._life.workers.setdefault(worker_id, Worker(worker_id))
+        worker.copies_blocks = version >= COPY_SOURCE_SINCE
         attachment.worker_attached(self._life, worker, worker_epoch, fresh, now_ns)
 
     def worker_lost(self, worker_id: WorkerId, now_ns: int) -> None:

@@ -211,7 +211,10 @@ class Lifecycle:
     def start(self, request: RequestState, lease: Lease, grant: Grant, now_ns: int) -> None:
         """Its grant came: it has a sequence on a worker."""
         assert request.status is RequestStatus.ASKING
-        num_to_compute = request.num_tokens - grant.num_cached_tokens
+        worker = self.workers[grant.worker_id]
+        if worker.copies_blocks and grant.copy_source:
+            lease.take_copy(grant)
+        num_to_compute = request.num_tokens - lease.num_found_tokens
         request.history.becomes(StageKind.PREFILL, now_ns, grant.worker_id, num_to_compute)
         self._asked(request)
         self._leave_queue(request)
@@ -221,17 +224,16 @@ class Lifecycle:
         request.no_room = None
         request.flight_until_ns = 0
         if request.num_grants == 0:
-            request.num_cached_tokens = grant.num_cached_tokens
+            request.num_cached_tokens = lease.num_found_tokens
             self.outbox.granted(request)
         request.num_grants += 1
-        self.totals.cached_tokens += grant.num_cached_tokens
-        worker = self.workers[grant.worker_id]
+        self.totals.cached_tokens += lease.num_found_tokens
         sequence = Sequence(
             SequenceId(self._next_sequence),
             request,
             lease,
             worker.table,
-            num_cached=grant.num_cached_tokens,
+            num_cached=lease.num_found_tokens,
             num_ahead=self.num_ahead(lease),
         )
         sequence.zero += grant.zero

@@ -11,6 +11,7 @@ from coppice_cache.core.base.results import Explanation, StoppedBy
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.inspection.tree_pages import first_seal
 from coppice_cache.core.ops.offload import host_match
+from coppice_cache.core.ops.partial_copy import source_of
 from coppice_cache.core.ops.waits import matchable_bytes
 from coppice_cache.core.radix.tree import MatchPosition, Node, Tree, path, walk
 from coppice_cache.core.state.state import State
@@ -76,11 +77,11 @@ def _explain(worker: Worker, config: DomainConfig, namespace: Namespace, tokens:
         )
     position = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
     case = _Case(worker, tokens, position)
-    partial = _partial_tokens(case)
+    partial, copied = _partial_tokens(case), _copied_tokens(case)
     pending = _pending_tokens(case)
     stopped_by = _stopped_by(case, partial, pending)
     count = position.num_blocks * worker.block_size
-    sentence = _sentence(case, stopped_by, partial, pending) + _host(
+    sentence = _sentence(case, stopped_by, partial, copied, pending) + _host(
         worker, config, namespace, tokens, position.num_blocks
     )
     return Explanation(
@@ -98,6 +99,11 @@ def _explain(worker: Worker, config: DomainConfig, namespace: Namespace, tokens:
 
 def _partial_tokens(case: _Case) -> int:
     found = case.worker.child_orders.find(case.position, case.next_block, case.worker.block_bytes)
+    return found.num_tokens if found is not None else 0
+
+
+def _copied_tokens(case: _Case) -> int:
+    found = source_of(case.worker, case.tokens, case.position)
     return found.num_tokens if found is not None else 0
 
 
@@ -121,18 +127,20 @@ def _stopped_by(case: _Case, partial: int, pending: int) -> StoppedBy:
     return StoppedBy.OTHER_TOKENS if case.goes_on else StoppedBy.NOTHING_CACHED
 
 
-def _sentence(case: _Case, stopped_by: StoppedBy, partial: int, pending: int) -> str:
+def _sentence(case: _Case, stopped_by: StoppedBy, partial: int, copied: int, pending: int) -> str:
     size, block = case.worker.block_size, case.position.num_blocks
     num_tokens = len(case.tokens) // TOKEN_BYTES
     left = num_tokens - block * size
     agree = f"{partial} of its {size} tokens agree" if partial else "not one of its tokens agrees at the beginning"
+    use = f", {copied} are copied" if copied else ", too few to be copied" if partial else ""
+    begin = f": {partial} of them begin a cached one{use}" if partial else ""
     why = {
         StoppedBy.NOT_OPEN: "the worker's ledger has not opened since the restart, so nothing is granted yet.",
-        StoppedBy.END_OF_PROMPT: f"the last {left} fill no block of {size}, and only whole blocks are shared.",
-        StoppedBy.PARTIAL_BLOCK: f"the last {left} are the beginning of a cached block; only whole blocks are shared.",
+        StoppedBy.END_OF_PROMPT: f"the last {left} fill no block of {size}{begin}.",
+        StoppedBy.PARTIAL_BLOCK: f"the last {left} are the beginning of a cached block{use}.",
         StoppedBy.LAST_TOKEN: "the last block is cached too, but the last token is always computed.",
         StoppedBy.PENDING: f"a live lease is computing the next {pending}.",
-        StoppedBy.OTHER_TOKENS: f"in block {block} other tokens are cached: {agree}.",
+        StoppedBy.OTHER_TOKENS: f"in block {block} other tokens are cached: {agree}{use}.",
         StoppedBy.NOTHING_CACHED: "nothing is cached behind them." if block else "nothing is cached.",
     }[stopped_by]
     return f"{block * size} of {num_tokens} tokens are cached; {why}"

@@ -174,7 +174,7 @@ def _take(state: State, session: Session, op: Acquire, placement: Placement, now
     worker.leases[number] = lease
     account.leases += 1
     account.query_tokens += 0 if op.skip_match else len(op.tokens) // TOKEN_BYTES
-    account.hit_tokens += grant.num_cached_tokens
+    account.hit_tokens += grant.num_cached_tokens + grant.num_copy_tokens
     session.add(lease, worker)
     return grant
 

@@ -17,14 +17,21 @@ from coppice_cache.core.radix.partial_match import PartialMatch
 from coppice_cache.core.radix.tree import MatchPosition
 from coppice_cache.core.state.workers import Worker
 
+LEAST_SHARE = 8  # of a block: with less in common, such as what every prompt begins with, a copy is not worth its pin
+
 
 def find_copy(worker: Worker, account: Account, op: Acquire, position: MatchPosition) -> PartialMatch | None:
-    """The best source for the first block after the match. The last token is computed, never copied."""
     if not op.wants_copy or op.skip_match or account.config.mode is Mode.DISABLED:
         return None
+    return source_of(worker, op.tokens, position)
+
+
+def source_of(worker: Worker, tokens: bytes, position: MatchPosition) -> PartialMatch | None:
+    """The best source for the first block after the match. The last token is computed, never copied."""
     start = position.num_blocks * worker.block_bytes
-    rest = op.tokens[start : min(start + worker.block_bytes, len(op.tokens) - TOKEN_BYTES)]
-    return worker.child_orders.find(position, rest, worker.block_bytes) if rest else None
+    rest = tokens[start : min(start + worker.block_bytes, len(tokens) - TOKEN_BYTES)]
+    found = worker.child_orders.find(position, rest, worker.block_bytes) if rest else None
+    return found if found is not None and found.num_tokens * LEAST_SHARE >= worker.block_size else None
 
 
 def blocks_newly_protected(position: MatchPosition, partial: PartialMatch | None) -> int:

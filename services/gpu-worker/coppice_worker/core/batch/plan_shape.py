@@ -66,7 +66,11 @@ def _check_start(plan: StepPlan, start: SequenceStart, name: str, block_size: in
     # Tokens beyond the shared blocks have KV only where a copy puts it, into blocks of its own.
     copied = start.num_computed_tokens - shared * block_size
     _require(copied >= 0 and start.num_computed_tokens <= count, plan, f"{name}: num_computed_tokens is out of range")
-    _require(bool(copied) == bool(start.copy_from), plan, f"{name}: computed tokens without KV, or a copy of nothing")
+    sources, cut = divmod(len(start.copy_source), HANDLE_BYTES)
+    _require(cut == 0 and len(start.copy_seal) == sources * SEAL_BYTES, plan, f"{name}: a copy's handle or seal is cut")
+    is_copy = bool(start.copy_from) + sources
+    _require(is_copy == bool(copied), plan, f"{name}: computed tokens without KV, a copy of nothing or of two")
+    _require(not sources or copied <= block_size, plan, f"{name}: more is copied than a block has")
     _require(len(start.owned) >= -(-copied // block_size) * HANDLE_BYTES, plan, f"{name}: a copy has no block")
 
 

@@ -94,6 +94,10 @@ class BlockPool:
     def read(self, handles: UInt64) -> None:
         np.add.at(self.readers, self._split(handles)[0], 1)
 
+    def read_no_more(self, blocks: Int32) -> None:
+        """`blocks` [N] of an earlier `read` that no table has."""
+        np.subtract.at(self.readers, blocks, 1)
+
     def open(self, handles: UInt64, lease: UInt64, user: int | Int32) -> None:
         """`user` is the sequence's slot + 1, or COPIER; `lease` and `user` may differ per handle."""
         blocks, generations, _ = self._split(handles)

@@ -264,6 +264,9 @@ def _mend(life: Lifecycle, worker: Worker, sequence: Sequence, refusal: Refusal,
     if refusal.code is RefusalCode.LOST_SOURCE and sequence.source is not None:
         life.leave_family(sequence.request)  # so it is computed from its prefix, and copies no more
         return True
+    if refusal.code is RefusalCode.LOST_SOURCE and sequence.lease.copy_source:
+        sequence.request.may_copy = False
+        return True
     if refusal.code not in (RefusalCode.STALE, RefusalCode.WRONG_SEAL):
         return False
     if not bool((handles_array(sequence.lease.shared) == np.uint64(refusal.handle)).any()):

@@ -115,6 +115,7 @@ def _start_of(worker: Worker, sequence: Sequence) -> SequenceStart:
     request = sequence.request
     lease = sequence.lease
     sampling = request.request.sampling
+    copy_from = take_copy(worker, sequence)
     return SequenceStart(
         sequence_id=sequence.sequence_id,
         lease_id=lease.lease_id,
@@ -127,8 +128,10 @@ def _start_of(worker: Worker, sequence: Sequence) -> SequenceStart:
         traceparent=request.request.traceparent,
         num_prompt_tokens=request.num_prompt_tokens,
         domain=request.request.domain,
-        copy_from=take_copy(worker, sequence),
+        copy_from=copy_from,
         request_id=request.request.request_id if sampling.grammar else "",
+        copy_source=b"" if copy_from else lease.copy_source,
+        copy_seal=b"" if copy_from else lease.copy_seal,
     )
 
 

@@ -103,7 +103,8 @@ def _grant_is_sound(lease: Lease, grant: Grant, request: RequestState) -> bool:
     return (
         lease.reserved_tokens >= lease.reserve_asked
         and grant.num_cached_tokens == lease.num_shared_blocks * lease.block_size
-        and grant.num_cached_tokens < request.num_tokens
+        and grant.num_cached_tokens + grant.num_copy_tokens < request.num_tokens
+        and grant.num_copy_tokens < lease.block_size
         and len(grant.shared_seals) == lease.num_shared_blocks * SEAL_BYTES
     )
 

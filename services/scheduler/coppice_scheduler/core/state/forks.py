@@ -113,7 +113,7 @@ def _source_on(family: Family, worker: Worker) -> Sequence | None:
 def plan_copy(worker: Worker, sequence: Sequence) -> None:
     """It was granted: note where it will copy from, if its blocks do not have the whole prompt."""
     family = sequence.request.family
-    if family is not None and _num_shared_tokens(sequence) < sequence.request.num_prompt_tokens - 1:
+    if family is not None and sequence.lease.num_found_tokens < sequence.request.num_prompt_tokens - 1:
         sequence.source = _source_on(family, worker)
     if sequence.source is not None:
         worker.copying[sequence.sequence_id] = sequence
@@ -127,7 +127,7 @@ def aim(worker: Worker) -> None:
         else:
             del worker.copying[sequence.sequence_id]
             sequence.source = None
-            sequence.start_at(_num_shared_tokens(sequence))
+            sequence.start_at(sequence.lease.num_found_tokens)
 
 
 def take_copy(worker: Worker, sequence: Sequence) -> SequenceId:
@@ -143,7 +143,3 @@ def _still_holds(worker: Worker, source: Sequence | None) -> bool:
     assert source is not None
     is_there = worker.running.get(source.sequence_id) is source or source in worker.to_detach
     return is_there and source.lease.state is LeaseState.LIVE
-
-
-def _num_shared_tokens(sequence: Sequence) -> int:
-    return sequence.lease.num_shared_blocks * sequence.lease.block_size

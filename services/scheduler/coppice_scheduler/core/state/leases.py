@@ -80,6 +80,9 @@ class Lease:
     shared: bytes = b""
     shared_seals: bytes = b""
     owned: bytearray = field(default_factory=bytearray)
+    copy_source: bytes = b""  # one handle, of the block whose beginning is copied into the first owned one
+    copy_seal: bytes = b""
+    num_copy_tokens: int = 0
     reserved_tokens: int = 0
     extend_asked: int = 0  # tokens of the Extend without an answer; 0 = none
     prompt: bytes = b""  # of the request, packed u32
@@ -102,6 +105,11 @@ class Lease:
     def num_owned_blocks(self) -> int:
         return len(self.owned) // HANDLE_BYTES
 
+    @property
+    def num_found_tokens(self) -> int:
+        """Whose KV is in shared blocks, or is copied."""
+        return self.num_shared_blocks * self.block_size + self.num_copy_tokens
+
     def take_grant(self, grant: Grant, block_size: int) -> None:
         self.state = LeaseState.LIVE
         self.worker_id = grant.worker_id
@@ -112,6 +120,11 @@ class Lease:
         self.owned = bytearray(grant.owned)
         self.reserved_tokens = (self.num_shared_blocks + self.num_owned_blocks) * block_size
         self.num_full_blocks = self.num_publish_sent = self.num_published = self.num_shared_blocks
+
+    def take_copy(self, grant: Grant) -> None:
+        """Its worker can copy."""
+        self.copy_source, self.copy_seal = grant.copy_source, grant.copy_seal
+        self.num_copy_tokens = grant.num_copy_tokens
 
     def take_blocks(self, first_block: int, owned: bytes) -> bytes:
         """Append what is new of an Extended answer and return it. A repeated answer adds nothing."""

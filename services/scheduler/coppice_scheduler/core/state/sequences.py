@@ -89,6 +89,7 @@ class RequestState:
     sent_before: int = 0  # `num_sent_tokens` of the stays that are over
     fresh_logprobs: list[TokenLogprobs] = field(default_factory=list)  # that did not leave yet
     num_logprob_positions: int = 0  # of its tokens, those before this one were reported
+    may_copy: bool = True  # from a block that is cached; not after that was refused
     no_room: NoCapacityReason | None = None  # why its last acquire was refused
     asked_under: LeaseId = NO_LEASE  # it asked under this id in vain and does so again: the cache may remember it
     flight_until_ns: int = 0  # until then it may wait for another's prefill; 0: it has not waited in this stay

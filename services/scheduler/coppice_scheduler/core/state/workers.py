@@ -77,6 +77,7 @@ class Worker:
     lost_ns: int = 0
     yields_since_ns: int | None = None  # another scheduler is to have it; None: nobody asked
     info: WorkerInfo | None = None
+    copies_blocks: bool = False  # it knows `SequenceStart.copy_source`
     max_sequences: int | None = None  # that it may be given at once; None: it has not said. Kept while it is unlisted
     max_step_tokens: int | None = None  # that one step of it may compute
     rate: ServiceRate = field(default_factory=ServiceRate)

@@ -259,7 +259,8 @@ class Planner:
     def _worker_attached(self, worker_id: WorkerId, attached: Attached) -> None:
         _log.info("attached to worker %s, epoch %d, fresh %s", worker_id, attached.server_epoch, attached.fresh)
         now_ns = time.monotonic_ns()
-        self._core.worker_attached(worker_id, WorkerEpoch(attached.server_epoch), attached.fresh, now_ns)
+        epoch = WorkerEpoch(attached.server_epoch)
+        self._core.worker_attached(worker_id, epoch, attached.fresh, now_ns, attached.version)
         self._workers_changed()
 
     def _worker_result(self, worker_id: WorkerId, result: StepResult) -> None:
