@@ -59,12 +59,13 @@ def copy_omitted() -> Patches:
 
 
 def more_copied_than_agrees() -> Patches:
-    def take_copy(self: Lease, grant: Grant) -> None:
-        original(self, grant)
-        self.num_copy_tokens = min(self.num_copy_tokens + 1, self.block_size)
+    def start(self: Lifecycle, request: Any, lease: Lease, grant: Grant, now_ns: int) -> None:
+        if grant.copy_source:
+            grant = replace(grant, num_copy_tokens=min(grant.num_copy_tokens + 1, lease.block_size))
+        original(self, request, lease, grant, now_ns)
 
-    original = Lease.take_copy
-    return [(Lease, "take_copy", take_copy)]
+    original = Lifecycle.start
+    return [(Lifecycle, "start", start)]
 
 
 def copy_after_the_rows() -> Patches:

@@ -225,9 +225,8 @@ class WorkerCore:
 
     def _detach_scheduler(self) -> None:
         """Nobody plans here; the steps of the next scheduler start at 1."""
-        self._who.planning = None
+        self._who.planning, self._last_step = None, 0
         self._attachment += 1
-        self._last_step = 0
         self._results.clear()
         self._refused.clear()
         self.sequences.clear()

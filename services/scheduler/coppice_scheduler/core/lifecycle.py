@@ -213,7 +213,8 @@ class Lifecycle:
         assert request.status is RequestStatus.ASKING
         worker = self.workers[grant.worker_id]
         if worker.copies_blocks and grant.copy_source:
-            lease.take_copy(grant)
+            lease.copy_source, lease.copy_seal = grant.copy_source, grant.copy_seal
+            lease.num_copy_tokens = grant.num_copy_tokens
         num_to_compute = request.num_tokens - lease.num_found_tokens
         request.history.becomes(StageKind.PREFILL, now_ns, grant.worker_id, num_to_compute)
         self._asked(request)

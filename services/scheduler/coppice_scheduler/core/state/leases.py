@@ -121,11 +121,6 @@ class Lease:
         self.reserved_tokens = (self.num_shared_blocks + self.num_owned_blocks) * block_size
         self.num_full_blocks = self.num_publish_sent = self.num_published = self.num_shared_blocks
 
-    def take_copy(self, grant: Grant) -> None:
-        """Its worker can copy."""
-        self.copy_source, self.copy_seal = grant.copy_source, grant.copy_seal
-        self.num_copy_tokens = grant.num_copy_tokens
-
     def take_blocks(self, first_block: int, owned: bytes) -> bytes:
         """Append what is new of an Extended answer and return it. A repeated answer adds nothing."""
         have = self.num_shared_blocks + self.num_owned_blocks
