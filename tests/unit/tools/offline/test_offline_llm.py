@@ -80,8 +80,9 @@ def test_a_prefix_is_cached_across_calls(llm: LLM) -> None:
     stem = "a beginning of at least sixteen tokens, "
     first = llm.generate(stem + "once", GREEDY)[0]
     second = llm.generate(stem + "twice", GREEDY)[0]
-    assert second.usage.cached_tokens >= 32
-    assert second.usage.cached_tokens % 16 == 0
+    pairs = zip(first.prompt_token_ids, second.prompt_token_ids, strict=False)
+    common = next(place for place, (one, other) in enumerate(pairs) if one != other)
+    assert second.usage.cached_tokens == common > 32, "two whole blocks, and what they have in common of the third"
     assert second.usage.prompt_tokens == len(second.prompt_token_ids) == len(first.prompt_token_ids) + 1
     assert second.usage.output_tokens == 12
 
@@ -246,4 +247,4 @@ def test_the_example_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> N
     exec(compile(example, "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 3
-    assert lines[-1].startswith("16 of "), "it shows what the cache is for"
+    assert int(lines[-1].split(" of ")[0]) > 16, "it shows what the cache is for"

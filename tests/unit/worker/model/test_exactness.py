@@ -132,7 +132,8 @@ class Stage:
             assert one.finish is None
             one.tokens += _u32(output.tokens)
             one.finish = output.finish
-        self.num_copies += sum(any(start.copy_from for start in plan.attach) for plan in self.engine._plans)
+        starts = [start for plan in self.engine._plans for start in plan.attach]
+        self.num_copies += sum(bool(start.copy_from or start.copy_source) for start in starts)
         self.engine.step()
         self.engine.check()
 
