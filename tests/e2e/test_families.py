@@ -75,7 +75,11 @@ def test_a_family_is_served(tmp_path: Path, family: Family) -> None:
         assert chat["usage"]["completion_tokens"] == 8
         for length in LENGTHS:
             prompt = [rng.randrange(256) for _ in range(length)]
-            for cached in (0, (length - 1) // 16 * 16):
+            whole = (length - 1) // 16 * 16
+            is_filled = (
+                whole + 16 <= length + NUM_TOKENS - 1 and length - 1 - whole >= 2
+            )  # the next block, by the answer
+            for cached in (0, length - 1 if is_filled else whole):
                 answer = post(
                     f"{url}/completions", model=family, prompt=prompt, max_tokens=NUM_TOKENS, temperature=0,
                     ignore_eos=True, return_token_ids=True,

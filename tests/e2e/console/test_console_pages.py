@@ -62,9 +62,8 @@ def test_of_two_tenants_the_one_that_has_sent_it_hits_and_the_other_misses(
     cached = {side: shown.page.locator(f"[data-side={side}] .tokens .cached").count() for side in "AB"}
     computed = {side: shown.page.locator(f"[data-side={side}] .tokens .computed").count() for side in "AB"}
     assert cached["A"] > 0
-    assert cached["B"] == 0
-    assert cached["A"] % 16 == 0, "whole blocks of tokens are found"
-    assert cached["A"] + computed["A"] == computed["B"], "both sent the same tokens"
+    assert cached["B"] < 16, "no more than the beginning of all chats"
+    assert cached["A"] + computed["A"] == cached["B"] + computed["B"], "both sent the same tokens"
     prompt = shown.page.text_content("[data-side=A] .tokens")
     assert "What does sorted do?" in prompt
     assert prompt == shown.page.text_content("[data-side=B] .tokens")

@@ -129,7 +129,7 @@ def test_what_one_scheduler_has_cached_the_other_finds_with_and_without_a_worker
             own, stack.port = stack.port, port
             cached.append(stack.complete(prompt, 1)["usage"]["prompt_tokens_details"]["cached_tokens"])
             stack.port = own
-        assert cached == [0, 304, 304]
+        assert cached == [0, 319, 319], "all but the last token"
 
 
 @pytest.mark.long

@@ -157,7 +157,7 @@ export class Side {
         texts.map((token, place) => h("span", { class: kind(place) }, token)),
       );
     if (cached === undefined) return;
-    const isHit = cached > 0;
+    const isHit = 2 * cached > usage.prompt_tokens; // the first tokens of a chat are the same for all prompts
     this.element.dataset.verdict = isHit ? "hit" : "miss";
     this.verdict.textContent = isHit ? "hit" : "miss";
     this.verdict.className = `verdict ${isHit ? "hit" : "miss"}`;
