@@ -94,8 +94,8 @@ class PlannerPort:
 
     @property
     def is_stranded(self) -> bool:
-        """It is there and has no worker."""
-        return self.is_there and self.state.is_stranded
+        """It is there and has no worker; or nothing was heard of it yet, as one can be connected to before it runs."""
+        return self._link is not None and (self.state.is_stranded or not self._link.has_heard)
 
     @property
     def load(self) -> PlannerLoad:
