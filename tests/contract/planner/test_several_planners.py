@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from coppice.ids import DomainId, WorkerId
 from coppice_scheduler.core.state.request import Finish, LookedUp, Output, OutputError, OutputErrorCode, Request
-from coppice_scheduler.edge.base.engine import NO_STATS
 from coppice_scheduler.edge.ipc import door_engine, placing
 from coppice_scheduler.edge.ipc.door_engine import DoorEngine
-from coppice_scheduler.edge.ipc.door_messages import PlannerState, Tenants
+from coppice_scheduler.edge.ipc.door_messages import Tenants
 from coppice_scheduler.edge.ipc.links import ParentLink, PlannerLink
 from coppice_scheduler.edge.planner.planner import Planner
 from tests.contract.planner.test_planner_lost import LONG, reading, tokens_of
@@ -238,25 +237,6 @@ def test_whoever_leaves_before_its_place_is_known_is_asked_for_nowhere() -> None
         await asyncio.sleep(0.02)
         assert where(houses, "r") == []
         assert not engine._placing.unasked()
-
-    with_planners(2, test)
-
-
-def test_what_waits_at_a_planner_that_has_not_said_a_word_goes_on_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections are taken before a planner runs that is started again; another one may be ready sooner."""
-    monkeypatch.setattr(door_engine, "STRANDED_S", 0.01)
-
-    async def test(houses: list[House], engine: DoorEngine) -> None:
-        hints(houses, (0, 32))
-        task, _ = await started(houses, engine, hanging("r"))
-        silent, speaking = engine._ports[0]._link, engine._ports[1]
-        heard = property(lambda link: link is not silent, lambda link, value: None)
-        monkeypatch.setattr(PlannerLink, "has_heard", heard, raising=False)
-        engine._ports[0].state = PlannerState(False, False, NO_STATS)  # as that of one that was just connected to
-        engine.state_changed(speaking)
-        await until(lambda: "r" in houses[1].core.running)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
     with_planners(2, test)
 
