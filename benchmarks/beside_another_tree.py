@@ -4,7 +4,7 @@
     python -m benchmarks.beside_another_tree ../before [--rounds 20] [--dead-collector] [--json]
 
 The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. An idle round is
-a few short prompts one after another, to one stack and then to the other; a busy round is a load of conversations (4
+a few short prompts, twelve a second, to one stack and then to the other; a busy round is a load of conversations (4
 turns, 16 at once). Who begins, changes. `ratio` is the median over rounds of this tree over the other one, `more_ms`
 that of the differences, each with quartiles and ends of its rounds beside it. First rounds warm up and are left out.
 With `--dead-collector` there is a third stack, of this tree, whose services send spans to where nobody listens.

@@ -6,7 +6,7 @@ Counts of the cache service's core, no times: the same on every machine. Loads, 
 
     chat       conversations of several turns below twelve system prompts of 30 to 1,200 tokens
     documents  a system prompt, one of 60 documents of 200 to 3,000 tokens, and a question about it
-    templates  prompts of one template that differ in a field of its middle, of 100 to 400 tokens
+    templates  one of 20 beginnings of 100 to 400 tokens, and what follows it
 
 Every request shares what is cached, computes the rest and an answer, and publishes its full blocks. All sizes have the
 same memory. `cached` is the share of prompt tokens that need no computing; `copied` that part of it which was copied.

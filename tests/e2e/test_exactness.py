@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.stack import Stack
+from tests.fakes.cache.cached_tokens import cached_tokens
 from tests.fakes.checkpoints import LLAMA3_ROPE, write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
 
@@ -90,15 +91,11 @@ def test_cold_then_warm_alone(case: Case, roomy: Stack) -> None:
 
 
 def shared(prompt: list[int], other: list[int]) -> int:
-    """cached_tokens for a common prefix: its whole blocks, and what it has of the next one, where `other` filled that
-    with its prompt and answer; of a part at least an eighth of a block."""
+    """cached_tokens of a prompt after `other` and its answer."""
     common = 0
     while common < min(len(prompt), len(other)) and prompt[common] == other[common]:
         common += 1
-    common = min(common, len(prompt) - 1)
-    whole = common // 16 * 16
-    is_filled = whole + 16 <= len(other) + NUM_TOKENS - 1
-    return common if is_filled and common - whole >= 2 else whole
+    return cached_tokens(min(common, len(prompt) - 1), num_written=len(other) + NUM_TOKENS - 1)
 
 
 def test_all_at_once(case: Case, roomy: Stack) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
+from tests.fakes.cache.cached_tokens import cached_tokens
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
 from tests.fakes.ports import FREE_PORTS_OF_UP
@@ -75,11 +76,7 @@ def test_a_family_is_served(tmp_path: Path, family: Family) -> None:
         assert chat["usage"]["completion_tokens"] == 8
         for length in LENGTHS:
             prompt = [rng.randrange(256) for _ in range(length)]
-            whole = (length - 1) // 16 * 16
-            is_filled = (
-                whole + 16 <= length + NUM_TOKENS - 1 and length - 1 - whole >= 2
-            )  # the next block, by the answer
-            for cached in (0, length - 1 if is_filled else whole):
+            for cached in (0, cached_tokens(length - 1, num_written=length + NUM_TOKENS - 1)):
                 answer = post(
                     f"{url}/completions", model=family, prompt=prompt, max_tokens=NUM_TOKENS, temperature=0,
                     ignore_eos=True, return_token_ids=True,

@@ -29,6 +29,11 @@ LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
     WorkerInfo: {"is_owned": True, "yields": False},
     SequenceStart: {"copy_source": b"", "copy_seal": b""},
 }
+# Messages that have such records within: in which field.
+_INNER: dict[type[Record], tuple[str, type[Record]]] = {
+    Workers: ("workers", WorkerInfo),
+    StepPlan: ("attach", SequenceStart),
+}
 
 
 def since(body: Any) -> int:
@@ -45,10 +50,10 @@ def as_said(body: Any, version: int) -> Any:
     """What arrives of it where both ends speak this version."""
     if version == PROTOCOL_VERSION:
         return body
-    if isinstance(body, Workers):
-        return replace(body, workers=tuple(replace(info, **LATER_FIELDS[WorkerInfo]) for info in body.workers))
-    if isinstance(body, StepPlan):
-        return replace(body, attach=tuple(replace(start, **LATER_FIELDS[SequenceStart]) for start in body.attach))
+    if type(body) in _INNER:
+        name, kind = _INNER[type(body)]
+        said = tuple(replace(one, **LATER_FIELDS[kind]) for one in getattr(body, name))
+        return replace(body, **{name: said})
     later = LATER_FIELDS.get(type(body))
     return body if later is None else replace(body, **later)
 

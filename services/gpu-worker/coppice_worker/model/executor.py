@@ -210,10 +210,10 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepOutput:
         batch.check()
-        pending = self._graphs.launch(batch) if self._graphs is not None and is_plain(batch) else None
-        if pending is not None:
-            return pending.wait()
-        return self._outputs.of(batch, partial(self._hidden, batch))
+        if self._graphs is None or not is_plain(batch):
+            return self._outputs.of(batch, partial(self._hidden, batch))
+        pending = self._graphs.launch(batch)
+        return self._outputs.of(batch, partial(self.forward, batch)) if pending is None else pending.wait()
 
     def _hidden(self, batch: StepBatch) -> torch.Tensor:
         found = None if self._graphs is None else self._graphs.hidden(batch)

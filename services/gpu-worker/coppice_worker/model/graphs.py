@@ -159,8 +159,7 @@ class StepGraphs:
         if self.takes_decodes(batch):
             self._decode(batch).tail()
             return self._back.fetch(self._tokens[: len(batch.token_ids)], batch.sample.rows)
-        if not self._mix(batch):
-            self._state.forget_tables()
+        if self.hidden(batch) is None:
             return None
         rows = np.arange(len(batch.sample.rows), dtype=np.int32)
         graph = self._decodes_of(len(rows))
