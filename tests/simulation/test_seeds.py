@@ -16,8 +16,9 @@ from coppice_sim.shrink import Case
 from coppice_sim.world import Scope
 
 STEPS = 2_000
-FEW_SEEDS = (22, 24, 34, 40, 48)  # together they show every kind of trouble
+FEW_SEEDS = (3, 22, 40, 51, 57, 68)  # together they show every kind of trouble
 BARE = Scope(tiers=False, demands=False)
+WITH_HOST_TIERS = Scope(demands=False)
 
 # Each must happen in some run, or the runs show nothing about it.
 SOMETIMES = (
@@ -49,6 +50,7 @@ SOMETIMES = (
     "log: refused_seal",
     "log-probabilities",
     "log: replayed",
+    "log: replayed_to_host",
     "log: unclaimed",
     "no room",
     "ops doubled",
@@ -121,12 +123,12 @@ def test_every_invariant_holds_under_faults_and_every_kind_of_trouble_occurs() -
     assert outcomes["length"] + outcomes["stop"] > 10 * len(FEW_SEEDS)
 
 
-def crash_the_cache(crashes: int, first_seed: int) -> Counter[str]:
+def crash_the_cache(crashes: int, first_seed: int, scope: Scope = BARE) -> Counter[str]:
     """So many crashes of the cache service alone, each with a log that is whole, cut, lost or wrong."""
     sometimes: Counter[str] = Counter()
     seed = first_seed
     while sometimes["crash of c"] < crashes:
-        sometimes += held(run(seed, steps=STEPS, faults=FaultProfile.cache_restarts(), scope=BARE)).sometimes
+        sometimes += held(run(seed, steps=STEPS, faults=FaultProfile.cache_restarts(), scope=scope)).sometimes
         seed += 1
     return sometimes
 
@@ -166,7 +168,14 @@ def test_the_command_prints_one_line_per_seed(capsys: pytest.CaptureFixture[str]
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
 def test_ten_thousand_crashes_of_the_cache(first: int) -> None:
-    crash_the_cache(1_000, first)
+    crash_the_cache(1_000, first, BARE if first % 2_000 else WITH_HOST_TIERS)
+
+
+@pytest.mark.wide
+def test_host_tiers_come_back_after_crashes_of_the_cache() -> None:
+    sometimes = crash_the_cache(60, 5_000, WITH_HOST_TIERS)
+    assert sometimes["log: replayed_to_host"] > 60
+    assert sometimes["promoted"] > 10
 
 
 @pytest.mark.long

@@ -128,8 +128,8 @@ class World:
     def told(self, epoch: SchedulerEpoch) -> list[object]:
         return [e.message for e in self.log if isinstance(e, ToClientEffect) and e.epoch == epoch]
 
-    def ack(self, fence: Fence, worker_id: WorkerId = W, generations: bytes = b"", seals: bytes = b"") -> None:
-        message = FenceAck(fence.fence_id, fence.worker_epoch, generations, seals)
+    def ack(self, fence: Fence, worker_id: WorkerId = W, **arrays: bytes) -> None:
+        message = FenceAck(fence.fence_id, fence.worker_epoch, **arrays)
         self.core.receive_worker(worker_id, message, self.now_ns)
         self.collect()
 

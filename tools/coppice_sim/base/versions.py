@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from coppice.messages.index import WorkerInfo, Workers
 from coppice.messages.record import Message, Record
-from coppice.messages.registration import Register, Registered
+from coppice.messages.registration import CopiesDone, Register, Registered
 from coppice.messages.step import SequenceStart, StepPlan
 from coppice.session.versions import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, SPOKEN, Versions
 
@@ -27,6 +27,7 @@ LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
     Register: {"knows_owners": False},
     Registered: {"owner": 0},
     WorkerInfo: {"is_owned": True, "yields": False},
+    CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0},
     SequenceStart: {"copy_source": b"", "copy_seal": b""},
 }
 # Messages that have such records within: in which field.

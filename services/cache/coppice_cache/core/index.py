@@ -358,7 +358,7 @@ class IndexCore:
     def _copies_done(self, worker_id: WorkerId, message: CopiesDone, now_ns: int) -> None:
         worker = self.state.workers.get(worker_id)
         if worker is not None and worker.epoch == message.worker_epoch:
-            copies_done(self.state, worker, message.order_ids, message.failed_ids, now_ns)
+            copies_done(self.state, worker, message, now_ns)
 
     def _reconcile(self, session: Session, message: LeaseSet) -> None:
         """Leases that only one side knows die."""

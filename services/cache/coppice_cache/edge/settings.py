@@ -14,7 +14,7 @@ from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.tenant import DomainShares
 from coppice.tls.settings import ListeningSettings
 from coppice_cache.core.base.errors import SettingsRefused
-from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode, TierCosts
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode
 
 SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64
@@ -65,12 +65,12 @@ class CacheSettings(ListeningSettings):
     eviction_policy: Literal["adaptive", "lru"] = Field(
         "adaptive", description="What is forgotten first: adaptive learns from each domain what is used again."
     )
-    prefill_us_per_token: float = Field(
-        20.0, gt=0, description="What a token costs a worker to compute: a copy from its host tier has to cost less."
-    )
-    copy_us_per_block: float = Field(40.0, gt=0, description="What a block costs to copy between device and host.")
     demote_below_share: float = Field(
-        0.1, ge=0, le=1, description="Share of free blocks below which those next to go are copied to the host tier."
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of free blocks below which those next to go are copied to the host tier; beside it, as many "
+        "as a burst took lately.",
     )
     heartbeat_ms: int = Field(1_000, ge=20, description="How often sessions hear a digest of their leases.")
     audit_interval_s: float = Field(
@@ -179,7 +179,6 @@ def core_settings(settings: CacheSettings, directory: TenantDirectory) -> CoreSe
             heartbeat_ms=settings.heartbeat_ms,
             reclaim_grace_ms=settings.reclaim_grace_ms,
             eviction=Eviction(settings.eviction_policy),
-            tiers=TierCosts(settings.prefill_us_per_token, settings.copy_us_per_block),
             demote_below_share=settings.demote_below_share,
             record_events=True,
         )

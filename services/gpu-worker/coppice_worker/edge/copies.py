@@ -144,13 +144,15 @@ class Copier:
         copy(src, dst)
         duration_ns = time.perf_counter_ns() - began_ns
         self._end_batch()
+        self._runner.costs.copied(len(src), duration_ns)
         numbers = tuple(work.number for work in batch)
         assert self._answers is not None
         answers = self._answers
         (answer, fences), attachment = self._runner.with_core(lambda core: (core.copied(numbers), answers.reported))
-        for message in (answer, *fences):
-            if message is not None:
-                answers.post(message, attachment)
+        if answer is not None:
+            answers.post(self._runner.costs.added_to(answer), attachment)
+        for fence in fences:
+            answers.post(fence, attachment)
         self._observer.copied(batch[0].direction, len(src), len(src) * self._tiers.bytes_per_block, duration_ns)
 
     def _end_batch(self) -> None:

@@ -27,6 +27,7 @@ from coppice_worker.core.batch.run import run
 from coppice_worker.core.batch.step_batch import Executor, StepBatch, StepOutput
 from coppice_worker.core.batch.steps import Applied, MalformedPlanError, Replayed, StepGap
 from coppice_worker.core.worker import WorkerCore
+from coppice_worker.edge.costs import MeasuredCosts
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class StepRunner:
     def __init__(
         self, core: WorkerCore, executor: Executor, observer: StepObserver, failed: Callable[[BaseException], None]
     ) -> None:
+        self.costs = MeasuredCosts()
         self._core = core
         self._executor = executor
         self._observer = observer
@@ -171,6 +173,7 @@ class StepRunner:
             result = self._core.complete(applied, output, duration_us)
         ended_ns = time.time_ns()
         answer(result)  # first of all: somebody waits for these tokens
+        self.costs.computed(result)
         self._observer.computed(plan, result, started_ns, ended_ns)
 
     # ---- `Passes` ----

@@ -10,8 +10,8 @@ from coppice_cache.core.base.settings import DomainConfig
 from coppice_cache.core.inspection import block_map
 from coppice_cache.core.inspection.block_map import OTHERS, BlockMap
 from coppice_cache.core.pool.ledger import BlockState
+from tests.unit.cache.host_tier.tier_world import PROMPT, answer, ask, demoted, orders, push_out, world
 from tests.unit.cache.inspection.test_snapshots import Busy
-from tests.unit.cache.ops.test_offload import PROMPT, answer, ask, demoted, orders, push_out, world
 from tests.unit.cache.world import ALICE, W, World, settings, tokens
 
 BOB = DomainId("bob")

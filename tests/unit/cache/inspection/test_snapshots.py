@@ -12,7 +12,7 @@ from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored,
 from coppice_cache.core.inspection.snapshots import Cursor
 from coppice_cache.core.pool.free_ring import unpack_handles
 from coppice_cache.core.radix.tree import Node
-from tests.unit.cache.ops.test_offload import PROMPT, demoted
+from tests.unit.cache.host_tier.tier_world import PROMPT, demoted
 from tests.unit.cache.world import ALICE, KEY, MS, NAMESPACE, World, settings, tokens
 
 Follower = dict[int, bytes]  # handle -> seal

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coppice.messages.index import Acquire
+from coppice.messages.registration import CopiesDone
 from coppice_cache.core import index
 from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.ops import grants, invalidation, ops, pins, publication, waits
@@ -167,10 +168,11 @@ def _promotion_published_early() -> Patches:
 
 
 def _failed_promotion_published() -> Patches:
-    def copies_done(state: Any, worker: Worker, done: Any, failed: Any, now_ns: int) -> None:
-        jobs = worker.host.jobs if worker.host is not None else {}
+    def copies_done(state: Any, worker: Worker, message: CopiesDone, now_ns: int) -> None:
+        jobs, failed = worker.host.jobs if worker.host is not None else {}, message.failed_ids
         promoted = tuple(i for i in failed if i in jobs and jobs[i].order.direction is tiers.Direction.PROMOTE)
-        original(state, worker, (*done, *promoted), tuple(i for i in failed if i not in promoted), now_ns)
+        others = tuple(i for i in failed if i not in promoted)
+        original(state, worker, CopiesDone(message.worker_epoch, (*message.order_ids, *promoted), others), now_ns)
 
     original = tiers.copies_done
     return [(index, "copies_done", copies_done)]

@@ -11,6 +11,7 @@ from coppice.ids import DomainId
 from coppice_cache.core.base.errors import OpRefused, SettingsRefused
 
 _UNLISTED_MAX = 4_096  # domains whose copy of the default is kept
+NS_PER_US = 1_000
 _ROUNDING = 1e-9  # shares are decimal fractions; 0.3 + 0.7 must not exceed 1
 
 
@@ -96,12 +97,23 @@ class DomainConfig:
 
 @dataclass(frozen=True, slots=True)
 class TierCosts:
-    """What the decision between copying and computing again rests on. Microseconds; set them to what was measured."""
+    """What the decision between copying and computing again rests on, in microseconds.
+
+    Those of the settings hold until a worker has said what it measured.
+    """
 
     prefill_us_per_token: float = 20.0
     copy_us_per_block: float = 40.0  # one way
     order_us: float = 2_000.0  # until an order has reached the worker, its end is known and the prompt has asked again
     reuse_probability: float = 0.25  # of a prefix that nothing is known of
+
+    def measured(self, prefill_ns_per_token: int, copy_ns_per_block: int) -> TierCosts:
+        """With what a worker measured; 0 leaves what is there."""
+        return replace(
+            self,
+            prefill_us_per_token=prefill_ns_per_token / NS_PER_US or self.prefill_us_per_token,
+            copy_us_per_block=copy_ns_per_block / NS_PER_US or self.copy_us_per_block,
+        )
 
     def is_worth_promoting(self, num_blocks: int, block_size: int) -> bool:
         """Whether the copy is sooner there than the prefill."""
@@ -142,9 +154,9 @@ class CoreSettings:
     flight_tokens_min: int = 32  # that must be on their way before a prompt waits for them
     flight_wait_ms: int = 2_000  # nobody waits longer for a leader
     tiers: TierCosts = TierCosts()
-    demote_below_share: float = 0.1  # of free device blocks: below that the next victims are copied to the host
-    copy_orders_max: int = 64  # under way at once, per worker
-    copy_blocks_max: int = 1_024  # in all of them
+    demote_below_share: float = 0.1  # of free device blocks, and a burst: below that the next victims go to the host
+    copy_orders_max: int = 64  # under way at once, per worker and direction
+    demote_blocks_max: int = 1_024  # under way at once, per worker: they cannot be evicted meanwhile
     reclaim_grace_ms: int = 2_000  # that sessions have to give borrowed blocks back; then they are fenced
     blocks_per_worker_max: int = BLOCKS_MAX
     block_size_max: int = 1_024  # tokens

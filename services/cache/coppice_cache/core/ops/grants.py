@@ -17,6 +17,7 @@ from coppice.messages.index import (
 )
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.ops.offload import demote_ahead
 from coppice_cache.core.ops.partial_copy import blocks_newly_protected, find_copy, with_copy
 from coppice_cache.core.ops.reclaim import end_reservation, owe, retry_ms
 from coppice_cache.core.ops.waits import Placement, matchable_bytes, still_waiting, wait_for, weigh_waiting
@@ -63,6 +64,7 @@ def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
         answer = _take(state, session, op, placement, now_ns)
         if isinstance(answer, Grant):
             end_reservation(state, session.epoch, op.lease_id)
+            demote_ahead(state, placement.worker)
             return answer
         refusals.append(answer)
     passing = [refusal for refusal in refusals if refusal.reason is not NoCapacityReason.NEVER_FITS]
@@ -105,6 +107,7 @@ def extend(state: State, worker: Worker, lease: Lease, op: Extend, now_ns: int) 
     lease.table += granted.owned
     answer = Extended(op.lease_id, before, granted.owned, granted.zero)
     lease.last_extend = (op.reserve_tokens, answer)
+    demote_ahead(state, worker)
     return answer
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Grant
-from coppice.messages.registration import CopyOrder, Direction
+from coppice.messages.registration import CopiesDone, CopyOrder, Direction
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.ops.invalidation import cut
 from coppice_cache.core.ops.pins import extend_pins
@@ -38,8 +38,10 @@ from coppice_cache.core.radix.tree import (
     walk,
 )
 from coppice_cache.core.state.state import State
-from coppice_cache.core.state.workers import CopyJob, Worker
+from coppice_cache.core.state.workers import CopyJob, HostTier, Worker
 
+_US_PER_MS = 1_000
+_LOOKS_PER_WINDOW = 4  # of what is copied ahead of need: so much of it may be taken before more is
 _NO_ID = LeaseId(b"")
 _NO_EPOCH = SchedulerEpoch(0)
 _NO_GRANT = Grant(_NO_ID, WorkerId(""), WorkerEpoch(0), 0, b"", b"", b"", b"")
@@ -68,14 +70,10 @@ def promote(
 
     Returns whether it was worth it and there was room.
     """
-    if worker.host is None or not _has_place(state, worker):
+    if worker.host is None:
         return False
-    count = min(num_host_blocks, _copies_left(state, worker))
-    if (
-        worker.reservations.waiting
-        or count <= 0
-        or not state.settings.tiers.is_worth_promoting(count, worker.block_size)
-    ):
+    count = min(num_host_blocks, _promotions_left(state, worker.host))
+    if worker.reservations.waiting or count <= 0 or not worker.host.costs.is_worth_promoting(count, worker.block_size):
         return False
     plan = worker.quotas.plan(
         account, count, num_free=worker.ledger.num_free, newly_protected=unprotected_blocks(position)
@@ -95,35 +93,55 @@ def promote(
     return True
 
 
-def plan_demotions(state: State, worker: Worker) -> None:
-    """While few device blocks are free, copy the next victims to the host. Called at every tick."""
-    if worker.host is None or not worker.is_open or state.reincarnating:
-        return
-    wanted = int(state.settings.demote_below_share * worker.num_blocks) - worker.ledger.num_free
-    if wanted <= 0:
+def tick_demotions(state: State, worker: Worker) -> None:
+    """At every tick."""
+    if worker.host is not None:
+        worker.host.ticked(worker.num_evicted)
+        _plan_demotions(state, worker, worker.host)
+
+
+def demote_ahead(state: State, worker: Worker) -> None:
+    """After evictions: once they took a good part of what was copied ahead of them, not only at the next tick."""
+    if worker.host is not None and worker.num_evicted >= worker.host.look_at:
+        _plan_demotions(state, worker, worker.host)
+
+
+def _plan_demotions(state: State, worker: Worker, host: HostTier) -> None:
+    """While few device blocks are free, copy the next victims to the host: as many as the share of the pool says, and
+    as a burst took lately.
+
+    What is under way cannot be evicted, so it has to be over before its turn comes, else warmer blocks go in its place.
+    """
+    ahead = int(state.settings.demote_below_share * worker.num_blocks + host.burst)
+    host.look_at = worker.num_evicted + max(1, ahead // _LOOKS_PER_WINDOW)
+    wanted = ahead - worker.ledger.num_free
+    if wanted <= 0 or not worker.is_open or state.reincarnating:
         return
     # A copy holds its source for as long as the worker takes, which a strict domain could feel, and nobody zeroes
     # host blocks: who asks for that stays on the device (I15).
     lending = [account for account in worker.quotas.accounts.values() if not account.config.wipes]
     for account in sorted(lending, key=lambda account: -account.over):
         for node in account.eviction.next_victims(state.settings.copy_orders_max):
-            if not _has_place(state, worker) or wanted <= 0:
+            num_orders, num_blocks = host.copying(Direction.DEMOTE)
+            if wanted <= 0 or num_orders >= state.settings.copy_orders_max:
                 return
             wanted -= node.num_blocks
-            _demote(state, worker, account, node)
+            _demote(state, worker, account, node, blocks_max=state.settings.demote_blocks_max - num_blocks)
 
 
-def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tuple[int, ...], now_ns: int) -> None:
+def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) -> None:
     """The worker's word on orders; one that is unknown, or was answered before, changes nothing."""
     if worker.host is None:
         return
-    for order_id in (*done, *failed):
+    worker.host.costs = worker.host.costs.measured(message.prefill_ns_per_token, message.copy_ns_per_block)
+    for order_id in (*message.order_ids, *message.failed_ids):
         job = worker.host.jobs.pop(order_id, None)
         if job is None:
             continue
         demoted = job.order.direction is Direction.DEMOTE
         from_store, to_store = (worker, worker.host.store) if demoted else (worker.host.store, worker)
-        if order_id in done:
+        is_done = order_id in message.order_ids
+        if is_done:
             if from_store.is_findable(job.source):  # what was invalidated may not come back through the other tier
                 _store(state, to_store, job, now_ns)
             if not demoted and job.target.tree is not None:
@@ -136,11 +154,11 @@ def copies_done(state: State, worker: Worker, done: tuple[int, ...], failed: tup
         worker.flights.end(job.target)
         _let_go(to_store, job.target)
         _let_go(from_store, job.source)
-        if order_id in done:
+        if is_done:
             _note_seals(to_store, job.order)
 
 
-def _demote(state: State, worker: Worker, account: Account, node: Node) -> None:
+def _demote(state: State, worker: Worker, account: Account, node: Node, *, blocks_max: int) -> None:
     """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room.
 
     Once for each use: where the host holds less than the victims, it has dropped some again, and copying those would
@@ -150,7 +168,8 @@ def _demote(state: State, worker: Worker, account: Account, node: Node) -> None:
     host = worker.host.store
     if node.copied_use_ns == node.last_use_ns:
         return
-    if is_cut_off(node) or not _may_enter(state, host, account):
+    has_place = host.quotas.has_place(account.config.domain, state.settings.domains_per_worker_max)
+    if is_cut_off(node) or not has_place:
         return  # invalidated, and not taken apart yet; or the accounts of the host tier are full
     tree, nodes = root_of(node), path(node)
     tokens = b"".join(part.tokens for part in nodes)
@@ -160,9 +179,9 @@ def _demote(state: State, worker: Worker, account: Account, node: Node) -> None:
         there = host.new_tree(tree.domain, tree.namespace, tree.chain_key)
     position = walk(there, tokens, worker.block_bytes)
     count = len(tokens) // worker.block_bytes - position.num_blocks
-    if not 0 < count <= _copies_left(state, worker) or not worker.is_current(tree):
+    if not 0 < count <= blocks_max or not worker.is_current(tree):
         return
-    if not state.settings.tiers.is_worth_demoting(count, worker.block_size):
+    if not worker.host.costs.is_worth_demoting(count, worker.block_size):
         return
     plan = host.quotas.plan(
         host_use, count, num_free=host.ledger.num_free, newly_protected=unprotected_blocks(position)
@@ -175,20 +194,13 @@ def _demote(state: State, worker: Worker, account: Account, node: Node) -> None:
     node.copied_use_ns = node.last_use_ns
 
 
-def _may_enter(state: State, host: BlockStore, account: Account) -> bool:
-    accounts, limit = host.quotas.accounts, state.settings.domains_per_worker_max
-    if account.config.domain not in accounts and len(accounts) >= limit:
-        host.quotas.forget_idle()
-    return account.config.domain in accounts or len(accounts) < limit
-
-
-def _has_place(state: State, worker: Worker) -> bool:
-    return worker.host is not None and len(worker.host.jobs) < state.settings.copy_orders_max
-
-
-def _copies_left(state: State, worker: Worker) -> int:
-    assert worker.host is not None
-    return state.settings.copy_blocks_max - worker.host.num_copying
+def _promotions_left(state: State, host: HostTier) -> int:
+    """Blocks that the link can bring soon enough: whoever waits for them gives up after `flight_wait_ms`."""
+    num_orders, num_blocks = host.copying(Direction.PROMOTE)
+    if num_orders >= state.settings.copy_orders_max:
+        return 0
+    half_a_wait_us = state.settings.flight_wait_ms * _US_PER_MS / 2
+    return int(half_a_wait_us / host.costs.copy_us_per_block) - num_blocks
 
 
 def _order(

@@ -43,15 +43,16 @@ def weigh_waiting(state: State, op: Acquire, placement: Placement) -> Placement:
         return placement._replace(coming=coming, cost=placement.cost - gain)
     stop = matchable_bytes(op.tokens, worker.block_bytes)
     found = host_match(worker, op.domain, op.namespace, op.tokens, stop)
-    count = 0 if found is None else found.num_blocks - placement.position.num_blocks
+    if worker.host is None or found is None:
+        return placement
+    count = found.num_blocks - placement.position.num_blocks
     # As few tokens as nobody waits for would be ordered again by the next who asks, as it would not find the flight.
     if count * size < max(1, state.settings.flight_tokens_min):
         return placement
-    if not state.settings.tiers.is_worth_promoting(count, size):
+    costs = worker.host.costs
+    if not costs.is_worth_promoting(count, size):
         return placement
-    return placement._replace(
-        num_host_blocks=count, cost=placement.cost - state.settings.tiers.tokens_saved(count, size)
-    )
+    return placement._replace(num_host_blocks=count, cost=placement.cost - costs.tokens_saved(count, size))
 
 
 def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None:

@@ -191,6 +191,12 @@ class Quotas:
             self.block_time.shares_changed(account)
         return account
 
+    def has_place(self, domain: DomainId, domains_max: int) -> bool:
+        """Whether the domain has an account, or may get one beside those that hold something."""
+        if domain not in self.accounts and len(self.accounts) >= domains_max:
+            self.forget_idle()
+        return domain in self.accounts or len(self.accounts) < domains_max
+
     def forget_idle(self) -> None:
         """Drop unlisted domains that hold nothing; but for block time their counters go with them."""
         idle = [

@@ -77,6 +77,7 @@ class BlockStore:
         self.quotas = quotas
         self.trees: dict[tuple[DomainId, Namespace], Tree] = {}
         self.num_nodes = 0
+        self.num_evicted = 0  # blocks, ever
         self.child_orders = ChildOrders()
         self.incarnations = incarnations
         self.changes = changes
@@ -266,6 +267,7 @@ class BlockStore:
             reaped = self.free_deferred(account, num_blocks=count)
         freed = max(count, reaped)
         count = freed - reaped
+        self.num_evicted += count
         account.evicted_blocks += count
         if taker is not account:
             account.displaced_blocks += count

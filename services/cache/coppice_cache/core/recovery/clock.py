@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from coppice.ids import SchedulerEpoch
 from coppice_cache.core.ops import reclaim
-from coppice_cache.core.ops.offload import plan_demotions
+from coppice_cache.core.ops.offload import tick_demotions
 from coppice_cache.core.ops.pins import drop_dead_pins
 from coppice_cache.core.recovery.lifetimes import end_session, end_worker
 from coppice_cache.core.recovery.reattach import close_windows, give_up_ns, refuse_held_claims
@@ -42,7 +42,7 @@ class Clock:
             worker.flights.tick(now_ns)
             reclaim.tick(state, worker, now_ns)
             drop_dead_pins(worker)
-            plan_demotions(state, worker)
+            tick_demotions(state, worker)
             if worker.host is not None:
                 worker.host.store.sweep(state.settings.nodes_dismantled_per_tick)
             worker.sweep(state.settings.nodes_dismantled_per_tick)

@@ -301,7 +301,7 @@ def accept_window_ack(state: State, worker: Worker, ack: FenceAck, now_ns: int) 
     for lease in lost:
         _lose(state, lease)
         state.fence_leases(worker, lease)
-    open_worker(state, worker, now_ns)
+    open_worker(state, worker, now_ns, knows_host=bool(ack.host_generations))
     state.workers_changed = True
 
 

@@ -180,7 +180,8 @@ def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier 
     configs = tuple(config.by_shares() for config in state.domains.listed)
     quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction], ledger.block_time)
     changes = Changes(message.worker_id, epoch, state.events, Tier.HOST)
-    return HostTier(BlockStore(message.block_size, ledger, quotas, state.incarnations, changes))
+    store = BlockStore(message.block_size, ledger, quotas, state.incarnations, changes)
+    return HostTier(store, state.settings.tiers)
 
 
 def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:

@@ -25,12 +25,14 @@ from coppice.handles import BLOCK_BITS, HANDLE_BYTES, UInt64
 from coppice.ids import LeaseId, SchedulerEpoch
 from coppice.messages.index import Reattached
 from coppice_cache.core.base.errors import OpRefused
+from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Regrown
 from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.ops.pins import extend_pins
 from coppice_cache.core.pool.free_ring import Blocks
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.quotas import Account, EvictionPlan
+from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.radix.tree import MatchPosition, Node, Tree
 from coppice_cache.core.state.replay import Forest, Ints, ReplayCounts
 from coppice_cache.core.state.state import State
@@ -56,23 +58,23 @@ class _Place:
 
 
 class Entries:
-    """Which entries of a forest count, against the ledger of one worker."""
+    """Which entries of a forest count, against the ledger of one tier of a worker."""
 
-    def __init__(self, worker: Worker, forest: Forest) -> None:
-        self.worker = worker
+    def __init__(self, store: BlockStore, forest: Forest) -> None:
+        self.store = store
         self.forest = forest
-        self.blocks = np.where(forest.blocks < worker.num_blocks, forest.blocks, 0)
+        self.blocks = np.where(forest.blocks < store.num_blocks, forest.blocks, 0)
         self.sizes = np.bincount(forest.node_of, minlength=len(forest.nodes))
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.node_tree = np.array(forest.node_tree, np.int64)
         self.trees = {(tree.domain, tree.namespace): index for index, tree in enumerate(forest.trees)}
         self.alive = np.zeros(len(forest.handles), np.bool_)
-        self._of_block = np.full(worker.num_blocks, -1, np.int64)
+        self._of_block = np.full(store.num_blocks, -1, np.int64)
 
     def judge(self, good_trees: list[bool], counts: ReplayCounts) -> None:
-        forest, ledger = self.forest, self.worker.ledger
+        forest, ledger = self.forest, self.store.ledger
         same_generation = ledger.generations[self.blocks] == forest.handles >> np.uint64(BLOCK_BITS)
-        same_generation &= forest.blocks < self.worker.num_blocks
+        same_generation &= forest.blocks < self.store.num_blocks
         same_seal = (ledger.seal_words[self.blocks] == forest.seals).all(axis=1)
         good_domain = np.array(good_trees, np.bool_)[self.node_tree][forest.node_of]
         good = judged(same_generation, same_seal) & good_domain
@@ -131,49 +133,77 @@ def judged(same_generation: Bool, same_seal: Bool) -> Bool:
     return same_generation & same_seal
 
 
-def open_worker(state: State, worker: Worker, now_ns: int) -> None:
-    """CLOSING -> OPEN: the window's fence was acknowledged and the ledger is what the worker has now."""
-    entries = Entries(worker, state.replay.take(worker.worker_id, worker.epoch))
+def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) -> None:
+    """CLOSING -> OPEN: the window's fence was acknowledged and the ledger is what the worker has now, and that of the
+    host tier, if `knows_host`."""
+    entries = Entries(worker, state.replay.take(worker.worker_id, worker.epoch, Tier.DEVICE))
+    of_host = state.replay.take(worker.worker_id, worker.epoch, Tier.HOST)
     state.drop_replay(worker.worker_id)
     counts = state.replay.counts
     accounts = _uses(state, worker, entries.forest)
     entries.judge([account is not None for account in accounts], counts)
-    places = _place_all(entries, counts)
+    places = _place_all(worker, entries, counts)
     worker.phase = Phase.OPEN
     worker.ledger.open({*worker.holders, *entries.blocks[entries.alive].tolist()})
     nodes = _hang_up(state, entries, accounts, now_ns)
+    if knows_host:  # before leases that make trees: these take the chain keys of the host's
+        _regrow_host(state, worker, of_host, now_ns)
     for place in places:
-        _place_lease(state, entries, place)
+        _place_lease(state, worker, entries, place)
     for tree in tuple(worker.trees.values()):
         extend_pins(state, worker, tree)
     _report(state, places, counts)
-    _offer(worker, entries, accounts, nodes, counts)
-    counts.replayed += int(entries.alive.sum())
-    if entries.alive.any():
+    counts.replayed += _offer(worker, entries, accounts, nodes, counts)
+    if worker.num_nodes or (worker.host is not None and worker.host.store.num_nodes):
         state.effects.append(Regrown(worker.worker_id))
 
 
-def _uses(state: State, worker: Worker, forest: Forest) -> list[Account | None]:
+def _regrow_host(state: State, worker: Worker, forest: Forest, now_ns: int) -> None:
+    """The same in the host tier, where no lease is.
+
+    The window's fence waited for the copies that were under way, so its arrays show what they wrote. What asks for
+    zeroing by now is not kept there, and one tree has one chain key in both tiers.
+    """
+    if worker.host is None or not len(forest.handles):
+        return
+    store, counts = worker.host.store, state.replay.counts
+    entries = Entries(store, forest)
+    accounts = _uses(state, store, forest)
+    for index, (tree, account) in enumerate(zip(forest.trees, accounts, strict=True)):
+        on_device = worker.trees.get((tree.domain, tree.namespace))
+        other_key = on_device is not None and on_device.chain_key != tree.chain_key
+        if account is not None and (account.config.wipes or other_key):
+            accounts[index] = None
+    entries.judge([account is not None for account in accounts], counts)
+    store.ledger.close()
+    store.ledger.open(set(entries.blocks[entries.alive].tolist()))
+    nodes = _hang_up(state, entries, accounts, now_ns)
+    counts.replayed_to_host += _offer(store, entries, accounts, nodes, counts)
+
+
+def _uses(state: State, store: BlockStore, forest: Forest) -> list[Account | None]:
     """Per tree the account of its domain as it is configured now; None where nothing may be found."""
-    accounts: list[Account | None] = []
-    for tree in forest.trees:
-        account = None
-        known = not state.replay.is_distrusted(tree) and worker.is_current(tree)
-        if forest.block_bytes == worker.block_bytes and known:
-            try:
-                account = worker.use_of(state.domains.config(tree.domain), state.settings.domains_per_worker_max)
-            except OpRefused:
-                account = None
-        accounts.append(account if account is not None and account.config.mode is not Mode.DISABLED else None)
-    return accounts
+    fits = forest.block_bytes == store.block_bytes
+    return [_account_of(state, store, tree) if fits else None for tree in forest.trees]
+
+
+def _account_of(state: State, store: BlockStore, tree: Tree) -> Account | None:
+    if state.replay.is_distrusted(tree) or not store.is_current(tree):
+        return None
+    try:
+        config = state.domains.config(tree.domain)
+    except OpRefused:
+        return None
+    has_place = store.quotas.has_place(config.domain, state.settings.domains_per_worker_max)
+    return store.quotas.use_of(config) if has_place and config.mode is not Mode.DISABLED else None
 
 
 # leases
 
 
-def _place_all(entries: Entries, counts: ReplayCounts) -> list[_Place]:
+def _place_all(worker: Worker, entries: Entries, counts: ReplayCounts) -> list[_Place]:
     """Every lease at its place, and no entry that a lease holds beside its path."""
-    leases = [lease for lease in entries.worker.leases.values() if lease.tree is None]
+    leases = [lease for lease in worker.leases.values() if lease.tree is None]
     while True:
         places = [_place(entries, lease) for lease in leases]
         if not len(entries.alive):
@@ -212,13 +242,13 @@ def _may_be_settled(entries: Entries, lease: Lease, handles: UInt64, blocks: Blo
     """A lease with a block that is someone else's by now is over, and what it says of the rest counts for nothing."""
     if not len(entries.alive) or lease.account.config.mode is Mode.DISABLED:
         return False
-    current: bool = (entries.worker.ledger.generations[blocks] == handles >> np.uint64(BLOCK_BITS)).all()
+    current: bool = (entries.store.ledger.generations[blocks] == handles >> np.uint64(BLOCK_BITS)).all()
     return current
 
 
-def _place_lease(state: State, entries: Entries, place: _Place) -> None:
+def _place_lease(state: State, worker: Worker, entries: Entries, place: _Place) -> None:
     """Pin the lease, and make its own what only it holds; else that stays held."""
-    worker, lease = entries.worker, place.lease
+    lease = place.lease
     _let_go(worker, lease, place.on_path)
     alone = all(len(worker.holders[block]) == 1 for block in place.rest.tolist())
     may_publish = alone and lease.account.config.mode is not Mode.DISABLED and _is_current(worker, lease)
@@ -274,7 +304,7 @@ def _node_at(entries: Entries, place: _Place, tree: Tree) -> Node:
         assert node.parent is not None
         node = node.parent
     into = place.num_settled - (end - node.num_blocks)
-    return entries.worker.split(place.lease.account, MatchPosition(node, into, place.num_settled))
+    return entries.store.split(place.lease.account, MatchPosition(node, into, place.num_settled))
 
 
 def _report(state: State, places: list[_Place], counts: ReplayCounts) -> None:
@@ -296,19 +326,19 @@ def _report(state: State, places: list[_Place], counts: ReplayCounts) -> None:
 
 def _hang_up(state: State, entries: Entries, accounts: list[Account | None], now_ns: int) -> list[int]:
     """Cut the trees down to what counts and have them found; returns the nodes that are left, by index."""
-    worker, forest = entries.worker, entries.forest
+    store, forest = entries.store, entries.forest
     num_alive = np.bincount(forest.node_of[entries.alive], minlength=len(forest.nodes))
     _cut(state, entries, num_alive)
     bounds = np.searchsorted(entries.node_tree[forest.node_of], np.arange(len(forest.trees) + 1)).tolist()
     for (start, stop), tree, account in zip(pairwise(bounds), forest.trees, accounts, strict=True):
         mine = entries.blocks[start:stop][entries.alive[start:stop]]
         if account is not None and len(mine):
-            worker.ledger.restore(account, mine)
-            worker.hang_up_tree(tree)
+            store.ledger.restore(account, mine)
+            store.hang_up_tree(tree)
         else:
             state.dismantling.append(tree)
     left: list[int] = np.flatnonzero(num_alive).tolist()
-    worker.num_nodes += len(left)
+    store.num_nodes += len(left)
     for index in left:
         forest.nodes[index].last_use_ns = now_ns
     return left
@@ -332,20 +362,24 @@ def _cut(state: State, entries: Entries, num_alive: Ints) -> None:
 
 
 def _offer(
-    worker: Worker, entries: Entries, accounts: list[Account | None], nodes: list[int], counts: ReplayCounts
-) -> None:
-    """What nobody reads may be evicted, the earliest of the log first, and at once what is over a maximum by now."""
-    forest = entries.forest
+    store: BlockStore, entries: Entries, accounts: list[Account | None], nodes: list[int], counts: ReplayCounts
+) -> int:
+    """What nobody reads may be evicted, the earliest of the log first, and at once what is over a maximum by now.
+
+    Returns how many blocks are left.
+    """
+    forest, num_left = entries.forest, int(entries.alive.sum())
     for index in sorted(nodes, key=forest.node_number.__getitem__):
         account = accounts[forest.node_tree[index]]
         assert account is not None
         account.eviction.offer(forest.nodes[index])
-    for account in worker.quotas.accounts.values():
-        worker.quotas.refresh(account)
+    for account in store.quotas.accounts.values():
+        store.quotas.refresh(account)
         excess = min(account.held - account.maximum, account.evictable)
         if excess > 0:
-            worker.make_room(account, EvictionPlan(from_own=excess, from_pool=0))
+            store.make_room(account, EvictionPlan(from_own=excess, from_pool=0))
             counts.refused_domain += excess
-            counts.replayed -= excess
+            num_left -= excess
         if account.held > account.maximum:
             account.reattached_peak = max(account.reattached_peak, account.held)
+    return num_left

@@ -39,7 +39,8 @@ class ReplayCounts:
     """Blocks, since the service started; `leases_*` count leases."""
 
     offered: int = 0  # stood in the log when it was loaded
-    replayed: int = 0
+    replayed: int = 0  # on the device
+    replayed_to_host: int = 0
     refused_seal: int = 0  # not what the tokens give, or not what the worker has
     refused_generation: int = 0  # the block was granted again
     refused_parent: int = 0  # what it continues is not there
@@ -86,7 +87,7 @@ class _Grown:
 
 @dataclass(slots=True)
 class Forest:
-    """Trees of one worker epoch. `nodes` lists parents first, those of one tree together and in the trees' order.
+    """Trees of a tier of a worker epoch. `nodes` lists parents first, those of one tree together, in the trees' order.
 
     The arrays have one entry per block, in the order of the nodes and along each edge: handles [n], seals [n, 2],
     index of the node [n], depth from the root [n].
@@ -109,13 +110,16 @@ class Forest:
         return self.handles.view(np.int64) & (BLOCKS_MAX - 1)
 
 
+Forests = dict[tuple[WorkerEpoch, Tier], Forest]  # of one worker
+
+
 class ReplayBook:
     """Forests that wait for their workers, and what became of the others."""
 
     def __init__(self) -> None:
         self.counts = ReplayCounts()
         self.distrusted: set[TreeKey] = set()  # invalidated in part since the start: nothing of them is replayed
-        self._forests: dict[WorkerId, dict[WorkerEpoch, Forest]] = {}
+        self._forests: dict[WorkerId, Forests] = {}
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
@@ -130,9 +134,9 @@ class ReplayBook:
         if forests:
             self._forests[worker_id] = forests
 
-    def take(self, worker_id: WorkerId, epoch: WorkerEpoch) -> Forest:
+    def take(self, worker_id: WorkerId, epoch: WorkerEpoch, tier: Tier) -> Forest:
         """For the worker that came back with this epoch; an empty one where the log has nothing of it."""
-        return self._forests.get(worker_id, {}).pop(epoch, None) or _side_by_side(0, [], [])
+        return self._forests.get(worker_id, {}).pop((epoch, tier), None) or _side_by_side(0, [], [])
 
     def drop(self, worker_id: WorkerId) -> list[Tree]:
         """The trees of what is left of a worker, to be taken apart."""
@@ -143,7 +147,7 @@ class ReplayBook:
 
 @dataclass(slots=True)
 class _Pool:
-    """What one worker epoch had: which run stored each handle last, and what was cut off."""
+    """What one tier of a worker epoch had: which run stored each handle last, and what was cut off."""
 
     runs: list[Stored] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
@@ -163,13 +167,13 @@ class _Pool:
                 self.live = {handle: run for handle, run in self.live.items() if not _covers(event, self.runs[run])}
 
 
-def grow(seal_keys: tuple[bytes, ...], events: Iterable[IndexEvent], counts: ReplayCounts) -> dict[WorkerEpoch, Forest]:
-    """The forests of one worker, by epoch. `events` are all of that worker, in order."""
-    pools: dict[WorkerEpoch, _Pool] = {}
+def grow(seal_keys: tuple[bytes, ...], events: Iterable[IndexEvent], counts: ReplayCounts) -> Forests:
+    """The forests of one worker. `events` are all of that worker, in order."""
+    pools: dict[tuple[WorkerEpoch, Tier], _Pool] = {}
     for event in events:
-        if isinstance(event, Cleared) or event.tier is Tier.DEVICE:
-            pools.setdefault(event.worker_epoch, _Pool()).apply(event)
-    return {epoch: _grow_pool(seal_keys, pool, counts) for epoch, pool in pools.items() if pool.live}
+        for tier in Tier if isinstance(event, Cleared) else (event.tier,):
+            pools.setdefault((event.worker_epoch, tier), _Pool()).apply(event)
+    return {name: _grow_pool(seal_keys, pool, counts) for name, pool in pools.items() if pool.live}
 
 
 def _covers(cleared: Cleared, stored: Stored) -> bool:

@@ -16,10 +16,10 @@ from enum import Enum
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import LeaseId, SchedulerEpoch, WorkerEpoch
 from coppice.messages.index import WorkerInfo
-from coppice.messages.registration import CopyOrder, Fence, Register
+from coppice.messages.registration import CopyOrder, Direction, Fence, Register
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.events import IndexEvent
-from coppice_cache.core.base.settings import DomainConfig
+from coppice_cache.core.base.settings import DomainConfig, TierCosts
 from coppice_cache.core.pool.changes import Changes
 from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.ledger import BlockState, Ledger
@@ -40,16 +40,31 @@ class CopyJob:
     tokens: bytes  # of the blocks that are copied
 
 
+_BURST_KEPT = 0.98  # of the largest burst, per tick: a few seconds
+
+
 class HostTier:
-    """The store of the host pool, and all copies under way in either direction."""
+    """The store of the host pool, all copies under way in either direction, and how much is demoted ahead of need.
 
-    def __init__(self, store: BlockStore) -> None:
+    `num_evicted` is the device's count, which only grows.
+    """
+
+    def __init__(self, store: BlockStore, costs: TierCosts) -> None:
         self.store = store
+        self.costs = costs
         self.jobs: dict[int, CopyJob] = {}
+        self.burst = 0.0  # most blocks that were evicted between two ticks lately
+        self.look_at = 1  # the count from which the next victims are looked at again before the next tick
+        self._ticked_at = 0
 
-    @property
-    def num_copying(self) -> int:
-        return sum(len(job.order.src) // HANDLE_BYTES for job in self.jobs.values())
+    def ticked(self, num_evicted: int) -> None:
+        self.burst = max(num_evicted - self._ticked_at, self.burst * _BURST_KEPT)
+        self._ticked_at = num_evicted
+
+    def copying(self, direction: Direction) -> tuple[int, int]:
+        """Orders under way in that direction, and their blocks."""
+        sizes = [len(job.order.src) for job in self.jobs.values() if job.order.direction is direction]
+        return len(sizes), sum(sizes) // HANDLE_BYTES
 
 
 class Phase(Enum):
@@ -155,11 +170,8 @@ class Worker(BlockStore):
 
     def use_of(self, config: DomainConfig, domains_max: int) -> Account:
         """The domain's account. Raises OpRefused when there are too many domains that hold something."""
-        accounts = self.quotas.accounts
-        if config.domain not in accounts and len(accounts) >= domains_max:
-            self.quotas.forget_idle()
-            if len(accounts) >= domains_max:
-                raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {len(accounts)} domains")
+        if not self.quotas.has_place(config.domain, domains_max):
+            raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {domains_max} domains")
         return self.quotas.use_of(config)
 
     def end_copy(self, lease: Lease) -> None:

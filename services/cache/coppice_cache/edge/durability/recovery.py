@@ -1,7 +1,8 @@
 """Recovery as the process sees it: load the log of before, then keep one; and how that goes, as metrics.
 
-coppice_cache_replay_blocks_total{outcome}     blocks of the log that was loaded: replayed, refused_generation,
-                                               refused_seal, refused_parent, refused_domain, unclaimed
+coppice_cache_replay_blocks_total{outcome}     blocks of the log that was loaded: replayed, replayed_to_host,
+                                               refused_generation, refused_seal, refused_parent, refused_domain,
+                                               unclaimed
 coppice_cache_replay_leases_total{outcome}     re-attached leases: pinned onto a replayed node, publishing again
 coppice_cache_recovery_log_lag_events          changes of the trees that are not in Redis yet
 coppice_cache_recovery_log_age_seconds         since the last whole snapshot; absent before the first

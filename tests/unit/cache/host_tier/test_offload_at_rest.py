@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from coppice.messages.index import Grant, NoCapacity, NoCapacityReason, Pending
 from coppice.seals import chain_key
-from tests.unit.cache.ops.test_offload import PROMPT, World, answer, ask, demoted, orders, world
-from tests.unit.cache.world import ALICE, NAMESPACE, W, tokens
+from tests.unit.cache.host_tier.tier_world import PROMPT, answer, ask, demoted, orders, world
+from tests.unit.cache.world import ALICE, NAMESPACE, W, World, tokens
 
 
 def rest(here: World, ticks: int) -> int:

@@ -9,71 +9,23 @@ from msgspec.structs import replace as changed
 
 from coppice.handles import block_ids, generations
 from coppice.ids import DomainId
-from coppice.messages.index import Acquire, Answer, Candidate, Grant, Pending, Wake
-from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction
+from coppice.messages.index import Grant, Pending, Wake
+from coppice.messages.registration import CopiesDone, CopyOrder, Direction
 from coppice.seals import NO_SEAL, chain_key, chain_seals
-from coppice_cache.core.base.results import ToWorkerEffect
-from coppice_cache.core.base.settings import DomainConfig, Mode, TierCosts
+from coppice_cache.core.base.settings import DomainConfig, Mode
+from tests.unit.cache.host_tier.tier_world import (
+    BLOCK,
+    CHEAP,
+    PROMPT,
+    answer,
+    ask,
+    demoted,
+    host_blocks,
+    measured,
+    orders,
+    world,
+)
 from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, lease_id, registration, settings, tokens
-
-BLOCK = 4
-PROMPT = tokens(16)  # four blocks
-CHEAP = TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0)
-
-
-def world(*domains: DomainConfig, num_blocks: int = 8, host: int = 16, **changes: object) -> World:
-    """A small device pool that is to be kept half free, and a host pool."""
-    values: dict[str, object] = {"tiers": CHEAP, "demote_below_share": 0.5, "flight_tokens_min": 4} | changes
-    here = World(settings(*domains, **values))
-    message = registration(num_blocks=num_blocks, block_size=BLOCK)
-    here.register(changed(message, num_host_blocks=host, host_generations=bytes(8 * host), host_seals=bytes(16 * host)))
-    here.session = here.attach()
-    return here
-
-
-def orders(here: World) -> list[CopyOrder]:
-    """All that went out so far."""
-    sent = [effect.message for effect in here.log if isinstance(effect, ToWorkerEffect)]
-    return [order for message in sent if isinstance(message, CopyOrders) for order in message.orders]
-
-
-def answer(here: World, order: CopyOrder, *, failed: bool = False) -> None:
-    ids = (order.order_id,)
-    worker = here.core.state.workers[W]
-    done = CopiesDone(worker.epoch, () if failed else ids, ids if failed else ())
-    here.core.receive_worker(W, done, here.now_ns)
-    here.collect()
-
-
-def ask(here: World, number: int, data: bytes = PROMPT + tokens(1, 99), *, domain: DomainId = ALICE) -> Answer:
-    op = Acquire(lease_id(number), domain, NAMESPACE, data, len(data) // 4, (Candidate(W, 0),), may_wait=True)
-    return here.do(op)
-
-
-def host_blocks(here: World) -> list[int]:
-    """Counts by state: free, leased, cached, draining."""
-    host = here.core.state.workers[W].host
-    assert host is not None
-    return list(host.store.ledger.counts)
-
-
-def push_out(here: World) -> None:
-    """What was on the device has to go."""
-    for number in (90, 91):
-        here.fill(number, tokens(24, 1_000 * number))
-    assert here.core.match(ALICE, NAMESPACE, PROMPT + tokens(1, 99), W).num_cached_tokens == 0
-
-
-def demoted() -> World:
-    """PROMPT is in the host tier, and on the device no more."""
-    here = world()
-    here.fill(1, PROMPT)
-    here.fill(2, tokens(4, 500))
-    here.tick()
-    for order in orders(here):
-        answer(here, order)
-    push_out(here)
-    return here
 
 
 def test_few_free_blocks_demote_the_coldest_leaf() -> None:
@@ -188,8 +140,7 @@ def test_a_copy_that_costs_more_than_it_saves_is_not_ordered() -> None:
     here.tick()
     assert orders(here) == [], "it is dropped when its turn comes"
     here = demoted()
-    host = here.core.state.settings
-    object.__setattr__(host, "tiers", replace(CHEAP, copy_us_per_block=10_000.0))
+    measured(here, copy_ns_per_block=10_000_000)
     assert isinstance(ask(here, 10), Grant), "and computed sooner than it would be copied"
 
 
