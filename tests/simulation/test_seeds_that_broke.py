@@ -51,3 +51,12 @@ def test_a_strict_domain_whose_claims_are_displaced_has_room_for_others() -> Non
 def test_a_scheduler_that_comes_back_when_its_worker_was_given_up() -> None:
     """I9: the worker came after all; its fence spared the session, and did not name what the session had claimed."""
     assert not run(732971031, steps=4_000, scope=Scope(tiers=False)).broken
+
+
+@pytest.mark.wide
+def test_a_source_of_before_a_restart_is_not_copied() -> None:
+    """I9: the lease was claimed, the source of its copy was not, and was granted again
+    (`test_what_an_earlier_cache_service_named_is_not_copied`)."""
+    assert not run(
+        18_033, steps=2_000, faults=FaultProfile.cache_restarts(), scope=Scope(tiers=False, demands=False)
+    ).broken

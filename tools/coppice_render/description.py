@@ -99,7 +99,9 @@ CACHE = Service(
         **_SESSIONS,
         "admin_grpc_port": _PORT,
         **dict.fromkeys(("session_ttl_ms", "worker_ttl_ms", "reclaim_grace_ms", "heartbeat_ms"), _TUNING),
-        **dict.fromkeys(("eviction_policy", "demote_below_share"), _TUNING),
+        **dict.fromkeys(
+            ("eviction_policy", "prefill_us_per_token", "copy_us_per_block", "demote_below_share"), _TUNING
+        ),
         "audit_interval_s": _TUNING,
         **dict.fromkeys(("requests_url", "rest_url"), _BROWSERS),
         **dict.fromkeys(

@@ -107,11 +107,13 @@ class CopyOrders(Message, frozen=True):
 
 
 class CopiesDone(Message, frozen=True):
+    """How copies ended, and what the worker measured of late; also without any copy, when that has changed."""
+
     worker_epoch: WorkerEpoch
     order_ids: tuple[U64, ...] = ()
     failed_ids: tuple[U64, ...] = ()  # refused or broken off: the destinations hold nothing
-    prefill_ns_per_token: U32 = 0  # as measured of late; 0 = not known, here and in the next
-    copy_ns_per_block: U32 = 0
+    prefill_ns_per_token: U32 = 0  # 0 = not known
+    copy_ns_per_block: U32 = 0  # 0 = not known
 
 
 FromWorker = Register | FenceAck | Draining | CopiesDone

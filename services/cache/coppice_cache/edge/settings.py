@@ -14,7 +14,7 @@ from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.tenant import DomainShares
 from coppice.tls.settings import ListeningSettings
 from coppice_cache.core.base.errors import SettingsRefused
-from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode
+from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode, TierCosts
 
 SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64
@@ -64,6 +64,17 @@ class CacheSettings(ListeningSettings):
     )
     eviction_policy: Literal["adaptive", "lru"] = Field(
         "adaptive", description="What is forgotten first: adaptive learns from each domain what is used again."
+    )
+    prefill_us_per_token: float | None = Field(
+        None,
+        gt=0,
+        description="What a token costs a worker to compute: a copy from its host tier has to cost less. Default: as "
+        "each worker measures it.",
+    )
+    copy_us_per_block: float | None = Field(
+        None,
+        gt=0,
+        description="What a block costs to copy between device and host. Default: as each worker measures it.",
     )
     demote_below_share: float = Field(
         0.1,
@@ -179,11 +190,22 @@ def core_settings(settings: CacheSettings, directory: TenantDirectory) -> CoreSe
             heartbeat_ms=settings.heartbeat_ms,
             reclaim_grace_ms=settings.reclaim_grace_ms,
             eviction=Eviction(settings.eviction_policy),
+            tiers=_tier_costs(settings),
             demote_below_share=settings.demote_below_share,
             record_events=True,
         )
     except SettingsRefused as refused:
         raise UsageError(str(refused)) from refused
+
+
+def _tier_costs(settings: CacheSettings) -> TierCosts:
+    prefill_us, copy_us, unmeasured = settings.prefill_us_per_token, settings.copy_us_per_block, TierCosts()
+    return TierCosts(
+        prefill_us_per_token=prefill_us or unmeasured.prefill_us_per_token,
+        copy_us_per_block=copy_us or unmeasured.copy_us_per_block,
+        is_prefill_fixed=prefill_us is not None,
+        is_copy_fixed=copy_us is not None,
+    )
 
 
 def domain_configs(directory: TenantDirectory) -> tuple[DomainConfig, ...]:

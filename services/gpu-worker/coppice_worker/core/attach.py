@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coppice.handles import block_ids, handles_array
-from coppice.ids import LeaseId, SequenceId
+from coppice.handles import block_ids, epoch_in_era, epoch_of, generations, handles_array
+from coppice.ids import CacheEpoch, LeaseId, SequenceId
 from coppice.messages.step import Growth, Refusal, RefusalCode, SequenceStart, StepPlan
 from coppice_worker.core.batch.step_batch import Int32, UInt64
 from coppice_worker.core.blocks.pool import BlockPool, BlockRefusal, lease_words
@@ -49,6 +49,7 @@ class Attacher:
     def __init__(self, pool: BlockPool, sequences: SequenceTable) -> None:
         self._pool = pool
         self._sequences = sequences
+        self.cache_epoch = CacheEpoch(0)  # that the worker is registered with
         self.reading = _NO_BLOCKS  # sources of copies of the step that is outstanding, one entry for each reader
 
     def detach(self, sequence_id: SequenceId) -> None:
@@ -183,6 +184,9 @@ class Attacher:
 
     def _lost_source(self, start: SequenceStart, changes: _Changes) -> BlockRefusal | None:
         if start.copy_source:
+            # A cache service that came later knows of what the lease owns and shares, not of what it was to copy.
+            if epoch_of(generations(start.owned)[0]) != epoch_in_era(self.cache_epoch):
+                return BlockRefusal(RefusalCode.LOST_SOURCE, int(handles_array(start.copy_source)[0]))
             problem = self._pool.why_not_read(handles_array(start.copy_source), start.copy_seal)
             return None if problem is None else BlockRefusal(RefusalCode.LOST_SOURCE, problem.handle)
         if not start.copy_from or start.sequence_id in changes.sources:

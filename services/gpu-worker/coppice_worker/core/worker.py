@@ -127,6 +127,7 @@ class WorkerCore:
         if message.cache_epoch != self._registered.cache_epoch:
             self._copies.forget_orders()
         self._registered = message
+        self._attacher.cache_epoch = message.cache_epoch
         self._name_owner(message.owner)
         if message.worker_epoch == self.worker_epoch:
             return False
@@ -348,15 +349,9 @@ class WorkerCore:
         ids, tokens, broken = self._sampled.give(applied)
         self._refused.update({refusal.sequence_id: refusal for refusal in broken})
         self._refusal_counts[RefusalCode.GRAMMAR] += len(broken)
-        result = StepResult(
-            applied.step,
-            ids,
-            tokens,
-            applied.refusals + broken,
-            int(applied.rows.num_tokens.sum()) * applied.num_steps,
-            duration_us,
-            self._logprobs.give(),
-        )
+        num_tokens = int(applied.rows.num_tokens.sum()) * applied.num_steps
+        refusals, logprobs = applied.refusals + broken, self._logprobs.give()
+        result = StepResult(applied.step, ids, tokens, refusals, num_tokens, duration_us, logprobs)
         self._last_step = applied.step
         self._tokens_computed += result.num_tokens
         self._tokens_sampled += len(result.sampled_tokens) // TOKEN_BYTES

@@ -73,6 +73,7 @@ class Copier:
 
     def start(self, answers: Answers) -> None:
         self._answers = answers
+        self._runner.costs.on_news = self._say_costs
         self._thread.start()
 
     def stop(self) -> None:
@@ -102,6 +103,13 @@ class Copier:
             for works in self._waiting.values():
                 works.clear()
             self._changed.wait_for(lambda: self._began_ns is None)
+
+    def _say_costs(self) -> None:
+        """On the step thread."""
+        answers = self._answers
+        assert answers is not None
+        epoch, attachment = self._runner.with_core(lambda core: (core.worker_epoch, answers.reported))
+        answers.post(self._runner.costs.added_to(CopiesDone(epoch)), attachment)
 
     def _submit(self, ordered: Ordered) -> CopiesDone | None:
         """With the core held: a copy of an epoch that is over must not be handed over late."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from coppice.ids import TOKEN_BYTES
@@ -9,41 +11,50 @@ from coppice.messages.registration import CopiesDone
 from coppice.messages.step import StepResult
 
 CHUNK_TOKENS_MIN = 16  # of a step that says something: a smaller one is mostly what any step costs
-NUM_UNUSUAL = 4  # at first: memory is touched for the first time, kernels are compiled
-_NEW_PART = 1 / 8  # of a mean, that the newest value makes up
-_US = 1_000
+NUM_UNUSUAL = 4  # steps at first that touch memory for the first time, or compile kernels
+NEWS = 1.25  # a change by this factor is said at once; else with the next answer
+_KEPT = 7 / 8  # of the steps before, with each new one
+_SLOWER = 1.02  # by which the time of a block grows with each copy that took longer: it may have waited for a step
+_NS_PER_US = 1_000
 _U32_MAX = (1 << 32) - 1
 
 
 class MeasuredCosts:
-    """Means of late. Steps are noted on one thread, copies on another."""
+    """Tokens by time and number of the steps of late; blocks by the fastest copies of late. Steps are noted on one
+    thread, copies on another."""
 
     def __init__(self) -> None:
-        self._token, self._block = _Mean(), _Mean()
+        self.on_news: Callable[[], None] = lambda: None
+        self._num_steps = 0
+        self._num_tokens = self._tokens_ns = 0.0
+        self._block_ns = 0.0
+        self._said_ns = 0.0  # of a token
 
     def computed(self, result: StepResult) -> None:
         """A step is done. One that mostly decodes says nothing: its time goes into weights, not into tokens."""
         num_sampled = len(result.sampled_tokens) // TOKEN_BYTES
-        if result.num_tokens - num_sampled >= max(CHUNK_TOKENS_MIN, result.num_tokens // 2):
-            self._token.note(result.duration_us * _US / result.num_tokens)
+        if result.num_tokens - num_sampled < max(CHUNK_TOKENS_MIN, result.num_tokens // 2):
+            return
+        self._num_steps += 1
+        if self._num_steps > NUM_UNUSUAL:
+            self._num_tokens = self._num_tokens * _KEPT + result.num_tokens
+            self._tokens_ns = self._tokens_ns * _KEPT + result.duration_us * _NS_PER_US
+            if not self._said_ns / NEWS <= self._token_ns <= self._said_ns * NEWS:
+                self.on_news()
 
     def copied(self, num_blocks: int, duration_ns: int) -> None:
-        self._block.note(duration_ns / num_blocks)
+        slowest_ns = self._block_ns * _SLOWER or duration_ns
+        self._block_ns = min(duration_ns / num_blocks, slowest_ns)
 
     def added_to(self, answer: CopiesDone) -> CopiesDone:
-        return replace(answer, prefill_ns_per_token=self._token.said(), copy_ns_per_block=self._block.said())
+        """0 for what is not known yet."""
+        self._said_ns = self._token_ns
+        return replace(answer, prefill_ns_per_token=_u32(self._said_ns), copy_ns_per_block=_u32(self._block_ns))
+
+    @property
+    def _token_ns(self) -> float:
+        return self._tokens_ns / self._num_tokens if self._num_tokens else 0.0
 
 
-class _Mean:
-    def __init__(self) -> None:
-        self._num_noted = 0
-        self._mean = 0.0
-
-    def note(self, value: float) -> None:
-        self._num_noted += 1
-        if self._num_noted > NUM_UNUSUAL:
-            self._mean += (value - self._mean) * (_NEW_PART if self._mean else 1.0)
-
-    def said(self) -> int:
-        """0: not known yet."""
-        return min(_U32_MAX, round(self._mean))
+def _u32(value: float) -> int:
+    return min(_U32_MAX, round(value))

@@ -52,7 +52,7 @@ class Watched(Replay):
             assert self._policy.holds(node) or not node.is_evictable, "an evictable leaf is lost"
             if node.is_evictable:
                 evictable.add(id(node))
-        named = self._policy.next_victims(len(below))
+        named = self._policy.next_victims(sum(node.num_blocks for node in below))
         assert {id(node) for node in named} == evictable
         if named:
             assert self._policy.coldest() is named[0]

@@ -192,10 +192,10 @@ def test_the_host_tier_keeps_no_more_accounts_than_the_device_may() -> None:
     for number in range(8):
         here.fill(number + 1, tokens(28, 1_000 * number), domain=DomainId(f"d{number}"))
         here.tick()
-        for order in orders(here):
-            answer(here, order)
-    host = here.core.state.workers[W].host
-    assert host is not None
+        host = here.core.state.workers[W].host
+        assert host is not None
+        while host.jobs:
+            answer(here, next(iter(host.jobs.values())).order)
     assert len(host.store.quotas.accounts) <= 3
     assert len(orders(here)) >= 3
 
@@ -348,3 +348,11 @@ def test_what_is_promoted_is_under_the_operators_pin_again() -> None:
     ask(here, 10)
     answer(here, orders(here)[-1])
     assert [view.num_tokens for view in here.core.pins()] == [16]
+
+
+def test_a_strict_domain_with_a_guarantee_in_blocks_takes_nothing_of_the_host() -> None:
+    here = world(DomainConfig(ALICE, mode=Mode.STRICT, guarantee_blocks=4))
+    host = here.core.state.workers[W].host
+    assert host is not None
+    assert host.store.quotas.accounts[ALICE].guarantee == 0
+    assert host.store.quotas.accounts[ALICE].config.wipes

@@ -23,8 +23,8 @@ from coppice_cache.core.state.single_flight import Flights
 from coppice_cache.core.state.workers import Worker
 from coppice_sim.mutants.registry import MUTANTS as WHOLE_RUN_MUTANTS
 from coppice_sim.mutants.registry import Mutant, Patches
+from tests.unit.cache.host_tier import test_offload as test_cache_tiers
 from tests.unit.cache.machine.test_machine import CacheMachine
-from tests.unit.cache.ops import test_offload as test_cache_tiers
 from tests.unit.cache.player import play
 
 SEEDS = range(200)

@@ -11,7 +11,7 @@ from coppice.namespaces import digest_salt, salt_of, with_keyed_salt, with_salt,
 from coppice_cache.core.base.events import Cleared
 from coppice_cache.core.base.settings import DomainConfig
 from tests.unit.cache.crash import After, Before, found
-from tests.unit.cache.ops import test_offload as tiers
+from tests.unit.cache.host_tier import tier_world as tiers
 from tests.unit.cache.world import ALICE, KEY, NAMESPACE, W, World, lease_id, settings, tokens
 
 BLOCK = 4

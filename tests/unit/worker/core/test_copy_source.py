@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from coppice.handles import handles_array
-from coppice.ids import SchedulerEpoch
+from coppice.handles import handles_array, make_generation, pack_handle
+from coppice.ids import BlockId, CacheEpoch, SchedulerEpoch, WorkerEpoch
+from coppice.messages.registration import Registered
 from coppice.messages.step import SequenceStart, StepPlan
 from coppice_worker.core.batch.plan_shape import MalformedPlanError
 from coppice_worker.core.batch.steps import SchedulerAccepted
@@ -32,6 +33,11 @@ SHARED, SOURCE = h(3), h(4)
 SOURCE_AGAIN = handles_array(handles(h(4, 2))), lease_words(lease(77))  # as another lease is granted it later
 
 
+def own(block: int, cache_epoch: int = 1) -> int:
+    """As that cache service grants it first."""
+    return pack_handle(BlockId(block), make_generation(CacheEpoch(cache_epoch), 1))
+
+
 def with_cached() -> WorkerCore:
     """The blocks 3 and 4 are published, and nobody uses them."""
     core = ready_core()
@@ -43,7 +49,7 @@ def with_cached() -> WorkerCore:
 def copier(computed: int = 6, **changes: object) -> SequenceStart:
     """Shares block 3; of block 4 two tokens are copied."""
     begun = start(
-        NEW, 9, handles(h(6), h(7)), handles(SHARED), seal(3), computed=computed,
+        NEW, 9, handles(own(6), own(7)), handles(SHARED), seal(3), computed=computed,
         copy_source=handles(SOURCE), copy_seal=seal(4),
     )  # fmt: skip
     return replace(begun, **changes)  # type: ignore[arg-type]
@@ -55,7 +61,7 @@ def plan(begun: SequenceStart, **more: object) -> StepPlan:
 
 def test_the_block_is_copied_into_the_first_own_one_which_is_not_zeroed() -> None:
     core = with_cached()
-    step = applied(core, plan(copier(), zero=handles(h(6), h(7))))
+    step = applied(core, plan(copier(), zero=handles(own(6), own(7))))
     assert (step.copy_src.tolist(), step.copy_dst.tolist(), step.zero.tolist()) == ([4], [6], [7])
     assert step.batch is not None
     assert step.batch.positions.tolist() == [6, 7, 8], "what was copied is not computed"
@@ -118,3 +124,15 @@ def test_plans_that_no_scheduler_makes(changes: dict[str, object]) -> None:
     core = with_cached()
     with pytest.raises(MalformedPlanError):
         applied(core, plan(copier(**changes)))
+
+
+def test_what_an_earlier_cache_service_named_is_not_copied() -> None:
+    """The one that came after it knows of what the lease owns and shares, and may have granted the source again."""
+    core = with_cached()
+    assert not core.registered(Registered(WorkerEpoch(1), CacheEpoch(2)))
+    step = applied(core, plan(copier()))
+    assert codes(finish(core, step)) == {NEW: "lost_source"}
+    assert not core.pool.has_user().any()
+    later = copier(owned=handles(own(6, 2), own(7, 2)), sequence_id=3)
+    step = applied(core, StepPlan(4, attach=(later,), rows=u32(3), row_tokens=u32(3)))
+    assert (step.copy_src.tolist(), step.copy_dst.tolist()) == ([4], [6])

@@ -15,22 +15,34 @@ def step(num_tokens: int, duration_us: int, num_sampled: int = 1) -> StepResult:
     return StepResult(1, sampled, sampled, num_tokens=num_tokens, duration_us=duration_us)
 
 
-def test_nothing_is_said_before_enough_was_measured() -> None:
-    costs = MeasuredCosts()
+def warm(costs: MeasuredCosts) -> None:
     for _ in range(NUM_UNUSUAL):
         costs.computed(step(100, 9_000))
-        costs.copied(10, 9_000_000)
+
+
+def test_first_steps_say_nothing() -> None:
+    costs = MeasuredCosts()
+    warm(costs)
     assert costs.added_to(ANSWER) == ANSWER
     costs.computed(step(100, 2_000))
     costs.copied(10, 400_000)
     assert costs.added_to(ANSWER) == CopiesDone(WorkerEpoch(1), (7,), (8,), 20_000, 40_000)
 
 
-def test_means_follow_what_changes() -> None:
+def test_tokens_count_by_their_number() -> None:
     costs = MeasuredCosts()
-    for _ in range(NUM_UNUSUAL + 1):
-        costs.computed(step(100, 2_000))
-    for _ in range(60):
+    warm(costs)
+    for _ in range(40):
+        costs.computed(step(16, 7_000, num_sampled=0))
+        costs.computed(step(8_192, 163_840))
+    assert 20_000 < costs.added_to(ANSWER).prefill_ns_per_token < 21_000
+
+
+def test_tokens_follow_what_changes() -> None:
+    costs = MeasuredCosts()
+    warm(costs)
+    costs.computed(step(100, 2_000))
+    for _ in range(80):
         costs.computed(step(100, 4_000))
     assert 39_900 < costs.added_to(ANSWER).prefill_ns_per_token <= 40_000
 
@@ -42,3 +54,40 @@ def test_steps_that_mostly_decode_say_nothing() -> None:
         costs.computed(step(15, 7_000, num_sampled=0))
         costs.computed(step(64, 7_000, num_sampled=40))
     assert costs.added_to(ANSWER) == ANSWER
+
+
+def test_copies_that_waited_for_steps_hardly_count() -> None:
+    costs = MeasuredCosts()
+    costs.copied(256, 256 * 40_000)
+    for _ in range(5):
+        costs.copied(8, 100_000_000)
+    assert costs.added_to(ANSWER).copy_ns_per_block < 45_000
+    for _ in range(500):
+        costs.copied(8, 1_000_000)
+    assert costs.added_to(ANSWER).copy_ns_per_block == 125_000, "slower for good"
+    costs.copied(100, 4_000_000)
+    assert costs.added_to(ANSWER).copy_ns_per_block == 40_000
+
+
+def test_a_change_of_what_a_token_costs_is_news_once() -> None:
+    costs, told = MeasuredCosts(), []
+
+    def tell() -> None:
+        told.append(costs.added_to(ANSWER).prefill_ns_per_token)
+
+    costs.on_news = tell
+    warm(costs)
+    assert told == []
+    for _ in range(9):
+        costs.computed(step(100, 2_000))
+    assert told == [20_000]
+    for _ in range(60):
+        costs.computed(step(100, 6_000))
+    assert told[0] * 2 < told[-1] <= 60_000
+    assert len(told) < 9
+
+
+def test_what_is_too_much_for_the_message_is_cut() -> None:
+    costs = MeasuredCosts()
+    costs.copied(1, 1 << 40)
+    assert costs.added_to(ANSWER).copy_ns_per_block == (1 << 32) - 1

@@ -11,7 +11,7 @@ from coppice.ids import DomainId
 from coppice_cache.core.base.errors import OpRefused, SettingsRefused
 
 _UNLISTED_MAX = 4_096  # domains whose copy of the default is kept
-NS_PER_US = 1_000
+_NS_PER_US = 1_000
 _ROUNDING = 1e-9  # shares are decimal fractions; 0.3 + 0.7 must not exceed 1
 
 
@@ -81,8 +81,11 @@ class DomainConfig:
         return self.zero_on_change or self.mode in (Mode.STRICT, Mode.DISABLED)
 
     def by_shares(self) -> DomainConfig:
-        """For the host's pool, which has another size: blocks are meant of the device."""
-        return replace(self, guarantee_blocks=0, maximum_blocks=0)
+        """For the host's pool, which has another size: blocks are meant of the device. What wipes is never there, and
+        keeps nobody else out."""
+        if not self.wipes:
+            return replace(self, guarantee_blocks=0, maximum_blocks=0)
+        return DomainConfig(self.domain, zero_on_change=True)
 
     def guarantee_of(self, num_blocks: int) -> int:
         """Of a worker with so many blocks."""
@@ -99,35 +102,41 @@ class DomainConfig:
 class TierCosts:
     """What the decision between copying and computing again rests on, in microseconds.
 
-    Those of the settings hold until a worker has said what it measured.
+    What is not fixed holds until a worker has said what it measured.
     """
 
     prefill_us_per_token: float = 20.0
     copy_us_per_block: float = 40.0  # one way
     order_us: float = 2_000.0  # until an order has reached the worker, its end is known and the prompt has asked again
     reuse_probability: float = 0.25  # of a prefix that nothing is known of
+    is_prefill_fixed: bool = False
+    is_copy_fixed: bool = False
 
     def measured(self, prefill_ns_per_token: int, copy_ns_per_block: int) -> TierCosts:
         """With what a worker measured; 0 leaves what is there."""
+        prefill_us, copy_us = prefill_ns_per_token / _NS_PER_US, copy_ns_per_block / _NS_PER_US
         return replace(
             self,
-            prefill_us_per_token=prefill_ns_per_token / NS_PER_US or self.prefill_us_per_token,
-            copy_us_per_block=copy_ns_per_block / NS_PER_US or self.copy_us_per_block,
+            prefill_us_per_token=self.prefill_us_per_token if self.is_prefill_fixed or not prefill_us else prefill_us,
+            copy_us_per_block=self.copy_us_per_block if self.is_copy_fixed or not copy_us else copy_us,
         )
 
-    def is_worth_promoting(self, num_blocks: int, block_size: int) -> bool:
-        """Whether the copy is sooner there than the prefill."""
-        return self.order_us + num_blocks * self.copy_us_per_block < num_blocks * block_size * self.prefill_us_per_token
+    def is_worth_promoting(self, num_blocks: int, block_size: int, num_ahead: int) -> bool:
+        """Whether the copy, behind `num_ahead` blocks that are copied first, is sooner there than the prefill."""
+        return self._takes_us(num_blocks, num_ahead) < num_blocks * block_size * self.prefill_us_per_token
 
-    def tokens_saved(self, num_blocks: int, block_size: int) -> int:
+    def tokens_saved(self, num_blocks: int, block_size: int, num_ahead: int) -> int:
         """Prefill that a promotion saves, less the prefill that could be done meanwhile."""
-        took_us = self.order_us + num_blocks * self.copy_us_per_block
-        return max(0, num_blocks * block_size - int(took_us / self.prefill_us_per_token))
+        meanwhile = int(self._takes_us(num_blocks, num_ahead) / self.prefill_us_per_token)
+        return max(0, num_blocks * block_size - meanwhile)
 
     def is_worth_demoting(self, num_blocks: int, block_size: int) -> bool:
         """Whether what a later hit saves, times its probability, exceeds the copy that is made now."""
         saved = num_blocks * (block_size * self.prefill_us_per_token - self.copy_us_per_block) - self.order_us
         return self.reuse_probability * saved > num_blocks * self.copy_us_per_block
+
+    def _takes_us(self, num_blocks: int, num_ahead: int) -> float:
+        return self.order_us + (num_ahead + num_blocks) * self.copy_us_per_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +163,7 @@ class CoreSettings:
     flight_tokens_min: int = 32  # that must be on their way before a prompt waits for them
     flight_wait_ms: int = 2_000  # nobody waits longer for a leader
     tiers: TierCosts = TierCosts()
-    demote_below_share: float = 0.1  # of free device blocks, and a burst: below that the next victims go to the host
+    demote_below_share: float = 0.1  # of the device: so many blocks, and as a burst takes, are free or on the host too
     copy_orders_max: int = 64  # under way at once, per worker and direction
     demote_blocks_max: int = 1_024  # under way at once, per worker: they cannot be evicted meanwhile
     reclaim_grace_ms: int = 2_000  # that sessions have to give borrowed blocks back; then they are fenced

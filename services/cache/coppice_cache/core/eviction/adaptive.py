@@ -177,16 +177,20 @@ class AdaptivePolicy(EvictionPolicy):
             if oldest is not None:
                 return oldest
 
-    def next_victims(self, count: int) -> list[Node]:
+    def next_victims(self, num_blocks: int) -> list[Node]:
         self._rank()
         found: list[Node] = []
         mask = self._mask
-        while mask and len(found) < count:
+        while mask and num_blocks > 0:
             ranks = self._first_ranks(mask)
-            found += _oldest_first([self._evictable_at(rank, count) for rank in ranks])
+            for node in _oldest_first([self._evictable_at(rank, num_blocks) for rank in ranks]):
+                if num_blocks <= 0:
+                    break
+                found.append(node)
+                num_blocks -= node.num_blocks
             for rank in ranks:
                 mask ^= 1 << rank
-        return found[:count]
+        return found
 
     # inside
 
@@ -211,12 +215,14 @@ class AdaptivePolicy(EvictionPolicy):
         self._mask ^= 1 << rank
         return None
 
-    def _evictable_at(self, rank: int, count: int) -> list[Node]:
+    def _evictable_at(self, rank: int, num_blocks: int) -> list[Node]:
+        """With so many blocks, if there are as many."""
         found: list[Node] = []
         node = self._cells[self._cell_at(rank)].warmer
-        while isinstance(node, Node) and len(found) < count:
+        while isinstance(node, Node) and num_blocks > 0:
             if node.is_evictable:
                 found.append(node)
+                num_blocks -= node.num_blocks
             node = node.warmer
         return found
 

@@ -74,8 +74,8 @@ class EvictionPolicy(ABC):
         """The next victim. It is a bug to ask when nothing is evictable."""
 
     @abstractmethod
-    def next_victims(self, count: int) -> list[Node]:
-        """The leaves that would go next, in order; they stay where they are."""
+    def next_victims(self, num_blocks: int) -> list[Node]:
+        """The leaves that would go next for so many blocks, in order; they stay where they are."""
 
     @abstractmethod
     def _relink(self, node: Node) -> None:
@@ -165,11 +165,12 @@ class LruPolicy(EvictionPolicy):
             heappop(self._heap)
             _forget(entry)
 
-    def next_victims(self, count: int) -> list[Node]:
+    def next_victims(self, num_blocks: int) -> list[Node]:
         taken: dict[int, tuple[int, int, int, Node]] = {}
-        while self._heap and len(taken) < count:
+        while self._heap and num_blocks > 0:
             entry = heappop(self._heap)
             if _is_live(entry):
+                num_blocks -= entry[3].num_blocks if id(entry[3]) not in taken else 0
                 taken[id(entry[3])] = entry
             else:
                 _forget(entry)

@@ -41,6 +41,7 @@ from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import CopyJob, HostTier, Worker
 
 _US_PER_MS = 1_000
+_SHARE_OF_A_WAIT = 1 / 8  # for which promotions may fill the link
 _LOOKS_PER_WINDOW = 4  # of what is copied ahead of need: so much of it may be taken before more is
 _NO_ID = LeaseId(b"")
 _NO_EPOCH = SchedulerEpoch(0)
@@ -73,7 +74,9 @@ def promote(
     if worker.host is None:
         return False
     count = min(num_host_blocks, _promotions_left(state, worker.host))
-    if worker.reservations.waiting or count <= 0 or not worker.host.costs.is_worth_promoting(count, worker.block_size):
+    if worker.reservations.waiting or count <= 0:
+        return False
+    if not worker.host.costs.is_worth_promoting(count, worker.block_size, blocks_ahead(worker.host, tree.domain)):
         return False
     plan = worker.quotas.plan(
         account, count, num_free=worker.ledger.num_free, newly_protected=unprotected_blocks(position)
@@ -110,23 +113,32 @@ def _plan_demotions(state: State, worker: Worker, host: HostTier) -> None:
     """While few device blocks are free, copy the next victims to the host: as many as the share of the pool says, and
     as a burst took lately.
 
-    What is under way cannot be evicted, so it has to be over before its turn comes, else warmer blocks go in its place.
+    What is under way cannot be evicted, so it has to be over before its turn comes, else warmer blocks go in its place,
+    and there is a bound to it.
     """
-    ahead = int(state.settings.demote_below_share * worker.num_blocks + host.burst)
-    host.look_at = worker.num_evicted + max(1, ahead // _LOOKS_PER_WINDOW)
+    settings, most = state.settings, min(state.settings.demote_blocks_max, worker.num_blocks // 2)
+    ahead = int(settings.demote_below_share * worker.num_blocks + host.burst)
     wanted = ahead - worker.ledger.num_free
-    if wanted <= 0 or not worker.is_open or state.reincarnating:
+    host.look_at = worker.num_evicted + max(1, min(ahead, most) // _LOOKS_PER_WINDOW)
+    host.is_short = False
+    if wanted <= 0 or not worker.is_open or state.reincarnating or worker.reservations.waiting:
         return
+    num_orders, num_blocks = host.copying(Direction.DEMOTE)
+    orders_left, blocks_left = settings.copy_orders_max - num_orders, most - num_blocks
     # A copy holds its source for as long as the worker takes, which a strict domain could feel, and nobody zeroes
     # host blocks: who asks for that stays on the device (I15).
-    lending = [account for account in worker.quotas.accounts.values() if not account.config.wipes]
+    lending = [account for account in worker.quotas.accounts.values() if account.evictable and not account.config.wipes]
     for account in sorted(lending, key=lambda account: -account.over):
-        for node in account.eviction.next_victims(state.settings.copy_orders_max):
-            num_orders, num_blocks = host.copying(Direction.DEMOTE)
-            if wanted <= 0 or num_orders >= state.settings.copy_orders_max:
-                return
+        for node in account.eviction.next_victims(wanted):
             wanted -= node.num_blocks
-            _demote(state, worker, account, node, blocks_max=state.settings.demote_blocks_max - num_blocks)
+            if node.copied_use_ns == node.last_use_ns:
+                continue
+            host.is_short = orders_left <= 0 or blocks_left <= 0
+            if host.is_short:
+                return
+            num_ordered = _demote(state, worker, account, node, blocks_max=blocks_left)
+            orders_left, blocks_left = orders_left - (num_ordered > 0), blocks_left - num_ordered
+            host.is_short = blocks_left <= 0  # of this path, too
 
 
 def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) -> None:
@@ -156,51 +168,62 @@ def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) 
         _let_go(from_store, job.source)
         if is_done:
             _note_seals(to_store, job.order)
+    if worker.host.is_short and message.order_ids:  # what failed waits for the next tick
+        _plan_demotions(state, worker, worker.host)
 
 
-def _demote(state: State, worker: Worker, account: Account, node: Node, *, blocks_max: int) -> None:
-    """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room.
+def _demote(state: State, worker: Worker, account: Account, node: Node, *, blocks_max: int) -> int:
+    """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room;
+    returns how many blocks are ordered.
 
     Once for each use: where the host holds less than the victims, it has dropped some again, and copying those would
     drop others, for ever.
     """
     assert worker.host is not None
     host = worker.host.store
-    if node.copied_use_ns == node.last_use_ns:
-        return
-    has_place = host.quotas.has_place(account.config.domain, state.settings.domains_per_worker_max)
+    has_place = host.quotas.makes_place(account.config.domain, state.settings.domains_per_worker_max)
     if is_cut_off(node) or not has_place:
-        return  # invalidated, and not taken apart yet; or the accounts of the host tier are full
+        return 0  # invalidated, and not taken apart yet; or the accounts of the host tier are full
     tree, nodes = root_of(node), path(node)
     tokens = b"".join(part.tokens for part in nodes)
-    host_use = host.quotas.use_of(account.config)
+    host_use = host.quotas.use_of(account.config.by_shares())
     there = host.find_tree(tree.domain, tree.namespace)
     if there is None:
         there = host.new_tree(tree.domain, tree.namespace, tree.chain_key)
     position = walk(there, tokens, worker.block_bytes)
-    count = len(tokens) // worker.block_bytes - position.num_blocks
-    if not 0 < count <= blocks_max or not worker.is_current(tree):
-        return
+    missing = len(tokens) // worker.block_bytes - position.num_blocks
+    if not missing:
+        node.copied_use_ns = node.last_use_ns
+    count = min(missing, blocks_max)
+    if not count or not worker.is_current(tree):
+        return 0
     if not worker.host.costs.is_worth_demoting(count, worker.block_size):
-        return
+        return 0
     plan = host.quotas.plan(
         host_use, count, num_free=host.ledger.num_free, newly_protected=unprotected_blocks(position)
     )
     if not isinstance(plan, EvictionPlan):
-        return
+        return 0
     target = _claim(state, host, host_use, there, position, plan, count)
     source = _hold(state, worker, account, tree, node, len(tokens) // worker.block_bytes)
     _order(state, worker, Direction.DEMOTE, worker, source, target, tokens)
-    node.copied_use_ns = node.last_use_ns
+    if count == missing:
+        node.copied_use_ns = node.last_use_ns
+    return count
+
+
+def blocks_ahead(host: HostTier, domain: DomainId) -> int:
+    """Blocks that are promoted first, for others. Of its own each request would stand behind as much computing."""
+    return host.copying(Direction.PROMOTE, but_for=host.store.quotas.accounts.get(domain))[1]
 
 
 def _promotions_left(state: State, host: HostTier) -> int:
-    """Blocks that the link can bring soon enough: whoever waits for them gives up after `flight_wait_ms`."""
+    """Blocks that the link can bring soon: they stand still until then, and whoever waits for them, too."""
     num_orders, num_blocks = host.copying(Direction.PROMOTE)
     if num_orders >= state.settings.copy_orders_max:
         return 0
-    half_a_wait_us = state.settings.flight_wait_ms * _US_PER_MS / 2
-    return int(half_a_wait_us / host.costs.copy_us_per_block) - num_blocks
+    bound_us = state.settings.flight_wait_ms * _US_PER_MS * _SHARE_OF_A_WAIT
+    return int(bound_us / host.costs.copy_us_per_block) - num_blocks
 
 
 def _order(
@@ -216,7 +239,7 @@ def _order(
     assert worker.host is not None
     src, dst = source.handles(target.num_settled, target.num_blocks), target.own_handles()
     order = CopyOrder(state.next_order_id(), direction, src, dst, read_from.ledger.seals_of(src))
-    copied = tokens[target.num_settled * worker.block_bytes :]
+    copied = tokens[target.num_settled * worker.block_bytes : target.num_blocks * worker.block_bytes]
     job = worker.host.jobs[order.order_id] = CopyJob(order, source, target, copied)
     state.order_copy(worker, order)
     return job

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import Acquire, Pending
-from coppice_cache.core.ops.offload import host_match, promote
+from coppice_cache.core.ops.offload import blocks_ahead, host_match, promote
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.radix.tree import MatchPosition, Tree, walk
 from coppice_cache.core.state.sessions import Session
@@ -49,10 +49,10 @@ def weigh_waiting(state: State, op: Acquire, placement: Placement) -> Placement:
     # As few tokens as nobody waits for would be ordered again by the next who asks, as it would not find the flight.
     if count * size < max(1, state.settings.flight_tokens_min):
         return placement
-    costs = worker.host.costs
-    if not costs.is_worth_promoting(count, size):
+    costs, num_ahead = worker.host.costs, blocks_ahead(worker.host, op.domain)
+    if not costs.is_worth_promoting(count, size, num_ahead):
         return placement
-    return placement._replace(num_host_blocks=count, cost=placement.cost - costs.tokens_saved(count, size))
+    return placement._replace(num_host_blocks=count, cost=placement.cost - costs.tokens_saved(count, size, num_ahead))
 
 
 def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None:

@@ -192,10 +192,14 @@ class Quotas:
         return account
 
     def has_place(self, domain: DomainId, domains_max: int) -> bool:
-        """Whether the domain has an account, or may get one beside those that hold something."""
-        if domain not in self.accounts and len(self.accounts) >= domains_max:
-            self.forget_idle()
+        """Whether the domain has an account, or may get one."""
         return domain in self.accounts or len(self.accounts) < domains_max
+
+    def makes_place(self, domain: DomainId, domains_max: int) -> bool:
+        """The same, once those that hold nothing are forgotten where they stand in the way."""
+        if not self.has_place(domain, domains_max):
+            self.forget_idle()
+        return self.has_place(domain, domains_max)
 
     def forget_idle(self) -> None:
         """Drop unlisted domains that hold nothing; but for block time their counters go with them."""

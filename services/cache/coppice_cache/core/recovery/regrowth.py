@@ -137,7 +137,8 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) 
     """CLOSING -> OPEN: the window's fence was acknowledged and the ledger is what the worker has now, and that of the
     host tier, if `knows_host`."""
     entries = Entries(worker, state.replay.take(worker.worker_id, worker.epoch, Tier.DEVICE))
-    of_host = state.replay.take(worker.worker_id, worker.epoch, Tier.HOST)
+    keeps_host = knows_host and worker.host is not None
+    of_host = state.replay.take(worker.worker_id, worker.epoch, Tier.HOST) if keeps_host else None
     state.drop_replay(worker.worker_id)
     counts = state.replay.counts
     accounts = _uses(state, worker, entries.forest)
@@ -146,8 +147,8 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) 
     worker.phase = Phase.OPEN
     worker.ledger.open({*worker.holders, *entries.blocks[entries.alive].tolist()})
     nodes = _hang_up(state, entries, accounts, now_ns)
-    if knows_host:  # before leases that make trees: these take the chain keys of the host's
-        _regrow_host(state, worker, of_host, now_ns)
+    if worker.host is not None and of_host is not None:  # before leases that make trees: these take its chain keys
+        _regrow_host(state, worker, worker.host.store, of_host, now_ns)
     for place in places:
         _place_lease(state, worker, entries, place)
     for tree in tuple(worker.trees.values()):
@@ -158,21 +159,19 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) 
         state.effects.append(Regrown(worker.worker_id))
 
 
-def _regrow_host(state: State, worker: Worker, forest: Forest, now_ns: int) -> None:
+def _regrow_host(state: State, worker: Worker, store: BlockStore, forest: Forest, now_ns: int) -> None:
     """The same in the host tier, where no lease is.
 
     The window's fence waited for the copies that were under way, so its arrays show what they wrote. What asks for
     zeroing by now is not kept there, and one tree has one chain key in both tiers.
     """
-    if worker.host is None or not len(forest.handles):
+    if not len(forest.handles):
         return
-    store, counts = worker.host.store, state.replay.counts
-    entries = Entries(store, forest)
-    accounts = _uses(state, store, forest)
-    for index, (tree, account) in enumerate(zip(forest.trees, accounts, strict=True)):
+    counts, entries = state.replay.counts, Entries(store, forest)
+    accounts = _uses(state, store, forest, of_host=True)
+    for index, tree in enumerate(forest.trees):
         on_device = worker.trees.get((tree.domain, tree.namespace))
-        other_key = on_device is not None and on_device.chain_key != tree.chain_key
-        if account is not None and (account.config.wipes or other_key):
+        if on_device is not None and on_device.chain_key != tree.chain_key:
             accounts[index] = None
     entries.judge([account is not None for account in accounts], counts)
     store.ledger.close()
@@ -181,21 +180,24 @@ def _regrow_host(state: State, worker: Worker, forest: Forest, now_ns: int) -> N
     counts.replayed_to_host += _offer(store, entries, accounts, nodes, counts)
 
 
-def _uses(state: State, store: BlockStore, forest: Forest) -> list[Account | None]:
+def _uses(state: State, store: BlockStore, forest: Forest, *, of_host: bool = False) -> list[Account | None]:
     """Per tree the account of its domain as it is configured now; None where nothing may be found."""
     fits = forest.block_bytes == store.block_bytes
-    return [_account_of(state, store, tree) if fits else None for tree in forest.trees]
+    store.quotas.forget_idle()  # now, as accounts that are made here hold nothing before their trees are hung up
+    return [_account_of(state, store, tree, of_host=of_host) if fits else None for tree in forest.trees]
 
 
-def _account_of(state: State, store: BlockStore, tree: Tree) -> Account | None:
+def _account_of(state: State, store: BlockStore, tree: Tree, *, of_host: bool) -> Account | None:
     if state.replay.is_distrusted(tree) or not store.is_current(tree):
         return None
     try:
         config = state.domains.config(tree.domain)
     except OpRefused:
         return None
-    has_place = store.quotas.has_place(config.domain, state.settings.domains_per_worker_max)
-    return store.quotas.use_of(config) if has_place and config.mode is not Mode.DISABLED else None
+    is_kept = not config.wipes if of_host else config.mode is not Mode.DISABLED
+    if not is_kept or not store.quotas.has_place(config.domain, state.settings.domains_per_worker_max):
+        return None
+    return store.quotas.use_of(config.by_shares() if of_host else config)
 
 
 # leases

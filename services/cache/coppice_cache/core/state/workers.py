@@ -44,26 +44,29 @@ _BURST_KEPT = 0.98  # of the largest burst, per tick: a few seconds
 
 
 class HostTier:
-    """The store of the host pool, all copies under way in either direction, and how much is demoted ahead of need.
-
-    `num_evicted` is the device's count, which only grows.
-    """
+    """The store of the host pool, all copies under way in either direction, and how much is demoted ahead of need."""
 
     def __init__(self, store: BlockStore, costs: TierCosts) -> None:
         self.store = store
         self.costs = costs
         self.jobs: dict[int, CopyJob] = {}
         self.burst = 0.0  # most blocks that were evicted between two ticks lately
-        self.look_at = 1  # the count from which the next victims are looked at again before the next tick
+        self.look_at = 1  # of `num_evicted`: from there on the next victims are looked at before the next tick
+        self.is_short = False  # there were more to copy than may be under way
         self._ticked_at = 0
 
     def ticked(self, num_evicted: int) -> None:
+        """`num_evicted` is the device's count, which only grows."""
         self.burst = max(num_evicted - self._ticked_at, self.burst * _BURST_KEPT)
         self._ticked_at = num_evicted
 
-    def copying(self, direction: Direction) -> tuple[int, int]:
-        """Orders under way in that direction, and their blocks."""
-        sizes = [len(job.order.src) for job in self.jobs.values() if job.order.direction is direction]
+    def copying(self, direction: Direction, *, but_for: Account | None = None) -> tuple[int, int]:
+        """Orders under way in that direction, and their blocks, but for those whose source is this account's."""
+        sizes = [
+            len(job.order.src)
+            for job in self.jobs.values()
+            if job.order.direction is direction and job.source.account is not but_for
+        ]
         return len(sizes), sum(sizes) // HANDLE_BYTES
 
 
@@ -170,7 +173,7 @@ class Worker(BlockStore):
 
     def use_of(self, config: DomainConfig, domains_max: int) -> Account:
         """The domain's account. Raises OpRefused when there are too many domains that hold something."""
-        if not self.quotas.has_place(config.domain, domains_max):
+        if not self.quotas.makes_place(config.domain, domains_max):
             raise OpRefused(f"worker {self.worker_id!r} serves its maximum of {domains_max} domains")
         return self.quotas.use_of(config)
 
