@@ -82,6 +82,7 @@ class TierStack(Stack):
         self.gated = GatedExecutor(self.tiers)
         self.registry = CollectorRegistry()
         super().__init__(self.gated, self.tiers, num_host_blocks=6, observer=WorkerMetrics(self.registry, "w"))
+        self.block_ns: list[int] = []  # what copying one costs, as answers said
         self.planner = Planner(self.address, epoch=7)
         self.planner.next(Attached)
         owned = handle(3) + handle(4)
@@ -98,7 +99,12 @@ class TierStack(Stack):
         self.registrar.tell(CopyOrders(epoch, orders))
 
     def next(self) -> Any:
-        return self.registrar.received.get(timeout=WAIT_S)
+        """What was said, without what it cost."""
+        said = self.registrar.received.get(timeout=WAIT_S)
+        if not isinstance(said, CopiesDone):
+            return said
+        self.block_ns.append(said.copy_ns_per_block)
+        return replace(said, prefill_ns_per_token=0, copy_ns_per_block=0)
 
 
 @pytest.fixture
@@ -122,6 +128,7 @@ def test_a_block_goes_to_the_host_and_back(stack: TierStack) -> None:
     assert stack.next() == CopiesDone(NOW, (1,))
     stack.order(promotion(2))
     assert stack.next() == CopiesDone(NOW, (2,))
+    assert all(stack.block_ns), "each answer says what a block costs"
     assert stack.tiers.begun == [("demote", [3], [0]), ("promote", [0], [6])]
     reader = replace(start(9, 6, handle(5)), num_computed_tokens=4, shared=handle(6, 9), shared_seals=seal(3))
     assert stack.planner.step(StepPlan(3, attach=(reader,))).refusals == ()
