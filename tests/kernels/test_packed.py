@@ -7,8 +7,9 @@ import torch
 
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.choice import choose_packer
+from coppice_worker.kernels.native import build as native_build
 from coppice_worker.kernels.native.build import BuildError
-from coppice_worker.kernels.native.packed import Packer
+from coppice_worker.kernels.native.packed import Packer, onednn_packs_bfloat16
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -17,10 +18,28 @@ ROWS = [1, 12, 15, 16, 17, 32, 33, 48, 49, 255, 300, 530]
 SHAPES = [(1, 32), (16, 64), (31, 96), (33, 2048), (96, 544), (200, 512)]  # out, in
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+NARROWER = [  # on any x86
+    pytest.param((dtype, False, flag), id=f"{dtype} {flag}", marks=pytest.mark.wide)
+    for dtype in (torch.float32, torch.bfloat16)
+    for flag in ("-mno-avx512f", "-mno-avx")
+]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((torch.float32, False, ""), id="float32"),
+        pytest.param((torch.bfloat16, False, ""), id="bfloat16"),
+        pytest.param((torch.bfloat16, True, ""), id="tiles"),
+        *NARROWER,
+    ],
+)
 def packer(request: pytest.FixtureRequest) -> Packer:
+    dtype, tiles, flag = request.param
     try:
-        return Packer(request.param)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native_build, "_FLAGS", (*native_build._FLAGS, *filter(None, [flag])))
+            return Packer(dtype, tiles=tiles)
     except BuildError as error:
         pytest.skip(f"none here: {error}")
 
@@ -86,24 +105,34 @@ def test_weights_that_share_memory_stay_apart(packer: Packer) -> None:
         assert_rounded_once(projection(rows), rows.double() @ weight.double().T)
 
 
-def test_what_they_do_not_take() -> None:
-    packers = {dtype: choose_packer("auto", CPU, dtype) for dtype in (torch.float32, torch.bfloat16)}
-    for dtype, packer in packers.items():
-        if packer is not None:
-            assert packer.takes(torch.zeros(4, 64, dtype=dtype))
-            assert packer.takes(torch.zeros(4, 45, dtype=dtype)) == (dtype == torch.float32)
-            assert not packer.takes(torch.zeros(4, 64, dtype=torch.float16))
+def test_what_they_do_not_take(packer: Packer) -> None:
+    assert packer.takes(torch.zeros(4, 64, dtype=packer.dtype))
+    assert packer.takes(torch.zeros(4, 45, dtype=packer.dtype)) == (not packer.tiles)
+    assert not packer.takes(torch.zeros(4, 64, dtype=torch.float16))
 
 
 def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "coppice.worker")
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert choose_packer("auto", CPU, torch.bfloat16) is None
+    assert choose_packer("auto", CPU, torch.float32) is None
     assert "no C++ compiler" in caplog.text
 
 
+def test_a_cpu_without_tiles_is_named_and_no_compiler_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coppice_worker.kernels.native.library.cpu_flags", lambda: frozenset({"avx2", "avx512_bf16"}))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match=r"^this CPU has no bfloat16 tiles \(amx_bf16, amx_tile\)$"):
+        Packer(torch.bfloat16, tiles=True)
+
+
 def test_where_they_are_chosen(packer: Packer) -> None:
-    assert choose_packer("native", CPU, packer.dtype) is not None
+    chosen = choose_packer("native", CPU, packer.dtype)
+    if chosen is None:
+        assert packer.dtype == torch.bfloat16
+        assert onednn_packs_bfloat16(), "else there is nothing quick for it"
+    else:
+        assert chosen.tiles >= packer.tiles
     assert choose_packer("torch", CPU, packer.dtype) is None
     assert choose_packer("auto", CPU, torch.float16) is None
     assert choose_packer("auto", torch.device("cuda"), packer.dtype) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ GEOMETRIES = [
     (14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 80, 8), (8, 2, 64, 1), (4, 2, 16, 24), (32, 8, 256, 64),
 ]  # fmt: skip
 TILE_GEOMETRIES = [(14, 2, 64, 16), (28, 4, 128, 16), (8, 8, 96, 32), (6, 1, 32, 48), (6, 1, 80, 64), (4, 2, 256, 32)]
+NARROWER = ["-mno-avx512f", "-mno-avx"]  # vectors of 8 float32, and of 4, on any x86
 ONE_HEAD = Heads(1, (LayerAttention(scale=1.0),))
 BFLOAT16_EPS = torch.finfo(torch.bfloat16).eps
 
@@ -137,6 +139,24 @@ def test_random_mixes_in_bfloat16(geometry: tuple[int, int, int, int]) -> None:
     out = attend(native(case), case)
     # All arithmetic is float32: only the result is rounded.
     torch.testing.assert_close(out.double(), expected(case), atol=1e-5, rtol=BFLOAT16_EPS / 2 * 1.01)
+
+
+@needs_compiler
+@pytest.mark.wide
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these flags are those of x86")
+@pytest.mark.parametrize("flag", NARROWER)
+@pytest.mark.parametrize("geometry", [(14, 2, 64, 16), (6, 1, 80, 8), (8, 2, 256, 32)])
+def test_where_vectors_are_narrower(
+    flag: str, geometry: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_build, "_FLAGS", (*native_build._FLAGS, flag))
+    for layer in (None, features(geometry[0], geometry[2])[4]):
+        case = mixed_case(geometry, 1, layer)
+        assert_exact(native(case), case)
+    arithmetic, logits = NativeArithmetic(load(torch.float32, geometry[2])), torch.randn(3, 1_001)
+    assert torch.equal(arithmetic.argmax(logits), logits.argmax(1))
+    both = torch.randn(5, 2 * 52)
+    torch.testing.assert_close(arithmetic.gate(both, "silu"), TorchArithmetic().gate(both, "silu"))
 
 
 def by_tiles(case: Case) -> NativeBackend:

@@ -13,7 +13,7 @@ from coppice_worker.kernels.backend import Backend, Heads
 from coppice_worker.kernels.native.backend import NativeBackend
 from coppice_worker.kernels.native.build import BuildError
 from coppice_worker.kernels.native.library import TILE_KEYS, load, load_tile_attention, unsupported
-from coppice_worker.kernels.native.packed import PACKED_DTYPES, Packer
+from coppice_worker.kernels.native.packed import PACKED_DTYPES, Packer, onednn_packs_bfloat16
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import TorchBackend
 
@@ -82,6 +82,13 @@ def choose_packer(kernels: str, device: torch.device, dtype: torch.dtype) -> Pac
     """Projections by compiled kernels, for weights of that type on a CPU."""
     if kernels not in ("auto", "native") or device.type != "cpu" or dtype not in PACKED_DTYPES:
         return None
+    if dtype == torch.bfloat16:
+        try:
+            return Packer(dtype, tiles=True)
+        except BuildError as error:
+            _log.info("projections without the CPU's tiles: %s", error)
+        if onednn_packs_bfloat16():
+            return None
     try:
         return Packer(dtype)
     except BuildError as error:

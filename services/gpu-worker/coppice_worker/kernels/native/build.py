@@ -34,7 +34,7 @@ def build(source: str, defines: tuple[str, ...] = ()) -> Path:
     runtime = _openmp_runtime()
     flags = (*_FLAGS, *(f"-D{define}" for define in defines))
     texts = [path.read_bytes() for path in (_FOLDER / source, *sorted(_FOLDER.glob("*.h")))]
-    parts = (*texts, *map(str.encode, (compiler, runtime, platform.machine(), _cpu_flags(), *flags)))
+    parts = (*texts, *map(str.encode, (compiler, runtime, platform.machine(), "\n".join(_cpu_lines()), *flags)))
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coppice" / "kernels"
     library = folder / f"{key}.so"
@@ -79,11 +79,17 @@ def _openmp_runtime() -> str:
     return next((path for path in found if "torch" in path), found[0])
 
 
-def _cpu_flags() -> str:
+def cpu_flags() -> frozenset[str]:
+    """What the CPU can, as Linux names it; empty where that is not known."""
+    lines = [line for line in _cpu_lines() if line.startswith(("flags", "Features"))]
+    return frozenset(word for line in lines for word in line.partition(":")[2].split())
+
+
+def _cpu_lines() -> list[str]:
     """What `-march=native` depends on; a cache folder may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return ""
+        return []
     wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    return sorted({line for line in lines if line.startswith(wanted)})

@@ -1,4 +1,4 @@
-// Sixteen numbers of the type in memory, as float32: float32, or bfloat16 with -DBFLOAT16.
+// A vector of numbers of the type in memory, as float32: float32, or bfloat16 with -DBFLOAT16.
 
 #pragma once
 
@@ -12,7 +12,7 @@ typedef uint16_t Element;
 
 namespace {
 
-typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 inline Floats load(const Element* at) {
     Halves narrow;
@@ -26,6 +26,12 @@ inline void store(Element* at, Floats values) {
     Words is_nan = (Words)(values != values);
     Halves narrow = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7fc0), Halves);
     std::memcpy(at, &narrow, sizeof narrow);
+}
+
+inline Floats load(const float* at) {
+    Floats values;
+    std::memcpy(&values, at, sizeof values);
+    return values;
 }
 
 inline float load_one(const Element* at) {

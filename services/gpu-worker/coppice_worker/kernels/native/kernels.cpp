@@ -2,7 +2,7 @@
 // head size:
 //
 //     -DBFLOAT16 or not      type of activations and of KV; all arithmetic is float32
-//     -DHEAD_DIM=64          a multiple of 16
+//     -DHEAD_DIM=64          a multiple of LANES, whatever the CPU
 //
 // Rows are independent of each other, so neither the number of threads nor batch mates change a result.
 
@@ -17,32 +17,24 @@ namespace {
 
 constexpr int VECTORS = HEAD_DIM / LANES;  // of one head
 constexpr int TILE_ROWS = 64;              // query rows of a tile, at most
-constexpr int KEYS = 16;                   // keys that are looked at together: one vector of scores
+constexpr int KEYS = LANES;                // keys that are looked at together: one vector of scores
 constexpr int64_t SET = 4;                 // query rows that are multiplied together
 constexpr int64_t SERIAL_ELEMENTS = 32768; // waking a thread costs more than passing over so few
 
 static_assert(HEAD_DIM % LANES == 0, "heads are read in whole vectors");
 
-// Sixteen vectors as a square, rows for columns: halves of pairs change places, then quarters, and so on.
-template <int APART>
-inline void swap_halves(Floats* v, Ints low, Ints high) {
+// As many vectors as lanes, rows for columns: halves of pairs change places, then quarters, and so on.
+template <int APART = LANES / 2>
+inline void transpose(Floats* v) {
+    // Of the upper one the lanes whose bit APART is 0, of the lower one these very lanes in the other places.
+    constexpr Ints low = (NUMBERED & ~APART) + ((NUMBERED & APART) != 0 ? Ints{} + LANES : Ints{});
     for (int i = 0; i < LANES; ++i)
         if (!(i & APART)) {
             Floats upper = v[i], lower = v[i + APART];
             v[i] = __builtin_shuffle(upper, lower, low);
-            v[i + APART] = __builtin_shuffle(upper, lower, high);
+            v[i + APART] = __builtin_shuffle(upper, lower, low + APART);
         }
-}
-
-inline void transpose(Floats* v) {
-    constexpr Ints low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    constexpr Ints low4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
-    constexpr Ints low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
-    constexpr Ints low1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
-    swap_halves<8>(v, low8, low8 + 8);
-    swap_halves<4>(v, low4, low4 + 4);
-    swap_halves<2>(v, low2, low2 + 2);
-    swap_halves<1>(v, low1, low1 + 1);
+    if constexpr (APART > 1) transpose<APART / 2>(v);
 }
 
 // What a thread needs for one tile.
@@ -68,7 +60,7 @@ inline void store_floats(float* to, int part, Floats values) {
     std::memcpy(to + part * LANES, &values, sizeof values);
 }
 
-// 16 tokens as float32, of which those in [first, end) count; the others are never read, as they may hold anything.
+// KEYS tokens as float32, of which those in [first, end) count; the others are never read, as they may hold anything.
 inline const float* widen(const Element* from, int64_t first, int64_t end, float (*to)[HEAD_DIM]) {
     bool is_whole = first == 0 && end == KEYS;
     if (const float* as_it_is = is_whole ? as_floats(from) : nullptr) return as_it_is;
@@ -90,7 +82,7 @@ inline void turn_keys(const float* keys, float (*to)[KEYS]) {
     }
 }
 
-// One row of scores becomes weights; the row sees keys [first, end) of the 16.
+// One row of scores becomes weights; the row sees keys [first, end) of these.
 inline void weigh(const Layer& layer, Floats scores, int64_t row, int64_t first, int64_t end, Work& work,
                   float* weights) {
     if (first >= end) {
@@ -98,8 +90,7 @@ inline void weigh(const Layer& layer, Floats scores, int64_t row, int64_t first,
         return;
     }
     if (layer.soft_cap != 0) scores = layer.soft_cap * tangent(scores * (1.0f / layer.soft_cap));
-    constexpr Ints index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    scores = (index >= (int)first) & (index < (int)end) ? scores : spread(-INFINITY);
+    scores = (NUMBERED >= (int)first) & (NUMBERED < (int)end) ? scores : spread(-INFINITY);
     float most = largest(scores), before = work.most[row];
     Floats total = part_of(work.total[row], 0);
     if (most > before) {
@@ -115,25 +106,34 @@ inline void weigh(const Layer& layer, Floats scores, int64_t row, int64_t first,
     store_floats(weights, 0, found);
 }
 
-template <int COUNT>
+// Parts of the head from FIRST on, for as many rows and parts at a time as there are registers for their sums.
+template <int COUNT, int FIRST = 0>
 inline void add_values(const float (*weights)[KEYS], const float* values, int64_t row, Work& work) {
-    constexpr int AT_ONCE = VECTORS <= 4 ? 4 : VECTORS <= 8 ? 2 : 1;  // rows whose sums stay in registers
-    constexpr int TAKEN = COUNT < AT_ONCE ? COUNT : AT_ONCE;
-    Floats out[TAKEN][VECTORS];
+    constexpr int SUMS = REGISTERS / 2, PARTS = VECTORS - FIRST < SUMS ? VECTORS - FIRST : SUMS;
+    constexpr int AT_ONCE = SUMS / PARTS, TAKEN = COUNT < AT_ONCE ? COUNT : AT_ONCE;
+    Floats out[TAKEN][PARTS];
     for (int i = 0; i < TAKEN; ++i)
-        for (int part = 0; part < VECTORS; ++part) out[i][part] = part_of(work.out[row + i], part);
+        for (int part = 0; part < PARTS; ++part) out[i][part] = part_of(work.out[row + i], FIRST + part);
     for (int key = 0; key < KEYS; ++key) {
         work.ahead.ask(2 * work.lines_at_once);
-        for (int part = 0; part < VECTORS; ++part) {
-            Floats value = part_of(values + key * HEAD_DIM, part);
+        for (int part = 0; part < PARTS; ++part) {
+            Floats value = part_of(values + key * HEAD_DIM, FIRST + part);
             for (int i = 0; i < TAKEN; ++i) out[i][part] += weights[i][key] * value;
         }
     }
-    for (int i = 0; i < TAKEN; ++i) std::memcpy(work.out[row + i], out[i], sizeof out[i]);
-    if constexpr (COUNT > TAKEN) add_values<COUNT - TAKEN>(weights + TAKEN, values, row + TAKEN, work);
+    for (int i = 0; i < TAKEN; ++i) std::memcpy(work.out[row + i] + FIRST * LANES, out[i], sizeof out[i]);
+    if constexpr (COUNT > TAKEN) add_values<COUNT - TAKEN, FIRST>(weights + TAKEN, values, row + TAKEN, work);
 }
 
-// COUNT query rows against the 16 keys from `key` on that lie in work.columns, of which `taken` are there.
+// All parts of the head.
+template <int COUNT, int FIRST = 0>
+inline void add_all_values(const float (*weights)[KEYS], const float* values, int64_t row, Work& work) {
+    add_values<COUNT, FIRST>(weights, values, row, work);
+    if constexpr (FIRST + REGISTERS / 2 < VECTORS)
+        add_all_values<COUNT, FIRST + REGISTERS / 2>(weights, values, row, work);
+}
+
+// COUNT query rows against the keys from `key` on that lie in work.columns, of which `taken` are there.
 template <int COUNT>
 inline void take_keys(const Layer& layer, const Tile& tile, int64_t key, int64_t taken, const float* values, int64_t row,
                       Work& work) {
@@ -152,7 +152,7 @@ inline void take_keys(const Layer& layer, const Tile& tile, int64_t key, int64_t
         int64_t seen = tile.seen(row + i) - key, first = at_least(seen - layer.window, 0), end = at_most(seen, taken);
         weigh(layer, even[i] + odd[i], row + i, first, end, work, weights[i]);
     }
-    add_values<COUNT>(weights, values, row, work);
+    add_all_values<COUNT>(weights, values, row, work);
 }
 
 void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t stride, Work& work) {
@@ -173,7 +173,7 @@ void begin(const Layer& layer, const Tile& tile, const Element* query, int64_t s
 }
 
 void attend_tile(const Step& s, const Layer& layer, const Tile& tile, Work& work) {
-    // Where the first 16 begin does not depend on the tile, or a row's sums would.
+    // Where the first keys begin does not depend on the tile, or a row's sums would.
     int64_t key = tile.first_key - tile.first_key % s.block_size % KEYS;
     while (key < tile.num_keys) {
         int64_t taken = at_most(at_most(KEYS, s.block_size - key % s.block_size), tile.num_keys - key);
@@ -318,7 +318,7 @@ extern "C" void argmax(const Element* logits, int64_t* out, int64_t rows, int64_
     for (int64_t row = 0; row < rows; ++row) {
         const Element* from = logits + row * size;
         Floats most = spread(-INFINITY);
-        Ints at = {}, here = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        Ints at = {}, here = NUMBERED;
         for (int64_t i = 0; i + LANES <= size; i += LANES, here += LANES) {
             Floats values = load(from + i);
             Ints better = (values > most) | ((values != values) & (most == most));

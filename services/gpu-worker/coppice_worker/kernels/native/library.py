@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.native.build import BuildError, build
+from coppice_worker.kernels.native.build import BuildError, build, cpu_flags
 
 LANES = 16  # head sizes are multiples of it
 TILE_ROWS = 64  # query heads of a tile, at most
@@ -20,6 +20,7 @@ TILE_DEPTH = 32  # what the bfloat16 tiles of a CPU sum over is a multiple of it
 TILE_KEYS = 16  # keys that they take from one block
 ACTIVATIONS: dict[Activation, int] = {"silu": 1, "gelu_tanh": 2}  # as vectors.h knows them
 _DTYPES = (torch.float32, torch.bfloat16)
+_TILE_FLAGS = frozenset({"amx_tile", "amx_bf16", "avx512_bf16"})  # as Linux names them
 
 
 class LayerRecord(ctypes.Structure):
@@ -83,9 +84,7 @@ def load(dtype: torch.dtype, head_dim: int) -> Library:
 
 def load_tile_attention(head_dim: int) -> Callable[..., None]:
     """Attention by the CPU's bfloat16 tiles, for blocks of a multiple of TILE_KEYS tokens. Raises BuildError."""
-    library = open_library(build("tile_attention.cpp", (f"HEAD_DIM={head_dim}",)))
-    allow_tiles(library)
-    return _attend_of(library)
+    return _attend_of(tile_library("tile_attention.cpp", (f"HEAD_DIM={head_dim}",)))
 
 
 def _attend_of(library: ctypes.CDLL) -> Callable[..., None]:
@@ -99,10 +98,14 @@ def function(library: ctypes.CDLL, name: str, *arguments: Any) -> Callable[..., 
     return found  # type: ignore[no-any-return]
 
 
-def allow_tiles(library: ctypes.CDLL) -> None:
-    """Raises BuildError."""
+def tile_library(source: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library of a source that uses the CPU's tiles; it is compiled only where there are any. Raises BuildError."""
+    if missing := sorted(_TILE_FLAGS - cpu_flags()):
+        raise BuildError(f"this CPU has no bfloat16 tiles ({', '.join(missing)})")
+    library = open_library(build(source, defines))
     if not library.may_use_tiles():
         raise BuildError("the system does not let this process use the CPU's tiles")
+    return library
 
 
 def open_library(path: Path) -> ctypes.CDLL:

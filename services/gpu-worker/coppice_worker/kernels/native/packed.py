@@ -1,13 +1,22 @@
 """Projections by kernels of ours, with weights packed in the order in which they are read.
 
-bfloat16 needs a CPU with tiles for it, float32 nothing. Milliseconds for all projections of a model, beside oneDNN's
-packed ones in bfloat16 and beside torch's of transposed weights in float32:
+bfloat16 is for CPUs with tiles for it, and for those where oneDNN has nothing for it; float32 is for any. Milliseconds
+for all projections of a model, beside oneDNN's packed ones in bfloat16 and beside torch's of transposed weights in
+float32:
 
     rows                                  1      8     16     32     64    512   2048
     bfloat16, 57M, two cores    oneDNN  7.9                 13.0                  170
                                 here    3.1                  5.0                  120
     float32, 40M, one core      torch  12.3   25.6   32.3   32.2   53.5    338
                                 here   11.2   12.8   12.7   21.9   49.6    394
+
+The same without AVX-512, 40M on one core: torch's are not packed, and slow in bfloat16.
+
+    rows                                  1      8     32    512   2048
+    bfloat16                    torch   9.8     68    266   2585  10047
+                                here    5.2     13     35    301   1173
+    float32                     torch  15.7     32     63    306   1157
+                                here   11.7     12     31    299   1177
 
 Weights lie in huge pages: reading them once in a step, page by page of 4 KiB, takes almost twice as long.
 """
@@ -23,10 +32,10 @@ import torch
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.host_memory import zeros_in_huge_pages
 from coppice_worker.kernels.native.build import build
-from coppice_worker.kernels.native.library import ACTIVATIONS, TILE_DEPTH, allow_tiles, function, open_library
+from coppice_worker.kernels.native.library import ACTIVATIONS, TILE_DEPTH, function, open_library, tile_library
 
 _ARENA = 64 << 20  # bytes of memory that weights share
-_SOURCES = {torch.float32: "matmul.cpp", torch.bfloat16: "tile_matmul.cpp"}
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class ProductRecord(ctypes.Structure):
@@ -39,15 +48,18 @@ class ProductRecord(ctypes.Structure):
 
 
 class Packer:
-    """Packs weights of one type. Raises BuildError where there is no compiler, or the CPU has no such tiles."""
+    """Packs weights of one type, for the CPU's bfloat16 tiles or for any CPU. Raises BuildError where there is no
+    compiler, or there are no tiles."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, *, tiles: bool = False) -> None:
         """`dtype` is one of PACKED_DTYPES."""
-        library = open_library(build(_SOURCES[dtype]))
-        if dtype == torch.bfloat16:
-            allow_tiles(library)
-        self.dtype = dtype
-        self._depth_unit = TILE_DEPTH if dtype == torch.bfloat16 else 1
+        self.dtype, self.tiles = dtype, tiles
+        if tiles:
+            assert dtype == torch.bfloat16
+            library = tile_library("tile_matmul.cpp")
+        else:
+            library = open_library(build("matmul.cpp", ("BFLOAT16",) if dtype == torch.bfloat16 else ()))
+        self._depth_unit = TILE_DEPTH if tiles else 1
         library.packed_size.argtypes, library.packed_size.restype = [c_int64] * 3, c_int64
         self._packed_size = library.packed_size
         self._write = function(library, "pack", *[c_void_p] * 2, *[c_int64] * 4)
@@ -89,7 +101,16 @@ class Packer:
         return taken
 
 
-PACKED_DTYPES = frozenset(_SOURCES)
+def onednn_packs_bfloat16() -> bool:
+    """Whether torch's oneDNN keeps bfloat16 weights in an order of its own here, which takes AVX-512. Without it torch
+    multiplies them at a tenth of float32's rate.
+
+    These operations are not part of torch's interface: where one is missing, nothing is packed.
+    """
+    needed = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not all(hasattr(torch.ops.mkldnn, name) for name in needed):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class PackedProjection:

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "vectors.h"
+
 // Mirrored field by field in packed.py.
 struct Product {
     const Element* in;      // [rows, depth]
@@ -17,7 +19,7 @@ struct Product {
 
 namespace {
 
-constexpr int64_t HALF = 16;        // columns: one vector of sums
+constexpr int64_t HALF = LANES;     // columns: one vector of sums
 constexpr int64_t PANEL = 2 * HALF; // columns of a panel, or of gate and of up half as many each
 
 inline int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }

@@ -22,8 +22,8 @@ constexpr float BINS_PER_UNIT = 64;  // so the last bin begins at e^-32 of the l
 constexpr float NEAR = -8;           // where a nucleus mostly ends: looked at first
 constexpr int64_t CHUNK = 512;       // tokens summed together before the running sum
 
-typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(128)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef double Doubles __attribute__((vector_size(8 * LANES)));
 
 inline Floats load(const float* at) {
     Floats values;

@@ -120,7 +120,7 @@ inline void scale_row(float* out, Floats by) {
 
 // One row of scores becomes weights; the row sees keys [first, end) of the chunk.
 inline void weigh(const Layer& layer, Work& work, int64_t row, int64_t in_group, int first, int end) {
-    constexpr Ints index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Ints index = NUMBERED;
     Floats nothing = spread(-INFINITY);
     Floats left = load_floats(work.scores[in_group]) * layer.scale;
     Floats right = load_floats(work.scores[in_group] + LANES) * layer.scale;

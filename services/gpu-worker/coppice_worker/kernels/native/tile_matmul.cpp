@@ -24,7 +24,6 @@ typedef uint16_t Element;  // bfloat16
 
 #include "product.h"
 #include "tiles.h"
-#include "vectors.h"
 
 namespace {
 

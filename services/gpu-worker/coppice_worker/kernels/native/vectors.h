@@ -1,4 +1,5 @@
-// Sixteen float32 at a time, in words that every compiler of vectors knows.
+// As many float32 at a time as a register of the CPU has, in words that every compiler of vectors knows. Vectors of more
+// than one register would be kept in memory.
 
 #pragma once
 
@@ -6,11 +7,26 @@
 
 namespace {
 
+#if defined(__AVX512F__)
+#define LANE_LIST(X) X(0), X(1), X(2), X(3), X(4), X(5), X(6), X(7), X(8), X(9), X(10), X(11), X(12), X(13), X(14), X(15)
 constexpr int LANES = 16;
+constexpr int REGISTERS = 32;
+#elif defined(__AVX__)
+#define LANE_LIST(X) X(0), X(1), X(2), X(3), X(4), X(5), X(6), X(7)
+constexpr int LANES = 8;
+constexpr int REGISTERS = 16;
+#else
+#define LANE_LIST(X) X(0), X(1), X(2), X(3)
+constexpr int LANES = 4;
+constexpr int REGISTERS = 16;
+#endif
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+
+#define THE_LANE(lane) lane
+constexpr Ints NUMBERED = {LANE_LIST(THE_LANE)};  // each lane has its number
 
 inline Floats spread(float value) { return value - (Floats){}; }
 
@@ -44,25 +60,22 @@ inline Floats exponential(Floats x) {
 // (e^2|x| - 1) / (e^2|x| + 1) with the sign of x. The numerator is a sum of what is left of the power and of what
 // 2^n is above 1, so nothing cancels and small results are as exact as large ones.
 inline Floats tangent(Floats x) {
-    constexpr Words sign = {1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31,
-                            1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31, 1u << 31};
+    Words sign = ~Words{} << 31;
     Floats twice = 2.0f * (Floats)((Words)x & ~sign);
     Power power = power_of_e(twice > 20.0f ? spread(20.0f) : twice);  // further out the result is 1 to float32
     Floats above_one = power.two_to_n * (power.p * power.r) + (power.two_to_n - 1.0f);
     return (Floats)((Words)(above_one / (above_one + 2.0f)) | ((Words)x & sign));
 }
 
-// Lanes against those so many places further, until all have met.
-template <class Join>
+// Lanes against those so many places apart, until all have met.
+template <int APART = LANES / 2, class Join>
 inline float joined(Floats v, Join join) {
-    constexpr Ints by8 = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
-    constexpr Ints by4 = {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11};
-    constexpr Ints by2 = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
-    constexpr Ints by1 = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
-    v = join(v, __builtin_shuffle(v, by8));
-    v = join(v, __builtin_shuffle(v, by4));
-    v = join(v, __builtin_shuffle(v, by2));
-    return join(v, __builtin_shuffle(v, by1))[0];
+    constexpr Ints others = NUMBERED ^ APART;
+    v = join(v, __builtin_shuffle(v, others));
+    if constexpr (APART > 1)
+        return joined<APART / 2>(v, join);
+    else
+        return v[0];
 }
 
 inline float sum(Floats v) {

@@ -10,8 +10,8 @@ on one core, microseconds:
               packed       177    178    208    864            2409    3175
 
 Packed is oneDNN's own blocked order, chosen once at load instead of in every call. So projections are packed: by
-kernels of ours where there is a compiler (`kernels/native/packed.py`; bfloat16 where the CPU has tiles for it), else
-bfloat16 by oneDNN, else not at all.
+kernels of ours where there is a compiler (`kernels/native/packed.py`; bfloat16 where the CPU has tiles for it, or not
+even oneDNN can), else bfloat16 by oneDNN, else not at all.
 The one exception is a row by row look-up, which the embedding needs: a head that is tied to it is packed beside it.
 
 float32 projections by torch are stored transposed, [in, out], which takes half the time at 8 rows; from 64 rows on, and
@@ -28,7 +28,7 @@ import torch
 from torch.nn.functional import linear
 
 from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.native.packed import Packer
+from coppice_worker.kernels.native.packed import Packer, onednn_packs_bfloat16
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.model.decoder.ranks import RankGroup
 
@@ -108,13 +108,7 @@ class Gathered:
 
 
 def _packs(weight: torch.Tensor) -> bool:
-    """These operations are not part of torch's interface: where one is missing, nothing is packed."""
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-        return False
-    needed = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
-    if not all(hasattr(torch.ops.mkldnn, name) for name in needed):
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and onednn_packs_bfloat16()
 
 
 @dataclass(frozen=True, slots=True)
