@@ -21,6 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.stack import STOP_S, Stack, wait_until
 
+pytestmark = pytest.mark.wide
+
 LONG = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
@@ -191,7 +193,6 @@ def test_a_front_door_that_hangs_is_replaced(stack: Stack) -> None:
     assert stack.complete([1, 2, 3], 2)["choices"]
 
 
-@pytest.mark.wide
 def test_a_stop_lets_streams_end_and_leaves_nobody(stack: Stack) -> None:
     doors = [*front_doors(stack), *children(stack, "coppice_scheduler.edge.planner")]
     with stream(stack, max_tokens=40) as response:
@@ -256,7 +257,6 @@ def test_a_stop_waits_for_nobody_who_only_watches_or_owes_a_part_of_a_request(st
     assert "Traceback" not in scheduler.log.read_text()[said_before:]
 
 
-@pytest.mark.wide
 def test_a_message_of_many_megabytes_is_not_read(stack: Stack) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
         request = scheduler_pb2.TokenizeRequest(model="tiny", text="a" * (5 << 20))
@@ -269,7 +269,6 @@ def metrics_folder(pid: int) -> Path:
     return Path(next(word for word in variables if word.startswith("PROMETHEUS_MULTIPROC_DIR=")).partition("=")[2])
 
 
-@pytest.mark.wide
 def test_nothing_outlives_the_parent(stack: Stack) -> None:
     doors = front_doors(stack)
     processes = [*doors, *children(stack, "coppice_scheduler.edge.planner")]

@@ -6,6 +6,8 @@ import pytest
 
 from tests.kernels.interpreter import ATTENTION, run_checks
 
+pytestmark = pytest.mark.wide
+
 SHORT = {"check_attention.py"}
 
 
@@ -13,6 +15,5 @@ def test_attention_in_the_interpreter() -> None:
     run_checks(SHORT)
 
 
-@pytest.mark.wide
 def test_decode_and_extend_in_the_interpreter() -> None:
     run_checks(ATTENTION - SHORT)

@@ -8,6 +8,8 @@ from coppice_sim.base.timeline import MS
 from coppice_sim.nemesis import FaultProfile
 from coppice_sim.world import Scope, World
 
+pytestmark = pytest.mark.wide
+
 LASTS_MS = 5_000
 IDLE_MS_MAX = 200  # several steps, and every pause before something is asked again
 OPENS_MS = 1_100  # until the first worker's window closes

@@ -111,6 +111,7 @@ def test_nothing_fails_where_nothing_breaks() -> None:
         assert not [name for name in report.sometimes if name.startswith(("error: session", "error: worker", "crash"))]
 
 
+@pytest.mark.wide
 def test_every_invariant_holds_under_faults_and_every_kind_of_trouble_occurs() -> None:
     sometimes: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()

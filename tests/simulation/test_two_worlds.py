@@ -47,7 +47,7 @@ def test_a_strict_tenant_hears_the_same_without_the_others(seeds: range) -> None
     assert found
 
 
-@pytest.mark.parametrize("seed", [40, 51, *(pytest.param(n, marks=pytest.mark.wide) for n in (47, 53, 67, 75, 80))])
+@pytest.mark.parametrize("seed", [40, *(pytest.param(n, marks=pytest.mark.wide) for n in (47, 51, 53, 67, 75, 80))])
 def test_a_strict_tenant_hears_the_same_without_the_others_at_two_schedulers(seed: int) -> None:
     compared = compare_alone(seed, num_rounds=ROUNDS, num_schedulers=2)
     assert compared is not None

@@ -118,6 +118,7 @@ def keyed(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Sequence[Any
         yield served, CHECKS if request.param is UnknownFields.REFUSE else LENIENT_CHECKS
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_answers_to_a_key_are_as_described(
     described: Any, keyed: tuple[Served, Sequence[Any]], method: str, path: str

@@ -21,6 +21,8 @@ from tests.e2e.anthropic.test_agent_session import write_checkpoint
 from tests.e2e.stack import STOP_S, Stack, wait_until
 from tests.e2e.test_front_doors import front_doors
 
+pytestmark = pytest.mark.wide
+
 CHAT = [{"role": "user", "content": "Go on."}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": True},

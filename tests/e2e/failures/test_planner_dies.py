@@ -22,6 +22,8 @@ from tests.e2e.stack import Stack, wait_until
 from tests.e2e.test_front_doors import children
 from tests.fakes.oracle import Oracle
 
+pytestmark = pytest.mark.wide
+
 NUM_STREAMS = 50
 STEPS = "coppice_scheduler_steps_total"
 NUM_TOKENS = 400

@@ -24,6 +24,8 @@ from tests.fakes.certificates import Authority
 from tests.fakes.oracle import Oracle
 from tests.fakes.ports import free_port
 
+pytestmark = pytest.mark.wide
+
 NUM_STREAMS = 12
 OTHER = "second"  # the second scheduler among the services
 
@@ -115,7 +117,6 @@ def owners(stack: Stack) -> list[int]:
     return [worker["owner"] for worker in stack.cache_stats()["workers"] if worker["owner"]]
 
 
-@pytest.mark.wide
 def test_what_one_scheduler_has_cached_the_other_finds_with_and_without_a_worker_of_its_own(
     checkpoint: Path, tmp_path: Path
 ) -> None:

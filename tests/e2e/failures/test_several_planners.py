@@ -16,6 +16,8 @@ from tests.e2e.stack import Stack, wait_until
 from tests.e2e.test_front_doors import children
 from tests.fakes.oracle import Oracle
 
+pytestmark = pytest.mark.wide
+
 COMPUTED = "coppice_worker_tokens_computed_total"
 MOVED = "coppice_requests_moved_total"
 
@@ -86,7 +88,6 @@ def test_no_stream_ends_when_one_planner_dies_and_then_the_other(stack: Stack, o
     stack.wait_at_rest()
 
 
-@pytest.mark.wide
 def test_what_a_planner_has_cached_is_found_again_by_any_front_door(stack: Stack) -> None:
     """Each prompt is asked for three times; either front door may take it, and either worker may have it."""
     numbers = iter(range(90))

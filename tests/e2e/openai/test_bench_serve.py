@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.stack import START_S, Stack
 from tests.fakes.api.load_client import LoadAnswer, LoadRequest, send_all
 
+pytestmark = pytest.mark.wide
+
 PATHS = ("/v1/completions", "/v1/chat/completions")
 NUM_REQUESTS = 60  # of each path
 GREEDY = {"temperature": 0}  # `--temperature 0`, which goes into the body as every other option of sampling

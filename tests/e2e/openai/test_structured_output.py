@@ -18,6 +18,8 @@ from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.e2e.stack import Stack
 from tests.fakes.oracle import Oracle
 
+pytestmark = pytest.mark.wide
+
 MESSAGES: list[Any] = [{"role": "user", "content": "Who are you?"}]
 LEADS_NOWHERE = 'start: "a" rest\nrest: rest "b"'  # found out when the second token is to be chosen
 OPTIONS: dict[str, Any] = {"model": "tiny", "max_tokens": 600, "temperature": 1.2, "seed": 3}

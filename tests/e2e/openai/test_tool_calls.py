@@ -16,6 +16,8 @@ from tests.e2e.stack import Stack
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
 
+pytestmark = pytest.mark.wide
+
 TEMPLATE = (
     "{% for tool in tools %}{{ tool.function.name }} {% endfor %}"
     "{% if tools %}Write <tool_call>...</tool_call>\n{% endif %}"

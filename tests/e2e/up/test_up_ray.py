@@ -176,12 +176,17 @@ def check_exact(streams: list[Stream], expected: dict[str, list[int]]) -> None:
     }
 
 
+def answers(asked: list[str], num_tokens: int) -> dict[str, list[int]]:
+    """By one process."""
+    params = SamplingOptions(max_tokens=num_tokens, temperature=0, ignore_eos=True)
+    with LLM(dtype="float32", num_blocks=2048, threads=1) as llm:
+        found = llm.generate(asked, params, progress=False)
+    return {prompt: each.token_ids for prompt, each in zip(asked, found, strict=True)}
+
+
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    params = SamplingOptions(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
-    with LLM(dtype="float32", num_blocks=2048, threads=1) as llm:
-        found = llm.generate(prompts(), params, progress=False)
-    return {prompt: each.token_ids for prompt, each in zip(prompts(), found, strict=True)}
+    return answers(prompts(), NUM_TOKENS)
 
 
 def what_is_left(cluster: RayCluster) -> str:
@@ -196,12 +201,11 @@ def nothing_is_left(up: Up) -> None:
     wait_until(lambda: what_is_left(up.cluster) == "left [] 0.0", "no placement group is left")
 
 
-def test_an_answer_from_another_node_and_an_orderly_end(
-    cluster: RayCluster, expected: dict[str, list[int]], tmp_path: Path
-) -> None:
+def test_an_answer_from_another_node_and_an_orderly_end(cluster: RayCluster, tmp_path: Path) -> None:
+    asked, num_tokens = prompts()[:1], 60
     with started(cluster, tmp_path, *from_outside(cluster, tmp_path)) as up:
         up.must_run()
-        check_exact([Stream(up, prompts()[0])], expected)
+        check_exact([Stream(up, prompt, num_tokens) for prompt in asked], answers(asked, num_tokens))
         assert up.stop(signal.SIGINT) == 0
         assert up.output().rstrip().endswith("stopped")
         nothing_is_left(up)

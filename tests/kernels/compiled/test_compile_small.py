@@ -17,7 +17,10 @@ from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN
 from coppice_worker.kernels.triton import arithmetic, blocks, launch, sampling, write
 from tests.kernels.compiled.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
 
-pytestmark = pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(not (TOOLS / "cuobjdump").exists(), reason="this Triton has no CUDA tools"),
+]
 
 
 def accesses(compiled: Compiled, instruction: str) -> tuple[int, int]:

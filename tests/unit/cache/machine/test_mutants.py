@@ -275,7 +275,13 @@ def killed_by(mutant: Mutant) -> str:
     return ""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, id=mutant.name, marks=[pytest.mark.wide] if place > 1 else [])
+        for place, mutant in enumerate(MUTANTS)
+    ],
+)
 def test_the_machine_notices(mutant: Mutant) -> None:
     assert killed_by(mutant), f"{mutant.breaks}: no seed noticed"
 
