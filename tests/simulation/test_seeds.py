@@ -174,7 +174,7 @@ def test_ten_thousand_crashes_of_the_cache(first: int) -> None:
 
 @pytest.mark.wide
 def test_host_tiers_come_back_after_crashes_of_the_cache() -> None:
-    sometimes = crash_the_cache(60, 5_000, WITH_HOST_TIERS)
+    sometimes = crash_the_cache(140, 5_000, WITH_HOST_TIERS)
     assert sometimes["log: replayed_to_host"] > 60
     assert sometimes["promoted"] > 10
 
