@@ -14,12 +14,14 @@ import argparse
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
 from msgspec.structs import replace
 
+from coppice.handles import HANDLE_BYTES
 from coppice.ids import TOKEN_BYTES, CacheEpoch, DomainId, LeaseId, SchedulerEpoch
 from coppice.messages.index import Acquire, Candidate, Grant, NoCapacity, Publish, Release, Wake
 from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders
@@ -55,7 +57,7 @@ class Link:
         self.num_blocks = 0
 
     def ends_ns(self, order: CopyOrder, now_ns: int) -> int:
-        num_blocks = len(order.src) // 8
+        num_blocks = len(order.src) // HANDLE_BYTES
         self.num_blocks += num_blocks
         self.free_ns = max(self.free_ns, now_ns + ORDER_NS) + num_blocks * COPY_NS_PER_BLOCK
         return self.free_ns + ORDER_NS
@@ -108,14 +110,13 @@ class Run:
         for effect in self.core.take_effects():
             if isinstance(effect, ToWorkerEffect) and isinstance(effect.message, CopyOrders):
                 for order in effect.message.orders:
-                    done = CopiesDone(self.epoch, (order.order_id,))
-                    self.at(
-                        self.link.ends_ns(order, self.now_ns),
-                        lambda done=done: self.core.receive_worker(WORKER, done, self.now_ns),  # type: ignore[misc]
-                    )
+                    self.at(self.link.ends_ns(order, self.now_ns), partial(self._copied, order))
             elif isinstance(effect, ToClientEffect) and isinstance(effect.message, Wake):
                 for lease_id in effect.message.lease_ids:
                     self.at(self.now_ns, self._woken.pop(lease_id))
+
+    def _copied(self, order: CopyOrder) -> None:
+        self.core.receive_worker(WORKER, CopiesDone(self.epoch, (order.order_id,)), self.now_ns)
 
     def come(self, conversation: int) -> None:
         prompt = self.histories[conversation] + random_tokens(self.source, QUESTION_TOKENS)
@@ -158,7 +159,7 @@ def measure(size: int, every_ms: int, rounds: int) -> dict[str, float]:
     for burst, start in enumerate(range(0, len(turns), size)):
         for place, conversation in enumerate(turns[start : start + size]):
             when_ns = burst * every_ms * MS + place * MS // 4
-            run.at(when_ns, lambda conversation=conversation: run.come(conversation))  # type: ignore[misc]
+            run.at(when_ns, partial(run.come, conversation))
     run.until((len(turns) // size + 10) * every_ms * MS)
     run.core.check()
     return {

@@ -120,7 +120,6 @@ inline void scale_row(float* out, Floats by) {
 
 // One row of scores becomes weights; the row sees keys [first, end) of the chunk.
 inline void weigh(const Layer& layer, Work& work, int64_t row, int64_t in_group, int first, int end) {
-    Ints index = NUMBERED;
     Floats nothing = spread(-INFINITY);
     Floats left = load_floats(work.scores[in_group]) * layer.scale;
     Floats right = load_floats(work.scores[in_group] + LANES) * layer.scale;
@@ -128,8 +127,8 @@ inline void weigh(const Layer& layer, Work& work, int64_t row, int64_t in_group,
         left = layer.soft_cap * tangent(left * (1.0f / layer.soft_cap));
         right = layer.soft_cap * tangent(right * (1.0f / layer.soft_cap));
     }
-    left = (index >= first) & (index < end) ? left : nothing;
-    right = (index + LANES >= first) & (index + LANES < end) ? right : nothing;
+    left = (NUMBERED >= first) & (NUMBERED < end) ? left : nothing;
+    right = (NUMBERED + LANES >= first) & (NUMBERED + LANES < end) ? right : nothing;
     float before = work.most[row], most = largest(larger(left, right));
     if (most > before) {
         work.most[row] = most;

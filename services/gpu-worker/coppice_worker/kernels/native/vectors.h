@@ -8,15 +8,15 @@
 namespace {
 
 #if defined(__AVX512F__)
-#define LANE_LIST(X) X(0), X(1), X(2), X(3), X(4), X(5), X(6), X(7), X(8), X(9), X(10), X(11), X(12), X(13), X(14), X(15)
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 constexpr int LANES = 16;
 constexpr int REGISTERS = 32;
 #elif defined(__AVX__)
-#define LANE_LIST(X) X(0), X(1), X(2), X(3), X(4), X(5), X(6), X(7)
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7
 constexpr int LANES = 8;
 constexpr int REGISTERS = 16;
 #else
-#define LANE_LIST(X) X(0), X(1), X(2), X(3)
+#define LANE_NUMBERS 0, 1, 2, 3
 constexpr int LANES = 4;
 constexpr int REGISTERS = 16;
 #endif
@@ -25,8 +25,7 @@ typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 
-#define THE_LANE(lane) lane
-constexpr Ints NUMBERED = {LANE_LIST(THE_LANE)};  // each lane has its number
+constexpr Ints NUMBERED = {LANE_NUMBERS};  // each lane has its number
 
 inline Floats spread(float value) { return value - (Floats){}; }
 
