@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.choice import choose_packer
+from coppice_worker.kernels.backend import Activation, ProjectionKernels
+from coppice_worker.kernels.choice import choose_projections
 from coppice_worker.kernels.native import build as native_build
 from coppice_worker.kernels.native.build import BuildError
 from coppice_worker.kernels.native.packed import Packer, onednn_packs_bfloat16
@@ -111,11 +111,15 @@ def test_what_they_do_not_take(packer: Packer) -> None:
     assert not packer.takes(torch.zeros(4, 64, dtype=torch.float16))
 
 
+def chosen(kernels: str, dtype: torch.dtype) -> ProjectionKernels | None:
+    return choose_projections(kernels, CPU, dtype, TorchArithmetic())
+
+
 def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "coppice.worker")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert choose_packer("auto", CPU, torch.bfloat16) is None
-    assert choose_packer("auto", CPU, torch.float32) is None
+    assert chosen("auto", torch.bfloat16) is None
+    assert chosen("auto", torch.float32) is None
     assert "no C++ compiler" in caplog.text
 
 
@@ -127,12 +131,12 @@ def test_a_cpu_without_tiles_is_named_and_no_compiler_asked(monkeypatch: pytest.
 
 
 def test_where_they_are_chosen(packer: Packer) -> None:
-    chosen = choose_packer("native", CPU, packer.dtype)
-    if chosen is None:
+    ours = chosen("native", packer.dtype)
+    if ours is None:
         assert packer.dtype == torch.bfloat16
         assert onednn_packs_bfloat16(), "else there is nothing quick for it"
     else:
-        assert chosen.tiles >= packer.tiles
-    assert choose_packer("torch", CPU, packer.dtype) is None
-    assert choose_packer("auto", CPU, torch.float16) is None
-    assert choose_packer("auto", torch.device("cuda"), packer.dtype) is None
+        assert isinstance(ours, Packer)
+        assert ours.tiles >= packer.tiles
+    assert chosen("torch", packer.dtype) is None
+    assert chosen("auto", torch.float16) is None

@@ -48,7 +48,7 @@ def compile_decode(
     if not has_float8:
         constants |= {"key_scales_ptr": None, "value_scales_ptr": None}
     blocks = dict.fromkeys(("key_pool_ptr", "value_pool_ptr"), "*fp8e4nv" if has_float8 else f"*{dtype}")
-    options = launch.decode_options(head_dim, members * group)
+    options = launch.decode_options(head_dim, members * group, has_float8)
     types = TYPES | blocks | {"query_ptr": f"*{dtype}"}
     return compile_kernel(decode.decode_kernel, constants, options, folder, types)
 
@@ -72,8 +72,9 @@ def test_float8(tmp_path: Path) -> None:
     compiled = compile_decode(tmp_path, 128, 16, has_float8=True)
     assert_no_spills(compiled)
     assert compiled.programs_per_sm() >= launch.decode_programs_per_sm(128, True)
-    # Two elements at a time, and none by way of float32. V goes through shared memory as K does.
-    assert "LDS.U8" in compiled.listing
+    # Two elements at a time, and none by way of float32; 16 bytes at a time to registers and to shared memory.
+    assert not re.search(r"LDS\.[US](8|16)", compiled.listing)
+    assert len(re.findall(r"LDG\.E\.128", compiled.listing)) >= 16
     assert "F2FP.F16.E4M3.UNPACK_B" in compiled.listing
     assert "HGMMA" in compiled.listing
 
@@ -81,7 +82,7 @@ def test_float8(tmp_path: Path) -> None:
 def test_groups_of_rows(tmp_path: Path) -> None:
     compiled = compile_decode(tmp_path, 128, 16, members=launch.prefix_members(4))
     assert_no_spills(compiled)
-    assert compiled.programs_per_sm() >= launch.prefix_programs_per_sm(128, False)
+    assert compiled.programs_per_sm() >= launch.decode_programs_per_sm(128, False)
     assert f"HGMMA.64x{launch.PREFIX_COLUMNS}x16" in compiled.listing
 
 
@@ -98,9 +99,8 @@ def test_every_variant(head_dim: int, members: int, is_windowed: bool, has_float
             assert_few_spills(compiled)
         else:
             assert_no_spills(compiled)
-        launched = launch.decode_programs_per_sm if members == 1 else launch.prefix_programs_per_sm
         if not is_windowed:  # there is a device where a cap may take a program's room, and it is asked
-            assert compiled.programs_per_sm() >= launched(head_dim, has_float8)
+            assert compiled.programs_per_sm() >= launch.decode_programs_per_sm(head_dim, has_float8)
 
 
 @pytest.mark.long
@@ -116,11 +116,12 @@ def test_groups(group: int, head_dim: int, dtype: str, tmp_path: Path) -> None:
 
 def test_plan_and_reduce(tmp_path: Path) -> None:
     heads = {"NUM_KV_HEADS": 8, "MEMBERS": 16}
-    splits = {"GROUP": 4, "HEAD_DIM": 128, "HEAD_PADDED": 128, "PIECES": launch.REDUCE_PIECES}
+    splits = {"GROUP": 4, "HEAD_DIM": 128, "HEAD_PADDED": 128}
     tiles = {"WINDOW": 0, "TILE": launch.DECODE_TILE, "ROWS": launch.PLAN_ROWS}
+    reduces = [launch.reduce_tile(264, units) for units in (2048, 64, 8)]
     for kernel, constants, options in (
         (spans.plan_kernel, tiles, launch.COMMON_OPTIONS),
-        (spans.reduce_kernel, splits, launch.REDUCE_OPTIONS),
+        *((spans.reduce_kernel, {**splits, "PIECES": pieces}, options) for pieces, options in reduces),
     ):
         compiled = compile_kernel(kernel, heads | constants, options, tmp_path, TYPES)
         assert_no_spills(compiled)

@@ -14,7 +14,7 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
     pytest.skip("needs the Triton compiler, not its interpreter", allow_module_level=True)
 
 from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN
-from coppice_worker.kernels.triton import arithmetic, blocks, launch, sampling, write
+from coppice_worker.kernels.triton import arithmetic, blocks, few_rows, launch, sampling, write
 from tests.kernels.compiled.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
 
 pytestmark = [
@@ -115,3 +115,25 @@ def test_choose(tmp_path: Path) -> None:
     assert compiled.programs_per_sm() >= 1
     # Tiles are copied to shared memory ahead of where they are looked at.
     assert "LDGSTS" in compiled.listing
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(("depth", "columns"), [(4096, 6144), (14336, 4096), (896, 4864)])
+def test_projections_of_few_rows(depth: int, columns: int, is_gated: bool, tmp_path: Path) -> None:
+    types = dict.fromkeys(("row_ptr", "rows_ptr", "weight_ptr"), "*bf16")
+    shape: dict[str, Any] = {"DEPTH": depth, "GATED": is_gated, "IS_SILU": True, "bias_ptr": None}
+    tile, tile_depth, options = launch.one_row_tile(depth, is_gated=is_gated)
+    one = compile_kernel(
+        few_rows.one_row_kernel, {**shape, "COLUMNS": tile, "TILE_DEPTH": tile_depth}, options, tmp_path, types
+    )
+    assert_no_spills(one)
+    # What a multiprocessor has to have on its way, 40 KiB, is two thirds of what its programs ask for at once.
+    assert one.programs_per_sm() >= 6
+    wide, loads = accesses(one, "LDG")
+    assert wide >= loads - 2
+    tile, tile_depth, options = launch.few_rows_tile(columns, is_gated=is_gated)
+    constants = {**shape, "ROWS": launch.FEW_ROWS, "COLUMNS": tile, "TILE_DEPTH": tile_depth}
+    few = compile_kernel(few_rows.few_rows_kernel, constants, options, tmp_path, types, ("num_columns",))
+    assert_no_spills(few)
+    assert "HGMMA.64x16x16" in few.listing
+    assert all(".128" in copy for copy in re.findall(r"\bLDGSTS\.E[\w.]*", few.listing))

@@ -17,8 +17,8 @@ pytestmark = [
 ]
 
 # Weights and the output are rounded to the type: half a step each of values around 1. float8 is computed in float16,
-# to which queries are rounded once more.
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# to which queries are rounded once more. In float32 it is the scores: of 256 columns they are around 10 and 1e-6 off.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def on_device(case: Case, dtype: torch.dtype, kept: torch.dtype) -> tuple[Case, Case]:

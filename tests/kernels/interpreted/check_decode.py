@@ -81,7 +81,7 @@ def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("num_sms", [1, 7])
 def test_spans_end_anywhere(num_sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs with several rows and heads, heads with more programs than are joined at a time, idle programs."""
-    monkeypatch.setattr("coppice_worker.kernels.triton.launch.REDUCE_PIECES", 2)
+    monkeypatch.setattr("coppice_worker.kernels.triton.launch.REDUCE_PIECES", (2, 2))
     case = filled(make_case([1] * 4, [0, 127, 128, 200], block_size=16, num_kv_heads=2, group=2, head_dim=16))
     assert_close(run(case, arrays_of(case), scratch_for(case, num_sms=num_sms)), wanted(case))
 

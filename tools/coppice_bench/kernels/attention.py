@@ -97,7 +97,10 @@ def _make(
 ) -> KernelCase:
     shape = KvShape(geometry.num_layers, geometry.num_kv_heads, geometry.head_dim)
     batch, num_blocks = batch_of(load, geometry.block_size)
-    pool = KvPool(shape, num_blocks=num_blocks, block_size=geometry.block_size, device=device, dtype=kv_dtype or dtype)
+    pool = KvPool(
+        shape, num_blocks=num_blocks, block_size=geometry.block_size, device=device,
+        dtype=kv_dtype or dtype, content_dtype=dtype,
+    )  # fmt: skip
     _fill(pool)
     layer = LayerAttention(scale=geometry.head_dim**-0.5)
     heads = Heads(geometry.num_heads, (layer,) * geometry.num_layers)

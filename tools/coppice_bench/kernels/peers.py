@@ -43,7 +43,7 @@ def attention_peers(layers: list[Contiguous] | None) -> tuple[dict[str, Kernel],
     """Peers that can be had here, and why the others cannot. Each call does the next layer."""
     peers: dict[str, Kernel] = {}
     left_out: dict[str, str] = {}
-    for name, make in (("sdpa", _sdpa), ("flex_attention", _flex), ("varlen", _varlen), ("flashinfer", _flashinfer)):
+    for name, make in (("sdpa", _sdpa), ("cudnn", _cudnn), ("varlen", _varlen), ("flashinfer", _flashinfer)):
         if layers is None:
             left_out[name] = "does not take these blocks"
             continue
@@ -83,21 +83,21 @@ def _sdpa(rows: Contiguous) -> Kernel:
     return call
 
 
-def _flex(rows: Contiguous) -> Kernel:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def _cudnn(rows: Contiguous) -> Kernel:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if rows.query.device.type != "cuda":
-        raise _LeftOut("compiling it for a CPU takes longer than this benchmark")
-    if not rows.is_uniform:
-        raise _LeftOut("rows of several lengths")
+        raise _LeftOut("it is for CUDA")
+    is_causal = int(rows.new.max()) > 1
+    if not rows.is_uniform or (is_causal and rows.new[0] != rows.lens[0]):
+        raise _LeftOut("rows of several lengths, or chunks after a context")
     query, key, value = rows.batched()
-    before = key.shape[2] - query.shape[2]
-    mask = None
-    if query.shape[2] > 1:
-        sees = lambda _, __, q, k: q + before >= k  # noqa: E731
-        mask = create_block_mask(sees, None, None, query.shape[2], key.shape[2], device="cuda")
-    compiled: Any = torch.compile(flex_attention)
-    return lambda: compiled(query, key, value, block_mask=mask, enable_gqa=True)
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
+
+    return call
 
 
 def _varlen(rows: Contiguous) -> Kernel:

@@ -22,9 +22,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch.plain_batch import packed_batch, rows_alike
-from coppice_worker.core.batch.step_batch import Int32, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, Pending, StepBatch
 from coppice_worker.kernels.backend import Angles, AttentionStep, GraphBackend, Heads
-from coppice_worker.kernels.choice import choose_backend, choose_packer
+from coppice_worker.kernels.choice import choose_backend, choose_projections
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.model.config.config import CONFIG_FILE, ModelConfig, read_config
 from coppice_worker.model.decoder.decoder import Decoder
@@ -35,6 +35,7 @@ from coppice_worker.model.graphs import CudaGraphs, Graphs, StepGraphs, graph_st
 from coppice_worker.model.pool_size import kv_shape
 
 _SEED = 0
+_IN_A_ROW = 8  # steps of a graph that are launched one ahead, as a worker does
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class StepModel:
         layers = attention_layers(config, RandomTensors(config, device, dtype))
         self.heads = Heads(config.num_heads, layers)
         self._arithmetic = choose_backend("auto", pool, self.heads).arithmetic
-        self.weights = self.random_weights(Projections(self._arithmetic.gate, choose_packer("auto", device, dtype)))
+        kernels = choose_projections("auto", device, dtype, self._arithmetic)
+        self.weights = self.random_weights(Projections(self._arithmetic.gate, kernels))
         self._decoder = Decoder(config, self.weights, self._arithmetic)
 
     def random_weights(self, projections: Projections) -> DecoderWeights:
@@ -108,15 +110,15 @@ class StepModel:
         tokens, _ = sample_and_report(self.logits(sequences), sequences.batch.sample, self._arithmetic)
         return tokens.cpu().numpy().astype(np.int32)
 
-    def launched(self, sequences: Sequences) -> Callable[[], Int32]:
-        """`step` as a worker launches it: decodes on a GPU are graphs."""
+    def launched(self, sequences: Sequences) -> Launched:
+        """`step` as a worker launches it: decodes on a GPU are graphs, and each is launched before the last is over."""
         if self.device.type != "cuda" or len(sequences.batch.token_ids) > len(sequences.batch.context_lens):
-            return partial(self.step, sequences)
-        return self.recorded(sequences, CudaGraphs(self.device))
+            return Launched(partial(self.step, sequences), 1)
+        return Launched(self.recorded(sequences, CudaGraphs(self.device), _IN_A_ROW), _IN_A_ROW)
 
     @torch.inference_mode()
-    def recorded(self, sequences: Sequences, graphs: Graphs) -> Callable[[], Int32]:
-        """`step` of decodes as a graph."""
+    def recorded(self, sequences: Sequences, graphs: Graphs, in_a_row: int = 1) -> Callable[[], Int32]:
+        """So many `step`s of decodes, all the same, as a graph; the tokens of the last."""
         backend, batch = sequences.backend, sequences.batch
         if isinstance(backend, GraphBackend) and not isinstance(sequences, Contiguous):
             rows, width = batch.block_tables.shape
@@ -126,9 +128,16 @@ class StepModel:
             # As in a batch that goes on: no table is sent again.
             goes_on = replace(batch, changed_tables=np.zeros(0, np.int32))
 
-            def again() -> Int32:
+            def launch_one() -> Pending:
                 pending = steps.launch(goes_on)
                 assert pending is not None, "it was captured for as many rows"
+                return pending
+
+            def again() -> Int32:
+                pending = launch_one()
+                for _ in range(in_a_row - 1):
+                    before, pending = pending, launch_one()
+                    before.wait()
                 return pending.wait().tokens
 
             return torch.inference_mode()(again)
@@ -143,10 +152,19 @@ class StepModel:
 
         @torch.inference_mode()
         def launch() -> Int32:
-            replay()
+            for _ in range(in_a_row):
+                replay()
             return chosen.cpu().numpy().astype(np.int32)
 
         return launch
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Steps that are launched together."""
+
+    compute: Callable[[], Int32]
+    count: int
 
 
 class Sequences:

@@ -1,6 +1,7 @@
 """`coppice bench step`: whole steps of a worker, beside their floor and beside the same model without blocks.
 
-    step_ms          plan, forward pass, logits, likeliest tokens; KV in blocks that lie in no order
+    step_ms          plan, forward pass, logits, likeliest tokens; KV in blocks that lie in no order. Decodes on a GPU
+                     are launched one step ahead, as a worker does
     contiguous_ms    the same with each sequence's KV in one stretch and attention by torch
     floor_ms         what the step cannot be quicker than, measured in the same run: on a CPU its matrix products alone,
                      by torch's or by our own projections, whichever is quicker; on a GPU its bytes at the rate of a
@@ -96,12 +97,12 @@ class _Bench:
             return {"skipped": "this device has not enough memory"}
         model = self._model
         blocks = Sequences(model, shape, self._plan.block_size)
-        step = model.launched(blocks)
-        contenders: dict[str, Operation] = {"step": lambda _: step()}
+        steps = model.launched(blocks)
+        contenders: dict[str, Operation] = {"step": lambda _: steps.compute()}
         if self._fits(shape):
             contiguous = Contiguous(model, shape, blocks)
-            contiguous_step = model.launched(contiguous)
-            contenders["contiguous"] = lambda _: contiguous_step()
+            contiguous_steps = model.launched(contiguous)
+            contenders["contiguous"] = lambda _: contiguous_steps.compute()
         contenders.update(self._products(shape))
         for operation in contenders.values():
             operation(0)
@@ -109,7 +110,7 @@ class _Bench:
         note(f"{model.dtype}, {shape}: {rounds} rounds")
         clock = thread_time_ns if _is_one_thread(model.device) else perf_counter_ns
         taken_us = time_in_turns(contenders, rounds, _TURN, clock)
-        taken = {name: taken / _US_PER_MS for name, taken in taken_us.items()}
+        taken = {name: taken / _US_PER_MS / steps.count for name, taken in taken_us.items()}
         floors = [taken[name] for name in ("torch_matmul", "matmul") if name in taken]
         floor = min(floors) if self._ceilings is None else floor_ms(self._ceilings, model, shape)
         return _as_row(shape, taken, floor, rounds)

@@ -47,6 +47,25 @@ class Heads:
     layers: tuple[LayerAttention, ...]
 
 
+class Projection(Protocol):
+    """Rows [T, in] -> [T, out], contiguous."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+
+class ProjectionKernels(Protocol):
+    """Makes projections by kernels of ours."""
+
+    def takes(self, weight: torch.Tensor) -> bool:
+        """Whether there are such for weight [out, in]."""
+
+    def project(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
+        """Rows [T, in] -> [T, out], for weight [out, in] and bias [out]."""
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Projection:
+        """Rows [T, in] -> activation(gate) * up, [T, out], for gate above up in weight [2 out, in] and bias [2 out]."""
+
+
 class AttentionStep(Protocol):
     """One step's attention; each method is used once for each layer, in this order."""
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import torch
 
-from coppice_worker.kernels.backend import Backend, Heads
+from coppice_worker.kernels.backend import Arithmetic, Backend, Heads, ProjectionKernels
 from coppice_worker.kernels.native.backend import NativeBackend
 from coppice_worker.kernels.native.build import BuildError
 from coppice_worker.kernels.native.library import TILE_KEYS, load, load_tile_attention, unsupported
@@ -78,9 +78,21 @@ def _tile_attention(pool: KvPool) -> Callable[..., None] | None:
         return None
 
 
-def choose_packer(kernels: str, device: torch.device, dtype: torch.dtype) -> Packer | None:
-    """Projections by compiled kernels, for weights of that type on a CPU."""
-    if kernels not in ("auto", "native") or device.type != "cpu" or dtype not in PACKED_DTYPES:
+def choose_projections(
+    kernels: str, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic
+) -> ProjectionKernels | None:
+    """Kernels for weights of that type; None where torch's are taken."""
+    if device.type == "cpu":
+        return _packer(kernels, dtype)
+    if kernels not in ("auto", "triton", "flashinfer") or not prefers_triton(device.type, dtype):
+        return None
+    from coppice_worker.kernels.triton.few_rows import FewRows
+
+    return FewRows(dtype, arithmetic)
+
+
+def _packer(kernels: str, dtype: torch.dtype) -> Packer | None:
+    if kernels not in ("auto", "native") or dtype not in PACKED_DTYPES:
         return None
     if dtype == torch.bfloat16:
         try:

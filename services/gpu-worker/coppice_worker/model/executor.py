@@ -17,8 +17,9 @@ import torch
 from coppice.namespaces import NamespaceFields
 from coppice_worker.core.batch.step_batch import Int32, Pending, PoolSpec, StepBatch, StepLimits, StepOutput
 from coppice_worker.kernels.backend import GraphBackend
-from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_packer
+from coppice_worker.kernels.choice import KernelChoice, choose_backend, choose_projections
 from coppice_worker.kernels.host_pool import HostPool
+from coppice_worker.kernels.native.packed import Packer
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.upload import Upload
 from coppice_worker.model.config.config import read_config
@@ -82,13 +83,14 @@ class TorchExecutor:
         self._recorder = graphs
         self._graphs: StepGraphs | None = None
         self._use_pool(num_blocks if isinstance(num_blocks, int) else 1, block_size)
-        packer = choose_packer(kernels, self._device, self._dtype)
-        self._packs = packer is not None
-        projections = Projections(self._backend.arithmetic.gate, packer, group)
+        arithmetic = self._backend.arithmetic
+        ours = choose_projections(kernels, self._device, self._dtype, arithmetic)
+        self._packs = isinstance(ours, Packer)
+        projections = Projections(arithmetic.gate, ours, group)
         weights = checkpoint.weights(projections)
-        self._decoder = Decoder(self._share, weights, self._backend.arithmetic)
+        self._decoder = Decoder(self._share, weights, arithmetic)
         self._upload = Upload(self._device)
-        self._outputs = Outputs(self._decoder, self._backend.arithmetic, self._upload)
+        self._outputs = Outputs(self._decoder, arithmetic, self._upload)
         self._info = describe(self._config, checkpoint_digest(checkpoint_dir), NAMES[self._kv_dtype])
         if fill:
             self._use_pool(self._num_blocks_to_fill(fill, free_before), block_size)

@@ -25,7 +25,7 @@ from coppice_worker.model.decoder.decoder import Decoder
 from coppice_worker.model.device_state import DeviceState, TokensBack
 
 GRAPH_ROWS_MAX = 1024  # larger steps keep a device busy without graphs
-MIXED_TOKENS = (16, 32, 64, 128, 256, 512)  # with more, the device is busy for longer than the host is
+MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)  # with more, the device is busy for longer than the host is
 _STEPS_PER_DOUBLING = 8  # sizes between n and 2 n: padding is at most an eighth
 
 Launch = Callable[[], None]

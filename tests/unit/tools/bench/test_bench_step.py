@@ -88,7 +88,8 @@ def test_a_recorded_step_chooses_what_a_launched_one_does(kind: str) -> None:
     elif kind == "rows on the device":
         sequences.backend = RecordableBackend(sequences.pool, model.heads)
     recorded = Recorded()
-    step = model.recorded(sequences, recorded)
+    step = model.recorded(sequences, recorded, in_a_row=3)
     assert [step().tolist() for _ in range(2)] == [wanted] * 2
-    assert recorded.num_replays == (4 if kind == "rows on the device" else 2)
-    assert model.launched(sequences)().tolist() == wanted
+    assert recorded.num_replays == (12 if kind == "rows on the device" else 6)
+    launched = model.launched(sequences)
+    assert (launched.compute().tolist(), launched.count) == (wanted, 1)

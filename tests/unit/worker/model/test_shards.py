@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from coppice.errors import UsageError
+from coppice_worker.kernels.backend import Projection
 from coppice_worker.model.config.config import ModelConfig, read_config
 from coppice_worker.model.config.shard import Shard
-from coppice_worker.model.decoder.linear import Projection, Projections
+from coppice_worker.model.decoder.linear import Projections
 from coppice_worker.model.decoder.weights import DecoderWeights
 from coppice_worker.model.loader import Checkpoint, LoadProgress
 from tests.fakes.checkpoints import write_tiny_checkpoint

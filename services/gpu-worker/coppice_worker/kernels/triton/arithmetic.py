@@ -9,6 +9,7 @@ import triton.language as tl
 from coppice_worker.core.batch.step_batch import SampleRows
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.overlap import begin, overlapping
 from coppice_worker.kernels.triton.sampling import choose
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,6 +30,7 @@ def add_norm_kernel(
     first = tl.program_id(0).to(tl.int64) * SIZE
     column = tl.arange(0, PADDED)
     inside = column < SIZE
+    begin()
     row = tl.load(hidden_ptr + first + column, mask=inside, other=0.0)
     if delta_ptr is not None:
         delta = tl.load(delta_ptr + first + column, mask=inside, other=0.0)
@@ -73,7 +75,9 @@ class TritonArithmetic:
         out = torch.empty_like(hidden)
         rows, size = hidden.shape
         padded, options = launch.row_tile(size)
-        add_norm_kernel[(rows,)](hidden, delta, weight, out, eps, SIZE=size, PADDED=padded, **options)
+        add_norm_kernel[(rows,)](
+            hidden, delta, weight, out, eps, SIZE=size, PADDED=padded, **options, **overlapping(rows)
+        )
         return out
 
     def gate(self, both: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -81,8 +85,9 @@ class TritonArithmetic:
         rows, size = both.shape[0], both.shape[1] // 2
         out = both.new_empty((rows, size))
         gate_kernel[(rows, triton.cdiv(size, launch.GATE_TILE))](
-            both, out, SIZE=size, IS_SILU=activation == "silu", TILE=launch.GATE_TILE, **launch.COMMON_OPTIONS
-        )
+            both, out, SIZE=size, IS_SILU=activation == "silu", TILE=launch.GATE_TILE,
+            **launch.COMMON_OPTIONS,
+        )  # fmt: skip
         return out
 
     def choose(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:

@@ -62,9 +62,8 @@ def multiprocessor_of(device: torch.device) -> Multiprocessor:
 
 def read_programs(head_dim: int, has_float8: bool) -> DecodePrograms:
     """Of decode's kernels as listings have them, on the compilers of which there are some."""
-    return DecodePrograms(
-        launch.decode_programs_per_sm(head_dim, has_float8), launch.prefix_programs_per_sm(head_dim, has_float8)
-    )
+    programs = launch.decode_programs_per_sm(head_dim, has_float8)
+    return DecodePrograms(programs, programs)
 
 
 def programs_of(kernel: Any, device: torch.device) -> int | None:

@@ -17,6 +17,7 @@ import triton.language as tl
 from coppice_worker.kernels.backend import Angles, LayerAttention
 from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN, LayerBlocks
 from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.overlap import begin, overlapping
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -72,6 +73,7 @@ def write_kernel(
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     query_parts = (NUM_HEADS + HEADS - 1) // HEADS
     kv_parts = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    begin()
     slot = tl.load(slots_ptr + token)
     column = tl.arange(0, HALF_PADDED)
     inside = column < HALF
@@ -125,6 +127,7 @@ def write(
         qkv, cos, sin, slots, norms and norms.query, norms and norms.key,
         blocks.keys, blocks.values, blocks.key_scales, blocks.value_scales, qkv.stride(0), norms.eps if norms else 0.0,
         FLOAT8_MAX=FLOAT8_MAX, SCALE_MIN=SCALE_MIN, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-        HALF=head_dim // 2, HALF_PADDED=half, BLOCK_SIZE=block_size, HEADS=heads, **options,
+        HALF=head_dim // 2, HALF_PADDED=half, BLOCK_SIZE=block_size, HEADS=heads,
+        **options, **overlapping(qkv.shape[0]),
     )  # fmt: skip
     return qkv[:, :num_heads]

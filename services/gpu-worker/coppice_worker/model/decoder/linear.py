@@ -16,30 +16,25 @@ The one exception is a row by row look-up, which the embedding needs: a head tha
 
 float32 projections by torch are stored transposed, [in, out], which takes half the time at 8 rows; from 64 rows on, and
 on other devices, it makes no difference.
+
+On a GPU, few rows have kernels of ours (`kernels/triton/few_rows.py`), all others those of its library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
-from coppice_worker.kernels.backend import Activation
-from coppice_worker.kernels.native.packed import Packer, onednn_packs_bfloat16
+from coppice_worker.kernels.backend import Activation, Projection, ProjectionKernels
+from coppice_worker.kernels.native.packed import onednn_packs_bfloat16
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 from coppice_worker.model.decoder.ranks import RankGroup
 
 _SWAP_ROWS_FLOAT32 = range(8, 33)  # for a weight that cannot be stored transposed, as the embedding reads its rows
 _PACKED_FOR_ROWS = 32  # the blocked order hardly depends on it
-
-
-class Projection(Protocol):
-    """Rows [T, in] -> [T, out], contiguous."""
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +45,12 @@ class Projections:
     """
 
     gate: Callable[[torch.Tensor, Activation], torch.Tensor] = TorchArithmetic().gate  # [T, 2 N] -> [T, N]
-    packer: Packer | None = None
+    kernels: ProjectionKernels | None = None
     group: RankGroup | None = None
 
     def project(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
-        if self.packer is not None and self.packer.takes(weight):
-            return self.packer.project(weight, bias)
+        if self.kernels is not None and self.kernels.takes(weight):
+            return self.kernels.project(weight, bias)
         if _packs(weight):
             return PackedLinear(weight, bias)
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -64,7 +59,7 @@ class Projections:
 
     def tied(self, embedding: torch.Tensor) -> Projection:
         """The head that shares its weight with `embedding` [vocab, hidden], which stays as it is."""
-        is_packed = embedding.dtype == torch.bfloat16 or (self.packer is not None and self.packer.takes(embedding))
+        is_packed = embedding.dtype == torch.bfloat16 or (self.kernels is not None and self.kernels.takes(embedding))
         return self.project(embedding) if is_packed else Linear(embedding)
 
     def summed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
@@ -79,8 +74,8 @@ class Projections:
 
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> Projection:
         """Rows [T, in] -> activation(gate) * up, for a weight whose upper half is gate and whose lower half is up."""
-        if self.packer is not None and self.packer.takes(weight):
-            return self.packer.gated(weight, bias, activation)
+        if self.kernels is not None and self.kernels.takes(weight):
+            return self.kernels.gated(weight, bias, activation)
         return Gated(self.project(weight, bias), self.gate, activation)
 
 

@@ -18,10 +18,10 @@ from typing import Protocol
 
 import torch
 
-from coppice_worker.kernels.backend import HeadNorms, LayerAttention
+from coppice_worker.kernels.backend import HeadNorms, LayerAttention, Projection
 from coppice_worker.model.config.config import ModelConfig
 from coppice_worker.model.config.shard import WHOLE, Axis, Shard
-from coppice_worker.model.decoder.linear import Projection, Projections
+from coppice_worker.model.decoder.linear import Projections
 
 Shape = tuple[int, ...]
 

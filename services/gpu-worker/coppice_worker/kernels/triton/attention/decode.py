@@ -20,27 +20,13 @@ from coppice_worker.kernels.pool import LayerBlocks
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.attention.arrays import DecodeScratch, Prefixes, StepArrays
 from coppice_worker.kernels.triton.attention.split_kv import join, shared_prefixes
+from coppice_worker.kernels.triton.overlap import begin, overlapping
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803, N806  (compile-time constants are upper case, as everywhere in Triton)
 
 _LOG2_E = math.log2(math.e)
 _COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
-
-@triton.jit
-def _load_values(pool_ptr, token, seen, compute: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr):
-    """[D, TILE]"""
-    dim = tl.arange(0, HEAD_PADDED)
-    if pool_ptr.dtype.element_ty.primitive_bitwidth == 8:
-        # Matrix units do not transpose bytes. Read this way they go through shared memory like all else, and are
-        # turned on their way to registers; a transposed tile would stay in registers from its load on.
-        at, mask = token[None, :] * HEAD_DIM + dim[:, None], seen[None, :] & (dim[:, None] < HEAD_DIM)
-        values = tl.load(pool_ptr + at, mask=mask, other=0.0).to(compute)
-    else:
-        at, mask = token[:, None] * HEAD_DIM + dim[None, :], seen[:, None] & (dim[None, :] < HEAD_DIM)
-        values = tl.trans(tl.load(pool_ptr + at, mask=mask, other=0.0))
-    return values
 
 
 @triton.jit
@@ -65,12 +51,21 @@ def _slots(table, tile, seen, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def _weights(score, seen, highest, cap_log2, CAPPED: tl.constexpr):
+    """Of scores [TILE, COLUMNS], those of what is not seen 0; what earlier weights shrink to; the highest score."""
+    if CAPPED:
+        # cap * tanh(x), with 2 log2(e) / cap in the scale; an overflow to infinity gives the cap.
+        score = cap_log2 - 2 * cap_log2 / (1 + tl.exp2(score))
+    score = tl.where(seen[:, None], score, float("-inf"))
+    higher = tl.maximum(highest, tl.max(score, axis=0))
+    return tl.exp2(score - higher[None, :]), tl.exp2(highest - higher), higher
+
+
+@triton.jit
 def _attend_tiles(
     query,  # [D, COLUMNS]
     key_pool_ptr,
     value_pool_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
     table,
     kv_head,
     first_tile,
@@ -92,7 +87,6 @@ def _attend_tiles(
     highest = tl.full([COLUMNS], float("-inf"), tl.float32)
     total = tl.zeros([TILE, COLUMNS], tl.float32)  # added up at the end: a sum over tokens goes across all warps
     out = tl.zeros([HEAD_PADDED, COLUMNS], tl.float32)
-    largest = tl.full([], 1e-30, tl.float32)  # of the values' scales; `out` is in units of it
     # The next tile's blocks are looked up a tile ahead, so that the copies of K and V wait for nothing.
     next_block, next_offset = _slots(table, first_tile, _seen(first_tile, context, WINDOW, TILE), BLOCK_SIZE, TILE)
     for tile in range(first_tile, first_tile + num_tiles):
@@ -101,31 +95,98 @@ def _attend_tiles(
         token = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset).to(tl.int64)
         at = token[:, None] * HEAD_DIM + dim[None, :]
         mask = seen[:, None] & (dim[None, :] < HEAD_DIM)
-        key = tl.load(key_pool_ptr + at, mask=mask, other=0.0).to(query.dtype)
+        key = tl.load(key_pool_ptr + at, mask=mask, other=0.0)
         score = tl.dot(key, query, input_precision="ieee") * scale_log2  # [TILE, COLUMNS], in powers of two
-        if key_scales_ptr is not None:
-            score *= tl.load(key_scales_ptr + token, mask=seen, other=0.0)[:, None]
-        if CAPPED:
-            # cap * tanh(x), with 2 log2(e) / cap in the scale; an overflow to infinity gives the cap.
-            score = cap_log2 - 2 * cap_log2 / (1 + tl.exp2(score))
-        score = tl.where(seen[:, None], score, float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, axis=0))
-        weight = tl.exp2(score - higher[None, :])
-        shrink = tl.exp2(highest - higher)
+        weight, shrink, highest = _weights(score, seen, highest, cap_log2, CAPPED)
         total = total * shrink[None, :] + weight
-        if value_scales_ptr is not None:
-            # In units of the largest one seen, so that no product leaves the range of half precision.
-            scales = tl.load(value_scales_ptr + token, mask=seen, other=0.0)
-            larger = tl.maximum(largest, tl.max(scales, axis=0))
-            weight *= (scales / larger)[:, None]
-            shrink *= largest / larger
-            largest = larger
-        value = _load_values(value_pool_ptr, token, seen, query.dtype, HEAD_DIM, HEAD_PADDED)
+        value = tl.load(value_pool_ptr + at, mask=mask, other=0.0)
         out = out * shrink[None, :]
-        out = tl.dot(value, weight.to(value.dtype), out, input_precision="ieee")
-        highest = higher
-    if value_scales_ptr is not None:
-        out *= largest
+        out = tl.dot(tl.trans(value), weight.to(value.dtype), out, input_precision="ieee")
+    summed = tl.sum(total, axis=0)
+    return out / summed[None, :], highest + tl.log2(summed)
+
+
+@triton.jit
+def _read_tile(
+    key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, block, offset, seen, kv_head,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [TILE, D] of float8, and their scales [TILE]."""
+    dim = tl.arange(0, HEAD_PADDED)
+    token = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset).to(tl.int64)
+    at = token[:, None] * HEAD_DIM + dim[None, :]
+    mask = seen[:, None] & (dim[None, :] < HEAD_DIM)
+    key = tl.load(key_pool_ptr + at, mask=mask, other=0.0)
+    value = tl.load(value_pool_ptr + at, mask=mask, other=0.0)
+    key_scales = tl.load(key_scales_ptr + token, mask=seen, other=0.0)
+    return key, value, key_scales, tl.load(value_scales_ptr + token, mask=seen, other=0.0)
+
+
+@triton.jit
+def _attend_float8(
+    query,  # [D, COLUMNS]
+    key_pool_ptr,
+    value_pool_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    table,
+    kv_head,
+    first_tile,
+    num_tiles,
+    context,
+    scale_log2,
+    cap_log2,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The same over float8, whose tiles are in registers a tile ahead.
+
+    Matrix units take neither float8 beside half precision nor a transposed tile of it. Converted in the iteration that
+    multiplies it, a tile came to registers byte by byte, in the order of the matrix unit. So a tile is read to
+    registers 16 bytes at a time, converted, and carried to the next iteration: there it is half precision like any
+    other, which a matrix unit takes from shared memory in either order. (Copies to shared memory that are several tiles
+    ahead took a quarter longer on an H200: what a tile waits for is its own chain of products and sums.)
+    """
+    HEAD_PADDED: tl.constexpr = query.shape[0]
+    COLUMNS: tl.constexpr = query.shape[1]
+    highest = tl.full([COLUMNS], float("-inf"), tl.float32)
+    total = tl.zeros([TILE, COLUMNS], tl.float32)
+    out = tl.zeros([HEAD_PADDED, COLUMNS], tl.float32)
+    largest = tl.full([], 1e-30, tl.float32)  # of the values' scales; `out` is in units of it
+    end = first_tile + num_tiles
+    seen = _seen(first_tile, context, WINDOW, TILE)
+    block, offset = _slots(table, first_tile, seen, BLOCK_SIZE, TILE)
+    next_key, next_value, key_scales, value_scales = _read_tile(
+        key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, block, offset, seen, kv_head,
+        NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE,
+    )  # fmt: skip
+    key, value = next_key.to(query.dtype), next_value.to(query.dtype)
+    next_seen = _seen(first_tile + 1, context, WINDOW, TILE) & (first_tile + 1 < end)
+    block, offset = _slots(table, first_tile + 1, next_seen, BLOCK_SIZE, TILE)
+    for tile in range(first_tile, end):
+        next_key, next_value, next_key_scales, next_value_scales = _read_tile(
+            key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, block, offset, next_seen, kv_head,
+            NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE,
+        )  # fmt: skip
+        seen_then = _seen(tile + 2, context, WINDOW, TILE) & (tile + 2 < end)
+        block, offset = _slots(table, tile + 2, seen_then, BLOCK_SIZE, TILE)
+        score = tl.dot(key, query, input_precision="ieee") * (scale_log2 * key_scales)[:, None]
+        weight, shrink, highest = _weights(score, seen, highest, cap_log2, CAPPED)
+        total = total * shrink[None, :] + weight
+        # In units of the largest scale seen, so that no product leaves the range of half precision.
+        larger = tl.maximum(largest, tl.max(value_scales, axis=0))
+        weight *= (value_scales / larger)[:, None]
+        out = out * (shrink * (largest / larger))[None, :]
+        out = tl.dot(tl.trans(value), weight.to(value.dtype), out, input_precision="ieee")
+        largest = larger
+        seen, next_seen = next_seen, seen_then
+        key, value = next_key.to(query.dtype), next_value.to(query.dtype)
+        key_scales, value_scales = next_key_scales, next_value_scales
+    out *= largest
     summed = tl.sum(total, axis=0)
     return out / summed[None, :], highest + tl.log2(summed)
 
@@ -189,6 +250,7 @@ def decode_kernel(
     COMPUTE: tl.constexpr,  # of the products: queries and blocks are converted to it
 ):
     program = tl.program_id(0)
+    begin()
     per_program = tl.cdiv(tl.load(starts_ptr + num_rows), tl.num_programs(0))
     tile = program * per_program
     last = tl.minimum(tile + per_program, tl.load(starts_ptr + num_rows))
@@ -210,11 +272,17 @@ def decode_kernel(
         head = kv_head * GROUP + column % GROUP
         query_at = token[None, :] * query_stride + head[None, :] * HEAD_DIM + dim[:, None]
         query = tl.load(query_ptr + query_at, mask=real[None, :] & (dim[:, None] < HEAD_DIM), other=0.0).to(COMPUTE)
-        out, lse = _attend_tiles(
-            query, key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr,
-            tables_ptr + reader.to(tl.int64) * table_width, kv_head, first_tile, num_tiles, context,
-            scale_log2, cap_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, CAPPED, TILE,
-        )  # fmt: skip
+        table = tables_ptr + reader.to(tl.int64) * table_width
+        if key_scales_ptr is None:
+            out, lse = _attend_tiles(
+                query, key_pool_ptr, value_pool_ptr, table, kv_head, first_tile, num_tiles, context,
+                scale_log2, cap_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, CAPPED, TILE,
+            )  # fmt: skip
+        else:
+            out, lse = _attend_float8(
+                query, key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, table, kv_head, first_tile,
+                num_tiles, context, scale_log2, cap_log2, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, CAPPED, TILE,
+            )  # fmt: skip
         piece = (program + row * NUM_KV_HEADS + kv_head).to(tl.int64) * (MEMBERS * GROUP) + column
         out_at = piece[None, :] * HEAD_DIM + dim[:, None]
         tl.store(partial_ptr + out_at, out, mask=real[None, :] & (dim[:, None] < HEAD_DIM))
@@ -263,17 +331,17 @@ def attend_spans(
             len(shared.members),
         )
     programs = scratch.programs if shared is None else scratch.shared_programs
-    cap = layer.soft_cap
+    cap, columns = layer.soft_cap, members * group
     return decode_kernel[(programs,)](
         query, blocks.keys, blocks.values, blocks.key_scales, blocks.value_scales,
         arrays.tables, arrays.context_lens, arrays.query_starts, starts,
         scratch.firsts[index] if shared is None else None, shared and shared.members, partials.out, partials.lse,
         query.stride(0), arrays.tables.stride(0), num_rows,
         layer.scale * _LOG2_E * (2 / cap if cap else 1), (cap or 0) * _LOG2_E,
-        NUM_KV_HEADS=num_kv_heads, GROUP=group, MEMBERS=members, COLUMNS=launch.padded(members * group),
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, MEMBERS=members, COLUMNS=launch.padded(columns),
         HEAD_DIM=head_dim, HEAD_PADDED=launch.padded(head_dim), BLOCK_SIZE=block_size, WINDOW=layer.window or 0,
         CAPPED=cap is not None, TILE=launch.DECODE_TILE, COMPUTE=_COMPUTE[_compute(query, blocks)],
-        **launch.decode_options(head_dim, members * group),
+        **launch.decode_options(head_dim, columns, blocks.key_scales is not None), **overlapping(query.shape[0]),
     )  # fmt: skip
 
 

@@ -5,8 +5,7 @@
     its context       . . . |~masked~|===== seen by all its rows =====|~masked~|     from its window's first token on
 
 Online softmax: Dao et al. 2022 (FlashAttention). Query heads of one KV head share the tile, so K and V are read once
-for all of them. Where SCORES_AHEAD, the scores of a tile are asked for before the softmax of the one before it, so
-that the matrix unit works meanwhile: Shah et al. 2024 (FlashAttention-3).
+for all of them.
 """
 
 from __future__ import annotations
@@ -36,6 +35,9 @@ def _kv_rows(
     if BLOCK_SIZE % TILE == 0 and not MASKED:  # a whole tile, in one block
         block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
         return (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + first % BLOCK_SIZE + offset
+    if TILE % BLOCK_SIZE == 0 and not MASKED:  # whole blocks, whose rows 32 bits can number: an eighth of the loop less
+        block = tl.load(table + first // BLOCK_SIZE + offset // BLOCK_SIZE)
+        return ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset % BLOCK_SIZE).to(tl.int64)
     position = first + offset
     # Beyond `last` no table entry is read.
     block = tl.load(table + position // BLOCK_SIZE, mask=position < last, other=0).to(tl.int64)
@@ -128,40 +130,10 @@ def _attend(
 
 
 @triton.jit
-def _attend_ahead(
-    query, highest, total, out, largest, first_position, last_position, table, kv_head,
-    key_pool_ptr, value_pool_ptr, bend, log2_scale,
-    CAPPED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The same for whole tiles that all rows see, without scales; scores are one tile ahead of the softmax."""
-    inside = tl.full([TILE], True, tl.int1)
-    if first_position < last_position:
-        kv_row = _kv_rows(table, first_position, last_position, kv_head, False, NUM_KV_HEADS, BLOCK_SIZE, TILE)
-        ahead = _products(query, _read(key_pool_ptr, kv_row, inside, False, HEAD_DIM, HEAD_PADDED))
-        for first in range(first_position + TILE, last_position, TILE):
-            score = ahead
-            next_row = _kv_rows(table, first, last_position, kv_head, False, NUM_KV_HEADS, BLOCK_SIZE, TILE)
-            ahead = _products(query, _read(key_pool_ptr, next_row, inside, False, HEAD_DIM, HEAD_PADDED))
-            score = _bent(score, None, kv_row, inside, bend, CAPPED)
-            highest, total, out, largest = _add_values(
-                score, highest, total, out, largest, value_pool_ptr, None, kv_row, inside, log2_scale,
-                False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
-            )  # fmt: skip
-            kv_row = next_row
-        score = _bent(ahead, None, kv_row, inside, bend, CAPPED)
-        highest, total, out, largest = _add_values(
-            score, highest, total, out, largest, value_pool_ptr, None, kv_row, inside, log2_scale,
-            False, False, query.dtype, HEAD_DIM, HEAD_PADDED,
-        )  # fmt: skip
-    return highest, total, out, largest
-
-
-@triton.jit
 def _attend_to_all(
     query, highest, total, out, largest, first_query, start, end, query_position, table, kv_head,
     key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
-    CAPPED: tl.constexpr, WINDOW: tl.constexpr, IN_PIECES: tl.constexpr, SCORES_AHEAD: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOW: tl.constexpr, IN_PIECES: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -187,18 +159,11 @@ def _attend_to_all(
             key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
             True, True, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
         )  # fmt: skip
-    if SCORES_AHEAD:
-        highest, total, out, largest = _attend_ahead(
-            query, highest, total, out, largest, whole, whole_end, table, kv_head,
-            key_pool_ptr, value_pool_ptr, bend, log2_scale, CAPPED,
-            NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
-        )  # fmt: skip
-    else:
-        highest, total, out, largest = _attend(
-            query, highest, total, out, largest, whole, whole_end, query_position, table, kv_head,
-            key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
-            False, False, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
-        )  # fmt: skip
+    highest, total, out, largest = _attend(
+        query, highest, total, out, largest, whole, whole_end, query_position, table, kv_head,
+        key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
+        False, False, CAPPED, WINDOW, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+    )  # fmt: skip
     return highest, total, out, largest
 
 
@@ -264,7 +229,6 @@ def extend_kernel(
     log2_scale,
     CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a token sees; 0: all before it
-    SCORES_AHEAD: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -301,7 +265,7 @@ def extend_kernel(
     highest, total, out, largest = _attend_to_all(
         query, highest, total, out, largest, num_before + tile_start // GROUP, start, end, query_position,
         table, kv_head, key_pool_ptr, value_pool_ptr, key_scales_ptr, value_scales_ptr, bend, log2_scale,
-        CAPPED, WINDOW, pieces_ptr is not None, SCORES_AHEAD, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
+        CAPPED, WINDOW, pieces_ptr is not None, NUM_KV_HEADS, HEAD_DIM, HEAD_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     if value_scales_ptr is not None:
         out = out * largest
@@ -337,7 +301,7 @@ def extend(
         arrays.context_lens, arrays.query_starts, arrays.tile_rows, arrays.tile_starts,
         pieces and pieces.pieces, pieces and pieces.room.results, pieces and pieces.room.lse, out,
         query.stride(0), arrays.tables.stride(0), bend, log2_scale,
-        CAPPED=layer.soft_cap is not None, WINDOW=layer.window or 0, SCORES_AHEAD=shape.scores_ahead,
+        CAPPED=layer.soft_cap is not None, WINDOW=layer.window or 0,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, HEAD_PADDED=head_padded,
         BLOCK_SIZE=block_size, ROWS=shape.rows, TILE=shape.tile, **shape.options,
     )  # fmt: skip

@@ -20,6 +20,7 @@ import triton.language as tl
 from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.triton import launch
 from coppice_worker.kernels.triton.attention.arrays import DecodeScratch, Prefixes, StepArrays
+from coppice_worker.kernels.triton.overlap import begin, overlapping
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -117,6 +118,7 @@ def reduce_kernel(
 ):
     """One program per (row, head): joins what is there for it. Rows that do not decode have nothing."""
     row, head = tl.program_id(0), tl.program_id(1)
+    begin()
     if tl.load(starts_ptr + row) == tl.load(starts_ptr + row + 1):
         return
     kv_head, column = head // GROUP, head % GROUP
@@ -175,12 +177,14 @@ def join(
     group, num_rows = scratch.own.lse.shape[1], arrays.context_lens.numel()
     shared = shared_prefixes(arrays, layer.window)
     partials = scratch.shared if shared is not None else None
+    num_kv_heads = num_heads // group
+    pieces, options = launch.reduce_tile(scratch.programs, num_rows * num_kv_heads)
     reduce_kernel[(num_rows, num_heads)](
         scratch.own.out, scratch.own.lse, scratch.starts_of(layer.window),
         partials and partials.out, partials and partials.lse, shared and shared.starts, shared and shared.places,
         layer.sinks, arrays.query_starts, out, num_rows, shared.members.shape[0] if shared else 0,
         scratch.programs, scratch.shared_programs,
-        NUM_KV_HEADS=num_heads // group, GROUP=group,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group,
         MEMBERS=shared.members.shape[1] if shared else 1, HEAD_DIM=head_dim,
-        HEAD_PADDED=launch.padded(head_dim), PIECES=launch.REDUCE_PIECES, **launch.REDUCE_OPTIONS,
+        HEAD_PADDED=launch.padded(head_dim), PIECES=pieces, **options, **overlapping(query.shape[0]),
     )  # fmt: skip
