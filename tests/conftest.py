@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.shares import leave_out
+
 # No time is asserted: a neighbour may keep the machine busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -56,7 +58,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    put_in_order(items)
+    leave_out(config, items)
+
+
+def put_in_order(items: list[pytest.Item]) -> None:
     """Files in random order, and the tests of each. Two tests come in the same order, whatever else is selected."""
 
     def random_place(name: str) -> bytes:

@@ -166,6 +166,7 @@ def test_the_command_prints_one_line_per_seed(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.long
+@pytest.mark.batch
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
 def test_ten_thousand_crashes_of_the_cache(first: int) -> None:
@@ -180,6 +181,7 @@ def test_host_tiers_come_back_after_crashes_of_the_cache() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.batch
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("first", range(1_000, 3_000, 100))
 def test_many_seeds(first: int) -> None:

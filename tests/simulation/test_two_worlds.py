@@ -11,16 +11,17 @@ from coppice_sim.two_worlds import Comparison, compare, compare_alone, domains_o
 
 STEPS = 1_000
 FEW_STEPS = 500  # of many seeds
+BATCH = (pytest.mark.long, pytest.mark.batch)
 ROUNDS = 4
 SEEDS = [
     range(3, 11),
     *(pytest.param(range(n, n + 30), marks=pytest.mark.wide) for n in range(100, 280, 30)),
-    *(pytest.param(range(n, n + 250), marks=pytest.mark.long) for n in range(1_000, 14_000, 250)),
+    *(pytest.param(range(n, n + 250), marks=BATCH) for n in range(1_000, 14_000, 250)),
 ]
 STRICT_SEEDS = [
     range(12, 13),
     *(pytest.param(range(n, n + 25), marks=pytest.mark.wide) for n in (100, 125)),
-    *(pytest.param(range(n, n + 50), marks=pytest.mark.long) for n in range(200, 1_200, 50)),
+    *(pytest.param(range(n, n + 50), marks=BATCH) for n in range(200, 1_200, 50)),
 ]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LONG_FILES, ORDER_SEED, check_ids, pytest_collection_modifyitems
+from tests.conftest import LONG_FILES, ORDER_SEED, check_ids, put_in_order
+from tests.shares import ONE_IN, left_out, one_in
 
 ROOT = Path(__file__).parents[3]
 SUITE = """
@@ -33,7 +34,7 @@ def order_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     def order_of(names: list[str], seed: int) -> list[str]:
         monkeypatch.setenv(ORDER_SEED, str(seed))
         items: list[Any] = [SimpleNamespace(nodeid=name) for name in names]
-        pytest_collection_modifyitems(items)
+        put_in_order(items)
         return [item.nodeid for item in items]
 
     return order_of
@@ -92,3 +93,20 @@ def test_a_run_is_refused_by_the_name_of_the_test(processes: tuple[str, ...], tm
     assert "test_suite.py::TestSome::test_one[<object object at 0x" in ended.stdout
     assert "in its id, which differs in each process" in ended.stdout
     assert "Different tests were collected" not in ended.stdout
+
+
+def test_trees_take_turns_with_batches_of_seeds() -> None:
+    batches = [f"tests/{file}.py::test_many[{number}]" for file in "ab" for number in range(10)]
+    shares = [set(batches) - left_out(batches, f"tree {number}", 4) for number in range(40)]
+    assert {len(share) for share in shares} == {6}, "a quarter of ten, rounded up, of each function"
+    assert set().union(*shares) == set(batches)
+    assert left_out(batches, "tree 0", 4) == left_out(batches[::-1], "tree 0", 4)
+    assert left_out(batches, "tree 0", 1) == set()
+    assert left_out(batches[:1], "tree 0", 100) == set(), "a function is never left out whole"
+
+
+@pytest.mark.parametrize("given", ["0", "half", ""])
+def test_a_share_is_one_in_so_many(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ONE_IN, given)
+    with pytest.raises(pytest.UsageError, match=f"LONG_SHARE={given}: give a whole number"):
+        one_in()

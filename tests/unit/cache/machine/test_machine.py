@@ -348,6 +348,7 @@ def test_the_machine_for_longer() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.batch
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("first", range(1_000, 4_000, 250))
 def test_longer_ways_from_seeds(first: int) -> None:

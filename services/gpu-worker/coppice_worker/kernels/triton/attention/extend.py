@@ -28,14 +28,15 @@ from coppice_worker.kernels.triton.attention.extend_pieces import join
 @triton.jit
 def _kv_rows(
     table, first, last, kv_head,
-    MASKED: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    MASKED: tl.constexpr, NARROW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """[TILE] int64: token rows of the pool, seen as [num_blocks * HK * BLOCK_SIZE, D], of positions `first` and on."""
     offset = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0 and not MASKED:  # a whole tile, in one block
         block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
         return (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + first % BLOCK_SIZE + offset
-    if TILE % BLOCK_SIZE == 0 and not MASKED:  # whole blocks, whose rows 32 bits can number: an eighth of the loop less
+    if NARROW and TILE % BLOCK_SIZE == 0 and not MASKED:  # 32 bits can number the rows: an eighth of the loop less
         block = tl.load(table + first // BLOCK_SIZE + offset // BLOCK_SIZE)
         return ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset % BLOCK_SIZE).to(tl.int64)
     position = first + offset
@@ -114,7 +115,9 @@ def _attend(
     for first in range(first_position, last_position, TILE):
         position = first + tl.arange(0, TILE)
         inside = position < last_position
-        kv_row = _kv_rows(table, first, last_position, kv_head, MASKED, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+        # Conversions of float8 leave no registers for narrow numbers that become wide.
+        narrow: tl.constexpr = key_scales_ptr is None
+        kv_row = _kv_rows(table, first, last_position, kv_head, MASKED, narrow, NUM_KV_HEADS, BLOCK_SIZE, TILE)
         score = _products(query, _read(key_pool_ptr, kv_row, inside, MASKED, HEAD_DIM, HEAD_PADDED))
         score = _bent(score, key_scales_ptr, kv_row, inside, bend, CAPPED)
         if MASKED:
