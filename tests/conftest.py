@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.shares import leave_out
+from tests.shares import Shares
 
 # No time is asserted: a neighbour may keep the machine busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,11 +44,12 @@ LONG_FILES = frozenset(
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Whoever starts the tests in the background has Ctrl-C ignored, here and in every process that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault(ORDER_SEED, str(random.SystemRandom().randrange(10**6)))
+    config.pluginmanager.register(Shares(config))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -58,12 +59,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    put_in_order(items)
-    leave_out(config, items)
-
-
-def put_in_order(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in random order, and the tests of each. Two tests come in the same order, whatever else is selected."""
 
     def random_place(name: str) -> bytes:

@@ -140,3 +140,12 @@ def test_where_they_are_chosen(packer: Packer) -> None:
         assert ours.tiles >= packer.tiles
     assert chosen("torch", packer.dtype) is None
     assert chosen("auto", torch.float16) is None
+
+
+@pytest.mark.parametrize("kernels", ["auto", "triton", "flashinfer"])
+def test_few_rows_have_kernels_on_a_gpu(kernels: str) -> None:
+    few_rows = pytest.importorskip("coppice_worker.kernels.triton.few_rows")
+    device, arithmetic = torch.device("cuda"), TorchArithmetic()
+    assert isinstance(choose_projections(kernels, device, torch.bfloat16, arithmetic), few_rows.FewRows)
+    assert choose_projections(kernels, device, torch.float32, arithmetic) is None
+    assert choose_projections("torch", device, torch.bfloat16, arithmetic) is None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -15,6 +16,7 @@ from triton.compiler import ASTSource
 
 from coppice_worker.kernels.triton.residency import programs_beside
 
+TARGET = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 BF16 = ("query_ptr", "key_pool_ptr", "value_pool_ptr", "out_ptr", "key_ptr", "value_ptr", "planes_ptr")
@@ -47,6 +49,16 @@ def type_of(name: str) -> str:
     return "fp32" if name == "scale_log2" else "i32"
 
 
+def _asked(target: GPUTarget) -> Callable[[], GPUTarget]:
+    """Kernels ask for the chip that is there; here none is."""
+
+    def current_target() -> GPUTarget:
+        return target
+
+    current_target.__triton_builtin__ = True  # type: ignore[attr-defined]  # else it is not for kernels
+    return current_target
+
+
 def compile_kernel(
     kernel: Any,
     constants: Mapping[str, Any],
@@ -54,6 +66,7 @@ def compile_kernel(
     folder: Path,
     types: Mapping[str, str] | None = None,
     aligned_too: tuple[str, ...] = (),
+    target: GPUTarget = TARGET,
 ) -> Compiled:
     """`types` and `aligned_too` tell of arguments that `type_of` and ALIGNED do not know; a constant None stands for
     no array."""
@@ -67,7 +80,8 @@ def compile_kernel(
         {(names.index(name),): value for name, value in constants.items()},
         {(index,): [["tt.divisibility", 16]] for index in aligned},
     )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(options))
+    with patch("triton.language.target_info.current_target", _asked(target)):
+        built = triton.compile(source, target=target, options=dict(options))
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(built.asm["cubin"])
     usage = run_tool("cuobjdump", "-res-usage", cubin)

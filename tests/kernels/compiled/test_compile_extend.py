@@ -123,8 +123,8 @@ def test_every_variant(head_dim: int, block_size: int, way: str, blocks: torch.d
     compiled = compile_extend(tmp_path, head_dim, block_size, way, blocks=blocks)
     if head_dim == 256 and ("pieces" in way or blocks.itemsize == 1):
         # Once a program, before its loops or when its result is left: some 45 of 10,000 instructions (Triton 3.7.1).
-        # Triton 3.6 does so with a few values in loops over float8, too.
-        few = 8 if blocks.itemsize == 1 else 0
+        # Triton 3.6 does so in loops over float8, too: one instruction in a hundred.
+        few = 10 if blocks.itemsize == 1 else 0
         assert all(len(re.findall(r"\b(LDL|STL)\b", loop)) <= few for loop in loops_of(compiled.listing))
     else:
         assert_no_spills(compiled)

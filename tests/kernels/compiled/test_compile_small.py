@@ -13,6 +13,8 @@ import pytest
 if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs the Triton compiler, not its interpreter", allow_module_level=True)
 
+from triton.backends.compiler import GPUTarget
+
 from coppice_worker.kernels.pool import FLOAT8_MAX, SCALE_MIN
 from coppice_worker.kernels.triton import arithmetic, blocks, few_rows, launch, sampling, write
 from tests.kernels.compiled.sm90 import TOOLS, Compiled, assert_no_spills, compile_kernel
@@ -131,9 +133,22 @@ def test_projections_of_few_rows(depth: int, columns: int, is_gated: bool, tmp_p
     assert one.programs_per_sm() >= 6
     wide, loads = accesses(one, "LDG")
     assert wide >= loads - 2
+    # The first of the weight is on its way before the program waits for the kernel that makes its row.
+    assert one.listing.index("LDG.E") < one.listing.index("ACQBULK") < one.listing.rindex("LDG.E")
+    assert "PREEXIT" in one.listing
     tile, tile_depth, options = launch.few_rows_tile(columns, is_gated=is_gated)
     constants = {**shape, "ROWS": launch.FEW_ROWS, "COLUMNS": tile, "TILE_DEPTH": tile_depth}
     few = compile_kernel(few_rows.few_rows_kernel, constants, options, tmp_path, types, ("num_columns",))
     assert_no_spills(few)
     assert "HGMMA.64x16x16" in few.listing
     assert all(".128" in copy for copy in re.findall(r"\bLDGSTS\.E[\w.]*", few.listing))
+
+
+def test_older_chips_have_no_overlap(tmp_path: Path) -> None:
+    """An A100 has no instruction for it."""
+    padded, options = launch.row_tile(4096)
+    constants = {"SIZE": 4096, "PADDED": padded}
+    types = dict.fromkeys(("hidden_ptr", "delta_ptr"), "*bf16") | {"weight_ptr": "*fp32", "eps": "fp32"}
+    arguments = (arithmetic.add_norm_kernel, constants, options, tmp_path, types)
+    assert "ACQBULK" in compile_kernel(*arguments).listing
+    assert "ACQBULK" not in compile_kernel(*arguments, target=GPUTarget("cuda", 80, 32)).listing

@@ -165,3 +165,15 @@ def test_mixed_graphs_find_what_single_launches_find(executor: TorchExecutor, ch
     tokens = torch.from_numpy(executor.execute(batch).tokens).long().cuda().unsqueeze(1)
     missing = logits.amax(dim=-1, keepdim=True) - logits.gather(1, tokens)
     assert float(missing.max()) < 0.02 * float(logits.abs().max())
+
+
+@pytest.mark.usefixtures("nan_pool")
+def test_kernels_of_one_row_that_overlap_find_what_they_find_in_order(
+    executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that read what the one before it had not written yet would find something else now and then."""
+    batch = build_batch(prefilled(executor, 1, seed=5), [1], BLOCK_SIZE)
+    overlapping = [executor.logits(batch).clone() for _ in range(50)]
+    monkeypatch.setattr("coppice_worker.kernels.triton.overlap._can_overlap", lambda: False)
+    in_order = executor.logits(batch)
+    assert all(torch.equal(logits, in_order) for logits in overlapping)

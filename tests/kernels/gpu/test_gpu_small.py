@@ -129,6 +129,30 @@ def test_add_norm(dtype: torch.dtype, size: int) -> None:
     assert torch.equal(hidden, total)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 17])
+@pytest.mark.parametrize(
+    ("columns", "depth", "activation"), [(4096, 14336, None), (1000, 904, None), (14336, 4096, "silu")]
+)
+def test_projections_of_few_rows(
+    columns: int, depth: int, activation: Activation | None, num_rows: int, dtype: torch.dtype
+) -> None:
+    from coppice_worker.kernels.triton.arithmetic import TritonArithmetic
+    from coppice_worker.kernels.triton.few_rows import FewRows
+
+    outs = columns * (1 if activation is None else 2)
+    weight, bias = random(outs, depth, dtype=dtype) * depth**-0.5, random(outs, dtype=dtype)
+    rows, makes = random(num_rows, depth, dtype=dtype), FewRows(dtype, TritonArithmetic())
+    ours = makes.project(weight, bias) if activation is None else makes.gated(weight, bias, activation)
+    out = ours(rows)
+    wide = rows.double() @ weight.double().t() + bias.double()
+    if activation is not None:
+        gate, up = wide.chunk(2, dim=-1)
+        wide = gate * torch.sigmoid(gate) * up
+    tolerance = 4 * ROUNDING[dtype]
+    torch.testing.assert_close(out.double(), wide, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gate(activation: Activation) -> None:
     from coppice_worker.kernels.triton.arithmetic import TritonArithmetic

@@ -38,7 +38,9 @@ def wanted(
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("num_rows", [1, 2, launch.FEW_ROWS, launch.FEW_ROWS + 1])
-@pytest.mark.parametrize(("columns", "depth", "has_bias"), [(66, 136, True), (3, 256, False)])
+@pytest.mark.parametrize(
+    ("columns", "depth", "has_bias"), [(66, 136, True), (3, 256, False), (5, 2056, True), (2, 4096, True)]
+)
 def test_projections(
     columns: int,
     depth: int,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LONG_FILES, ORDER_SEED, check_ids, put_in_order
-from tests.shares import ONE_IN, left_out, one_in
+from tests.conftest import LONG_FILES, ORDER_SEED, check_ids, pytest_collection_modifyitems
+from tests.shares import ONE_IN, TREE, left_out, one_in
 
 ROOT = Path(__file__).parents[3]
 SUITE = """
@@ -34,7 +34,7 @@ def order_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     def order_of(names: list[str], seed: int) -> list[str]:
         monkeypatch.setenv(ORDER_SEED, str(seed))
         items: list[Any] = [SimpleNamespace(nodeid=name) for name in names]
-        put_in_order(items)
+        pytest_collection_modifyitems(items)
         return [item.nodeid for item in items]
 
     return order_of
@@ -95,7 +95,7 @@ def test_a_run_is_refused_by_the_name_of_the_test(processes: tuple[str, ...], tm
     assert "Different tests were collected" not in ended.stdout
 
 
-def test_trees_take_turns_with_batches_of_seeds() -> None:
+def test_each_tree_draws_batches_of_seeds() -> None:
     batches = [f"tests/{file}.py::test_many[{number}]" for file in "ab" for number in range(10)]
     shares = [set(batches) - left_out(batches, f"tree {number}", 4) for number in range(40)]
     assert {len(share) for share in shares} == {6}, "a quarter of ten, rounded up, of each function"
@@ -110,3 +110,29 @@ def test_a_share_is_one_in_so_many(given: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(ONE_IN, given)
     with pytest.raises(pytest.UsageError, match=f"LONG_SHARE={given}: give a whole number"):
         one_in()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_taken"),
+    [
+        (["test_some.py"], 2),
+        (["test_some.py", "-k", "test_many"], 8),
+        (["test_some.py::test_many[3]", "test_some.py::test_many[5]"], 2),
+        (["test_some.py", "-m", "not batch"], 0),
+    ],
+)
+def test_a_run_takes_a_share_unless_tests_are_asked_for(arguments: list[str], num_taken: int, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests.shares import Shares\ndef pytest_configure(config): config.pluginmanager.register(Shares(config))\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = batch: of seeds\n")
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n@pytest.mark.batch\n@pytest.mark.parametrize('n', range(8))\ndef test_many(n): pass\n"
+        "def test_one(): pass\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in (ONE_IN, TREE)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-c", "pytest.ini", *arguments]
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("::test_many[") == num_taken

@@ -99,10 +99,12 @@ class _Bench:
         blocks = Sequences(model, shape, self._plan.block_size)
         steps = model.launched(blocks)
         contenders: dict[str, Operation] = {"step": lambda _: steps.compute()}
+        counts = {"step": steps.count}
         if self._fits(shape):
             contiguous = Contiguous(model, shape, blocks)
             contiguous_steps = model.launched(contiguous)
             contenders["contiguous"] = lambda _: contiguous_steps.compute()
+            counts["contiguous"] = contiguous_steps.count
         contenders.update(self._products(shape))
         for operation in contenders.values():
             operation(0)
@@ -110,7 +112,7 @@ class _Bench:
         note(f"{model.dtype}, {shape}: {rounds} rounds")
         clock = thread_time_ns if _is_one_thread(model.device) else perf_counter_ns
         taken_us = time_in_turns(contenders, rounds, _TURN, clock)
-        taken = {name: taken / _US_PER_MS / steps.count for name, taken in taken_us.items()}
+        taken = {name: taken / _US_PER_MS / counts.get(name, 1) for name, taken in taken_us.items()}
         floors = [taken[name] for name in ("torch_matmul", "matmul") if name in taken]
         floor = min(floors) if self._ceilings is None else floor_ms(self._ceilings, model, shape)
         return _as_row(shape, taken, floor, rounds)

@@ -1,7 +1,7 @@
 """Steps as graphs: what a step launches, recorded once for each size and launched again as one.
 
     decodes   1  2  4  8  16  24  32 ...  rows     a batch of 19 takes the graph of 24; 5 rows are padding
-    mixed     16  32  64 ... 512  tokens           chunks, beside decodes or without; 70 tokens take the graph of 128
+    mixed     16  32  64  96 ... 512  tokens       chunks, beside decodes or without; 70 tokens take the graph of 96
     body      tokens -> embedding -> layers -> hidden states     of each of these; one more for batches whose decodes
                                                                  have something in common
     tail      hidden states -> logits -> tokens                  of so many rows, of which nobody asks for more

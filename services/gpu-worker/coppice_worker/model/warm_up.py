@@ -16,6 +16,7 @@ from coppice_worker.core.batch.step_batch import LogitChanges, StepBatch, StepLi
 
 _LONG_CONTEXT = 4096  # tokens
 _ROWS_IN_COMMON = 8
+_ROWS_OF_JOINS = (4, 16, 64)  # with each fewer pieces of a context are joined at a time, by a kernel of its own
 _CHANGES = LogitChanges(
     repetition=np.ones(1, np.float32),
     frequency=np.zeros(1, np.float32),
@@ -47,7 +48,8 @@ def largest_step(max_sequences: int, max_step_tokens: int, max_context: int, blo
 
 def warm_up_steps(block_size: int, limits: StepLimits, max_context: int) -> list[StepBatch]:
     """One of each kind: chunks, decodes, and both beside each other; greedy and drawn; a decode of changed logits. On a
-    GPU long contexts have kernels of their own: few chunks are cut along them, and rows have their beginning in common.
+    GPU, long contexts have kernels of their own (few chunks are cut along them, and rows have their beginning in
+    common), and so have numbers of rows.
     """
     kinds = (([2], [2]), ([1], [3]), ([1, 1], [3, 3]), ([2, 1], [4, 3]))
     steps = [
@@ -57,9 +59,11 @@ def warm_up_steps(block_size: int, limits: StepLimits, max_context: int) -> list
         if _fits(new, lens, limits, max_context)
     ]
     long = min(max_context, _LONG_CONTEXT)
-    for new in ([2], [1] * _ROWS_IN_COMMON):
-        if _fits(new, [long], limits, max_context):
-            steps.append(idle_step(new, [long] * len(new), block_size, temperature=0.0))
+    decodes_of = ((_ROWS_IN_COMMON, long), *((rows, 3) for rows in _ROWS_OF_JOINS))
+    others = [([2], [long]), *(([1] * rows, [length] * rows) for rows, length in decodes_of)]
+    for new, lens in others:
+        if _fits(new, lens, limits, max_context):
+            steps.append(idle_step(new, lens, block_size, temperature=0.0))
     decodes = [idle_step([1], [3], block_size, temperature) for temperature in (0.0, 1.0)]
     # Logits that are changed are float32, for which there are kernels of their own.
     return steps + [replace(step, sample=replace(step.sample, changes=_CHANGES)) for step in decodes]

@@ -1,7 +1,7 @@
-"""Projections of few rows: reading the weight is all that takes time, and a GPU's library leaves some of it over.
+"""Projections of few rows, whose time is that of reading the weight; a GPU's library takes up to a third longer.
 
     one row      each program has a few rows of the weight and adds up products, lane by lane
-    2 to 16      scores of a matrix unit: 64 rows of the weight fill its long side, the rows its narrow one
+    2 to 16      products of the matrix unit: 64 rows of the weight fill its long side, the rows its narrow one
 
 A gated projection has gate and up side by side in a program, so that nothing is written in between. What has more
 rows goes to torch.

@@ -17,7 +17,7 @@ DECODE_TILE = 64  # context tokens per iteration: the matrix unit's 64 rows
 REDUCE_PIECES = (4, 32)  # pieces per iteration: least, most
 PLAN_ROWS = 1024  # rows per iteration
 
-FEW_ROWS = 16  # that a projection has at most to be one of few rows: the narrowest product of the matrix unit
+FEW_ROWS = 16  # that a projection has at most to be one of few rows: the narrow side of its products
 FEW_ROWS_COLUMNS = 64  # of a program: the matrix unit's 64 rows
 
 PREFIX_COLUMNS = 32  # query heads of a group of rows, over one KV head

@@ -15,7 +15,7 @@ A row decodes if it has one new token. A padding row has one too in a step of de
 its context length is 0, and the slot of tokens that are padding -1: no launch reads its table, and such rows of
 attention's output stay as they are. Tiles and pieces of row -1 are padding as well (`chunks`).
 
-In each step `spans.plan` is launched once, after the arrays were filled and before the first layer attends; it is a
+In each step `split_kv.plan` is launched once, after the arrays were filled and before the first layer attends; it is a
 part of what a graph captures. Scratch holds nothing between steps and is never cleared; one serves steps of all sizes.
 """
 
@@ -72,7 +72,7 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Room for steps of at most `rows_max` rows. See `spans`."""
+    """Room for steps of at most `rows_max` rows. See `split_kv`."""
 
     rows_max: int
     programs: int  # each takes one span

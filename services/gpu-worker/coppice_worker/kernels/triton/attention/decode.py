@@ -149,7 +149,7 @@ def _attend_float8(
     multiplies it, a tile came to registers byte by byte, in the order of the matrix unit. So a tile is read to
     registers 16 bytes at a time, converted, and carried to the next iteration: there it is half precision like any
     other, which a matrix unit takes from shared memory in either order. (Copies to shared memory that are several tiles
-    ahead took a quarter longer on an H200: what a tile waits for is its own chain of products and sums.)
+    ahead take a quarter longer on an H200: what a tile waits for is its own chain of products and sums.)
     """
     HEAD_PADDED: tl.constexpr = query.shape[0]
     COLUMNS: tl.constexpr = query.shape[1]

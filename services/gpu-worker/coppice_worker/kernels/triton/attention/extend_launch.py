@@ -19,7 +19,7 @@ import torch
 from coppice_worker.kernels.backend import LayerAttention
 from coppice_worker.kernels.triton.launch import COMMON_OPTIONS
 
-EXTEND_ROWS = 128  # packed query rows per tile: 64 for each of two warp groups
+EXTEND_ROWS = 128  # packed query rows per tile: 64 for each of two warp groups, in one program or in two
 JOIN_ROWS = 16  # packed query rows per program that joins pieces
 
 _PIECE_TOKENS_MIN = 512
