@@ -44,6 +44,14 @@ def add_norm_kernel(
 
 
 @triton.jit
+def gated(gate, up, IS_SILU: tl.constexpr):
+    """activation(gate) * up, in float32; GELU is by tanh."""
+    # x * sigmoid(x); with tanh, x / 2 * (1 + tanh(y)) = x * sigmoid(2 y).
+    inner = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-inner)) * up
+
+
+@triton.jit
 def gate_kernel(
     both_ptr,  # [T, 2 * SIZE] contiguous: gate, then up
     out_ptr,  # [T, SIZE]
@@ -57,9 +65,7 @@ def gate_kernel(
     inside = column < SIZE
     gate = tl.load(both_ptr + row * (2 * SIZE) + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both_ptr + row * (2 * SIZE) + SIZE + column, mask=inside, other=0.0).to(tl.float32)
-    # x * sigmoid(x); with tanh, x / 2 * (1 + tanh(y)) = x * sigmoid(2 y).
-    inner = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    out = gate / (1.0 + tl.exp(-inner)) * up
+    out = gated(gate, up, IS_SILU)
     tl.store(out_ptr + row * SIZE + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -85,9 +91,8 @@ class TritonArithmetic:
         rows, size = both.shape[0], both.shape[1] // 2
         out = both.new_empty((rows, size))
         gate_kernel[(rows, triton.cdiv(size, launch.GATE_TILE))](
-            both, out, SIZE=size, IS_SILU=activation == "silu", TILE=launch.GATE_TILE,
-            **launch.COMMON_OPTIONS,
-        )  # fmt: skip
+            both, out, SIZE=size, IS_SILU=activation == "silu", TILE=launch.GATE_TILE, **launch.COMMON_OPTIONS
+        )
         return out
 
     def choose(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:

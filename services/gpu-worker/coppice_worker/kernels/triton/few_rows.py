@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from coppice_worker.kernels.backend import Activation, Arithmetic
 from coppice_worker.kernels.triton import launch
+from coppice_worker.kernels.triton.arithmetic import gated
 from coppice_worker.kernels.triton.overlap import let_next_begin, overlapping, wait_for_before
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -31,13 +32,6 @@ def _read(weight_ptr, columns, depths, DEPTH: tl.constexpr, TILE_DEPTH: tl.const
     if DEPTH % TILE_DEPTH == 0:
         return tl.load(at)
     return tl.load(at, mask=depths[None, :] < DEPTH, other=0.0)
-
-
-@triton.jit
-def _gated(gate, up, IS_SILU: tl.constexpr):
-    """As `arithmetic.gate_kernel`."""
-    inner = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp(-inner)) * up
 
 
 @triton.jit
@@ -79,7 +73,7 @@ def one_row_kernel(
         out_up = tl.sum(total_up, axis=1)
         if bias_ptr is not None:
             out_up += tl.load(bias_ptr + num_columns + column).to(tl.float32)
-        out = _gated(out, out_up, IS_SILU)
+        out = gated(out, out_up, IS_SILU)
     tl.store(out_ptr + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -118,7 +112,7 @@ def few_rows_kernel(
     if GATED:
         if bias_ptr is not None:
             out_up += tl.load(bias_ptr + num_columns + column).to(tl.float32)[:, None]
-        out = _gated(out, out_up, IS_SILU)
+        out = gated(out, out_up, IS_SILU)
     at = out_ptr + row[None, :] * num_columns + column[:, None]
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
