@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coppice.messages.index import WorkerInfo, Workers
+from coppice.messages.index import OpBatch, WorkerInfo, Workers
 from coppice.messages.ownership import Yielded
 from coppice.messages.registration import Registered
 from coppice.session.versions import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, SPOKEN
@@ -94,6 +94,10 @@ def test_what_is_said_between_versions_lacks_what_the_older_one_does_not_have() 
     (heard,) = as_said(listed, PROTOCOL_VERSION_MIN).workers
     assert isinstance(heard, WorkerInfo)
     assert (heard.is_owned, heard.yields) == (True, False)
+    values = golden.golden_values(golden.CODECS["index from client"])
+    (acquire,), (extend,) = (values[f"Data(OpBatch({name}))"].body.ops for name in ("Acquire", "Extend"))
+    batch = OpBatch((msgspec.structs.replace(acquire, call_kind=3), extend))
+    assert as_said(batch, PROTOCOL_VERSION_MIN).ops == (msgspec.structs.replace(acquire, call_kind=0), extend)
     registered = Registered(1, 1, owner=7)  # type: ignore[arg-type]
     assert as_said(registered, PROTOCOL_VERSION_MIN).owner == 0
     yielded = Yielded("w", 1)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ stand in the order of its ops. Tokens are packed u32, handles packed u64, seals 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, WorkerEpoch, WorkerId
 from coppice.messages.cell import CellNews, Served
@@ -38,6 +39,9 @@ class Reuse(Enum):
     UNLIKELY = "unlikely"  # one of a kind, or its conversation is over
 
 
+CALL_KINDS: Final = 16  # that a scheduler may tell apart
+
+
 class Candidate(Record, frozen=True):
     worker_id: WorkerId
     load_cost: U64  # in tokens of prefill work that stand before this request there
@@ -57,6 +61,7 @@ class Acquire(Message, frozen=True):
     may_wait: bool = False  # may be answered with Pending
     wants_copy: bool = False  # the grant may name a partly matching block to copy from
     skip_match: bool = False  # every token will be computed: share nothing, own all blocks; it publishes as others do
+    call_kind: U32 = 0  # below CALL_KINDS; the cache learns how often prompts of each come again. 0: not told apart
 
 
 class Extend(Message, frozen=True):

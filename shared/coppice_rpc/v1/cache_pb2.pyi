@@ -78,6 +78,7 @@ class Acquire(_message.Message):
     MAY_WAIT_FIELD_NUMBER: _builtins.int
     WANTS_COPY_FIELD_NUMBER: _builtins.int
     SKIP_MATCH_FIELD_NUMBER: _builtins.int
+    CALL_KIND_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     domain: _builtins.str
     namespace: _builtins.bytes
@@ -92,6 +93,8 @@ class Acquire(_message.Message):
     """the grant may name a partly matching block to copy from"""
     skip_match: _builtins.bool
     """every token will be computed: share nothing, own all blocks"""
+    call_kind: _builtins.int
+    """0 to 15; the cache learns how often prompts of each come again. 0: not told apart"""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
     def __init__(
@@ -108,10 +111,11 @@ class Acquire(_message.Message):
         may_wait: _builtins.bool = ...,
         wants_copy: _builtins.bool = ...,
         skip_match: _builtins.bool = ...,
+        call_kind: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "domain", b"domain", "lease_id", b"lease_id", "may_wait", b"may_wait", "namespace", b"namespace", "reserve_tokens", b"reserve_tokens", "reuse", b"reuse", "skip_match", b"skip_match", "tokens", b"tokens", "traceparent", b"traceparent", "wants_copy", b"wants_copy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_kind", b"call_kind", "candidates", b"candidates", "domain", b"domain", "lease_id", b"lease_id", "may_wait", b"may_wait", "namespace", b"namespace", "reserve_tokens", b"reserve_tokens", "reuse", b"reuse", "skip_match", b"skip_match", "tokens", b"tokens", "traceparent", b"traceparent", "wants_copy", b"wants_copy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +21,27 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PromptReuse:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PromptReuseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PromptReuse.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROMPT_REUSE_UNSPECIFIED: _PromptReuse.ValueType  # 0
+    PROMPT_REUSE_LIKELY: _PromptReuse.ValueType  # 1
+    """the conversation goes on, an agent's loop is at work"""
+    PROMPT_REUSE_UNLIKELY: _PromptReuse.ValueType  # 2
+    """the conversation is over, the prompt is one of a kind"""
+
+class PromptReuse(_PromptReuse, metaclass=_PromptReuseEnumTypeWrapper): ...
+
+PROMPT_REUSE_UNSPECIFIED: PromptReuse.ValueType  # 0
+PROMPT_REUSE_LIKELY: PromptReuse.ValueType  # 1
+"""the conversation goes on, an agent's loop is at work"""
+PROMPT_REUSE_UNLIKELY: PromptReuse.ValueType  # 2
+"""the conversation is over, the prompt is one of a kind"""
+Global___PromptReuse: _TypeAlias = PromptReuse  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -278,6 +300,7 @@ class GenerateRequest(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FILL_CONTEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_REUSE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     max_tokens: _builtins.int
@@ -328,6 +351,8 @@ class GenerateRequest(_message.Message):
     """likeliest tokens to tell beside each of the prompt's; absent = none"""
     fill_context: _builtins.bool
     """where fewer than max_tokens fit the context, these are taken"""
+    prompt_reuse: Global___PromptReuse.ValueType
+    """whether this conversation is expected again; takes precedence over the key"""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -386,10 +411,11 @@ class GenerateRequest(_message.Message):
         length_penalty: _builtins.float | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
         fill_context: _builtins.bool = ...,
+        prompt_reuse: Global___PromptReuse.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_cache_salt", b"_cache_salt", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_parallel_tool_calls", b"_parallel_tool_calls", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "length_penalty", b"length_penalty", "max_tokens", b"max_tokens", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt", b"prompt", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_cache_salt", b"_cache_salt", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_parallel_tool_calls", b"_parallel_tool_calls", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "echo", b"echo", "fill_context", b"fill_context", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "json_object", b"json_object", "json_schema", b"json_schema", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "prompt_cache_ttl_ms", b"prompt_cache_ttl_ms", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_p", b"top_p", "use_beam_search", b"use_beam_search"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_cache_salt", b"_cache_salt", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_parallel_tool_calls", b"_parallel_tool_calls", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "cache_salt", b"cache_salt", "chat", b"chat", "choice", b"choice", "echo", b"echo", "fill_context", b"fill_context", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "json_object", b"json_object", "json_schema", b"json_schema", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "prompt_cache_ttl_ms", b"prompt_cache_ttl_ms", "prompt_reuse", b"prompt_reuse", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "text", b"text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_p", b"top_p", "use_beam_search", b"use_beam_search"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015

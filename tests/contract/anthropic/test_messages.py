@@ -12,6 +12,8 @@ import anthropic
 import pytest
 
 from coppice.messages.index import Reuse
+from coppice_scheduler.edge.frontend.admission import call_kind_of
+from coppice_scheduler.edge.frontend.generation_spec import Endpoint, GenerationSpec
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.contract.rest_fixture import served, shared_server
 from tests.fakes.api.engine import Script, unpack
@@ -273,6 +275,7 @@ def test_what_should_stay_cached(served: Served) -> None:
     ask(served)
     assert served.engine.requests[-1].retain_ms == 0
     assert served.engine.requests[-1].reuse is Reuse.UNKNOWN
+    assert served.engine.requests[-1].call_kind == call_kind_of(GenerationSpec("m", (), endpoint=Endpoint.MESSAGES))
     ask(served, cache_control={**breakpoint, "scope": "global"})
     assert served.engine.requests[-1].retain_ms == 5 * 60_000
     assert served.engine.requests[-1].reuse is Reuse.LIKELY

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from coppice.messages.index import Reuse
+from coppice.messages.index import CALL_KINDS, Reuse
 from coppice.messages.sampling import CHOICES_MAX
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from tests.contract.rest_fixture import served, shared_server
@@ -156,6 +157,8 @@ def test_cache_hints_reach_the_engine_and_the_operator_caps_them(served: Served)
 
     assert told() == (Reuse.UNKNOWN, 0)
     assert told(prompt_cache_key="agent-7", prompt_cache_options={"mode": "implicit"}) == (Reuse.LIKELY, 0)
+    assert told(prompt_cache_options={"reuse": "likely"}) == (Reuse.LIKELY, 0)
+    assert told(prompt_cache_key="agent-7", prompt_cache_options={"reuse": "unlikely"}) == (Reuse.UNLIKELY, 0)
     assert told(prompt_cache_options={"ttl": "90s"}) == (Reuse.UNKNOWN, 90_000)
     assert told(prompt_cache_options={"ttl": "30m"}) == (Reuse.UNKNOWN, 30 * 60_000)
     assert told(prompt_cache_options={"ttl": "9h"}) == (Reuse.UNKNOWN, 30 * 60_000)
@@ -165,6 +168,24 @@ def test_cache_hints_reach_the_engine_and_the_operator_caps_them(served: Served)
     assert told(messages=[{"role": "user", "content": [part]}]) == (Reuse.UNKNOWN, 0)
     part["prompt_cache_breakpoint"] = {"mode": "explicit", "ttl": "12h"}
     assert "breakpoint" in error_of(served.chat(messages=[{"role": "user", "content": [part]}]), 400)["message"]
+
+
+def test_calls_are_told_apart_by_endpoint_and_whether_they_yield(served: Served) -> None:
+    def kind(call: Callable[..., Any], **fields: object) -> int:
+        served.engine.requests.clear()
+        assert call(**fields).status_code == 200
+        return served.engine.requests[0].call_kind
+
+    calls = [
+        (served.complete, {}),
+        (served.chat, {}),
+        (served.complete, {"priority": 1}),
+        (served.chat, {"priority": 5}),
+    ]
+    kinds = [kind(call, **fields) for call, fields in calls]
+    assert len(set(kinds)) == 4
+    assert all(0 < each < CALL_KINDS for each in kinds)
+    assert kind(served.chat, priority=-1) == kind(served.chat)
 
 
 def test_usage_tells_what_was_cached_and_what_was_written(served: Served) -> None:

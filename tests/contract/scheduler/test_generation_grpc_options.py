@@ -12,6 +12,8 @@ import pytest
 from coppice.messages.index import Reuse
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
+from coppice_scheduler.edge.frontend.admission import call_kind_of
+from coppice_scheduler.edge.frontend.generation_spec import Endpoint, GenerationSpec
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
 from tests.fakes.api.engine import Script, likely_ids, logprob_of, pack, rank_of, unpack
 from tests.fakes.api.grpc_served import DEMO, MODEL, WAIT_S, Served, details_of, serve
@@ -41,6 +43,7 @@ def test_every_sampling_option_reaches_the_engine() -> None:
         assert pairs.tolist() == [(3, 100.0), (7, -2.5)]
         assert unpack(sampling.stop_token_ids) == [0, 5]
         assert (request.priority, request.reuse, request.retain_ms) == (-4, Reuse.LIKELY, 90_000)
+        assert request.call_kind == call_kind_of(GenerationSpec("m", (), endpoint=Endpoint.COMPLETIONS))
         assert request.streams
         left_s = ((request.deadline_ns or 0) - time.monotonic_ns()) / 1e9
         assert 0 < left_s <= WAIT_S + 1, "its deadline is the call's, rounded up on the wire"
@@ -54,6 +57,22 @@ def test_an_answer_may_take_what_is_left_of_the_context() -> None:
         assert await served.ask(text="one two", max_tokens=10_000, fill_context=True)
         (request,) = served.engine.requests
         assert request.max_new_tokens == 512 - len(served.ids("one two"))
+
+    serve(test)
+
+
+def test_what_a_client_says_of_its_prompt_takes_precedence_over_its_key() -> None:
+    async def test(served: Served) -> None:
+        for said, reuse in ((pb.PROMPT_REUSE_LIKELY, Reuse.LIKELY), (pb.PROMPT_REUSE_UNLIKELY, Reuse.UNLIKELY)):
+            await served.ask(max_tokens=1, prompt_cache_key="agent-7", prompt_reuse=said)
+            assert served.engine.requests[-1].reuse is reuse
+        chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
+        await served.ask(max_tokens=1, chat=chat)
+        assert served.engine.requests[-1].reuse is Reuse.UNKNOWN
+        assert served.engine.requests[-1].call_kind == call_kind_of(GenerationSpec("m", (), endpoint=Endpoint.CHAT))
+        refused = await served.refusal(max_tokens=1, prompt_reuse=77)
+        assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "prompt_reuse has the unknown value 77" in (refused.details() or "")
 
     serve(test)
 

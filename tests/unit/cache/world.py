@@ -23,6 +23,7 @@ from coppice.messages.index import (
     NoCapacityReason,
     Publish,
     Release,
+    Reuse,
 )
 from coppice.messages.registration import Fence, FenceAck, Register, Registered
 from coppice.session.vouchers import Vouchers
@@ -165,10 +166,13 @@ class World:
         namespace: Namespace = NAMESPACE,
         candidates: tuple[tuple[str, int], ...] = (("w", 0),),
         session: SchedulerEpoch | None = None,
+        reuse: Reuse = Reuse.UNKNOWN,
+        call_kind: int = 0,
     ) -> Answer:
         offered = tuple(Candidate(WorkerId(name), cost) for name, cost in candidates)
         reserve = reserve or len(data) // 4
-        return self.do(Acquire(lease_id(number), domain, namespace, data, reserve, offered), session)
+        said = {"reuse": reuse, "call_kind": call_kind}
+        return self.do(Acquire(lease_id(number), domain, namespace, data, reserve, offered, **said), session)  # type: ignore[arg-type]
 
     def granted(self, number: int, data: bytes, **options: object) -> Grant:
         answer = self.acquire(number, data, **options)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ class Request:
     at_ms: int
     input_tokens: int  # 0 when the trace does not say
     hash_ids: tuple[int, ...]
+    call_kind: int = 0  # 0 when the trace does not say
 
 
 @dataclass(frozen=True, slots=True)

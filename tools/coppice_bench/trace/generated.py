@@ -27,6 +27,7 @@ from coppice_bench.trace.file import Request, Trace
 Run = tuple[int, ...]
 _MS_APART = 100
 _PROMPT_BLOCKS_MAX = 120
+CHAT, BATCH = 2, 9  # kinds of calls, numbered as by front doors
 
 
 class _Load:
@@ -42,8 +43,8 @@ class _Load:
         self._next_id += self.random.randint(least, most)
         return tuple(range(start, self._next_id))
 
-    def ask(self, prompt: Run) -> None:
-        self._requests.append(Request(len(self._requests) * _MS_APART, 0, prompt))
+    def ask(self, prompt: Run, call_kind: int = 0) -> None:
+        self._requests.append(Request(len(self._requests) * _MS_APART, 0, prompt, call_kind))
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -87,11 +88,11 @@ def chat(seed: int, requests: int, *, batches: float = 0.0) -> Trace:
         turns += 1
         goes_on = bool(waiting) and waiting[0][0] <= turns
         prompt = heappop(waiting)[2] if goes_on else system + load.fresh(1, 12)
-        load.ask(prompt)
+        load.ask(prompt, CHAT)
         if load.random.random() < 0.7:
             heappush(waiting, (turns + load.random.randint(5, 400), turns, prompt + load.fresh(1, 6)))
         if load.random.random() < batches:
-            load.ask(load.fresh(20, _PROMPT_BLOCKS_MAX))
+            load.ask(load.fresh(20, _PROMPT_BLOCKS_MAX), BATCH)
     return load.trace()
 
 

@@ -2,12 +2,13 @@
 
 Each request is stored whole, hits are prefix hits, and what it brings is known to the policy, like in the service. The
 last block of a prompt counts although it is not full; the service never caches such a block, so here the policy is told
-what it would know of one: reuse is unlikely.
+what it would know of one: reuse is unlikely. That is always right, so it has a kind of call of its own.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -17,13 +18,14 @@ from coppice.ids import DomainId, Namespace
 from coppice.messages.index import Reuse
 from coppice.seals import NO_CHAIN_KEY
 from coppice_bench.trace.file import Trace
-from coppice_cache.core.eviction.policy import EvictionPolicy
+from coppice_cache.core.eviction.policy import NO_HINT, EvictionPolicy, ReuseHint
 from coppice_cache.core.radix.tree import Node, Tree, add_child, path, split_edge, walk
 
 _BLOCK_BYTES = 8  # of an id, which stands for the tokens of its block
 _SEAL_REST = bytes(8)
 _NS_PER_MS = 1_000_000
 _LEASE = 1
+_IN_PART = ReuseHint(Reuse.UNLIKELY, call_kind=8)  # which no front door gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Replay:
         self.num_cached = 0
         self.num_evicted = 0
 
-    def request(self, ids: tuple[int, ...], now_ns: int, *, ends_in_part: bool) -> int:
+    def request(self, ids: tuple[int, ...], now_ns: int, *, ends_in_part: bool, hint: ReuseHint = NO_HINT) -> int:
         """Returns the number of blocks that were found. What exceeds the capacity is not stored."""
         tokens = array("q", ids[: self._capacity]).tobytes()
         spot = walk(self._tree, tokens, _BLOCK_BYTES)
@@ -62,23 +64,27 @@ class Replay:
         if node is not spot.node:
             self._policy.split(node, spot.node)
         new = len(tokens) // _BLOCK_BYTES - spot.num_blocks
-        self._policy.touched(path(node), new, Reuse.UNKNOWN, self.num_cached, now_ns)
+        self._policy.touched(path(node), new, hint, self.num_cached, now_ns)
         node.pin(_LEASE)
         node.last_use_ns = now_ns
         self._evict(self.num_cached + new - self._capacity)
-        deepest = self._store(node, tokens[spot.num_blocks * _BLOCK_BYTES :], new, now_ns, ends_in_part)
+        parts = self._parts(tokens[spot.num_blocks * _BLOCK_BYTES :], hint, ends_in_part)
+        deepest = self._store(node, parts, new, now_ns)
         node.unpin(_LEASE)
         self._policy.offer(deepest)
         return spot.num_blocks
 
-    def _store(self, node: Node, tokens: bytes, new: int, now_ns: int, ends_in_part: bool) -> Node:
+    @staticmethod
+    def _parts(tokens: bytes, hint: ReuseHint, ends_in_part: bool) -> list[tuple[bytes, ReuseHint]]:
+        """What is new, and what is said of it; an empty part is none."""
         cuts = [0, len(tokens) - _BLOCK_BYTES * ends_in_part, len(tokens)]
-        for (start, end), reuse in zip(pairwise(cuts), (Reuse.UNKNOWN, Reuse.UNLIKELY), strict=True):
-            part = tokens[max(0, start) : max(0, end)]
-            if not part:
-                continue
+        parts = [tokens[max(0, start) : max(0, end)] for start, end in pairwise(cuts)]
+        return [(part, said) for part, said in zip(parts, (hint, _IN_PART), strict=True) if part]
+
+    def _store(self, node: Node, parts: list[tuple[bytes, ReuseHint]], new: int, now_ns: int) -> Node:
+        for part, hint in parts:
             node = add_child(node, part, bytes(len(part)), block_bytes=_BLOCK_BYTES, now_ns=now_ns)
-            self._policy.created(node, _seals(part), new, reuse)
+            self._policy.created(node, _seals(part), new, hint)
         self.num_cached += new
         return node
 
@@ -103,12 +109,13 @@ def _seals(tokens: bytes) -> bytes:
     return b"".join(tokens[start : start + HANDLE_BYTES] + _SEAL_REST for start in range(0, len(tokens), _BLOCK_BYTES))
 
 
-def replay(trace: Trace, policy: EvictionPolicy, capacity: int) -> Replayed:
+def replay(trace: Trace, policy: EvictionPolicy, capacity: int, hints: Sequence[ReuseHint] = ()) -> Replayed:
+    """`hints`: one for each request, or none."""
     began, now_ns, hits, stored = perf_counter(), 0, 0, 0
     run = Replay(policy, capacity)
-    for request in trace.requests:
+    for request, hint in zip(trace.requests, hints or [NO_HINT] * len(trace.requests), strict=True):
         now_ns = max(now_ns + 1, request.at_ms * _NS_PER_MS)
-        found = run.request(request.hash_ids, now_ns, ends_in_part=trace.ends_in_part(request))
+        found = run.request(request.hash_ids, now_ns, ends_in_part=trace.ends_in_part(request), hint=hint)
         hits += found
         stored += min(len(request.hash_ids), capacity) - found
     seconds = perf_counter() - began

@@ -13,10 +13,12 @@ from coppice_bench.report import describe_run, note, print_report
 from coppice_bench.trace import policies as trace_policies
 from coppice_bench.trace.file import Trace, read_trace
 from coppice_bench.trace.generated import GENERATED
+from coppice_bench.trace.hints import hints
 from coppice_bench.trace.policies import Prompts
 from coppice_bench.trace.replay import replay
 from coppice_cache.core.base.settings import Eviction
-from coppice_cache.core.eviction.adaptive import POLICIES
+from coppice_cache.core.eviction.adaptive import POLICIES, AdaptivePolicy
+from coppice_cache.core.eviction.policy import ReuseHint
 
 _OURS = {eviction.value: POLICIES[eviction] for eviction in Eviction}
 _OTHERS: Mapping[str, Callable[[Prompts, int], int]] = {
@@ -25,26 +27,39 @@ _OTHERS: Mapping[str, Callable[[Prompts, int], int]] = {
     "optimum": trace_policies.optimum,
 }
 POLICY_NAMES = (*_OURS, *_OTHERS)
+_BY_KIND = "adaptive_by_kind"
 _DIGITS = 5
 _SEED, _GENERATED_REQUESTS = 1, 10_000
 _GAP_MIN = 0.01
 
 
-def run_trace(*, path: Path, capacity_blocks: int, policy: str) -> dict[str, Any]:
+def run_trace(*, path: Path, capacity_blocks: int, policy: str, accuracies: Sequence[float] = ()) -> dict[str, Any]:
     """Raises UsageError for a file, a capacity or a policy that cannot be used.
 
-    `gap_closed` is (hit_rate - lru) / (optimum - lru), and None where LRU is optimal.
+    `gap_closed` is (hit_rate - lru) / (optimum - lru), and None where LRU is optimal. The adaptive policy is also told
+    the kinds of calls (`adaptive_by_kind`), and for each of `accuracies` hints that are so often right
+    (`adaptive_hints_0.8`).
     """
     if policy not in POLICY_NAMES:
         raise UsageError(f"--policy {policy!r} is not known", hint=f"one of {', '.join(POLICY_NAMES)}")
     if capacity_blocks < 1:
         raise UsageError(f"--capacity-blocks {capacity_blocks} must be at least 1")
+    if accuracies and policy != Eviction.ADAPTIVE.value:
+        raise UsageError(f"--hints: policy {policy} ignores them", hint=f"--policy {Eviction.ADAPTIVE.value}")
     trace = read_trace(path)
     note(f"{path.name}: {len(trace.requests)} requests, {trace.num_blocks} blocks")
-    return {"bench": "trace", **measure(trace, capacity_blocks, policy), "trace": path.name, **describe_run()}
+    found = measure(trace, capacity_blocks, policy)
+    for name, rate in _told_rates(trace, capacity_blocks, accuracies).items():
+        found[name] = {
+            "hit_rate": round(rate, _DIGITS),
+            "gap_closed": _gap_closed(rate, found["lru"], found["optimum"]),
+        }
+    return {"bench": "trace", **found, "trace": path.name, **describe_run()}
 
 
-def run_traces(*, paths: Iterable[Path], capacities: Sequence[int], generated: bool) -> dict[str, Any]:
+def run_traces(
+    *, paths: Iterable[Path], capacities: Sequence[int], generated: bool, accuracies: Sequence[float] = ()
+) -> dict[str, Any]:
     """All policies on all traces in all sizes. Raises UsageError.
 
     `traces`: hit rates by trace, size and policy. `worst` and `mean` of each policy: points above LRU, in percent of
@@ -60,15 +75,27 @@ def run_traces(*, paths: Iterable[Path], capacities: Sequence[int], generated: b
     for name, trace in traces.items():
         for capacity in capacities:
             note(f"{name}: {capacity} blocks")
-            rates[name][capacity] = _rates(trace, capacity)
+            rates[name][capacity] = _rates(trace, capacity, accuracies)
     rows = {(name, size): found for name, sizes in rates.items() for size, found in sizes.items()}
-    summary = {policy: _summary(rows, policy) for policy in POLICY_NAMES}
+    names = next(iter(rows.values()))
+    summary = {policy: _summary(rows, policy) for policy in names}
     return {"bench": "traces", "policies": summary, "traces": rates, **describe_run()}
 
 
-def _rates(trace: Trace, capacity: int) -> dict[str, float]:
+def _told_rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> dict[str, float]:
+    """Of the adaptive policy: told the kind of each call, which few traces have; and told hints."""
+    kinds = [ReuseHint(call_kind=request.call_kind) for request in trace.requests]
+    found = {_BY_KIND: replay(trace, AdaptivePolicy(), capacity, kinds).hit_rate}
+    for accuracy in accuracies:
+        said = [ReuseHint(reuse) for reuse in hints(trace, accuracy, _SEED)]
+        found[f"adaptive_hints_{accuracy:g}"] = replay(trace, AdaptivePolicy(), capacity, said).hit_rate
+    return found
+
+
+def _rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> dict[str, float]:
     prompts = [request.hash_ids for request in trace.requests]
     found = {name: replay(trace, make(), capacity).hit_rate for name, make in _OURS.items()}
+    found |= _told_rates(trace, capacity, accuracies)
     found |= {name: hits(prompts, capacity) / trace.num_blocks for name, hits in _OTHERS.items()}
     return {name: round(rate, _DIGITS) for name, rate in found.items()}
 
@@ -108,12 +135,16 @@ def measure(trace: Trace, capacity: int, policy: str) -> dict[str, Any]:
         "hit_rate": round(hit_rate, _DIGITS),
         "lru": round(lru, _DIGITS),
         "optimum": round(optimum, _DIGITS),
-        "gap_closed": round((hit_rate - lru) / (optimum - lru), _DIGITS) if optimum > lru else None,
+        "gap_closed": _gap_closed(hit_rate, lru, optimum),
         **cost,
         "requests": len(trace.requests),
         "blocks": trace.num_blocks,
         "block_size": trace.block_size,
     }
+
+
+def _gap_closed(rate: float, lru: float, optimum: float) -> float | None:
+    return round((rate - lru) / (optimum - lru), _DIGITS) if optimum > lru else None
 
 
 def print_trace_report(report: dict[str, Any], *, as_json: bool) -> None:

@@ -68,6 +68,9 @@ def trace(
     capacity_blocks: Annotated[str, typer.Option(help="Sizes of the cache, in blocks.")] = "500,2000,5000,10000,20000",
     policy: Annotated[str, typer.Option(help="Of one trace: adaptive, lru, arc, s3fifo or optimum.")] = "adaptive",
     generated: Annotated[bool, typer.Option("--generated", help="Ten generated traces, too.")] = False,
+    hints: Annotated[
+        str, typer.Option(help="Also with hints which prompts come again, so often right: such as 0.5,0.8,1.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Measure hit rates of eviction policies on traces, beside LRU and the optimum with foresight. Of one trace and one
@@ -75,10 +78,12 @@ def trace(
     from coppice_bench.trace.run import print_trace_report, run_trace, run_traces
 
     sizes = _numbers("--capacity-blocks", capacity_blocks, "500,2000")
+    accuracies = _shares("--hints", hints)
     if trace and len(trace) == len(sizes) == 1 and not generated:
-        print_trace_report(run_trace(path=trace[0], capacity_blocks=sizes[0], policy=policy), as_json=as_json)
+        report = run_trace(path=trace[0], capacity_blocks=sizes[0], policy=policy, accuracies=accuracies)
     else:
-        print_trace_report(run_traces(paths=trace or (), capacities=sizes, generated=generated), as_json=as_json)
+        report = run_traces(paths=trace or (), capacities=sizes, generated=generated, accuracies=accuracies)
+    print_trace_report(report, as_json=as_json)
 
 
 def split(
@@ -129,6 +134,16 @@ def _numbers(flag: str, words: str, such_as: str) -> list[int]:
     if any(number < 1 for number in numbers):
         raise UsageError(f"{flag} {words} is no list of numbers", hint=f"such as {such_as}")
     return numbers
+
+
+def _shares(flag: str, words: str) -> list[float]:
+    try:
+        shares = [float(word) for word in words.split(",") if word]
+    except ValueError:
+        shares = [0.0]
+    if not all(0.5 <= share <= 1 for share in shares):
+        raise UsageError(f"{flag} {words} is no list of shares from 0.5 to 1", hint="such as 0.5,0.8,1")
+    return shares
 
 
 def kernels(

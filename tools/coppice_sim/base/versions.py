@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coppice.messages.index import WorkerInfo, Workers
+from coppice.messages.index import Acquire, OpBatch, WorkerInfo, Workers
 from coppice.messages.record import Message, Record
 from coppice.messages.registration import CopiesDone, Register, Registered
 from coppice.messages.step import SequenceStart, StepPlan
@@ -27,14 +27,12 @@ LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
     Register: {"knows_owners": False},
     Registered: {"owner": 0},
     WorkerInfo: {"is_owned": True, "yields": False},
+    Acquire: {"call_kind": 0},
     CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0},
     SequenceStart: {"copy_source": b"", "copy_seal": b""},
 }
 # Messages that have such records within: in which field.
-_INNER: dict[type[Record], tuple[str, type[Record]]] = {
-    Workers: ("workers", WorkerInfo),
-    StepPlan: ("attach", SequenceStart),
-}
+_INNER: dict[type[Record], str] = {Workers: "workers", StepPlan: "attach", OpBatch: "ops"}
 
 
 def since(body: Any) -> int:
@@ -52,11 +50,14 @@ def as_said(body: Any, version: int) -> Any:
     if version == PROTOCOL_VERSION:
         return body
     if type(body) in _INNER:
-        name, kind = _INNER[type(body)]
-        said = tuple(replace(one, **LATER_FIELDS[kind]) for one in getattr(body, name))
-        return replace(body, **{name: said})
-    later = LATER_FIELDS.get(type(body))
-    return body if later is None else replace(body, **later)
+        name = _INNER[type(body)]
+        return replace(body, **{name: tuple(map(_without_later_fields, getattr(body, name)))})
+    return _without_later_fields(body)
+
+
+def _without_later_fields(record: Any) -> Any:
+    later = LATER_FIELDS.get(type(record))
+    return record if later is None else replace(record, **later)
 
 
 class Builds:

@@ -32,7 +32,7 @@ PARTS = [
 NESTED: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
-    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
+    "prompt_cache_options": {"mode": "implicit", "ttl": "30m", "reuse": "likely"},
 }
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", CHAT),

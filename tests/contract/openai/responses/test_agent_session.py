@@ -12,7 +12,10 @@ import pytest
 
 from coppice.messages.index import Reuse
 from coppice_scheduler.core.state.request import Request
+from coppice_scheduler.edge.frontend.admission import call_kind_of
+from coppice_scheduler.edge.frontend.generation_spec import Endpoint, GenerationSpec
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text
+from coppice_scheduler.edge.text.tools.tool import ToolUse
 from tests.fakes.api.engine import Script, unpack
 from tests.fakes.api.responses_agent import CALL, MESSAGE, REASONING, Agent, items_of, message, output
 from tests.fakes.api.rest import DEMO, MODEL, Served, serving
@@ -87,6 +90,9 @@ def test_a_session_runs_through_and_each_prompt_begins_with_what_came_before(
         request, prompt = engine.requests[-1], prompt_of(server)
         assert prompt.startswith(before)
         assert (request.reuse, request.sampling.grammar) == (Reuse.LIKELY, "")
+        assert request.call_kind == call_kind_of(
+            GenerationSpec("m", (), endpoint=Endpoint.RESPONSES, tool_use=ToolUse(()))
+        )
         assert [item["type"] for item in items_of(events)] == kinds
         usage = events[-1]["response"]["usage"]
         assert usage["input_tokens"] == len(request.tokens) // 4

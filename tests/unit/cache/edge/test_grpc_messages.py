@@ -37,8 +37,11 @@ def test_an_acquire_comes_with_all_its_fields() -> None:
         traceparent="t",
         reuse=pb.REUSE_UNLIKELY,
         may_wait=True,
+        wants_copy=True,
         skip_match=True,
+        call_kind=3,
     )
+    assert {field.name for field, _ in wire.ListFields()} == {field.name for field in pb.Acquire.DESCRIPTOR.fields}
     candidates = (Candidate(WorkerId("v"), 2), Candidate(WorkerId("w"), 0))
     expected = Acquire(
         LEASE,
@@ -50,7 +53,9 @@ def test_an_acquire_comes_with_all_its_fields() -> None:
         "t",
         Reuse.UNLIKELY,
         may_wait=True,
+        wants_copy=True,
         skip_match=True,
+        call_kind=3,
     )
     assert record_from_wire(Acquire, wire) == expected
 

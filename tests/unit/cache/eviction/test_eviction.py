@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace
-from coppice.messages.index import Grant, Release, Reuse
+from coppice.messages.index import Grant, Reuse
 from coppice.seals import NO_CHAIN_KEY
 from coppice_bench.trace.file import Request, Trace
 from coppice_bench.trace.policies import lru
@@ -20,9 +20,9 @@ from coppice_cache.core.base.settings import DomainConfig, Eviction, Mode
 from coppice_cache.core.eviction import hazard, samples
 from coppice_cache.core.eviction.adaptive import AdaptivePolicy
 from coppice_cache.core.eviction.hazard import HazardModel, features
-from coppice_cache.core.eviction.policy import EvictionPolicy, LruPolicy
+from coppice_cache.core.eviction.policy import NO_HINT, EvictionPolicy, LruPolicy
 from coppice_cache.core.radix.tree import Node, Tree, add_child, walk
-from tests.unit.cache.world import ALICE, NAMESPACE, W, World, lease_id, settings, tokens
+from tests.unit.cache.world import ALICE, World, settings, tokens
 
 POLICIES = (AdaptivePolicy, LruPolicy)
 BLOCK = 8
@@ -122,7 +122,7 @@ def test_ghosts_and_samples_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_lessons_raise_and_lower_the_rate() -> None:
     model = HazardModel()
-    often, once = (features(uses, 4, kind=hazard.USED, hint=0) for uses in (9, 1))
+    often, once = (features(uses, 4, access=hazard.USED, hint=0, call_kind=0) for uses in (9, 1))
     for _ in range(400):
         model.learn(often, 6, 1, was_used=True)
         model.learn(once, 6, 1, was_used=False)
@@ -139,9 +139,9 @@ def leaves(policy: EvictionPolicy, count: int) -> list[Node]:
     found = []
     for number in range(count):
         data = array("q", [number]).tobytes()
-        policy.touched([], 1, Reuse.UNKNOWN, number, number + 1)
+        policy.touched([], 1, NO_HINT, number, number + 1)
         leaf = add_child(tree, data, data, block_bytes=BLOCK, now_ns=number + 1)
-        policy.created(leaf, data + bytes(8), 1, Reuse.UNKNOWN)
+        policy.created(leaf, data + bytes(8), 1, NO_HINT)
         policy.offer(leaf)
         found.append(leaf)
     assert walk(tree, data, BLOCK).num_blocks == 1
@@ -157,31 +157,12 @@ def test_what_is_retained_goes_last_by_priority_until_its_time(make: Callable[[]
     order = policy.next_victims(6)
     assert set(order[:3]) == set(found[3:])
     assert order[3:] == [found[1], found[2], found[0]]
-    policy.touched([], 0, Reuse.UNKNOWN, 6, 50)
+    policy.touched([], 0, NO_HINT, 6, 50)
     assert policy.next_victims(6)[-1] is found[0]
     assert set(policy.next_victims(5)) == set(found[1:])
-    policy.touched([], 0, Reuse.UNKNOWN, 6, 100)
+    policy.touched([], 0, NO_HINT, 6, 100)
     assert all(leaf.retained is None for leaf in found)
     assert set(policy.next_victims(6)) == set(found)
-
-
-@pytest.mark.parametrize(("reuse", "place"), [(Reuse.UNLIKELY, 0), (Reuse.LIKELY, -1)])
-def test_a_hint_at_the_end_moves_a_leaf(reuse: Reuse, place: int) -> None:
-    policy = AdaptivePolicy()
-    found = leaves(policy, 5)
-    policy.hinted(found[2], reuse)
-    assert policy.next_victims(5)[place] is found[2]
-
-
-def test_a_release_that_says_unlikely_makes_room_first() -> None:
-    world = World(num_blocks=6)
-    first, second = tokens(8, 100), tokens(8, 200)
-    world.fill(1, first)
-    world.granted(2, second)
-    world.publish(2, 0, second)
-    world.do(Release(lease_id(2), Reuse.UNLIKELY))
-    world.granted(3, tokens(16, 500))
-    assert world.core.match(ALICE, NAMESPACE, first + tokens(1), W).num_blocks == 2
 
 
 def evictions_of_a_strict_domain(others: int) -> list[int]:
@@ -192,11 +173,12 @@ def evictions_of_a_strict_domain(others: int) -> list[int]:
         if others:
             data = tokens(12, number * 7 % (40 * others))
             lease = 10_000 + number
-            if isinstance(world.acquire(lease, data, domain=DomainId("noisy")), Grant):
+            reuse = tuple(Reuse)[number % 3]
+            if isinstance(world.acquire(lease, data, domain=DomainId("noisy"), reuse=reuse, call_kind=2), Grant):
                 world.publish(lease, 0, data)
                 world.release(lease)
         prompt = tokens(8, number * number % 13 * 50)
-        grant = world.granted(number, prompt + tokens(1))
+        grant = world.granted(number, prompt + tokens(1), call_kind=2)
         seen.append(grant.num_cached_tokens)
         world.publish(number, 0, prompt)
         world.release(number)

@@ -32,6 +32,7 @@ from coppice.messages.index import (
     Publish,
     Release,
     Released,
+    Reuse,
 )
 from coppice.messages.registration import CopiesDone, FenceAck
 from coppice_cache.core.base.events import Tier
@@ -58,7 +59,8 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
         flags = {"may_wait": which & 1 == 1, "wants_copy": which & 2 == 2, "skip_match": which % 9 == 8}
         name = SPACES[space == 9]
         cands = self.candidates(which)
-        op = Acquire(lease_id(self.count), domain, name, data, len(data) // 4 + more, cands, **flags)
+        said = {"reuse": tuple(Reuse)[which % 3], "call_kind": which % 17}
+        op = Acquire(lease_id(self.count), domain, name, data, len(data) // 4 + more, cands, **said, **flags)
         self.acquired(op, one_of(self.sessions, which))
 
     @rule(domain=st.sampled_from((LENDS, *DOMAINS)), data=WORDS, which=WHICH)

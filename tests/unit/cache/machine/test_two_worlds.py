@@ -28,6 +28,7 @@ from coppice.messages.index import (
     Publish,
     Published,
     Release,
+    Reuse,
     Wake,
 )
 from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck
@@ -107,7 +108,10 @@ class Player:
     def acquire(self, domain: DomainId, number: int, data: bytes, which: int, more: int) -> None:
         both = (Candidate(WorkerId("w"), which % 5), Candidate(WorkerId("v"), which % 3))
         flags = {"may_wait": which & 1 == 1, "wants_copy": which & 2 == 2, "skip_match": which % 9 == 8}
-        op = Acquire(lease_id(number), domain, SPACE, data, len(data) // 4 + more, both[: 1 + which % 2], **flags)
+        said = {"reuse": tuple(Reuse)[which % 3], "call_kind": which % 17}
+        op = Acquire(
+            lease_id(number), domain, SPACE, data, len(data) // 4 + more, both[: 1 + which % 2], **said, **flags
+        )
         answer = self.do(domain, op)
         if isinstance(answer, Grant):
             self.leases[domain][op.lease_id] = (op, answer, [answer.num_cached_tokens // BLOCK])

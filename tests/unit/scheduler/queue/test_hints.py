@@ -32,8 +32,10 @@ def only(bench: Bench, kind: type) -> Acquire | Release | Retain:
 @pytest.mark.parametrize("reuse", list(Reuse))
 def test_reuse_is_said_with_the_first_op_and_the_last(reuse: Reuse) -> None:
     bench = Bench()
-    bench.submit("r", 6, max_new=1, reuse=reuse)
-    assert only(bench, Acquire).reuse is reuse
+    bench.submit("r", 6, max_new=1, reuse=reuse, call_kind=5)
+    acquire = only(bench, Acquire)
+    assert isinstance(acquire, Acquire)
+    assert (acquire.reuse, acquire.call_kind) == (reuse, 5)
     bench.answer()
     bench.result({1: 7})
     bench.settle()

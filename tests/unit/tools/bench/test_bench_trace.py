@@ -160,3 +160,17 @@ def test_no_trace_at_all_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         run.run_traces(paths=(), capacities=[5], generated=False)
     assert "--generated" in refused.value.hint
+
+
+def test_hints_and_kinds_are_told_beside_what_is_not_told(path: Path) -> None:
+    arguments = ["bench", "trace", "--trace", str(path), "--capacity-blocks", "900", "--hints", "0.5,1", "--json"]
+    report = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+    assert report["adaptive_hints_1"]["hit_rate"] > report["hit_rate"]
+    assert report["adaptive_hints_1"]["gap_closed"] > report["adaptive_hints_0.5"]["gap_closed"]
+    both = run.run_traces(paths=[path], capacities=[900], generated=False, accuracies=[1.0])
+    assert both["traces"][path.name][900]["adaptive_hints_1"] == report["adaptive_hints_1"]["hit_rate"]
+    assert both["policies"]["adaptive_hints_1"]["mean"] > both["policies"]["adaptive"]["mean"]
+    with pytest.raises(UsageError, match="ignores them"):
+        run_trace(path=path, capacity_blocks=900, policy="lru", accuracies=[0.8])
+    refused = CliRunner().invoke(app, ["bench", "trace", "--trace", str(path), "--hints", "80"])
+    assert isinstance(refused.exception, UsageError)

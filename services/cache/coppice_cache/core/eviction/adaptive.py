@@ -39,7 +39,7 @@ from coppice_cache.core.eviction.hazard import (
     features,
     untaught_ranking,
 )
-from coppice_cache.core.eviction.policy import EvictionPolicy, LruPolicy
+from coppice_cache.core.eviction.policy import EvictionPolicy, LruPolicy, ReuseHint
 from coppice_cache.core.eviction.samples import Samples
 from coppice_cache.core.radix.tree import Link, Node
 
@@ -99,19 +99,20 @@ class AdaptivePolicy(EvictionPolicy):
 
     # what happens to runs of blocks
 
-    def touched(self, nodes: list[Node], new_blocks: int, reuse: Reuse, num_cached: int, now_ns: int) -> None:
+    def touched(self, nodes: list[Node], new_blocks: int, hint: ReuseHint, num_cached: int, now_ns: int) -> None:
         self.expire(now_ns)
         self._num_cached = num_cached
         self._floor.fit(num_cached)
         self._samples.grow_old(self._clock, num_cached)
         self._cross()
-        hint, used_at, num_blocks = _HINTS[reuse], self._used_at(), 0
-        for node in nodes:
+        used_at, num_blocks, num_shared = self._used_at(), 0, _num_shared(nodes)
+        of_shared = ReuseHint(call_kind=hint.call_kind)
+        for depth, node in enumerate(nodes):
             node.unlink()
             self._samples.used(node, self._clock)
             node.uses = min(node.uses + 1, _USES_MAX)
             node.used_at = used_at
-            self._begin(node, new_blocks, hint, USED)
+            self._begin(node, new_blocks, of_shared if depth < num_shared else hint, USED)
             num_blocks += node.num_blocks
         self._clock += num_blocks
         self._floor.used(nodes, self._clock)
@@ -119,10 +120,10 @@ class AdaptivePolicy(EvictionPolicy):
         if self._accesses >= _ACCESSES_PER_RANKING and self._clock - self._ranked_at >= _BLOCKS_PER_RANKING:
             self._take_over()
 
-    def created(self, node: Node, seals: bytes, new_blocks: int, reuse: Reuse) -> None:
+    def created(self, node: Node, seals: bytes, new_blocks: int, hint: ReuseHint) -> None:
         node.uses = self._revive(seals)
         node.used_at = self._used_at()
-        self._begin(node, new_blocks, _HINTS[reuse], _kind_of_new(node))
+        self._begin(node, new_blocks, hint, _access_of_new(node))
         self._clock += node.num_blocks
         self._stored(node, seals)
 
@@ -137,9 +138,9 @@ class AdaptivePolicy(EvictionPolicy):
         self._samples.split(upper, lower)
         self._floor.split(upper, lower)
 
-    def hinted(self, node: Node, reuse: Reuse) -> None:
+    def hinted(self, node: Node, hint: ReuseHint) -> None:
         known = self._samples.seen(node)
-        said = features(node.uses, 0, kind=USED, hint=_HINTS[reuse])
+        said = features(node.uses, 0, access=USED, hint=_HINTS[hint.reuse], call_kind=hint.call_kind)
         seen = said if known is None else (known[0], known[1], said[2])
         self._samples.hint(node, seen)
         node.level = self._model.level(seen)
@@ -232,8 +233,9 @@ class AdaptivePolicy(EvictionPolicy):
         if caches.is_over:
             caches.make_room(self._taught_ranking(), self._model.low, self._model.top, self._clock)
 
-    def _begin(self, node: Node, new_blocks: int, hint: int, kind: int) -> None:
-        seen = features(node.uses, new_blocks, kind=kind, hint=hint)
+    def _begin(self, node: Node, new_blocks: int, hint: ReuseHint, access: int) -> None:
+        reuse, call_kind = hint
+        seen = features(node.uses, new_blocks, access=access, hint=_HINTS[reuse], call_kind=call_kind)
         node.level = self._model.level(seen)
         self._samples.begin(node, seen, self._clock)
 
@@ -352,7 +354,16 @@ def _oldest_first(rings: list[list[Node]]) -> list[Node]:
     return found
 
 
-def _kind_of_new(node: Node) -> int:
+def _num_shared(nodes: list[Node]) -> int:
+    """Of the path that a prompt uses, the nodes from the root down that others begin with, too."""
+    for depth in range(len(nodes), 0, -1):
+        is_last = depth == len(nodes)  # what the prompt brings becomes one more child of it
+        if len(nodes[depth - 1].children) > (not is_last):
+            return depth
+    return 0
+
+
+def _access_of_new(node: Node) -> int:
     parent = node.parent
     return BEGUN if parent is None or parent.parent is None or parent.uses > COMMON_USES else CONTINUED
 

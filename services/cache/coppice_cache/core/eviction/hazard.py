@@ -11,9 +11,10 @@ below what the cache can hold are one bucket, for no decision depends on them.
 
 Features are few: how often the run was used; how much of the request that used it last was new, and whether the run was
 used before, is new, or is new after a run that itself is rarely used, so that a conversation goes on and is not begun;
-and what the client said. Logistic loss, weighted by blocks; AdaGrad
-(Duchi, Hazan, Singer 2011), steps of 0.1, and a moving mean of what it arrives at. The prior says that frequent use is
-a good sign, and believes the client.
+and what the client said, by the kind of its call: so the model learns how often prompts of each kind come again, and
+how far the client's word can be trusted there. Logistic loss, weighted by blocks; AdaGrad (Duchi, Hazan, Singer 2011),
+steps of 0.1, and a moving mean of what it arrives at. The prior says that frequent use is a good sign, and believes the
+client.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from coppice.messages.index import CALL_KINDS
+
 NUM_BUCKETS: Final = 48  # of all ages, up to 16 million blocks
-USED, BEGUN, CONTINUED = 0, 1, 2  # kinds of access; see `features`
+USED, BEGUN, CONTINUED = 0, 1, 2  # accesses; see `features`
 COMMON_USES: Final = 20  # what hangs below a run that was used more often begins something
 WINDOW: Final = 20  # buckets that are told apart, from 1/16 of what is cached to 32 times as much
 NUM_LEVELS: Final = 32
@@ -44,12 +47,12 @@ _WIDTHS = np.diff(np.array([0, *_EDGES, 2 * _EDGES[-1]], dtype=float))
 _USES = (0, 1, 2, 3, 4, 4, 5, 5, 5, 5, *([6] * 11))  # class by number of accesses; 7 above 20
 _USES_PRIOR = (0.0, 0.0, 1.0, 1.6, 2.2, 3.0, 4.0, 5.0)
 _NEW_CLASSES = 24  # log2 of the number of new blocks
-_HINT_PRIOR = (0.0, 2.0, -3.0)  # unknown, likely, unlikely
+_HINT_PRIOR = (0.0, 1.4, -1.4)  # unknown, likely, unlikely: right four times in five, log(0.8 / 0.2)
 _NEW_AT = len(_USES_PRIOR)
 _HINT_AT = _NEW_AT + 3 * _NEW_CLASSES
-_NUM_WEIGHTS = _HINT_AT + len(_HINT_PRIOR)
+_NUM_WEIGHTS = _HINT_AT + CALL_KINDS * len(_HINT_PRIOR)
 _PRIOR_HAZARDS = [_PRIOR_HAZARD] * NUM_BUCKETS
-_PRIOR = [*_USES_PRIOR, *([0.0] * (3 * _NEW_CLASSES)), *_HINT_PRIOR]
+_PRIOR = [*_USES_PRIOR, *([0.0] * (3 * _NEW_CLASSES)), *(CALL_KINDS * _HINT_PRIOR)]
 
 Features = tuple[int, int, int]  # places in the table of weights
 
@@ -75,11 +78,12 @@ def end_of(bucket: int) -> int:
     return _EDGES[bucket]
 
 
-def features(uses: int, new_blocks: int, *, kind: int, hint: int) -> Features:
-    """`uses` counts the present one; `kind` is one of the three; `hint` is 0 for unknown, 1 likely, 2 unlikely."""
+def features(uses: int, new_blocks: int, *, access: int, hint: int, call_kind: int) -> Features:
+    """`uses` counts the present one; `access` is USED, BEGUN or CONTINUED; `hint` is 0 for unknown, 1 likely, 2
+    unlikely, and `call_kind`, below CALL_KINDS, that of the call that said it."""
     used = _USES[uses] if uses < len(_USES) else 7
     extent = min(new_blocks.bit_length(), _NEW_CLASSES - 1)
-    return used, _NEW_AT + extent + _NEW_CLASSES * kind, _HINT_AT + hint
+    return used, _NEW_AT + extent + _NEW_CLASSES * access, _HINT_AT + len(_HINT_PRIOR) * call_kind + hint
 
 
 class HazardModel:

@@ -12,12 +12,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-from coppice.messages.index import Reuse
+from coppice.messages.index import CALL_KINDS, Acquire, Reuse
 from coppice_cache.core.radix.tree import Node, Retention
 
 _SLACK = 64
 NOT_QUEUED = -1  # in a node's `used_at`, which is the use that its entry was made for
+
+
+class ReuseHint(NamedTuple):
+    """What is known of the future of a prompt: the client's word, and what kind of call it came with."""
+
+    reuse: Reuse = Reuse.UNKNOWN
+    call_kind: int = 0  # below CALL_KINDS
+
+
+NO_HINT = ReuseHint()
+
+
+def hint_of(op: Acquire) -> ReuseHint:
+    """A kind that only a newer scheduler knows is none."""
+    return ReuseHint(op.reuse, op.call_kind if op.call_kind < CALL_KINDS else 0)
 
 
 class EvictionPolicy(ABC):
@@ -31,14 +47,15 @@ class EvictionPolicy(ABC):
         self._drop_at = _SLACK
 
     @abstractmethod
-    def touched(self, nodes: list[Node], new_blocks: int, reuse: Reuse, num_cached: int, now_ns: int) -> None:
+    def touched(self, nodes: list[Node], new_blocks: int, hint: ReuseHint, num_cached: int, now_ns: int) -> None:
         """A request uses this path, from the root down, and brings so many new blocks. Also when the path is empty.
 
-        `num_cached` is how many blocks the domain has cached here.
+        `hint`: of the prompt; it says nothing of runs that other prompts begin with, too. `num_cached` is how many
+        blocks the domain has cached here.
         """
 
     @abstractmethod
-    def created(self, node: Node, seals: bytes, new_blocks: int, reuse: Reuse) -> None:
+    def created(self, node: Node, seals: bytes, new_blocks: int, hint: ReuseHint) -> None:
         """A run was stored by a request that brings so many new blocks in all. `seals`: 16 bytes per block."""
 
     @abstractmethod
@@ -50,8 +67,8 @@ class EvictionPolicy(ABC):
         """`upper` was cut off the front of `lower` and has the same history."""
 
     @abstractmethod
-    def hinted(self, node: Node, reuse: Reuse) -> None:
-        """The client said this of the run since it was used."""
+    def hinted(self, node: Node, hint: ReuseHint) -> None:
+        """The client said this of a prompt that ends with the run, since it was used."""
 
     @abstractmethod
     def evicted(self, node: Node, seal: bytes, *, is_whole: bool) -> None:
@@ -128,17 +145,17 @@ class LruPolicy(EvictionPolicy):
         self._order = 0
         self._compact_at = _SLACK
 
-    def touched(self, nodes: list[Node], new_blocks: int, reuse: Reuse, num_cached: int, now_ns: int) -> None:
+    def touched(self, nodes: list[Node], new_blocks: int, hint: ReuseHint, num_cached: int, now_ns: int) -> None:
         self.expire(now_ns)
 
-    def created(self, node: Node, seals: bytes, new_blocks: int, reuse: Reuse) -> None:
+    def created(self, node: Node, seals: bytes, new_blocks: int, hint: ReuseHint) -> None:
         """The node carries its last use itself, as for all that follows."""
 
     def grown(self, node: Node, seals: bytes) -> None: ...
 
     def split(self, upper: Node, lower: Node) -> None: ...
 
-    def hinted(self, node: Node, reuse: Reuse) -> None: ...
+    def hinted(self, node: Node, hint: ReuseHint) -> None: ...
 
     def evicted(self, node: Node, seal: bytes, *, is_whole: bool) -> None: ...
 

@@ -17,6 +17,7 @@ from coppice.messages.index import (
 )
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
+from coppice_cache.core.eviction.policy import hint_of
 from coppice_cache.core.ops.offload import demote_ahead
 from coppice_cache.core.ops.partial_copy import blocks_newly_protected, find_copy, with_copy
 from coppice_cache.core.ops.reclaim import end_reservation, owe, retry_ms
@@ -133,7 +134,8 @@ def _take(state: State, session: Session, op: Acquire, placement: Placement, now
     worker.hang_up_tree(tree)
     node = worker.split(account, position)
     nodes = path(node)
-    account.eviction.touched(nodes, count, op.reuse, account.cached, now_ns)
+    hint = hint_of(op)
+    account.eviction.touched(nodes, count, hint, account.cached, now_ns)
     node.last_use_ns = now_ns
     number = state.next_lease_number()
     account.protected += node.pin(number)
@@ -169,7 +171,7 @@ def _take(state: State, session: Session, op: Acquire, placement: Placement, now
         granted_ns=now_ns,
         grant=grant,
         tree=tree,
-        reuse=op.reuse,
+        hint=hint,
         copy_node=None if partial is None else partial.node,
     )
     expected = op.tokens if account.config.mode is not Mode.DISABLED else b""

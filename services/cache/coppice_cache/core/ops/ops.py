@@ -27,6 +27,7 @@ from coppice.messages.index import (
     Reuse,
 )
 from coppice_cache.core.base.errors import OpRefused
+from coppice_cache.core.eviction.policy import ReuseHint
 from coppice_cache.core.ops.grants import acquire, extend
 from coppice_cache.core.ops.invalidation import distrust
 from coppice_cache.core.ops.publication import publish
@@ -96,8 +97,10 @@ def release(session: Session, worker: Worker, lease: Lease, now_ns: int, reuse: 
     worker.mean_hold_ms += _HOLD_WEIGHT * (held_ms - worker.mean_hold_ms)
     lease.account.mean_hold_ms += _HOLD_WEIGHT * (held_ms - lease.account.mean_hold_ms)
     lease.node.last_use_ns = now_ns
-    if reuse is not Reuse.UNKNOWN and lease.tree is not None:
-        lease.account.eviction.hinted(lease.node, reuse)
+    if reuse is not Reuse.UNKNOWN and lease.tree is not None and not lease.node.children:
+        # Another word than the client's first one is the scheduler's own: it says nothing of calls of that kind.
+        hint = lease.hint if reuse is lease.hint.reuse else ReuseHint(reuse)
+        lease.account.eviction.hinted(lease.node, hint)
     worker.finish(lease)
 
 

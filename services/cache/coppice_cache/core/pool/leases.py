@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 from coppice.handles import BLOCKS_MAX, HANDLE_BYTES
 from coppice.ids import LeaseId, Namespace, SchedulerEpoch
-from coppice.messages.index import Extended, Grant, Reuse
+from coppice.messages.index import Extended, Grant
 from coppice_cache.core.base.settings import Mode
+from coppice_cache.core.eviction.policy import NO_HINT, ReuseHint
 from coppice_cache.core.pool.free_ring import unpack_blocks
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.radix.tree import Node, Tree
@@ -47,7 +48,7 @@ class Lease:
     num_claimed: int = 0  # blocks of the table that it came back with; the worker may have sealed them
     last_extend: tuple[int, Extended] | None = None  # reserve_tokens and the answer that added blocks for it
     draining: bool = False
-    reuse: Reuse = Reuse.UNKNOWN  # as its acquire said
+    hint: ReuseHint = NO_HINT  # as its acquire said
     copy_node: Node | None = None  # pinned too: its first block is the copy source that the grant named
 
     @property

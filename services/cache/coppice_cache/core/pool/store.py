@@ -183,7 +183,7 @@ class BlockStore:
             node = self.split(lease.account, position)
             passed = path(node)[len(path(old)) :]  # computed by two at once: for the other one that is a use
             lease.account.eviction.touched(
-                passed, lease.num_blocks - lease.num_shared, lease.reuse, lease.account.cached, now_ns
+                passed, lease.num_blocks - lease.num_shared, lease.hint, lease.account.cached, now_ns
             )
         rest = tokens[found * block_bytes :]
         if rest:
@@ -219,7 +219,7 @@ class BlockStore:
         self.num_nodes += 1
         self.child_orders.added(node, tokens[: self.block_bytes])
         child = add_child(node, tokens, handles, block_bytes=self.block_bytes, now_ns=now_ns)
-        lease.account.eviction.created(child, seals, lease.num_blocks - lease.num_shared, lease.reuse)
+        lease.account.eviction.created(child, seals, lease.num_blocks - lease.num_shared, lease.hint)
         return child
 
     def hide(self, node: Node) -> None:

@@ -279,6 +279,7 @@ def _acquire(
         candidates=candidates,
         traceparent=request.request.traceparent,
         reuse=request.request.reuse,
+        call_kind=request.request.call_kind,
         may_wait=_may_wait(life, request, now_ns),
         wants_copy=request.may_copy and any(worker.copies_blocks for worker in workers),
         skip_match=request.request.sampling.num_prompt_logprobs is not None and not request.num_output_tokens,

@@ -54,6 +54,7 @@ class Request(Record, frozen=True):
     )
     step_of: str | None = None  # request id of the open call that this is a step of
     resumed: Resumed | None = None  # it was served by another planner before
+    call_kind: U32 = 0  # below CALL_KINDS; 0: not told apart
 
 
 NOT_SERVED = "the tenant was removed or moved to another domain by the operator of this service"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from coppice.messages.index import Reuse
 from coppice_scheduler.edge.anthropic.blocks import Block, MessageNotes
 from coppice_scheduler.edge.anthropic.conversation import conversation_of
 from coppice_scheduler.edge.anthropic.fields import COUNT, MESSAGES
@@ -15,6 +16,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOP_BYTES,
     MAX_STOPS,
     ChatPrompt,
+    Endpoint,
     GenerationSpec,
 )
 from coppice_scheduler.edge.http.field_table import FieldTable, Reading
@@ -64,12 +66,13 @@ def parse_message(raw: bytes, reading: Reading) -> ParsedMessage:
             stop=_stops(fields),
             priority=fields.integer("priority") or 0,
             timeout_s=fields.number("timeout"),
-            comes_again=notes.comes_again,
+            reuse=Reuse.LIKELY if notes.comes_again else Reuse.UNKNOWN,
             retain_ms=notes.retain_ms,
             output_format=read.output_format,
             tool_use=read.tool_use,
             cache_salt=fields.text("cache_salt"),
             streams=fields.flag("stream"),
+            endpoint=Endpoint.MESSAGES,
         ),
         ignored=tuple(notes.ignored),
         shows_thinking=read.shows_thinking,

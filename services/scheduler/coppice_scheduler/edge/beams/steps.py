@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from coppice.messages.index import Reuse
 from coppice_scheduler.core.state.request import Output, Request
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, failure_of, no_ending
 from coppice_scheduler.edge.beams.search import Beam, BeamOptions, BeamSearch, Finished, Likely
@@ -36,7 +37,9 @@ class BeamSteps:
         """`request`: the prompt. `turn`: returns when the search may use the loop for a step."""
         self._search = BeamSearch(options)
         sampling = replace(request.sampling, temperature=0.0, num_logprobs=options.num_likely)
-        self._prompt = replace(request, sampling=sampling, max_new_tokens=1, stop_token_ids=frozenset(), streams=False)
+        # What a step leaves comes again with the next one, whatever the client says of the prompt.
+        step = replace(request, reuse=Reuse.LIKELY, call_kind=0, max_new_tokens=1, streams=False)
+        self._prompt = replace(step, sampling=sampling, stop_token_ids=frozenset())
         self._outputs_of = outputs_of
         self._turn = turn
         self.num_tokens = 0

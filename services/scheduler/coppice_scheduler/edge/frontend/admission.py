@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coppice.ids import DomainId
+from coppice.messages.index import CALL_KINDS
 from coppice.messages.sampling import COMPLETION_TOKENS
 from coppice.namespaces import digest_salt
 from coppice.tenants.tenant import Tenant
@@ -26,6 +27,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_TIMEOUT_S,
     ROLES,
     ChatPrompt,
+    Endpoint,
     GenerationSpec,
     Prompt,
     TextPrompt,
@@ -36,6 +38,9 @@ from coppice_scheduler.edge.text.output_format import OutputFormat
 from coppice_scheduler.edge.text.reasoning.formats import ReasoningFormat
 from coppice_scheduler.edge.text.tokenizer import TOKEN_DTYPE, Tokenizer, TooManyTokens
 
+# With tools it is one more. Who does not tell calls apart says 0.
+_KIND_BY_ENDPOINT = {Endpoint.COMPLETIONS: 1, Endpoint.CHAT: 2, Endpoint.RESPONSES: 4, Endpoint.MESSAGES: 6}
+_LOW_PRIORITY = CALL_KINDS // 2
 _MESSAGE_COST = 100  # characters of text that take as long as what a template does for a message
 
 
@@ -117,6 +122,13 @@ def deadline_ns_of(spec: GenerationSpec, arrived_ns: int) -> int | None:
 def capped_retain_ms(spec: GenerationSpec, tenant: Tenant, most_ms: int) -> int:
     """How long the prompt is kept: as asked, up to the service's maximum and the tenant's."""
     return min(spec.retain_ms, most_ms, most_ms if tenant.max_retain_ms is None else tenant.max_retain_ms)
+
+
+def call_kind_of(spec: GenerationSpec) -> int:
+    """The number of the call's kind, 1 to CALL_KINDS - 1: by endpoint, with tools or without, and whether others go
+    first, as before batches. Prompts of one kind may come again more often than those of another."""
+    kind = _KIND_BY_ENDPOINT[spec.endpoint] + (spec.tool_use is not None)
+    return kind + _LOW_PRIORITY * (spec.priority > 0)
 
 
 def salt_of(spec: GenerationSpec, domain: DomainId) -> bytes:

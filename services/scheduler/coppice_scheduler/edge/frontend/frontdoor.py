@@ -19,7 +19,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 from opentelemetry.context import Context
 
-from coppice.messages.index import Reuse
 from coppice.messages.sampling import BIAS
 from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.tenant import Tenant
@@ -34,6 +33,7 @@ from coppice_scheduler.edge.beams.search import BeamOptions
 from coppice_scheduler.edge.frontend.admission import (
     Admitted,
     PromptReader,
+    call_kind_of,
     capped_retain_ms,
     check_width,
     deadline_ns_of,
@@ -261,7 +261,8 @@ class FrontDoor:
             or bool(spec.stop)
             or self.syntax.counts_tokens(spec.tool_use, is_chat=spec.is_chat),
             deadline_ns=deadline_ns,
-            reuse=Reuse.LIKELY if spec.comes_again else Reuse.UNKNOWN,
+            reuse=spec.reuse,
+            call_kind=call_kind_of(spec),
             retain_ms=capped_retain_ms(spec, tenant, self._max_retain_ms),
             names=request_id.names,
             salt=salt,

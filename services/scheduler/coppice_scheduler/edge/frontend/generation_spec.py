@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
+from coppice.messages.index import Reuse
 from coppice_scheduler.edge.text.chat import ChatMessage, PromptEnd
 from coppice_scheduler.edge.text.output_format import OutputFormat
 from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse
@@ -48,6 +50,15 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+class Endpoint(Enum):
+    """Where a call came in; gRPC has the first two."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """One call: one or several prompts under the same options. `None` = what the checkpoint or OpenAI has by default.
@@ -83,12 +94,13 @@ class GenerationSpec:
     echo: bool = False  # the text begins with the prompt
     priority: int = 0  # lower goes first
     timeout_s: float | None = None  # after it the answer is worth nothing
-    comes_again: bool = False  # the client says that others will share this prompt's beginning
+    reuse: Reuse = Reuse.UNKNOWN  # what the client says of the future of its prompts
     retain_ms: int = 0  # how long the prompt should stay cached; the operator's maximum counts
     output_format: OutputFormat | None = None  # that the answer must have
     tool_use: ToolUse | None = None  # of the tools of a chat; None without any
     cache_salt: str | None = None  # cached prefixes are shared with requests of the same salt alone
     streams: bool = True  # the client reads the answer as it comes
+    endpoint: Endpoint = Endpoint.COMPLETIONS
 
     @property
     def num_candidates(self) -> int:

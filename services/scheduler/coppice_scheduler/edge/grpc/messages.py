@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from coppice.messages.index import Reuse
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import (
@@ -15,6 +16,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOPS,
     MAX_TEMPLATE_BYTES,
     ChatPrompt,
+    Endpoint,
     GenerationSpec,
     Prompt,
     TextPrompt,
@@ -26,6 +28,12 @@ from coppice_scheduler.edge.text.detokenizer import TokenTexts
 from coppice_scheduler.edge.text.logprobs import TokenLogprob
 from coppice_scheduler.edge.text.output_format import MAX_FORMAT_CHOICES, FormatKind, OutputFormat
 from coppice_scheduler.edge.text.text_stream import Delta
+
+_REUSE = {
+    pb.PROMPT_REUSE_UNSPECIFIED: Reuse.UNKNOWN,
+    pb.PROMPT_REUSE_LIKELY: Reuse.LIKELY,
+    pb.PROMPT_REUSE_UNLIKELY: Reuse.UNLIKELY,
+}
 
 
 def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
@@ -69,12 +77,21 @@ def spec_of(request: pb.GenerateRequest, timeout_s: float) -> GenerationSpec:
         echo=_echo(request),
         priority=request.priority,
         timeout_s=timeout_s,
-        comes_again=bool(request.prompt_cache_key),
+        reuse=_reuse(request),
         retain_ms=request.prompt_cache_ttl_ms,
         output_format=_output_format(request),
         tool_use=tool_use_of(request, prompt.tools if isinstance(prompt, ChatPrompt) else ()),
         cache_salt=request.cache_salt if given("cache_salt") else None,
+        endpoint=Endpoint.CHAT if isinstance(prompt, ChatPrompt) else Endpoint.COMPLETIONS,
     )
+
+
+def _reuse(request: pb.GenerateRequest) -> Reuse:
+    """What it says itself counts more than its key."""
+    if request.prompt_reuse not in _REUSE:
+        raise invalid(f"prompt_reuse has the unknown value {request.prompt_reuse}.", param="prompt_reuse")
+    said = _REUSE[request.prompt_reuse]
+    return Reuse.LIKELY if said is Reuse.UNKNOWN and request.prompt_cache_key else said
 
 
 def _output_format(request: pb.GenerateRequest) -> OutputFormat | None:

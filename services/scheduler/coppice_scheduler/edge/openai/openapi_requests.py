@@ -17,6 +17,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 from coppice_scheduler.edge.http.field_table import FieldTable
 from coppice_scheduler.edge.http.openapi.schema import Schema, body, one_of, ref
 from coppice_scheduler.edge.openai.openapi_tools import earlier_calls, tool_fields
+from coppice_scheduler.edge.openai.parsing.cache_retention import REUSE
 from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION, NO_EFFECT, STREAM_OPTIONS_REFUSED
 from coppice_scheduler.edge.openai.parsing.messages import MESSAGE_EMPTY, MESSAGE_NO_EFFECT, REASONING
 from coppice_scheduler.edge.openai.parsing.output_format import GUIDED
@@ -134,7 +135,7 @@ def _generation() -> dict[str, Schema]:
         "return_tokens_as_token_ids": one_of("boolean", "Log-probabilities name tokens `token_id:5`.", default=False),
         "prompt_cache_key": one_of("string", "Prompts with a key belong together: they are expected again."),
         "prompt_cache_options": one_of(
-            "object", "How long the prompt stays cached at least.", additionalProperties=False, properties=_CACHE
+            "object", "What is known of the prompt's future.", additionalProperties=False, properties=CACHE_OPTIONS
         ),
         "prompt_cache_retention": {"enum": ["in_memory", "in-memory", "24h", None], "deprecated": True},
         **_output_formats(),
@@ -205,9 +206,12 @@ _STREAM: dict[str, Schema] = {
     "continuous_usage_stats": one_of("boolean", "Each chunk has the usage of its answer so far."),
     **{name: refusal.described() for name, refusal in STREAM_OPTIONS_REFUSED.items()},
 }
-_CACHE: dict[str, Schema] = {
+CACHE_OPTIONS: dict[str, Schema] = {
     "mode": {"enum": ["implicit", None]},
-    "ttl": one_of("string", 'Such as "90s", "30m" or "2h".', pattern="^[0-9]{1,6}[smh]$"),
+    "ttl": one_of(
+        "string", 'How long it stays cached at least, such as "90s", "30m" or "2h".', pattern="^[0-9]{1,6}[smh]$"
+    ),
+    "reuse": {"enum": [*REUSE, None], "description": "Whether what was said up to here is expected again."},
 }
 
 

@@ -63,7 +63,8 @@ OF_TEXTS: list[Row] = [
     ("include_stop_str_in_output", True, {"GenerationSpec.include_stop"}),
     ("skip_special_tokens", False, {"GenerationSpec.skip_special_tokens"}),
     ("priority", -7, {"GenerationSpec.priority"}),
-    ("prompt_cache_key", "k", {"GenerationSpec.comes_again"}),
+    ("prompt_cache_key", "k", {"GenerationSpec.reuse"}),
+    ("prompt_reuse", "PROMPT_REUSE_UNLIKELY", {"GenerationSpec.reuse"}),
     ("prompt_cache_ttl_ms", 7, {"GenerationSpec.retain_ms"}),
     ("cache_salt", "s", {"GenerationSpec.cache_salt"}),
     ("json_object", True, FORM),
@@ -101,6 +102,7 @@ ROWS = [*((TEXT, row) for row in OF_TEXTS), *((CHAT, row) for row in OF_CHATS)]
 # What a spec says and no field of a GenerateRequest does, and why that takes no power away.
 NOT_ASKED: Mapping[str, str] = {
     "GenerationSpec.timeout_s": "the deadline that every call of gRPC has says it",
+    "GenerationSpec.endpoint": "it follows from the prompt",
     "GenerationSpec.streams": "an answer always comes as a stream, of one response where the client wants no more",
     "OutputFormat.behind": "the front door finds it in the chat template, whichever API a call came by",
     "ToolUse.texts": "the front door makes it of the tools, whichever API a call came by",

@@ -1,18 +1,25 @@
-"""How long a client wants its prompt cached. Both of OpenAI's fields; the longer one counts, the operator's limit caps.
+"""How long a client wants its prompt cached, and whether it expects it again.
 
-prompt_cache_options     {"ttl": "30m"}   at least so long; other times than OpenAI's are taken, too
-prompt_cache_retention   "24h"            the older one; "in_memory" is as long as there is room, as without it
+prompt_cache_options     {"ttl": "30m"}          at least so long; other times than OpenAI's are taken, too
+                         {"reuse": "unlikely"}   ours: nobody will ask for it again; "likely": somebody will
+prompt_cache_retention   "24h"                   the older one; "in_memory" is as long as there is room, as without it
+prompt_cache_key         "agent-7"               prompts with a key are expected again
+
+Of two times the longer one counts, and the operator's limit caps it.
 """
 
 from __future__ import annotations
 
 import re
 
+from coppice.messages.index import Reuse
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.http.json_body import Fields
 
 _TTL = re.compile(r"([0-9]{1,6})([smh])\Z")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000}
+_OPTIONS = ("mode", "ttl", "reuse")
+REUSE = {"likely": Reuse.LIKELY, "unlikely": Reuse.UNLIKELY}
 _RETENTION_MS = {"in_memory": 0, "in-memory": 0, "24h": 24 * 3_600_000}
 
 
@@ -21,16 +28,34 @@ def retain_ms_of(fields: Fields) -> int:
     return max(_options_ms(fields), _retention_ms(fields))
 
 
-def _options_ms(fields: Fields) -> int:
+def reuse_of(fields: Fields) -> Reuse:
+    """What the options say counts more than a key. Raises ApiError."""
+    has_key = fields.text("prompt_cache_key") is not None
+    said = _options(fields).text("reuse")
+    if said is None:
+        return Reuse.LIKELY if has_key else Reuse.UNKNOWN
+    if said not in REUSE:
+        raise invalid(
+            f'prompt_cache_options.reuse is {said[:50]!r}; it must be "likely" or "unlikely".',
+            param="prompt_cache_options",
+        )
+    return REUSE[said]
+
+
+def _options(fields: Fields) -> Fields:
     options = fields.get("prompt_cache_options")
     if options is None:
-        return 0
+        options = {}
     if not isinstance(options, dict):
         raise fields.wrong("prompt_cache_options", "an object")
-    inner = Fields(options, "prompt_cache_options.")
     for name in options:
-        if name not in ("mode", "ttl"):
-            raise _unsupported(f"prompt_cache_options.{name[:100]} is not known; known: mode, ttl.")
+        if name not in _OPTIONS:
+            raise _unsupported(f"prompt_cache_options.{name[:100]} is not known; known: {', '.join(_OPTIONS)}.")
+    return Fields(options, "prompt_cache_options.")
+
+
+def _options_ms(fields: Fields) -> int:
+    inner = _options(fields)
     if inner.text("mode") not in (None, "implicit"):
         raise _unsupported("prompt_cache_options.mode must be implicit: every prompt is cached as far as it goes.")
     ttl = inner.text("ttl")

@@ -15,6 +15,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     ChatPrompt,
+    Endpoint,
     GenerationSpec,
     Prompt,
     TextPrompt,
@@ -22,7 +23,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.http.field_table import Notes, Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
+from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of, reuse_of
 from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION, STREAM_OPTIONS, STREAM_OPTIONS_REFUSED
 from coppice_scheduler.edge.openai.parsing.messages import messages_of
 from coppice_scheduler.edge.openai.parsing.output_format import output_format_of
@@ -113,12 +114,13 @@ def _parse(
             echo=fields.flag("echo"),
             priority=fields.integer("priority") or 0,
             timeout_s=fields.number("timeout"),
-            comes_again=fields.text("prompt_cache_key") is not None,
+            reuse=reuse_of(fields),
             retain_ms=retain_ms_of(fields),
             output_format=output_format_of(fields),
             tool_use=tool_use,
             cache_salt=fields.text("cache_salt"),
             streams=streams,
+            endpoint=Endpoint.CHAT if any(isinstance(each, ChatPrompt) for each in prompts) else Endpoint.COMPLETIONS,
         ),
         presentation=_presentation(fields, streams),
         ignored=ignored,

@@ -15,6 +15,7 @@ from coppice_scheduler.edge.http.openapi.schema import (
     one_of,
     ref,
 )
+from coppice_scheduler.edge.openai.openapi_requests import CACHE_OPTIONS
 from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS
 from coppice_scheduler.edge.openai.responses.fields import INCLUDABLE, LOGPROBS, NO_EFFECT, REFUSED, RESPONSES
 from coppice_scheduler.edge.openai.responses.input_items import (
@@ -108,8 +109,8 @@ def _options() -> dict[str, Schema]:
         "prompt_cache_key": one_of("string", "Prompts with a key belong together: they are expected again."),
         "prompt_cache_options": one_of(
             "object",
-            "How long the prompt stays cached at least.",
-            properties={"mode": {"enum": ["implicit", None]}, "ttl": one_of("string", "", pattern="^[0-9]{1,6}[smh]$")},
+            "What is known of the prompt's future.",
+            properties=CACHE_OPTIONS,
             additionalProperties=False,
         ),
         "prompt_cache_retention": {"enum": ["in_memory", "in-memory", "24h", None]},

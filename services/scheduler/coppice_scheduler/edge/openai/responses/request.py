@@ -9,10 +9,10 @@ from typing import Any
 from coppice.messages.sampling import LOGPROBS_MAX
 from coppice.settings import nearest
 from coppice_scheduler.edge.base.errors import invalid
-from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, GenerationSpec
+from coppice_scheduler.edge.frontend.generation_spec import ChatPrompt, Endpoint, GenerationSpec
 from coppice_scheduler.edge.http.field_table import Reading
 from coppice_scheduler.edge.http.json_body import Fields, parse_object
-from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of
+from coppice_scheduler.edge.openai.parsing.cache_retention import retain_ms_of, reuse_of
 from coppice_scheduler.edge.openai.parsing.template_values import MAX_EFFORT_CHARS
 from coppice_scheduler.edge.openai.responses.fields import INCLUDABLE, INCLUDE_NO_EFFECT, LOGPROBS, RESPONSES
 from coppice_scheduler.edge.openai.responses.input_items import ItemNotes, conversation_of
@@ -55,12 +55,13 @@ def parse_response(raw: bytes, reading: Reading) -> ParsedResponse:
         num_logprobs=num_logprobs,
         priority=fields.integer("priority") or 0,
         timeout_s=fields.number("timeout"),
-        comes_again=fields.text("prompt_cache_key") is not None,
+        reuse=reuse_of(fields),
         retain_ms=retain_ms_of(fields),
         output_format=wanted,
         tool_use=tool_use_of(fields, tools, notes),
         cache_salt=fields.text("cache_salt"),
         streams=_streams(fields, notes),
+        endpoint=Endpoint.RESPONSES,
     )
     told_again: Body = {
         "max_output_tokens": spec.max_tokens,
