@@ -96,7 +96,9 @@ def decode_options(head_dim: int, columns: int, has_float8: bool) -> dict[str, i
     if has_float8:
         return {**COMMON_OPTIONS, "num_warps": 4 if padded(head_dim) <= 128 else 8, "num_stages": 1}
     is_large = padded(head_dim) * padded(columns) > 256 * 32
-    return {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 2 if is_large else 3}
+    options = {**COMMON_OPTIONS, "num_warps": 4, "num_stages": 2 if is_large else 3}
+    # Four programs of 128 threads have 128 registers a thread; Triton 3.9 takes 134 over common prefixes by itself.
+    return {**options, "maxnreg": 128} if head_dim <= 64 and columns <= PREFIX_COLUMNS else options
 
 
 def decode_programs_per_sm(head_dim: int, has_float8: bool) -> int:
