@@ -171,8 +171,9 @@ class World:
     ) -> Answer:
         offered = tuple(Candidate(WorkerId(name), cost) for name, cost in candidates)
         reserve = reserve or len(data) // 4
-        said = {"reuse": reuse, "call_kind": call_kind}
-        return self.do(Acquire(lease_id(number), domain, namespace, data, reserve, offered, **said), session)  # type: ignore[arg-type]
+        lease = lease_id(number)
+        op = Acquire(lease, domain, namespace, data, reserve, offered, reuse=reuse, call_kind=call_kind)
+        return self.do(op, session)
 
     def granted(self, number: int, data: bytes, **options: object) -> Grant:
         answer = self.acquire(number, data, **options)  # type: ignore[arg-type]

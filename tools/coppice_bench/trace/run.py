@@ -36,9 +36,8 @@ _GAP_MIN = 0.01
 def run_trace(*, path: Path, capacity_blocks: int, policy: str, accuracies: Sequence[float] = ()) -> dict[str, Any]:
     """Raises UsageError for a file, a capacity or a policy that cannot be used.
 
-    `gap_closed` is (hit_rate - lru) / (optimum - lru), and None where LRU is optimal. The adaptive policy is also told
-    the kinds of calls (`adaptive_by_kind`), and for each of `accuracies` hints that are so often right
-    (`adaptive_hints_0.8`).
+    `gap_closed` is (hit_rate - lru) / (optimum - lru), and None where LRU is optimal. For each of `accuracies` the
+    adaptive policy is also told hints that are so often right (`adaptive_hints_0.8`).
     """
     if policy not in POLICY_NAMES:
         raise UsageError(f"--policy {policy!r} is not known", hint=f"one of {', '.join(POLICY_NAMES)}")
@@ -49,7 +48,7 @@ def run_trace(*, path: Path, capacity_blocks: int, policy: str, accuracies: Sequ
     trace = read_trace(path)
     note(f"{path.name}: {len(trace.requests)} requests, {trace.num_blocks} blocks")
     found = measure(trace, capacity_blocks, policy)
-    for name, rate in _told_rates(trace, capacity_blocks, accuracies).items():
+    for name, rate in _hinted_rates(trace, capacity_blocks, accuracies).items():
         found[name] = {
             "hit_rate": round(rate, _DIGITS),
             "gap_closed": _gap_closed(rate, found["lru"], found["optimum"]),
@@ -60,7 +59,7 @@ def run_trace(*, path: Path, capacity_blocks: int, policy: str, accuracies: Sequ
 def run_traces(
     *, paths: Iterable[Path], capacities: Sequence[int], generated: bool, accuracies: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """All policies on all traces in all sizes. Raises UsageError.
+    """All policies on all traces in all sizes; the adaptive one also told kinds of calls, and hints. Raises UsageError.
 
     `traces`: hit rates by trace, size and policy. `worst` and `mean` of each policy: points above LRU, in percent of
     blocks; `gap_closed` is the mean share of what the optimum has and LRU has not, where that is a point or more.
@@ -82,10 +81,8 @@ def run_traces(
     return {"bench": "traces", "policies": summary, "traces": rates, **describe_run()}
 
 
-def _told_rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> dict[str, float]:
-    """Of the adaptive policy: told the kind of each call, which few traces have; and told hints."""
-    kinds = [ReuseHint(call_kind=request.call_kind) for request in trace.requests]
-    found = {_BY_KIND: replay(trace, AdaptivePolicy(), capacity, kinds).hit_rate}
+def _hinted_rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> dict[str, float]:
+    found = {}
     for accuracy in accuracies:
         said = [ReuseHint(reuse) for reuse in hints(trace, accuracy, _SEED)]
         found[f"adaptive_hints_{accuracy:g}"] = replay(trace, AdaptivePolicy(), capacity, said).hit_rate
@@ -95,7 +92,11 @@ def _told_rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> dic
 def _rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> dict[str, float]:
     prompts = [request.hash_ids for request in trace.requests]
     found = {name: replay(trace, make(), capacity).hit_rate for name, make in _OURS.items()}
-    found |= _told_rates(trace, capacity, accuracies)
+    kinds = [ReuseHint(call_kind=request.call_kind) for request in trace.requests]
+    has_kinds = any(request.call_kind for request in trace.requests)
+    adaptive = found[Eviction.ADAPTIVE.value]
+    found[_BY_KIND] = replay(trace, AdaptivePolicy(), capacity, kinds).hit_rate if has_kinds else adaptive
+    found |= _hinted_rates(trace, capacity, accuracies)
     found |= {name: hits(prompts, capacity) / trace.num_blocks for name, hits in _OTHERS.items()}
     return {name: round(rate, _DIGITS) for name, rate in found.items()}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -11,6 +12,7 @@ from coppice.errors import UsageError
 from coppice_cli.bench.serve import serve
 from coppice_cli.variables import Command
 
+Number = TypeVar("Number", int, float)
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Small sizes and few rounds: shows that it runs, measures little.")
@@ -127,23 +129,24 @@ def fleet(
 
 
 def _numbers(flag: str, words: str, such_as: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in words.split(",") if word]
-    except ValueError:
-        numbers = [0]
-    if any(number < 1 for number in numbers):
-        raise UsageError(f"{flag} {words} is no list of numbers", hint=f"such as {such_as}")
-    return numbers
+    return _listed(flag, words, int, lambda number: number >= 1, of="numbers", such_as=such_as)
 
 
 def _shares(flag: str, words: str) -> list[float]:
+    return _listed(flag, words, float, lambda share: 0.5 <= share <= 1, of="shares from 0.5 to 1", such_as="0.5,0.8,1")
+
+
+def _listed(
+    flag: str, words: str, read: Callable[[str], Number], fits: Callable[[Number], bool], *, of: str, such_as: str
+) -> list[Number]:
+    wrong = UsageError(f"{flag} {words} is no list of {of}", hint=f"such as {such_as}")
     try:
-        shares = [float(word) for word in words.split(",") if word]
+        values = [read(word) for word in words.split(",") if word]
     except ValueError:
-        shares = [0.0]
-    if not all(0.5 <= share <= 1 for share in shares):
-        raise UsageError(f"{flag} {words} is no list of shares from 0.5 to 1", hint="such as 0.5,0.8,1")
-    return shares
+        raise wrong from None
+    if not all(map(fits, values)):
+        raise wrong
+    return values
 
 
 def kernels(
