@@ -20,6 +20,6 @@ COPY --from=built /opt/coppice /opt/coppice
 USER coppice
 WORKDIR /var/lib/coppice
 ENV PATH=/opt/coppice/bin:$PATH
-# 8075: /metrics, /healthz, /readyz. Prometheus sees whether it lives.
-EXPOSE 8075
+# 8076: /metrics, /healthz, /readyz. Prometheus sees whether it lives.
+EXPOSE 8076
 ENTRYPOINT ["coppice", "audit", "isolation"]

@@ -46,7 +46,7 @@ class WatchOptions:
 
     every_s: float
     metrics_host: str = "127.0.0.1"
-    metrics_port: int = 8075
+    metrics_port: int = 8076
     tls: TlsFiles | None = None
     insecure_network: bool = False
 

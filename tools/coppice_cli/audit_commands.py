@@ -52,7 +52,7 @@ def isolation(
     ] = "127.0.0.1",
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the metrics of --watch; 0: a free one.")
-    ] = 8075,
+    ] = 8076,
     cert: TlsCert = None,
     key: TlsKey = None,
     ca: TlsCa = None,

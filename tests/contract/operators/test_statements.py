@@ -157,7 +157,7 @@ def test_the_command(cache: Cache, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     wait_for(lambda: statement(cache)["elapsed_ns"] > NS_PER_S // 5, "time passes")
     assert coppice("statement") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("cache epoch 1, for ")
+    assert lines[0].startswith("1st start of the cache, for ")
     assert lines[0].endswith(" s, in block-seconds")
     assert lines[2] == "device blocks of 1 worker epoch"
     header, *rows = lines[3:]

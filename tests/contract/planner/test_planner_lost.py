@@ -8,6 +8,7 @@ import socket
 import pytest
 from msgspec.structs import replace
 
+from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.state.request import (
     Finish,
     Granted,
@@ -120,6 +121,27 @@ def test_a_stop_that_was_on_its_way_is_one() -> None:
         await task
         assert outputs[-1].finish is Finish.STOP
         assert outputs[-1].num_prompt_tokens == 1
+
+    run(test)
+
+
+def test_what_a_front_door_drew_for_an_answer_is_drawn_once() -> None:
+    """The seed of a call without one, above all: another one would change what follows."""
+
+    async def test(house: House) -> None:
+        engine = await house.open(0)
+        drawn = SamplingParams(temperature=0.8, seed=2**63 + 5)
+        asked = replace(request("r", [HANGS]), sampling=drawn, max_new_tokens=9, priority=3)
+        task, _, _ = await running(house, engine, asked)
+        first, _ = house.core.running["r"]
+        await asyncio.to_thread(house.lose_planner)
+        await until(lambda: bool(house.core.resumed))
+        again, _ = house.core.running["r"]
+        assert first.sampling == drawn
+        assert again.resumed is not None
+        assert replace(again, resumed=None) == first
+        engine.finish("r")
+        await task
 
     run(test)
 

@@ -22,18 +22,22 @@ NUM_TOKENS = 1900
 
 
 class Stream(threading.Thread):
-    """A client that reads one answer to its end."""
+    """A client that reads one answer to its end. Every other one is sampled, with a seed."""
 
     def __init__(self, port: int, number: int) -> None:
         super().__init__(daemon=True)
         self.prompt = [number * 20 + position for position in range(40)]
         self.answer = b""
-        self._port = port
+        self.seed = number if number % 2 else None
+        self._port, self._number = port, number
         self.start()
 
+    def again(self) -> Stream:
+        return Stream(self._port, self._number)
+
     def run(self) -> None:
-        body = {"model": "tiny", "prompt": self.prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True,
-                "stream": True, "return_token_ids": True}  # fmt: skip
+        body = {"model": "tiny", "prompt": self.prompt, "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True,
+                "temperature": 0.9 if self.seed else 0, "seed": self.seed, "return_token_ids": True}  # fmt: skip
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         self.answer = connection.getresponse().read()
@@ -45,6 +49,11 @@ class Stream(threading.Thread):
         lines = [line for line in self.answer.decode().splitlines() if line.startswith("data: ")]
         assert lines[-1:] == ["data: [DONE]"], lines[-1:]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+    def tokens(self) -> list[int]:
+        choices = [event["choices"][0] for event in self.events()]
+        assert choices[-1]["finish_reason"] == "length"
+        return [token for choice in choices for token in choice["token_ids"] or ()]
 
 
 @pytest.fixture
@@ -73,12 +82,15 @@ def streams_on_both(pair: Stack) -> list[Stream]:
 
 
 def check_whole(streams: list[Stream], oracle: Oracle) -> None:
+    """Greedy ones are the oracle's, those with a seed what the same call says undisturbed."""
     for one in streams:
-        choices = [event["choices"][0] for event in one.events()]
-        assert choices[-1]["finish_reason"] == "length"
-        tokens = [token for choice in choices for token in choice["token_ids"] or ()]
-        assert len(tokens) == NUM_TOKENS
-        oracle.check(one.prompt, tokens)
+        assert len(one.tokens()) == NUM_TOKENS
+        if one.seed is None:
+            oracle.check(one.prompt, one.tokens())
+    seeded = [one for one in streams if one.seed is not None]
+    assert seeded
+    for one, undisturbed in zip(seeded, [one.again() for one in seeded], strict=True):
+        assert one.tokens() == undisturbed.tokens()
 
 
 @pytest.mark.wide

@@ -203,7 +203,10 @@ def show_statement(found: Any, *, as_json: bool) -> None:
     console = _console()
     in_hours = found["elapsed_ns"] >= 3_600 * _NS_PER_S
     unit = "block-hours" if in_hours else "block-seconds"
-    _say(console, f"cache epoch {found['cache_epoch']}, for {_age(found['elapsed_ns'] // 1_000_000)}, in {unit}")
+    _say(
+        console,
+        f"{start_of(found['cache_epoch'])} of the cache, for {_age(found['elapsed_ns'] // 1_000_000)}, in {unit}",
+    )
     if not found["totals"]:
         _say(console, "no worker was registered")
     for pool in found["totals"]:

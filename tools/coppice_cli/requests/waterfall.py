@@ -1,13 +1,13 @@
 """One request's record as lines of text: a bar for each stage of its life, and for each chunk of its prompt.
 
-      +0.0 ms     3.0 ms  front door          |..                            |
+      +0.0 ms     3.0 ms  front door          |..                            |  read, checked, tokenised
       +3.0 ms   412.0 ms  pool full           |  ........                    |  search held 412 blocks
     +415.0 ms    80.0 ms  prefill             |          ####                |  worker-0, 812 tokens
     +415.0 ms    40.0 ms    chunk of 512      |          ##                  |
     +495.0 ms   305.0 ms  decode              |              ================|  worker-0
 
 A dot waits, `#` computes the prompt, `=` generates, `!` is an event without length. Stages follow one another without
-a gap; what comes before the first and after the last is the front door's own.
+a gap. The front door's own are the first and the last.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ CHUNKS_SHOWN = 32
 _NAME = 20  # columns
 _BAR_MIN = 20
 _LETTERS = {"prefill": PREFILLS, "decode": DECODES, "slow_step": DECODES}
+_DOOR = ("read, checked, tokenised", "text, and its end to the client")  # as the first stage, and later
 _PREEMPTIONS = {
     "pool": "no block was free for those that ran",
     "domain": "its domain held its maximum",
@@ -38,20 +39,15 @@ def lines_of(record: dict[str, Any], width: int) -> list[str]:
         return ["no stages: it ended before it was queued, or its planner was lost"]
     bar = max(_BAR_MIN, width - 70)
     lines = []
-    if stages[0][1] > 0:
-        lines.append(_line("front door", 0.0, stages[0][1], total_ms, bar, WAITS, "read, checked, tokenised"))
     chunks = list(record.get("chunks", ()))
-    for kind, start_ms, end_ms, blocker, amount in stages:
+    for number, (kind, start_ms, end_ms, blocker, amount) in enumerate(stages):
         letter = _LETTERS.get(kind, WAITS) if end_ms > start_ms else HAPPENS
-        name = kind.replace("_", " ")
-        lines.append(_line(name, start_ms, end_ms, total_ms, bar, letter, _said(kind, blocker, amount)))
+        said = _DOOR[number > 0] if kind == "front_door" else _said(kind, blocker, amount)
+        lines.append(_line(kind.replace("_", " "), start_ms, end_ms, total_ms, bar, letter, said))
         if kind == "prefill":
             computed = [chunk for chunk in chunks if chunk[0] < end_ms]
             chunks = chunks[len(computed) :]
             lines += _chunk_lines(computed, total_ms, bar)
-    last_ms = stages[-1][2]
-    if total_ms > last_ms:
-        lines.append(_line("front door", last_ms, total_ms, total_ms, bar, WAITS, "text, and its end to the client"))
     return lines
 
 

@@ -29,7 +29,7 @@ def test_a_statement_says_hours_once_there_are_some(capsys: pytest.CaptureFixtur
     pool = {"tier": "host", "num_epochs": 2, "domains": [domain], **sums}
     show_statement({"cache_epoch": 3, "elapsed_ns": 3 * hour, "totals": [pool]}, as_json=False)
     said, _, title, _, *rows = capsys.readouterr().out.splitlines()
-    assert said == "cache epoch 3, for 3 h, in block-hours"
+    assert said == "3rd start of the cache, for 3 h, in block-hours"
     assert title == "host blocks of 2 worker epochs"
     assert [row.split() for row in rows] == [
         ["(others)", "12.5%", "3.0", "0", "1.0", "2.0", "3.0", "4.0", "5.0", "7", "5"],

@@ -26,11 +26,13 @@ RECORD: dict[str, Any] = {
     "total_ms": 1000.0,
     "trace": "0af7651916cd43dd8448eb211c80319c",
     "stages": [
+        ["front_door", 0.0, 100.0, "", 0],
         ["queued", 100.0, 200.0, "", 3],
         ["pool_full", 200.0, 500.0, "mail", 412],
         ["asked_back", 300.0, 300.0, "mail", 100],
         ["prefill", 500.0, 600.0, "worker-0", 512],
         ["decode", 600.0, 900.0, "worker-0", 0],
+        ["front_door", 900.0, 1000.0, "", 0],
     ],
     "chunks": [[500.0, 550.0, 256], [550.0, 600.0, 256]],
 }
@@ -57,6 +59,8 @@ def test_stages_and_chunks_lie_on_one_line_of_time() -> None:
         *("front door", "queued", "pool full", "asked back", "prefill", "chunk of 256", "chunk of 256", "decode"),
         "front door",
     ]
+    assert lines[0].endswith("read, checked, tokenised")
+    assert lines[-1].endswith("text, and its end to the client")
     assert lines[2].startswith("  +200.0 ms    300.0 ms  pool full ")
     assert lines[2].endswith("mail held 412 blocks")
     assert lines[3].startswith("  +300.0 ms             ")
