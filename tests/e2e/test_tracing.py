@@ -75,7 +75,11 @@ def test_a_request_over_http(stack: Stack, collector: Collector) -> None:
     request = urllib.request.Request(
         f"{stack.url}/v1/completions",
         json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True}).encode(),
-        {"Content-Type": "application/json", "traceparent": f"00-{trace_id}-{parent}-01"},
+        {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {CANARY}",
+            "traceparent": f"00-{trace_id}-{parent}-01",
+        },
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         usage = json.load(response)["usage"]
