@@ -55,6 +55,7 @@ class Stack:
     port: int
     grpc_port: int
     ca: Path | None
+    operator_url: str  # of the scheduler
     pids: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -103,7 +104,8 @@ def _commands(options: StackOptions, folder: Path) -> tuple[dict[str, list[str]]
         certificate, key = authority.public(LOOPBACK)
         scheduler += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
     url = f"{'https' if options.public_tls else 'http'}://{rest}"
-    stack = Stack(url, rest.host, rest.port, grpc.port, authority.ca if options.public_tls else None)
+    ca = authority.ca if options.public_tls else None
+    stack = Stack(url, rest.host, rest.port, grpc.port, ca, f"http://{metrics}")
     return {"cache": cache, **workers, "scheduler": scheduler}, stack
 
 
