@@ -187,7 +187,7 @@ def up(
         str,
         typer.Option(
             help="Ray cluster to run on: ray://HEAD (port 10001 unless given), or auto for the one that this machine "
-            "is in; cache and scheduler then run on this machine. Needs coppice[ray]. Default: this machine alone."
+            "is in; cache and scheduler then run on this machine. Needs coppice\\[ray]. Default: this machine alone."
         ),
     ] = "",
     gpus_per_worker: Annotated[
