@@ -6,7 +6,8 @@
 The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. An idle round is
 a few short prompts, twelve a second, to one stack and then to the other; a busy round is a load of conversations (4
 turns, 16 at once). Who begins, changes. `ratio` is the median over rounds of this tree over the other one, `more_ms`
-that of the differences, each with quartiles and ends of its rounds beside it. First rounds warm up and are left out.
+that of the differences, each with quartiles and ends of its rounds beside it, and with `median_90`: the range in which
+the median lies nine times of ten when as many rounds are drawn from these. First rounds warm up and are left out.
 With `--dead-collector` there is a third stack, of this tree, whose services send spans to where nobody listens.
 """
 
@@ -23,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from benchmarks.serve_model import model_folder
 from coppice.errors import CoppiceError
 from coppice_bench.processor_time import tree_time_s
@@ -37,6 +40,7 @@ OTHER, THIS, DEAD_COLLECTOR = "other", "this", "dead_collector"
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`
 SETTLE_S = 0.2  # after a load
 IDLE_RATE = 12.0  # a second
+DRAWS = 2_000  # of the bootstrap
 SINGLES = 8  # prompts of an idle round: few, so that the stacks are compared within a second
 Figures = dict[str, float]  # of one round
 
@@ -120,10 +124,16 @@ def compared(other: Sequence[Figures], this: Sequence[Figures]) -> dict[str, Any
     for name in this[0]:
         pairs = [(a[name], b[name]) for a, b in zip(other, this, strict=True)]
         found[name] = {OTHER: median(a for a, _ in pairs), "here": median(b for _, b in pairs)}
-        found[name]["ratio"] = spread([b / a for a, b in pairs])
+        found[name]["ratio"] = with_range([b / a for a, b in pairs])
         if name.endswith("_ms"):
-            found[name]["more_ms"] = spread([b - a for a, b in pairs])
+            found[name]["more_ms"] = with_range([b - a for a, b in pairs])
     return found
+
+
+def with_range(values: Sequence[float]) -> dict[str, Any]:
+    """Their spread, and the bootstrap's 90 % of their median."""
+    drawn = np.random.default_rng(0).choice(values, (DRAWS, len(values)))
+    return {**spread(values), "median_90": [float(each) for each in np.percentile(np.median(drawn, axis=1), (5, 95))]}
 
 
 def commit_of(tree: Path) -> str:
