@@ -200,9 +200,54 @@ def test_tenants_and_their_waits(shown: Console, up: Up, keys: dict[str, str]) -
     assert "tenant/nova" in memory
     assert "acme" in requests
     assert "nova" in requests
+
+
+def record(number: int, tenant: str, *stages: list[object], cause: str = "decode") -> dict[str, object]:
+    """As the scheduler tells an answered call."""
+    numbers = {"status": 200, "end": "stop", "tokens_in": 20, "tokens_out": 8, "queue_ms": 40, "ttft_ms": 90}
+    call = {"id": f"request-{number}", "call": f"chatcmpl-{number}", "at": "2026-01-01T00:00:00.000Z"}
+    return {**numbers, **call, "tenant": tenant, "cause": cause, "stages": stages}
+
+
+WORK = (["front_door", 0, 2], ["acquire", 2, 4], ["prefill", 4, 90], ["decode", 90, 300], ["front_door", 300, 301])
+
+
+def test_who_only_worked_waited_for_nobody(shown: Console) -> None:
+    shown.answers("/requests", {"requests": [record(1, "acme", *WORK), record(2, "nova", *WORK, cause="front_door")]})
     shown.open("waits")
-    assert "cache service" in shown.text("tbody")
-    assert shown.page.locator(".graph .flow").count() > 0
+    assert "Nobody has waited." in shown.text(".notice.empty")
+    assert "newest 2 requests" in shown.text(".notice.empty")
+    shown.open("tenants")
+    shown.see("text=waits most for")
+    assert all("nothing" in row for row in shown.page.locator("tbody").nth(1).inner_text().splitlines())
+
+
+def test_a_tenant_that_waits_and_one_that_is_waited_for_have_one_name(shown: Console) -> None:
+    full, slot = ["pool_full", 0, 500, "tenant/acme", 40], ["no_slot", 500, 600, "acme", 3]
+    slow, own = ["slow_step", 600, 650, "worker-0", 90], ["queued", 0, 30, "", 2]
+    requests = [record(1, "nova", full, slot, slow, cause="pool_full"), record(2, "acme", own, *WORK)]
+    shown.answers("/requests", {"requests": requests})
+    shown.open("waits")
+    shown.see(".graph text")
+    rows = [row.split("\t")[:3] for row in shown.page.locator("tbody tr").all_inner_texts()]
+    assert rows == [
+        ["nova", "no block was free", "acme"],
+        ["nova", "no running slot was free", "acme"],
+        ["nova", "a slow step", "worker worker-0"],
+        ["acme", "in the queue", "acme"],
+    ]
+    names = shown.page.locator(".graph text").all_text_contents()
+    assert names == ["nova", "acme", "acme", "worker worker-0"]
+
+
+def test_waits_of_a_stack_are_drawn(shown: Console, up: Up, keys: dict[str, str]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(ask, up, keys["acme"], f"{number}: {SYSTEM}", max_tokens=60) for number in range(24)]
+        for one in running:
+            one.result()
+    shown.open("waits")
+    shown.see(".graph text")
+    assert "front door" not in shown.text("tbody")
 
 
 # ---- tree

@@ -2,7 +2,7 @@
 
 import { requests } from "../parts/api.js";
 import { fillSelect, h, notice, number, poll, show, table } from "../parts/dom.js";
-import { ago, count, share, time } from "../parts/format.js";
+import { ago, count, holderName, share, time } from "../parts/format.js";
 import { openRequest } from "./waterfall.js";
 
 export const title = "Requests";
@@ -186,7 +186,7 @@ function row(record) {
       "td",
       {},
       record.cause ? h("span", { class: `cause ${record.cause}` }, record.cause.replaceAll("_", " ")) : "",
-      record.blocker ? h("span", { class: "dim" }, ` ${record.blocker}`) : "",
+      record.blocker ? h("span", { class: "dim" }, ` ${holderName(record.blocker)}`) : "",
     ),
   );
 }

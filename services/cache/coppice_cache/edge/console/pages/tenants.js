@@ -4,13 +4,13 @@ import { cache, requests } from "../parts/api.js";
 import { colour } from "../parts/colours.js";
 import { cell, h, notice, number, poll, show, table } from "../parts/dom.js";
 import { count, domainName, several, quantile, share, time } from "../parts/format.js";
+import { WORK } from "../parts/stages.js";
 
 import { isCall } from "./requests.js";
 
 export const title = "Tenants";
 
 const EVERY_MS = 3_000;
-const WORK = new Set(["prefill", "decode"]);
 const DOMAIN_COLUMNS = [
   ...["domain", "of all pools", "held#", "guaranteed#", "borrowed#", "at most#", "pinned#", "leases#"],
   ...["prompts cached#", "evicted#", ""],
@@ -150,7 +150,7 @@ function tenantRow(tenant, records) {
   };
   const refused = records.filter((record) => record.status === 429).length;
   const failed = records.filter((record) => record.status >= 400 && record.status !== 429).length;
-  const waits = records.map((record) => record.cause).filter((cause) => cause && !WORK.has(cause));
+  const waits = records.map((record) => record.cause).filter((cause) => cause && ![...WORK, "omitted"].includes(cause));
   const [most] = grouped(waits, (cause) => cause.replaceAll("_", " "));
   return h(
     "tr",

@@ -4,12 +4,12 @@ import { requests } from "../parts/api.js";
 import { colour } from "../parts/colours.js";
 import { cell, h, notice, number, poll, show, svg, table } from "../parts/dom.js";
 import { count, several, time } from "../parts/format.js";
-import { STAGES } from "./waterfall.js";
+import { stageName, waitsFor } from "../parts/stages.js";
 
 export const title = "Waits";
 
 const EVERY_MS = 5_000;
-const WORK = new Set(["prefill", "decode", "omitted", "asked_back"]);
+const QUICK_ANSWER_MS = 20; // of the cache service, which every request asks once: that is no wait
 const EDGES_MAX = 40;
 const BANDS_PX = 120; // all bands together
 const GAP_PX = 16;
@@ -18,17 +18,6 @@ const NAME_CHARS_MAX = 15;
 const SIDE_PX = 120; // for names
 const WIDTH_MAX = 760;
 const MARGIN_PX = 40;
-const NOBODY = {
-  queued: "turns of others",
-  acquire: "cache service",
-  no_cache: "cache service",
-  prefix: "same prefix",
-  fork: "own answers",
-  no_worker: "workers",
-  domain_maximum: "own maximum",
-  domain_unknown: "tenants file",
-  moved: "planners",
-};
 
 export function open(root) {
   const body = h("div", {}, notice("loading", "Looking at the newest requests …"));
@@ -76,7 +65,7 @@ function row(edge) {
     "tr",
     {},
     cell(edge.from),
-    cell(nameOf(edge.kind)),
+    cell(stageName(edge.kind)),
     cell(edge.to),
     number(count(edge.ids.size)),
     number(time(edge.ms)),
@@ -85,18 +74,14 @@ function row(edge) {
   );
 }
 
-function nameOf(kind) {
-  return STAGES[kind]?.[0] ?? kind.replaceAll("_", " ");
-}
-
 /** The longest first: {from, kind, to, ms, longest, worst, ids}. */
 function edgesOf(records) {
   const found = new Map();
   for (const record of records) {
     for (const [kind, start, end, blocker, amount] of record.stages ?? []) {
-      if (WORK.has(kind) || end <= start) continue;
       const from = record.tenant || "nobody";
-      const to = blocker || (kind === "queued" && amount ? from : NOBODY[kind]) || "nobody";
+      const to = waitsFor(kind, from, blocker, amount);
+      if (!to || end <= start || (kind === "acquire" && end - start < QUICK_ANSWER_MS)) continue;
       const key = JSON.stringify([from, kind, to]);
       const edge = found.get(key) ?? { from, kind, to, ms: 0, longest: 0, worst: "", ids: new Set() };
       edge.ms += end - start;
@@ -117,7 +102,7 @@ function graph(edges, width) {
   const height = Math.max(left.height, right.height);
   const lines = bands.map((band, place) => {
     const [y1, y2] = [left.middles[place], right.middles[place]];
-    const words = `${band.from} waited ${time(band.ms)} for ${band.to}: ${nameOf(band.kind)}`;
+    const words = `${band.from} waited ${time(band.ms)} for ${band.to}: ${stageName(band.kind)}`;
     return svg(
       "path",
       {

@@ -3,28 +3,8 @@
 import { requests } from "../parts/api.js";
 import { h, notice, show } from "../parts/dom.js";
 import { count, several, share, time } from "../parts/format.js";
+import { blockerWords, stageName } from "../parts/stages.js";
 
-// What a stage is, and who its blocker is; "" where nobody is to be named.
-export const STAGES = {
-  queued: ["in the queue", "of its own tenant before it"],
-  no_slot: ["no running slot was free", "slots held by"],
-  pool_full: ["no block was free", "blocks held by"],
-  asked_back: ["blocks were asked back", "borrowed blocks of"],
-  domain_maximum: ["its domain held its maximum", ""],
-  domain_unknown: ["its domain was not known yet", ""],
-  no_worker: ["no worker took requests", ""],
-  no_cache: ["the cache service was away", ""],
-  acquire: ["asked for memory", ""],
-  prefix: ["another one computed the same beginning", "tokens"],
-  fork: ["another answer computed the prompt", ""],
-  prefill: ["computes the prompt", "tokens on"],
-  decode: ["writes tokens", "on"],
-  slow_step: ["a slow step", "on"],
-  preempted: ["gave way", "because of"],
-  restarted: ["began again", "because of"],
-  moved: ["went to another planner", ""],
-  omitted: ["left out", "stages"],
-};
 const RETRY_MS = 1_000;
 const RETRIES = 5; // a request is kept when it has ended, which a page may be earlier than
 
@@ -125,7 +105,7 @@ function waterfall(record) {
       h(
         "span",
         { class: "name" },
-        STAGES[kind]?.[0] ?? kind.replaceAll("_", " "),
+        stageName(kind),
         words ? h("span", { class: "dim" }, ` ${words}`) : null,
       ),
       h("span", { class: "track", role: "img", "aria-label": `from ${time(from)} to ${time(to)}` }, piece),
@@ -169,14 +149,4 @@ function waterfall(record) {
     h("span", { class: "number" }),
   );
   return h("div", { class: "waterfall" }, axis, rows, chunkRow);
-}
-
-/** Who was ahead, who held what: such as "412 blocks held by search". */
-export function blockerWords(kind, blocker, amount) {
-  const words = STAGES[kind]?.[1] ?? "";
-  if (kind === "queued" && amount) return `${amount} ${words}`;
-  if (kind === "prefix" || kind === "omitted") return amount ? `${count(amount)} ${words}` : "";
-  if (!blocker) return "";
-  const number = amount && !["decode", "slow_step"].includes(kind) ? `${count(amount)} ` : "";
-  return `${number}${words} ${blocker}`.trim();
 }

@@ -45,6 +45,11 @@ export function domainName(domain) {
   return { "": "nobody", "\0unknown": "unknown (from before a restart)", "\0others": "all others" }[domain] ?? domain;
 }
 
+/** A domain of one tenant by that tenant's name, as requests name it; all else as it is. */
+export function holderName(domain) {
+  return domainName(domain.replace(/^tenant\//, ""));
+}
+
 const NAMESPACE_FIELDS = 7; // model, revision, type of KV, block size, rope, adapter, its revision; then a salt
 const MODEL = 0;
 const KV_TYPE = 2;
