@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,14 +23,17 @@ SYSTEM = "You answer questions about Python for people who begin to program, in 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file = tmp_path_factory.mktemp("tenants") / "tenants.yaml"
-    found = {name: add_tenant(file, name, {"guarantee_share": 0.4}, "main") for name in ("acme", "nova")}
+    limits = {"concurrency": 64, "weight": 2, "requests_per_minute": 6000, "tokens_per_month": 1_000_000}
+    fields: dict[str, dict[str, Any]] = {"acme": limits, "nova": {}}
+    found = {name: add_tenant(file, name, {"guarantee_share": 0.4, **of}, "main") for name, of in fields.items()}
     return {**found, "file": str(file)}
 
 
 @pytest.fixture(scope="module")
 def up(keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    options = ("--num-blocks", str(NUM_BLOCKS), "--tenants", keys["file"])
-    with started(tmp_path_factory.mktemp("up"), *options) as running:
+    folder = tmp_path_factory.mktemp("up")
+    options = ("--num-blocks", str(NUM_BLOCKS), "--tenants", keys["file"], "--request-log", str(folder / "requests"))
+    with started(folder, *options) as running:
         for name in ("acme", "nova"):
             ask(running, keys[name], SYSTEM + "What is a number?")
         yield running
@@ -195,11 +199,17 @@ def test_tenants_and_their_waits(shown: Console, up: Up, keys: dict[str, str]) -
         ask(up, keys[name], SYSTEM + "What is a range?")
     shown.open("tenants")
     shown.see("text=waits most for")
-    memory, requests = shown.page.locator("tbody").all_inner_texts()
+    shown.see("[data-tenant=acme]")
+    memory, limits, requests = shown.page.locator("tbody").all_inner_texts()
     assert "tenant/acme" in memory
     assert "tenant/nova" in memory
     assert "acme" in requests
     assert "nova" in requests
+    acme, nova = (row.split("\t") for row in limits.splitlines())
+    assert acme[:6] == ["acme", "0", "0", "64", "256", "2"]
+    assert [re.sub(r"^[\d,]+ of ", "", limit) for limit in acme[6:]] == ["6,000", "–", "1,000,000"]
+    assert all(limit.startswith(tuple("123456789")) for limit in (acme[6], acme[8])), "of both something was used"
+    assert nova == ["nova", "0", "0", "256", "256", "1", "–", "–", "–"]
 
 
 def record(number: int, tenant: str, *stages: list[object], cause: str = "decode") -> dict[str, object]:
@@ -219,7 +229,8 @@ def test_who_only_worked_waited_for_nobody(shown: Console) -> None:
     assert "newest 2 requests" in shown.text(".notice.empty")
     shown.open("tenants")
     shown.see("text=waits most for")
-    assert all("nothing" in row for row in shown.page.locator("tbody").nth(1).inner_text().splitlines())
+    assert shown.page.locator("tbody").count() == 3
+    assert all("nothing" in row for row in shown.page.locator("tbody").last.inner_text().splitlines())
 
 
 def test_a_tenant_that_waits_and_one_that_is_waited_for_have_one_name(shown: Console) -> None:

@@ -47,6 +47,7 @@ from coppice_scheduler.edge.processes.planner_processes import PlannerProcesses
 from coppice_scheduler.edge.processes.tenant_reload import TenantReload
 from coppice_scheduler.edge.request_log.exemplars import WithExemplars
 from coppice_scheduler.edge.request_log.pages import RequestPages
+from coppice_scheduler.edge.request_log.tenants_page import TenantsPage
 
 _log = logging.getLogger("coppice.scheduler")
 LOOK_S = 0.25  # how often front doors are looked after when nothing happens
@@ -215,6 +216,8 @@ class _Service:
             yield agreement
             return
         records = settings.request_log or recent_records(start.metrics_dir)
+        requests = RequestPages(records)
+        tenants = TenantsPage(self._directory, lambda: planners.stats, settings.request_log)
         server = serve_metrics(
             settings.metrics_host,
             settings.metrics_port,
@@ -222,7 +225,7 @@ class _Service:
             lambda: planners.problems,
             notes=lambda: agreement.notes,
             exemplars=WithExemplars(registry, records) if settings.otlp_endpoint else None,
-            pages=RequestPages(records),
+            pages=lambda path, query: requests(path, query) or tenants(path, query),
             origins=settings.console_origins,
             flag="--metrics-port",
             tls=self._tls,
@@ -232,6 +235,10 @@ class _Service:
             yield agreement
         finally:
             server.close()
+
+    def _directory(self) -> TenantDirectory:
+        """That counts now."""
+        return TenantDirectory.single_default() if self._watch is None else self._watch.directory
 
 
 def _listening(settings: ServiceSettings) -> socket.socket:

@@ -63,11 +63,15 @@ class Budgets:
         """Tokens of prompts and outputs of this month."""
         return self._used[tenant]
 
+    def want(self) -> None:
+        """From now on count, though nobody with a budget has called."""
+        self._is_wanted = True
+
     def check(self, tenant: Tenant, now: datetime) -> None:
         """Raises ApiError (BUSY) when the budget is used up; says once a month that most of it is."""
         if not tenant.has_budget:
             return
-        self._is_wanted = True
+        self.want()
         used = self.used(tenant.id)
         if tenant.tokens_per_month and used >= tenant.tokens_per_month:
             start = _next_month(now)

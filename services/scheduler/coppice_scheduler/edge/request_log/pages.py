@@ -2,6 +2,8 @@
 
 GET /requests?limit=100&tenant=ID      {"requests": [the newest first]}
 GET /requests/ID                       {"request": {...}, "why": ["waited 1.8 s for blocks: ...", ...]}
+
+What it may ask of tenants: `tenants_page.py`.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ class RequestPages:
         return None
 
     def _listed(self, query: dict[str, list[str]]) -> Page:
-        limit, tenant = query.get("limit", ["100"])[-1], query.get("tenant", [""])[-1]
-        if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:6]) <= REQUESTS_MAX:
-            return _error(400, "limit", f"limit is a number from 1 to {REQUESTS_MAX}")
-        return _json(200, {"requests": newest(self._folder, int(limit), tenant=tenant)})
+        limit = limit_of(query, 100, REQUESTS_MAX)
+        if isinstance(limit, Page):
+            return limit
+        return json_page(200, {"requests": newest(self._folder, limit, tenant=query.get("tenant", [""])[-1])})
 
     def _one(self, asked: str) -> Page:
         found = newest(self._folder, 1, asked=asked)
         if not found:
             message = f"no request {asked[:100]!r} is among those that are kept; they are kept when they have ended"
             return _error(404, "request_not_found", message)
-        return _json(200, {"request": found[0], "why": why(found[0])})
+        return json_page(200, {"request": found[0], "why": why(found[0])})
 
 
 def why(record: RequestRecord) -> list[str]:
@@ -52,9 +54,17 @@ def why(record: RequestRecord) -> list[str]:
     return refused + told(stages_of(record))
 
 
+def limit_of(query: dict[str, list[str]], default: int, most: int) -> int | Page:
+    """What `limit` says; a refusal of what is none from 1 to `most`."""
+    limit = query.get("limit", [str(default)])[-1]
+    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:6]) <= most:
+        return _error(400, "limit", f"limit is a number from 1 to {most}")
+    return int(limit)
+
+
 def _error(status: int, code: str, message: str) -> Page:
-    return _json(status, {"error": {"message": message, "code": code}})
+    return json_page(status, {"error": {"message": message, "code": code}})
 
 
-def _json(status: int, value: object) -> Page:
+def json_page(status: int, value: object) -> Page:
     return Page(status, msgspec.json.encode(value) + b"\n", "application/json")

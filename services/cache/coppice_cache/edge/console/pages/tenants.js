@@ -1,4 +1,4 @@
-// Tenants: memory by domain against what is guaranteed, and what became of their newest requests.
+// Tenants: memory by domain against what is guaranteed, what is at work against limits, and what became of requests.
 
 import { cache, requests } from "../parts/api.js";
 import { colour } from "../parts/colours.js";
@@ -12,8 +12,12 @@ export const title = "Tenants";
 
 const EVERY_MS = 3_000;
 const DOMAIN_COLUMNS = [
-  ...["domain", "of all pools", "held#", "guaranteed#", "borrowed#", "at most#", "pinned#", "leases#"],
+  ...["domain", "of all pools", "held#", "share#", "guaranteed#", "borrowed#", "at most#", "pinned#", "leases#"],
   ...["prompts cached#", "evicted#", ""],
+];
+const LIMIT_COLUMNS = [
+  ...["tenant", "running#", "waiting#", "together at most#", "queued at most#", "weight#", "requests a minute#"],
+  ...["tokens a minute#", "tokens this month#"],
 ];
 const TENANT_COLUMNS = [
   ...["tenant", "requests#", "refused#", "failed#", "tokens in#", "cached#", "tokens out#", "queue p50#", "queue p95#"],
@@ -34,11 +38,13 @@ const SUMMED = [
 
 export function open(root) {
   const memory = h("section", { class: "card" }, notice("loading", "Asking the cache service …"));
+  const atWork = h("section", { class: "card" }, notice("loading", "Asking the scheduler …"));
   const asked = h("section", { class: "card" }, notice("loading", "Asking the scheduler …"));
-  show(root, h("h1", {}, "Tenants"), memory, asked);
+  show(root, h("h1", {}, "Tenants"), memory, atWork, asked);
   return poll(EVERY_MS, () =>
     Promise.all([
       attempt(memory, "Memory", async () => drawMemory(await cache("/v1/stats"))),
+      attempt(atWork, "At work, and limits", async () => drawLimits(await requests("/tenants?limit=1000"))),
       attempt(asked, "Requests", async () => drawRequests((await requests("/requests?limit=1000")).requests)),
     ]),
   );
@@ -91,6 +97,7 @@ function domainRow(domain, numBlocks) {
     cell(h("i", { class: "dot", style: { background: colour(domain.domain) } }), domainName(domain.domain)),
     h("td", { class: "wide" }, bar),
     number(count(held)),
+    number(share(held, numBlocks)),
     number(domain.guarantee_blocks ? count(domain.guarantee_blocks) : "–"),
     number(count(domain.guarantee_blocks ? Math.max(0, held - domain.guarantee_blocks) : held)),
     number(count(Math.min(domain.maximum_blocks, numBlocks))),
@@ -114,6 +121,47 @@ function summed(rows) {
   }
   const size = (domain) => domain.leased_blocks + domain.cached_blocks;
   return [...found.values()].sort((a, b) => size(b) - size(a) || (a.domain < b.domain ? -1 : 1));
+}
+
+function drawLimits(answer) {
+  const more = answer.num_tenants - answer.tenants.length;
+  const words = "Of a minute's limits what is left, of a month's budget what was used; – is no limit.";
+  return [
+    h("p", { class: "dim" }, more ? `${words} ${several(more, "tenant")} with less at work are left out.` : words),
+    table(LIMIT_COLUMNS, answer.tenants.map(limitRow)),
+  ];
+}
+
+function limitRow(tenant) {
+  const ofLimit = (limit, value) =>
+    number(limit ? (value === null ? count(limit) : `${count(value)} of ${count(limit)}`) : "–");
+  const atMost = (value, limit) =>
+    number(value >= limit ? h("span", { class: "bad" }, `${count(limit)}: full`) : count(limit));
+  const monthly = tenant.tokens_per_month || tenant.soft_tokens_per_month;
+  const isUsedUp = monthly && tenant.tokens_of_month >= monthly;
+  return h(
+    "tr",
+    { "data-tenant": tenant.tenant },
+    cell(
+      tenant.tenant,
+      tenant.domain === `tenant/${tenant.tenant}` ? "" : h("span", { class: "dim" }, ` in ${tenant.domain}`),
+    ),
+    number(count(tenant.running)),
+    number(count(tenant.waiting)),
+    atMost(tenant.running + tenant.waiting, tenant.concurrency),
+    number(count(tenant.max_queued)),
+    number(count(tenant.weight)),
+    ofLimit(tenant.requests_per_minute, tenant.requests_left),
+    ofLimit(tenant.tokens_per_minute, tenant.tokens_left),
+    h("td", { class: isUsedUp ? "number bad" : "number" }, monthOf(tenant, monthly)),
+  );
+}
+
+/** Such as "120 of 1,000", and "120, told from 500 on" of a budget that is only told of. */
+function monthOf(tenant, monthly) {
+  if (!monthly) return "–";
+  const used = count(tenant.tokens_of_month);
+  return tenant.tokens_per_month ? `${used} of ${count(monthly)}` : `${used}, told from ${count(monthly)} on`;
 }
 
 function drawRequests(records) {
