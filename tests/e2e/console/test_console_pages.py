@@ -131,6 +131,7 @@ def test_the_map_changes_while_streams_run(shown: Console, up: Up, keys: dict[st
             one.result()
     assert "tenant/acme" in shown.text(".log")
     assert f"{NUM_BLOCKS} blocks of 16 tokens" in shown.text(".map")
+    assert "planned for by session" in shown.text(".map")
     bars = shown.text(".bars")
     assert "of 25 guaranteed" in bars
     assert "tenant/nova" in bars

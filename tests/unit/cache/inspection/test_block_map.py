@@ -15,6 +15,7 @@ from tests.unit.cache.inspection.test_snapshots import Busy
 from tests.unit.cache.world import ALICE, W, World, settings, tokens
 
 BOB = DomainId("bob")
+SESSION_MS = 60_000  # longer than a session lives that is not heard
 
 
 def map_of(here: World, *, of_host: bool = False) -> BlockMap:
@@ -113,10 +114,37 @@ def test_copies_under_way_are_counted_by_direction() -> None:
     assert (found.num_promoting, found.num_demoting) == (0, 4)
     assert told(map_of(here, of_host=True)).count(("LEASED", ALICE)) == 4
     answer(here, order)
-    assert map_of(here).num_demoting == 0
+    found = map_of(here)
+    assert (found.num_demoting, found.total_promoted, found.total_demoted) == (0, 0, 4)
     push_out(here)
     ask(here, 10)
-    assert map_of(here).num_promoting == 4
+    assert (map_of(here).num_promoting, map_of(here).total_promoted) == (4, 0)
+    answer(here, orders(here)[-1])
+    found = map_of(here)
+    assert (found.num_promoting, found.total_promoted) == (0, 4)
+
+
+def test_a_copy_that_failed_brought_nothing() -> None:
+    here = world()
+    here.fill(1, PROMPT)
+    here.fill(2, tokens(4, 500))
+    here.tick()
+    (order,) = orders(here)
+    answer(here, order, failed=True)
+    assert map_of(here).total_demoted == 0
+
+
+def test_fences_are_counted_when_they_are_sent_and_stay_counted() -> None:
+    here = World(num_blocks=16)
+    before = map_of(here).total_fences
+    here.acquire(1, tokens(9))
+    here.tick(SESSION_MS)
+    found = map_of(here)
+    assert (found.total_fences, found.fences) == (before + 1, 1)
+    assert told(found).count(("DRAINING", ALICE)) == 3
+    here.ack(here.fences()[-1])
+    found = map_of(here)
+    assert (found.total_fences, found.fences) == (before + 1, 0)
 
 
 def test_there_is_no_map_of_who_is_not_there() -> None:

@@ -58,6 +58,9 @@ class BlockMap:
     fences: int  # that were not acknowledged yet
     num_promoting: int
     num_demoting: int
+    total_fences: int  # so far, like the next two
+    total_promoted: int  # blocks that came from the host tier
+    total_demoted: int
     domains: tuple[DomainOnMap, ...]
     places: tuple[int, ...]  # in `domains`, by index of the owner
     states: bytes  # u8 of each block
@@ -87,6 +90,7 @@ def copy_map(state: State, worker_id: WorkerId, *, of_host: bool) -> BlockMap | 
     store: BlockStore = worker.host.store if of_host and worker.host is not None else worker
     domains, places = _domains(store)
     promoting, demoting = _copying(worker)
+    copied = dict.fromkeys(Direction, 0) if worker.host is None else worker.host.num_copied
     return BlockMap(
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
@@ -96,6 +100,9 @@ def copy_map(state: State, worker_id: WorkerId, *, of_host: bool) -> BlockMap | 
         fences=len(worker.fences),
         num_promoting=promoting,
         num_demoting=demoting,
+        total_fences=worker.num_fences,
+        total_promoted=copied[Direction.PROMOTE],
+        total_demoted=copied[Direction.DEMOTE],
         domains=domains,
         places=places,
         states=store.ledger.states.tobytes(),

@@ -154,6 +154,7 @@ def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) 
         from_store, to_store = (worker, worker.host.store) if demoted else (worker.host.store, worker)
         is_done = order_id in message.order_ids
         if is_done:
+            worker.host.num_copied[job.order.direction] += len(job.order.dst) // HANDLE_BYTES
             if from_store.is_findable(job.source):  # what was invalidated may not come back through the other tier
                 _store(state, to_store, job, now_ns)
             if not demoted and job.target.tree is not None:

@@ -208,6 +208,7 @@ class State:
 
     def send_fence(self, worker: Worker, fence: Fence, leases: list[Lease]) -> None:
         worker.fences[fence.fence_id] = PendingFence(fence, leases)
+        worker.num_fences += 1
         self.tell_worker(worker.worker_id, fence)
 
     def fence_leases(self, worker: Worker, lease: Lease) -> None:

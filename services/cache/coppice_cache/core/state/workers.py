@@ -53,6 +53,7 @@ class HostTier:
         self.burst = 0.0  # most blocks that were evicted between two ticks lately
         self.look_at = 1  # of `num_evicted`: from there on the next victims are looked at before the next tick
         self.is_short = False  # there were more to copy than may be under way
+        self.num_copied = dict.fromkeys(Direction, 0)  # blocks that copies brought to the other tier so far
         self._ticked_at = 0
 
     def ticked(self, num_evicted: int) -> None:
@@ -128,6 +129,7 @@ class Worker(BlockStore):
         self.leases: dict[int, Lease] = {}
         self.holders: dict[int, dict[int, Lease]] = {}  # block -> re-attached leases on it, by number
         self.fences: dict[int, PendingFence] = {}
+        self.num_fences = 0  # that were sent so far
         self.to_fence: list[Lease] = []  # drained, to be named in the next lease fence
         self.last_heard_ns = now_ns
         self.published: deque[tuple[int, bytes]] = deque()  # lately: when, and which handles

@@ -189,7 +189,10 @@ def _blocks_json(found: BlockMap, cache_epoch: int) -> dict[str, Any]:
     }
 
 
-_OF_A_MAP = ("worker_id", "worker_epoch", "block_size", "num_blocks", "open", "fences", "num_promoting", "num_demoting")
+_OF_A_MAP = (
+    *("worker_id", "worker_epoch", "block_size", "num_blocks", "open", "fences", "num_promoting", "num_demoting"),
+    *("total_fences", "total_promoted", "total_demoted"),
+)
 
 
 def _base64(values: np.ndarray[Any, Any], form: str) -> str:

@@ -3,9 +3,10 @@
 import { cache } from "../parts/api.js";
 import { colour } from "../parts/colours.js";
 import { fillSelect, h, notice, poll, show } from "../parts/dom.js";
-import { count, domainName } from "../parts/format.js";
+import { count, domainName, several } from "../parts/format.js";
 import { BlockMap } from "./block_canvas.js";
 import { Pool } from "./pool.js";
+import { Workers, plannedBy } from "./workers.js";
 
 export const title = "Blocks";
 
@@ -15,6 +16,7 @@ const chosen = { worker: "", tier: "device", order: "place" };
 
 export function open(root) {
   let pool = new Pool();
+  const workers = new Workers();
   let isPaused = false;
   const worker = h("select", {
     "aria-label": "Worker",
@@ -96,6 +98,7 @@ export function open(root) {
     const asked = pool;
     try {
       const stats = await cache("/v1/stats");
+      tell(workers.take(stats.workers));
       if (!stats.workers.length) {
         body.hidden = true;
         show(
@@ -108,44 +111,51 @@ export function open(root) {
         );
         return;
       }
-      choose(stats.workers);
+      const one = choose(stats.workers);
       const found = await cache(`/v1/blocks?worker=${encodeURIComponent(worker.value)}&tier=${tier.value}`);
       if (asked !== pool) return; // another one was chosen meanwhile
       const happened = pool.take(found);
       body.hidden = false;
       show(problems);
-      draw(found, happened);
+      draw(one, found, happened);
     } catch (problem) {
       show(problems, notice("error", problem.message, ...(problem.advice ?? [])));
     }
   }
 
+  /** The worker that is shown. */
   function choose(workers) {
     fillSelect(
       worker,
-      workers.map((one) => [one.worker_id, one.worker_id]),
+      workers.map((one) => [one.worker_id, one.draining ? `${one.worker_id} (drains)` : one.worker_id]),
     );
     if (workers.some((one) => one.worker_id === chosen.worker)) worker.value = chosen.worker;
     const one = workers.find((entry) => entry.worker_id === worker.value);
     fillSelect(tier, [["device", "device"], ...(one.num_host_blocks ? [["host", "host memory"]] : [])]);
     if (one.num_host_blocks) tier.value = chosen.tier;
     tier.hidden = !one.num_host_blocks;
+    return one;
   }
 
-  function draw(found, happened) {
+  function draw(one, found, happened) {
     const copies = [
       [found.num_promoting, "blocks come from the host"],
       [found.num_demoting, "blocks go to the host"],
     ];
     show(
       facts,
+      h("strong", {}, one.worker_id),
+      " · ",
       [
+        `epoch ${one.worker_epoch}`,
+        plannedBy(one),
         `${count(found.num_blocks)} blocks of ${found.block_size} tokens`,
         `${count(pool.numFree)} free`,
         ...(found.open ? [] : ["recovering: it grants nothing yet"]),
-        ...(found.fences ? [`${found.fences} fences not acknowledged`] : []),
-        ...copies.filter(([number]) => number).map(([number, words]) => `${number} ${words}`),
+        ...(found.fences ? [`${several(found.fences, "fence")} not acknowledged`] : []),
+        ...copies.filter(([number]) => number).map(([number, words]) => `${count(number)} ${words}`),
       ].join(" · "),
+      one.draining ? h("strong", { class: "drains" }, " · drains: it takes no new request") : null,
     );
     map.draw(pool, order.value, happened.length > 0);
     show(
@@ -155,15 +165,21 @@ export function open(root) {
         ? null
         : h("p", { class: "dim" }, "No domain holds a block. Send a prompt: its blocks appear here."),
     );
+    tell(happened);
+  }
+
+  /** The newest first. */
+  function tell(happened) {
     const at = new Date().toLocaleTimeString("en-GB");
-    for (const { kind, number, domain, words } of happened) {
+    for (const { kind, domain, worker: of, words } of happened) {
+      const background = of ? "var(--dim)" : colour(domain);
       log.prepend(
         h(
           "li",
           { class: kind, "data-kind": kind },
           h("time", {}, at),
-          h("i", { style: { background: colour(domain) } }),
-          h("span", {}, `${domainName(domain)}: ${count(number)} ${words}`),
+          h("i", { style: { background } }),
+          h("span", {}, `${of ?? domainName(domain)}: ${words}`),
         ),
       );
     }

@@ -1,6 +1,6 @@
 // One pool as it was told last, and what changed since the time before.
 
-import { domainName } from "../parts/format.js";
+import { count, domainName, several } from "../parts/format.js";
 
 export const FREE = 0;
 export const LEASED = 1;
@@ -12,11 +12,18 @@ export const FLASHES = ["", "granted", "cached", "evicted", "released", "fenced"
 const [, GRANTED, COMPUTED, EVICTED, RELEASED, FENCED, ACKNOWLEDGED] = FLASHES.keys();
 const WORDS = {
   granted: "blocks granted",
-  cached: "blocks computed, and cached",
+  cached: "blocks cached",
   evicted: "blocks evicted",
   released: "blocks given back",
   fenced: "blocks wait for a fence",
   acknowledged: "blocks free after a fence",
+};
+
+// Counters of /v1/blocks that only grow, and what one more and several more of them are.
+const COUNTED = {
+  promoted: ["total_promoted", "block came from host memory", "blocks came from host memory"],
+  demoted: ["total_demoted", "block went to host memory", "blocks went to host memory"],
+  fenced: ["total_fences", "fence sent to it", "fences sent to it"],
 };
 
 export class Pool {
@@ -28,15 +35,16 @@ export class Pool {
     this.told = null;
   }
 
-  /** Takes an answer of /v1/blocks. Returns what happened: {kind, domain, number, words}. */
+  /** Takes an answer of /v1/blocks. Returns what happened, of a domain or of the worker:
+   *  {kind, domain or worker, words}. */
   take(answer) {
     const cells = this.own(decoded(answer), answer.domains);
-    const isSame = this.told && this.told.worker_epoch === answer.worker_epoch && cells.length === this.cells.length;
-    const before = this.cells;
+    const [before, told] = [this.cells, this.told];
+    const isSame = told && isOfOneWorker(told, answer) && cells.length === before.length;
     this.cells = cells;
     this.told = answer;
     this.flashes = new Uint8Array(cells.length);
-    return isSame ? this.compare(before) : [];
+    return isSame ? [...this.compare(before), ...taken(told, answer), ...counted(told, answer)] : [];
   }
 
   get numFree() {
@@ -97,9 +105,30 @@ export class Pool {
       .filter((at) => numbers[at])
       .map((at) => {
         const kind = FLASHES[Math.floor(at / this.domains.length)];
-        return { kind, domain: this.domains[at % this.domains.length], number: numbers[at], words: WORDS[kind] };
+        return { kind, domain: this.domains[at % this.domains.length], words: `${count(numbers[at])} ${WORDS[kind]}` };
       });
   }
+}
+
+function isOfOneWorker(was, is) {
+  return was.worker_id === is.worker_id && was.worker_epoch === is.worker_epoch;
+}
+
+/** Leases of domains that were fenced since, as they did not give back what they had borrowed. */
+function taken(was, is) {
+  const before = new Map(was.domains.map((domain) => [domain.domain, domain.fenced_leases]));
+  return is.domains
+    .map(({ domain, fenced_leases }) => ({ domain, number: fenced_leases - (before.get(domain) ?? fenced_leases) }))
+    .filter(({ number }) => number > 0)
+    .map(({ domain, number }) => ({ kind: "fenced", domain, words: `${several(number, "lease")} lost to a fence` }));
+}
+
+/** What went on within the worker, by counters: a copy or a fence may begin and end between two looks. */
+function counted(was, is) {
+  return Object.entries(COUNTED)
+    .map(([kind, [name, one, more]]) => ({ kind, number: is[name] - was[name], one, more }))
+    .filter(({ number }) => number > 0)
+    .map(({ kind, number, one, more }) => ({ kind, worker: is.worker_id, words: several(number, one, more) }));
 }
 
 export function held(domain) {
