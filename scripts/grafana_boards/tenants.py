@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coppice.request_log.stages import WAITING, StageKind
 from scripts.grafana_boards.panels import Board, Panel, Query, Variable, note, quantiles, stat, traces_link
 
 RATE = "[$__rate_interval]"
@@ -12,7 +13,7 @@ _TRACES = traces_link("coppice.tenant=${tenant}")
 _CACHED = f"sum(rate(vllm:prompt_tokens_cached_total{OF}{RATE})) / sum(rate(vllm:request_prompt_tokens_sum{OF}{RATE}))"
 _REFUSED = f"sum(rate(coppice_calls_failed_total{OF}{RATE}))"
 _ANSWERED = f"sum(rate(vllm:request_success_total{OF}{RATE}))"
-_WAITS = 'tenant=~"$tenant", cause!~"prefill|decode"'
+_WAITS = f'tenant=~"$tenant", cause=~"{"|".join(kind.value for kind in StageKind if kind in WAITING)}"'
 _WAITED = (
     f"sum(rate(coppice_request_time_seconds_total{{{_WAITS}}}{RATE}))"
     f" / sum(rate(coppice_request_time_seconds_total{OF}{RATE}))"
@@ -35,7 +36,8 @@ _STATS = (
     ),
     stat(
         "Time spent waiting",
-        "Share of the life of answers in which nothing of them was computed.",
+        "Share of the life of answers in which they waited and nothing of them was computed. What a preemption, a"
+        " restart or a slow step cost is not in it: that is computed again, or slowly.",
         _WAITED,
         unit="percentunit",
         steps=(0.2, 0.5),

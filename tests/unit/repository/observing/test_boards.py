@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from coppice.request_log.stages import WAITING
 from coppice_scheduler.edge.request_log.exemplars import VALUES_S
 from scripts.grafana_boards import __main__ as grafana_boards
 from scripts.metrics_reference import ROOT, reference, series_names
@@ -67,6 +68,13 @@ def test_numbers_say_whether_they_are_good() -> None:
     for panel in panels("stat"):
         steps = [step["value"] for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])]
         assert steps[1:] == sorted(set(steps[1:])), panel["title"]
+
+
+def test_time_spent_waiting_is_of_what_waits_alone() -> None:
+    (panel,) = [panel for panel in panels("stat") if panel["title"] == "Time spent waiting"]
+    found = re.search(r'cause=~"([^"]+)"', panel["targets"][0]["expr"])
+    assert found is not None
+    assert set(found[1].split("|")) == {kind.value for kind in WAITING}
 
 
 def test_every_panel_is_described_and_in_its_place() -> None:
