@@ -89,6 +89,24 @@ def test_times_of_another_machines_clock_are_put_where_they_belong() -> None:
         assert end_ms == pytest.approx(record.total_ms, abs=50.0)
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+def test_the_time_at_the_front_door_is_a_metric_too(streams: bool) -> None:
+    with serving(TENANTS) as served:
+        far_ns = time.monotonic_ns() - 10**15
+        served.says("ok", stages=(Stage(StageKind.DECODE, far_ns, far_ns + 3_000_000, "w0"),))
+        sent(served, "far", {**BODY, "stream": streams})
+        whole_s = record_of(served, "far").total_ms / 1e3
+        spent = {
+            kind: served.registry.get_sample_value(
+                "coppice_request_time_seconds_total", {"model_name": MODEL, "tenant": "search", "cause": kind}
+            )
+            for kind in ("front_door", "decode", "moved")
+        }
+        assert (spent["decode"], spent["moved"]) == (pytest.approx(0.003), 0)
+        assert spent["front_door"] is not None
+        assert 0 < spent["front_door"] <= whole_s
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status", "end", "tenant"),
     [

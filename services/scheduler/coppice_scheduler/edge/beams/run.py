@@ -96,10 +96,11 @@ class BeamRun:
     def _began(self, first: Output) -> None:
         self.taken.set()
         now_ns = time.monotonic_ns()
-        current_record().had_first_token(now_ns)
+        record = current_record()
+        record.had_first_token(now_ns)
         waited_s = (now_ns - self.request.arrived_ns) / 1e9
         self.metrics.first_token(self.request.tenant, waited_s, first.num_prompt_tokens)
-        self.metrics.lived(self.request.tenant, first.stages)
+        self.metrics.lived(self.request.tenant, record.stages_of(first, now_ns))
         self.saw(first)
 
     def _told(self, searched: Searched, num_tokens: int) -> list[Delta]:

@@ -120,10 +120,14 @@ class Run:
                     clock.saw(output)
                     if output.finish is not None:
                         self.span.life(output)
-                        self.metrics.lived(self.request.tenant, output.stages)
                     began_ns = time.monotonic_ns()
-                    delta = stream.take(output)
-                    text_ns += time.monotonic_ns() - began_ns
+                    try:
+                        delta = stream.take(output)
+                    finally:
+                        now_ns = time.monotonic_ns()
+                        text_ns += now_ns - began_ns
+                        if output.finish is not None:
+                            self.metrics.lived(self.request.tenant, self.span.record.stages_of(output, now_ns))
                     num_tokens = stream.num_tokens
                     if delta is not None and delta.ending is not None:
                         clock.finished(delta.ending.reason, delta.ending.usage, output)

@@ -98,10 +98,10 @@ class OpenRecord:
 
     def _record(self, status: int) -> RequestRecord:
         now_ns, tenant, usage = time.monotonic_ns(), self._tenant, self._usage
-        life = life_of(self._stages(now_ns), self._arrived_ns)
+        life = life_of(() if self._last is None else self.stages_of(self._last, now_ns), self._arrived_ns)
         keys = () if tenant is None else tenant.api_key_sha256
         chunks = () if self._last is None else self._last.chunks
-        shift_ns = self._shift_ns(now_ns) - self._arrived_ns
+        shift_ns = (0 if self._last is None else self._shift_ns(self._last, now_ns)) - self._arrived_ns
         return RequestRecord(
             at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             id=self._id,
@@ -130,12 +130,12 @@ class OpenRecord:
             chunks=tuple((ms(start + shift_ns), ms(end + shift_ns), count) for start, end, count in chunks),
         )
 
-    def _stages(self, now_ns: int) -> list[Stage]:
-        """On this machine's clock. What a lost planner knew of it is lost with it."""
-        last = self._last
-        if last is None or not last.stages:
+    def stages_of(self, last: Output, now_ns: int) -> list[Stage]:
+        """From its arrival until now, on this machine's clock, of the answer whose last output this is. What a lost
+        planner knew of it is lost with it."""
+        if not last.stages:
             return []
-        shift_ns = self._shift_ns(now_ns)
+        shift_ns = self._shift_ns(last, now_ns)
         found = [
             Stage(stage.kind, stage.start_ns + shift_ns, stage.end_ns + shift_ns, stage.blocker, stage.amount)
             for stage in last.stages
@@ -152,10 +152,9 @@ class OpenRecord:
         after = Stage(StageKind.FRONT_DOOR, found[-1].end_ns, now_ns)
         return [*(stage for stage in before if stage.length_ns > 0), *found, *([after] if after.length_ns > 0 else [])]
 
-    def _shift_ns(self, now_ns: int) -> int:
+    def _shift_ns(self, last: Output, now_ns: int) -> int:
         """From the planner's clock to ours: on another machine it has begun at another time."""
-        last = self._last
-        if last is None or not last.stages:
+        if not last.stages:
             return 0
         start_ns, end_ns = last.stages[0].start_ns, last.stages[-1].end_ns
         is_ours = self._arrived_ns - _CLOCK_SLACK_NS <= start_ns and end_ns <= now_ns + _CLOCK_SLACK_NS
