@@ -245,11 +245,11 @@ def test_a_tenant_that_waits_and_one_that_is_waited_for_have_one_name(shown: Con
     assert rows == [
         ["nova", "no block was free", "acme"],
         ["nova", "no running slot was free", "acme"],
-        ["nova", "a slow step", "worker worker-0"],
+        ["nova", "a slow step", "worker-0"],
         ["acme", "in the queue", "acme"],
     ]
     names = shown.page.locator(".graph text").all_text_contents()
-    assert names == ["nova", "acme", "acme", "worker worker-0"]
+    assert names == ["nova", "acme", "acme", "worker-0"]
 
 
 def test_waits_of_a_stack_are_drawn(shown: Console, up: Up, keys: dict[str, str]) -> None:
@@ -272,6 +272,9 @@ def test_a_node_and_a_prompt_are_explained(shown: Console, up: Up, keys: dict[st
     shown.see(".icicle .node")
     shown.page.locator(".icicle .node").first.click()
     assert "blocks of the prompt" in shown.text("section.chosen")
+    assert re.search("evicted after all|It is a leaf|cannot be evicted", shown.text("section.chosen"))
+    shown.page.locator(".icicle .node:not(.pinned)").last.click()
+    assert re.search("Only its own domain can evict it|Others may evict up to", shown.text("section.chosen"))
     shown.page.fill("textarea", text)
     shown.page.fill("input[type=password]", keys["acme"])
     shown.page.click("text=Explain >> nth=-1")

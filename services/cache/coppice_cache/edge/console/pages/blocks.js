@@ -3,7 +3,7 @@
 import { cache } from "../parts/api.js";
 import { colour } from "../parts/colours.js";
 import { fillSelect, h, notice, poll, show } from "../parts/dom.js";
-import { count, domainName, several } from "../parts/format.js";
+import { count, domainName, several, shortEpoch } from "../parts/format.js";
 import { BlockMap } from "./block_canvas.js";
 import { Pool } from "./pool.js";
 import { Workers, plannedBy } from "./workers.js";
@@ -147,7 +147,7 @@ export function open(root) {
       h("strong", {}, one.worker_id),
       " · ",
       [
-        `epoch ${one.worker_epoch}`,
+        `epoch ${shortEpoch(one.worker_epoch)}`,
         plannedBy(one),
         `${count(found.num_blocks)} blocks of ${found.block_size} tokens`,
         `${count(pool.numFree)} free`,

@@ -138,7 +138,7 @@ function limitRow(tenant) {
   const atMost = (value, limit) =>
     number(value >= limit ? h("span", { class: "bad" }, `${count(limit)}: full`) : count(limit));
   const monthly = tenant.tokens_per_month || tenant.soft_tokens_per_month;
-  const isUsedUp = monthly && tenant.tokens_of_month >= monthly;
+  const isUsedUp = tenant.tokens_per_month && tenant.tokens_of_month >= tenant.tokens_per_month;
   return h(
     "tr",
     { "data-tenant": tenant.tenant },

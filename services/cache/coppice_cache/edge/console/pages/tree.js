@@ -79,6 +79,7 @@ export function open(root, asked) {
   async function look() {
     show(problems);
     try {
+      stats = await cache("/v1/stats");
       const [found, isCut] = await pages(domain, worker.value);
       draw(found, isCut);
     } catch (problem) {
@@ -131,15 +132,7 @@ export function open(root, asked) {
         fact("branches after it", count(node.num_children)),
         fact("pinned by", count(node.num_pins)),
       ),
-      h(
-        "p",
-        {},
-        node.num_pins
-          ? "It cannot be evicted: what runs reads it, or an operator pinned it."
-          : node.num_children
-            ? "It is evicted after all that follows it."
-            : "It is a leaf: it may be evicted, the less it is worth the sooner.",
-      ),
+      evictionOf(node, tree.worker_id, domain, stats).map((sentence) => h("p", {}, sentence)),
       h("p", { class: "dim mono" }, `seal ${node.node}`),
     );
   }
@@ -214,6 +207,23 @@ export function open(root, asked) {
       show(said, notice("error", problem.message, ...(problem.advice ?? [])));
     }
   }
+}
+
+/** What may become of a node, in sentences. The cache tells no tokens, so what is shown is its state. */
+function evictionOf(node, workerId, domain, stats) {
+  if (node.num_pins) return ["It cannot be evicted: what runs reads it, or an operator pinned it."];
+  const turn = node.num_children
+    ? "It is evicted after all that follows it."
+    : "It is a leaf: it may be evicted, the less it is worth the sooner.";
+  const worker = stats.workers.find((one) => one.worker_id === workerId);
+  const of = worker?.domains.find((one) => one.domain === domain);
+  if (!of) return [turn];
+  const over = of.leased_blocks + of.cached_blocks + of.draining_blocks - of.guarantee_blocks;
+  if (over > 0 && of.guarantee_blocks) {
+    return [turn, `Others may evict up to ${several(over, "block")}, which its domain holds beyond its guarantee.`];
+  }
+  if (over > 0) return [turn, "Others may evict it: its domain is guaranteed nothing."];
+  return [turn, "Only its own domain can evict it: it holds no more than it is guaranteed."];
 }
 
 /** All trees of a domain, page by page, and whether there is more. */

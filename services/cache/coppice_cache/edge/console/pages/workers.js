@@ -1,5 +1,7 @@
 // What became of workers between two looks at /v1/stats, and what one of them is like now.
 
+import { shortEpoch } from "../parts/format.js";
+
 export class Workers {
   constructor() {
     this.known = null; // by id, also those that are gone; null before the first look
@@ -21,11 +23,11 @@ export class Workers {
 
 function changes(was, is) {
   const event = (kind, words) => ({ kind, worker: is.worker_id, words });
-  if (!was) return [event("joined", `registered, epoch ${is.worker_epoch}`)];
+  if (!was) return [event("joined", `registered, epoch ${shortEpoch(is.worker_epoch)}`)];
   if (was.worker_epoch !== is.worker_epoch)
-    return [event("fenced", `fenced, epoch ${was.worker_epoch} → ${is.worker_epoch}: what it had cached is gone`)];
+    return [event("fenced", `fenced, epoch ${epochs(was, is)}: what it had cached is gone`)];
   return [
-    ...(was.isGone ? [event("joined", `back, still of epoch ${is.worker_epoch}`)] : []),
+    ...(was.isGone ? [event("joined", `back, still of epoch ${shortEpoch(is.worker_epoch)}`)] : []),
     ...(was.draining !== is.draining
       ? [event("drains", is.draining ? "drains: it takes no new request" : "takes requests again")]
       : []),
@@ -33,7 +35,11 @@ function changes(was, is) {
   ];
 }
 
+function epochs(was, is) {
+  return [was, is].map((one) => shortEpoch(one.worker_epoch)).join(" → ");
+}
+
 /** Of one worker in /v1/stats. */
 export function plannedBy(worker) {
-  return worker.owner ? `planned for by session ${worker.owner}` : "no scheduler plans for it";
+  return worker.owner ? `planned for by session ${shortEpoch(worker.owner)}` : "no scheduler plans for it";
 }

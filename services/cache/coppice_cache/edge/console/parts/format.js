@@ -35,6 +35,14 @@ export function ago(ms) {
   return `${Math.floor(value)} ${unit} ago`;
 }
 
+const EPOCH_DIGITS = 4;
+
+/** The end of an epoch of a worker or a session, in which the next one differs, and which logs can be searched for. */
+export function shortEpoch(epoch) {
+  const digits = String(epoch);
+  return digits.length > EPOCH_DIGITS ? `…${digits.slice(-EPOCH_DIGITS)}` : digits;
+}
+
 /** The middle of sorted numbers, or another quantile; null of none. */
 export function quantile(sorted, at) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(at * sorted.length))] : null;

@@ -49,7 +49,6 @@ export function blockerWords(kind, blocker, amount) {
 export function waitsFor(kind, tenant, blocker, amount) {
   const [, , others] = STAGES[kind] ?? UNKNOWN;
   if (!others) return "";
-  if (kind === "slow_step" && blocker) return `worker ${blocker}`;
   if (blocker) return holderName(blocker);
   return kind === "queued" && amount ? tenant : others;
 }
