@@ -44,8 +44,7 @@ each is scraped, [ALERTS.md](ALERTS.md) what is worth an alarm. A histogram has 
 - `tenant` and `domain`: the first 32 have a label of their own, all others are `other`. `(none)`: a call of nobody
   that is known.
 - All series of a tenant begin at 0 when it first calls, those of known codes and causes with them.
-- `cause`: what an answer waited for or did at its planner, as in `coppice why`, which tells of `front_door` and `moved`
-  besides.
+- `cause`: what an answer waited for or did, as in `coppice why`.
 - `coppice_requests_*` count answers. `coppice_calls_*` count calls, of which one may have several answers: those that
   leave [a record](OPERATING.md#requests-and-what-they-used), and connections that were turned away.
 - `vllm:*` have the names and meanings that vLLM gives them, `gen_ai_*` those of OpenTelemetry's GenAI conventions, so
