@@ -209,7 +209,7 @@ def test_tenants_and_their_waits(shown: Console, up: Up, keys: dict[str, str]) -
     acme, nova = (row.split("\t") for row in limits.splitlines())
     assert acme[:6] == ["acme", "0", "0", "64", "256", "2"]
     assert [re.sub(r"^[\d,]+ of ", "", limit) for limit in acme[6:]] == ["6,000", "–", "1,000,000"]
-    assert all(limit.startswith(tuple("123456789")) for limit in (acme[6], acme[8])), "of both something was used"
+    assert all(limit.startswith(tuple("123456789")) for limit in (acme[6], acme[8])), "left, and used"
     assert nova == ["nova", "0", "0", "256", "256", "1", "–", "–", "–"]
 
 
