@@ -342,6 +342,23 @@ def test_all_that_matters_happens() -> None:
     assert not wanted - set(happened), f"no test of these: {wanted - set(happened)}"
 
 
+def test_an_answer_that_is_said_again_orders_no_demotion() -> None:
+    """Found by the long run: more was to be copied than may be under way, and any answer had it looked at again."""
+    state = CacheMachine()
+    state.begin()
+    for data in ((8, 1, 0), (10, 1, 0), *[(1, 1, 0)] * 5, (8, 4, 0)):
+        state.fill(LENDS, prompt(*data), 0)
+    state.fill(DomainId("off"), prompt(11, 1, 0), 0)
+    state.fill(LENDS, prompt(1, 1, 0), 0)
+    state.answer_a_copy(2113, failed=True, strange=False)
+    state.answer_a_copy(4095, failed=False, strange=False)
+    state.fill(LENDS, prompt(12, 3, 0), 0)
+    state.fill(CAPPED, prompt(9, 1, 0), 0)
+    state.answer_a_copy(0, failed=True, strange=False)
+    state.answer_a_copy(0, failed=False, strange=False)
+    state.teardown()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 def test_the_machine_for_longer() -> None:

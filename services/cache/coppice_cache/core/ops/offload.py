@@ -146,6 +146,7 @@ def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) 
     if worker.host is None:
         return
     worker.host.costs = worker.host.costs.measured(message.prefill_ns_per_token, message.copy_ns_per_block)
+    has_made_place = False
     for order_id in (*message.order_ids, *message.failed_ids):
         job = worker.host.jobs.pop(order_id, None)
         if job is None:
@@ -153,6 +154,7 @@ def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) 
         demoted = job.order.direction is Direction.DEMOTE
         from_store, to_store = (worker, worker.host.store) if demoted else (worker.host.store, worker)
         is_done = order_id in message.order_ids
+        has_made_place |= is_done
         if is_done:
             worker.host.num_copied[job.order.direction] += len(job.order.dst) // HANDLE_BYTES
             if from_store.is_findable(job.source):  # what was invalidated may not come back through the other tier
@@ -169,7 +171,7 @@ def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) 
         _let_go(from_store, job.source)
         if is_done:
             _note_seals(to_store, job.order)
-    if worker.host.is_short and message.order_ids:  # what failed waits for the next tick
+    if worker.host.is_short and has_made_place:  # what failed waits for the next tick
         _plan_demotions(state, worker, worker.host)
 
 
