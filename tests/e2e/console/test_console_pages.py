@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coppice_cli.tenants.operations import add_tenant
-from tests.e2e.console.browsing import NARROW, PAGES, WIDE, Console, ask, chromium, console
+from tests.e2e.console.browsing import NARROW, PAGES, WIDE, Console, ask, console
 from tests.e2e.up.test_up import Up, started
 
 pytestmark = pytest.mark.wide
@@ -37,12 +37,6 @@ def up(keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
         for name in ("acme", "nova"):
             ask(running, keys[name], SYSTEM + "What is a number?")
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from coppice.messages.registration import Register
-from tests.e2e.console.browsing import Console, chromium, console_at
+from tests.e2e.console.browsing import Console, console_at
 from tests.fakes.cache.cache_ends import Cache, FakeWorker, UnaryClient, prompt
 
 pytestmark = pytest.mark.wide
@@ -40,12 +40,6 @@ def cache(keep: Keep) -> Cache:
     started = keep(Cache())
     assert isinstance(started, Cache)
     return started
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

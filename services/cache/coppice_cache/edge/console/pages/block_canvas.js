@@ -5,7 +5,7 @@
 
 import { isDark, rgb, themed } from "../parts/colours.js";
 import { h } from "../parts/dom.js";
-import { CACHED, FLASHES, FREE, STATES, held } from "./pool.js";
+import { CACHED, FLASHES, FREE, STATES, heldBlocks } from "./pool.js";
 
 const FLASH_MS = 950; // until about the next look
 const CELL_PX_MAX = 28;
@@ -231,7 +231,7 @@ function byDomain(pool) {
       blocks.push(block);
       owners.push(place);
     });
-    for (let at = held(domain); at < domain.guarantee_blocks; at++, unused++) {
+    for (let at = heldBlocks(domain); at < domain.guarantee_blocks; at++, unused++) {
       blocks.push(NOTHING);
       owners.push(place);
     }

@@ -5,7 +5,7 @@ import { colour } from "../parts/colours.js";
 import { fillSelect, h, notice, poll, show } from "../parts/dom.js";
 import { count, domainName, several, shortEpoch } from "../parts/format.js";
 import { BlockMap } from "./block_canvas.js";
-import { Pool } from "./pool.js";
+import { Pool, heldBlocks } from "./pool.js";
 import { Workers, plannedBy } from "./workers.js";
 
 export const title = "Blocks";
@@ -204,7 +204,7 @@ function legend() {
 
 function bar(domain, numBlocks) {
   const percent = (blocks) => `${(100 * blocks) / numBlocks}%`;
-  const held = domain.leased_blocks + domain.cached_blocks + domain.draining_blocks;
+  const held = heldBlocks(domain);
   const parts = ["leased", "cached", "draining"].map((state) =>
     h("i", {
       class: state,

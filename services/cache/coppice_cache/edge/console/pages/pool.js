@@ -48,7 +48,7 @@ export class Pool {
   }
 
   get numFree() {
-    return this.told.num_blocks - this.told.domains.reduce((sum, domain) => sum + held(domain), 0);
+    return this.told.num_blocks - this.told.domains.reduce((sum, domain) => sum + heldBlocks(domain), 0);
   }
 
   domainOf(cell) {
@@ -131,7 +131,8 @@ function counted(was, is) {
     .map(({ kind, number, one, more }) => ({ kind, worker: is.worker_id, words: several(number, one, more) }));
 }
 
-export function held(domain) {
+/** What a domain has of a pool, in whatever state. */
+export function heldBlocks(domain) {
   return domain.leased_blocks + domain.cached_blocks + domain.draining_blocks;
 }
 

@@ -6,6 +6,7 @@ import { cell, h, notice, number, poll, show, table } from "../parts/dom.js";
 import { count, domainName, several, quantile, share, time } from "../parts/format.js";
 import { WORK } from "../parts/stages.js";
 
+import { heldBlocks } from "./pool.js";
 import { isCall } from "./requests.js";
 
 export const title = "Tenants";
@@ -78,7 +79,7 @@ function drawMemory(stats) {
 }
 
 function domainRow(domain, numBlocks) {
-  const held = domain.leased_blocks + domain.cached_blocks + domain.draining_blocks;
+  const held = heldBlocks(domain);
   const width = (blocks) => ({ width: `${(100 * blocks) / Math.max(1, numBlocks)}%` });
   const bar = h(
     "div",

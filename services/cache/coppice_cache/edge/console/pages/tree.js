@@ -4,6 +4,7 @@ import { Problem, cache, rest } from "../parts/api.js";
 import { fillSelect, h, notice, show } from "../parts/dom.js";
 import { ago, count, domainName, namespaceName, several } from "../parts/format.js";
 import { Icicle } from "./icicle.js";
+import { heldBlocks } from "./pool.js";
 
 export const title = "Tree";
 
@@ -73,13 +74,22 @@ export function open(root, asked) {
     );
     names.value = domain = domains.includes(domain) ? domain : domains[0];
     fillSelect(worker, [["", "all workers"], ...stats.workers.map((one) => [one.worker_id, one.worker_id])]);
-    look();
+    showTrees();
   }
 
   async function look() {
     show(problems);
     try {
       stats = await cache("/v1/stats");
+    } catch (problem) {
+      fail(problem);
+      return;
+    }
+    await showTrees();
+  }
+
+  async function showTrees() {
+    try {
       const [found, isCut] = await pages(domain, worker.value);
       draw(found, isCut);
     } catch (problem) {
@@ -218,7 +228,7 @@ function evictionOf(node, workerId, domain, stats) {
   const worker = stats.workers.find((one) => one.worker_id === workerId);
   const of = worker?.domains.find((one) => one.domain === domain);
   if (!of) return [turn];
-  const over = of.leased_blocks + of.cached_blocks + of.draining_blocks - of.guarantee_blocks;
+  const over = heldBlocks(of) - of.guarantee_blocks;
   if (over > 0 && of.guarantee_blocks) {
     return [turn, `Others may evict up to ${several(over, "block")}, which its domain holds beyond its guarantee.`];
   }
