@@ -16,6 +16,7 @@ from tests.unit.tools.render.test_kubernetes import OVERLAYS, rendered
 
 pytestmark = pytest.mark.programs
 VERSIONS = ("1.29", "1.37")
+KUBERAY = Path(__file__).resolve().parents[2] / "deploy" / "kuberay" / "rayjob.yaml"
 DEFINITIONS = os.environ.get("COPPICE_TEST_CRDS", "")  # a folder of the operators' own definitions, where there is one
 
 
@@ -51,16 +52,31 @@ def test_pods_of_groups_are_valid(bin_folder: Path, tmp_path: Path, overlay: str
     (group,) = groups(tmp_path / "groups", overlay)
     objects = built(rendered(tmp_path, "--gpus-per-worker", "8", "--nodes-per-worker", "2"), f"overlays/{overlay}")
     objects = [one for one in objects if one["kind"] != "LeaderWorkerSet"]
-    for name in ("leaderTemplate", "workerTemplate"):
-        template = group["spec"]["leaderWorkerTemplate"][name]
-        named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name.lower()}}
-        objects.append({**named, "template": template})
-    path = tmp_path / "groups.yaml"
+    templates = group["spec"]["leaderWorkerTemplate"]
+    objects += [pod_template(name, templates[f"{name}Template"]) for name in ("leader", "worker")]
+    assert_pods_are_valid(bin_folder, tmp_path, objects)
+
+
+def test_pods_of_a_ray_cluster_are_valid(bin_folder: Path, tmp_path: Path) -> None:
+    job, *objects = yaml.safe_load_all(KUBERAY.read_text(encoding="utf-8"))
+    cluster = job["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    pods = {"head": cluster["headGroupSpec"], "worker": workers}
+    objects += [pod_template(name, pod["template"]) for name, pod in pods.items()]
+    assert_pods_are_valid(bin_folder, tmp_path, objects)
+
+
+def pod_template(name: str, template: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}, "template": template}
+
+
+def assert_pods_are_valid(bin_folder: Path, folder: Path, objects: list[dict[str, Any]]) -> None:
+    path = folder / "pods.yaml"
     path.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     for version in VERSIONS:
         done = validated(bin_folder, path, version)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "passed for resource podtemplate/workertemplate" in done.stdout + done.stderr
+        assert "passed for resource podtemplate/worker" in done.stdout + done.stderr
 
 
 # ---- objects of operators ----
@@ -69,7 +85,8 @@ def test_pods_of_groups_are_valid(bin_folder: Path, tmp_path: Path, overlay: str
 def operators_objects(folder: Path) -> list[dict[str, Any]]:
     files = rendered(folder, "--workers", "2", "--workers-max", "5")
     found = [one for component in ("monitoring", "autoscaling") for one in built(files, f"components/{component}")]
-    return found + groups(folder / "groups", "gpu")
+    job, *_ = yaml.safe_load_all(KUBERAY.read_text(encoding="utf-8"))
+    return [*found, *groups(folder / "groups", "gpu"), job]
 
 
 def groups(folder: Path, overlay: str) -> list[dict[str, Any]]:
@@ -93,7 +110,8 @@ def wrong_with(bin_folder: Path, folder: Path, objects: list[dict[str, Any]], de
 
 def test_objects_of_operators_are_valid(bin_folder: Path, tmp_path: Path) -> None:
     objects = operators_objects(tmp_path)
-    assert {one["kind"] for one in objects} == {"ServiceMonitor", "ScaledObject", "Certificate", "LeaderWorkerSet"}
+    kinds = {"ServiceMonitor", "ScaledObject", "Certificate", "LeaderWorkerSet", "RayJob"}
+    assert {one["kind"] for one in objects} == kinds
     assert wrong_with(bin_folder, tmp_path, objects, DEFINITIONS) == []
 
 
@@ -106,6 +124,12 @@ def test_objects_of_operators_are_valid(bin_folder: Path, tmp_path: Path) -> Non
         ("ScaledObject", {"triggers": [{"type": "prometheus"}]}, "spec.triggers[0]: 'metadata' is a required property"),
         ("LeaderWorkerSet", {"size": 2}, "spec: Additional properties are not allowed ('size' was unexpected)"),
         ("LeaderWorkerSet", {"leaderWorkerTemplate": {}}, "spec.leaderWorkerTemplate: 'workerTemplate' is a required"),
+        (
+            "RayJob",
+            {"rayVersion": "2.60.0"},
+            "spec: Additional properties are not allowed ('rayVersion' was unexpected)",
+        ),
+        ("RayJob", {"rayClusterSpec": {}}, "spec.rayClusterSpec: 'headGroupSpec' is a required property"),
         ("Certificate", {"usages": ["signing of all"]}, "spec.usages[0]: 'signing of all' is not one of"),
     ],
 )
