@@ -132,6 +132,16 @@ TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker
 Threads = Annotated[
     int, typer.Option(help="CPU threads per worker; 0 shares the machine out. On a cluster: reserved, 1 unless given.")
 ]
+GpusPerWorker = Annotated[
+    int, typer.Option(help="With --on: GPUs reserved for each worker, which has a process for each.")
+]
+NodesPerWorker = Annotated[
+    int,
+    typer.Option(
+        help="With --on: nodes that share out a worker's processes and GPUs; --threads and --host-memory-mib are "
+        "those of each."
+    ),
+]
 
 
 def _usual_port(of: str, number: int) -> Any:
@@ -190,9 +200,8 @@ def up(
             "is in; cache and scheduler then run on this machine. Needs coppice\\[ray]. Default: this machine alone."
         ),
     ] = "",
-    gpus_per_worker: Annotated[
-        int, typer.Option(help="With --on: GPUs reserved for each worker, which has a process for each.")
-    ] = _DEFAULTS.gpus_per_worker,
+    gpus_per_worker: GpusPerWorker = _DEFAULTS.gpus_per_worker,
+    nodes_per_worker: NodesPerWorker = _DEFAULTS.nodes_per_worker,
     certs: Annotated[
         Path | None,
         typer.Option(

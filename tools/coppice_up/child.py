@@ -36,8 +36,9 @@ class LocalChild:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def restart(self) -> None:
+    def restart(self, spec: ChildSpec | None = None) -> None:
         assert not self.is_running(), "a running child is stopped before it is started again"
+        self._spec = spec or self._spec
         self._process = self._spawn()
 
     def terminate(self) -> None:

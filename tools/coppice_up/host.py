@@ -44,11 +44,13 @@ class Needs:
     """What a child must have where it runs.
 
     `group`: children of one group run on one machine; groups are spread. `cpus` and `gpus` are reserved where the host
-    knows of such a thing. `files` must exist. `redis_url`: a Redis of the user's that must answer.
+    knows of such a thing. `files` must exist. `redis_url`: a Redis of the user's that must answer. `leader`: as
+    `ChildSpec` has it.
     """
 
     name: str
     group: str
+    leader: str = ""
     ports: tuple[PortNeed, ...] = ()
     cpus: float = 0.0
     gpus: int = 0
@@ -87,6 +89,9 @@ class ChildSpec:
     `probe` is asked where the child runs. `role`: children of one role stand in for each other; empty where nobody
     does for this one. `stop_grace_s`: from SIGTERM to SIGKILL. `stop_turn`: children of turn 0 are stopped first,
     together. `moved`: the same child in another place; None where others were told its address.
+
+    Of a worker on several nodes, `leader` names its first child at all others, which live and die with that one.
+    `meets_at`: where they meet it. `led`: the same child of a leader that is met elsewhere.
     """
 
     name: str
@@ -98,6 +103,14 @@ class ChildSpec:
     stop_grace_s: float = 5.0
     stop_turn: int = 0
     moved: Callable[[Place], ChildSpec] | None = None
+    leader: str = ""
+    meets_at: Address | None = None
+    led: Callable[[Address], ChildSpec] | None = None
+
+    @property
+    def whole(self) -> str:
+        """The name of what it is a part of, or is."""
+        return self.leader or self.name
 
 
 class Child(Protocol):
@@ -120,8 +133,8 @@ class Child(Protocol):
     def describe_exit(self) -> str:
         """Of a child that has ended: `exit code 1`, `killed by SIGKILL`, or that its node is gone."""
 
-    def restart(self) -> None:
-        """Only when it has ended. Its log goes on."""
+    def restart(self, spec: ChildSpec | None = None) -> None:
+        """Only when it has ended; as `spec` says from now on. Its log goes on."""
 
     def terminate(self) -> None:
         """Ask it to stop. A process that is gone already is not an error."""

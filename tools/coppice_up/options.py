@@ -61,6 +61,7 @@ class UpOptions:
     verbose: bool = False
     on: str = ""
     gpus_per_worker: int = 0
+    nodes_per_worker: int = 1
     certs: Path | None = None
     insecure_network: bool = False
 
@@ -176,6 +177,7 @@ class UpOptions:
         if not self.on:
             for flag, value in (
                 ("--gpus-per-worker", self.gpus_per_worker),
+                ("--nodes-per-worker", self.nodes_per_worker != 1),
                 ("--certs", self.certs),
                 ("--insecure-network", self.insecure_network),
             ):
@@ -193,6 +195,15 @@ class UpOptions:
             raise UsageError(
                 f"--gpus-per-worker {self.gpus_per_worker} and --tensor-parallel {self.tensor_parallel} differ",
                 hint="each process of a worker has one GPU: leave one of them out",
+            )
+        if self.nodes_per_worker < 1:
+            raise UsageError(f"--nodes-per-worker {self.nodes_per_worker} is too few", hint="give at least 1")
+        if self.ranks % self.nodes_per_worker:
+            raise UsageError(
+                f"{self.ranks} process{'es' * (self.ranks > 1)} of a worker cannot be shared out evenly among "
+                f"--nodes-per-worker {self.nodes_per_worker}",
+                hint=f"give a multiple of {self.nodes_per_worker} with --gpus-per-worker or --tensor-parallel, which "
+                "count those of all nodes",
             )
         if self.certs is None and not self.insecure_network:
             raise UsageError(

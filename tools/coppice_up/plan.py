@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coppice.addresses import Address, SessionAddress, is_loopback
 from coppice.tls.credentials import TlsFiles
+from coppice_up.checkpoint import Checkpoint
 from coppice_up.host import ChildSpec, Needs, Place, PortNeed, Program
 from coppice_up.options import UpOptions
 from coppice_up.ports import (
@@ -23,7 +24,7 @@ from coppice_up.ports import (
     USUAL_WORKER_GRPC,
     USUAL_WORKER_HTTP,
 )
-from coppice_up.probe import GrpcServing, Probe, RestReady, ValkeyAnswers
+from coppice_up.probe import GrpcServing, Probe, RestReady, Runs, ValkeyAnswers
 
 SEAL_KEY_BYTES = 32
 DRAIN_S = 5  # what a request in flight gets after Ctrl-C
@@ -108,11 +109,12 @@ def needs_of(options: UpOptions) -> list[Needs]:
                 _port("http", "--worker-http-port", options.worker_http_port, USUAL_WORKER_HTTP, above=index),
             ),
             cpus=options.threads or 1,
-            gpus=options.gpus,
+            gpus=options.gpus // options.nodes_per_worker,
             files=_tls_paths(options, "worker", name),
         )
         for index, name in enumerate(worker_names(options))
     ]
+    workers = [each for worker in workers for each in _on_nodes(options, worker)]
     operators = _port("metrics", "--operator-port", options.operator_port, USUAL_OPERATOR)
     scheduler = Needs(
         name="scheduler",
@@ -124,6 +126,17 @@ def needs_of(options: UpOptions) -> list[Needs]:
     redis = PortNeed("redis", LOOPBACK)  # of the cache's machine
     valkey = Needs(name="valkey", group=FRONT, ports=(redis,), program=Program.VALKEY)
     return [*([] if options.redis_url else [valkey]), cache, *workers, scheduler]
+
+
+def node_names(options: UpOptions, worker: str) -> list[str]:
+    """Of a worker's nodes but the first, which has the name of the worker."""
+    return [f"{worker}-{node}" for node in range(1, options.nodes_per_worker)]
+
+
+def _on_nodes(options: UpOptions, worker: Needs) -> list[Needs]:
+    """A worker's first node, where the others meet it, and these: they listen nowhere."""
+    others = [replace(worker, name=n, group=n, ports=(), leader=worker.name) for n in node_names(options, worker.name)]
+    return [replace(worker, ports=(*worker.ports, PortNeed("nodes"))), *others] if others else [worker]
 
 
 def _port(name: str, flag: str, asked: int | None, usual: int, *, above: int = 0, host: str = "") -> PortNeed:
@@ -151,7 +164,13 @@ def plan_stack(
     console = _console(options, cache_place.addresses["http"])
     cache = replace(cache, argv=(*cache.argv, *_seen_by_console(options, rest, metrics)))
     names = worker_names(options)
-    workers = tuple(_worker_child(options, services, sessions, name, places[name]) for name in names)
+    workers: list[ChildSpec] = []
+    for name in names:
+        workers.append(_worker_child(options, services, sessions, name, places[name]))
+        workers += [
+            _node_child(options, services, name, node, places[name].addresses["nodes"], places[other])
+            for node, other in enumerate(node_names(options, name), start=1)
+        ]
     scheduler = _scheduler_child(options, services, sessions, scheduler_place)
     scheduler = replace(scheduler, argv=(*scheduler.argv, "--cors-origins", console, "--console-origins", console))
     stages: tuple[tuple[ChildSpec, ...], ...] = ((cache,), (*workers, scheduler))
@@ -224,26 +243,13 @@ def _cache_child(
 
 
 def _worker_child(options: UpOptions, services: Services, cache: SessionAddress, name: str, place: Place) -> ChildSpec:
-    grpc, http, checkpoint = place.addresses["grpc"], place.addresses["http"], place.checkpoint
+    grpc, http, meets_at = place.addresses["grpc"], place.addresses["http"], place.addresses.get("nodes")
     argv = [
         *(place.program, *services.worker, "--worker-id", name, "--cache", str(cache)),
         *("--host", grpc.host, "--session-address", str(place.sessions(name))),
         *("--grpc-port", str(grpc.port), "--http-port", str(http.port)),
-        *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
-        *("--dtype", options.dtype, "--kv-dtype", options.kv_dtype, "--device", options.device),
-        *("--block-size", str(options.block_size), "--gpu-memory-utilization", str(options.gpu_memory_utilization)),
-        *("--drain-s", str(DRAIN_S)),
-        *_between_services(options, "worker", name),
+        *_computing(options, place.checkpoint, name, meets_at, node=0),
     ]
-    if options.num_blocks:
-        argv += ["--num-blocks", str(options.num_blocks)]
-    if options.ranks > 1:
-        argv += ["--tensor-parallel", str(options.ranks)]
-    if options.host_memory_mib:
-        argv += ["--host-memory-mib", str(options.host_memory_mib)]
-    threads = _threads(options)
-    if threads:
-        argv += ["--threads", str(threads)]
     return ChildSpec(
         name,
         tuple(argv + _tracing(options)),
@@ -253,11 +259,58 @@ def _worker_child(options: UpOptions, services: Services, cache: SessionAddress,
         stop_grace_s=DRAIN_S + 5.0,
         stop_turn=1,  # the scheduler has ended, so nothing runs
         moved=partial(_worker_child, options, services, cache, name),
+        meets_at=meets_at,
     )
 
 
+def _node_child(
+    options: UpOptions, services: Services, worker: str, node: int, meets_at: Address, place: Place
+) -> ChildSpec:
+    """Another node of a worker, under its certificate. It knows nobody but node 0."""
+    name = node_names(options, worker)[node - 1]
+    computing = _computing(options, place.checkpoint, worker, meets_at, node=node)
+    return ChildSpec(
+        name,
+        (place.program, *services.worker, *computing),
+        Runs(),
+        place.folder / f"{name}.log",
+        role="worker",
+        stop_grace_s=DRAIN_S + 5.0,
+        stop_turn=1,  # together with node 0
+        moved=partial(_node_child, options, services, worker, node, meets_at),
+        leader=worker,
+        meets_at=meets_at,
+        led=lambda address: _node_child(options, services, worker, node, address, place),
+    )
+
+
+def _computing(
+    options: UpOptions, checkpoint: Checkpoint, worker: str, meets_at: Address | None, *, node: int
+) -> list[str]:
+    """What all nodes of a worker are told alike, and which of them this is."""
+    argv = [
+        *("--model", str(checkpoint.folder), "--model-name", checkpoint.name),
+        *("--dtype", options.dtype, "--kv-dtype", options.kv_dtype, "--device", options.device),
+        *("--block-size", str(options.block_size), "--gpu-memory-utilization", str(options.gpu_memory_utilization)),
+        *("--drain-s", str(DRAIN_S)),
+        *_between_services(options, "worker", worker),
+    ]
+    if options.num_blocks:
+        argv += ["--num-blocks", str(options.num_blocks)]
+    if options.ranks > 1:
+        argv += ["--tensor-parallel", str(options.ranks)]
+    if meets_at is not None:
+        argv += ["--nnodes", str(options.nodes_per_worker), "--node-rank", str(node), "--dist-init-addr", str(meets_at)]
+    if options.host_memory_mib:
+        argv += ["--host-memory-mib", str(options.host_memory_mib)]
+    threads = _threads(options)
+    if threads:
+        argv += ["--threads", str(threads)]
+    return argv
+
+
 def _threads(options: UpOptions) -> int:
-    """Of each worker: those reserved for it, or its share of this machine; 0 leaves it to the worker."""
+    """Of each node of a worker: those reserved for it, or its share of this machine; 0 leaves it to the worker."""
     if options.threads or options.on:
         return options.threads or 1
     return max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else 0

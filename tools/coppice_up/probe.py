@@ -92,6 +92,14 @@ def _context(*, verify: bool) -> ssl.SSLContext:
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """Ready when it runs: a node of a worker, of which the worker's first one says whether it computes."""
+
+    def __call__(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class ValkeyAnswers:
     """Ready when a PING is answered."""
 

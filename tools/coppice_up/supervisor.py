@@ -4,6 +4,8 @@
              another one of its role gets ready: then it is started again, once
     watch:   a death after it: start again, at most RESTARTS_MAX times within RESTART_WINDOW_S; then the child is given
              up where another one of its role is not, else everything ends
+    follow:  other nodes of a worker are ready when its first one is, are given up together with it, and are started
+             again after it; where it is met elsewhere as well, which is no crash
     stop:    turn 0, turn 1, ...: SIGTERM, grace, SIGKILL      a second request to stop: SIGKILL at once
 
 One thread does all of this. Children must be started by the thread that lives as long as the process: the kernel ties
@@ -27,6 +29,7 @@ START_TIMEOUT_S = 900.0  # a large checkpoint on a slow disk
 RESTARTS_MAX = 5
 RESTART_WINDOW_S = 60.0
 RESTART_PAUSE_S = 0.5
+LEADER_ENDS_S = 20.0  # after it has lost one of its nodes; else that one was out of our reach only
 FIRST_STARTS_MAX = 2  # of a child that has never been ready
 LOG_LINES_SHOWN = 15
 
@@ -48,16 +51,25 @@ class _Tended:
         self.was_ready = False
         self.is_ready = False
         self.is_given_up = False
-        self.death_noted = False
+        self.died_at_s: float | None = None  # when that was noted
         self.restarts_at_s: deque[float] = deque()
 
     @property
     def name(self) -> str:
         return self.child.spec.name
 
+    def is_part_of(self, other: _Tended) -> bool:
+        """Or is the same."""
+        return self.child.spec.whole == other.child.spec.whole
+
     def stands_in_for(self, other: _Tended) -> bool:
         role = self.child.spec.role
-        return self is not other and role != "" and role == other.child.spec.role and not self.is_given_up
+        return not self.is_part_of(other) and role != "" and role == other.child.spec.role and not self.is_given_up
+
+    def begins_again(self, now_s: float) -> None:
+        self.is_ready = False
+        self.died_at_s = None
+        self.started_at_s = now_s
 
 
 class Supervisor:
@@ -113,10 +125,28 @@ class Supervisor:
             if tended.is_given_up:
                 continue
             self._follow_log(tended)
+            self._follow_leader(tended, now_s)
             if not tended.child.is_running():
                 self._revive(tended, now_s)
             elif not tended.is_ready:
                 self._look_for_readiness(tended, now_s)
+
+    def _follow_leader(self, tended: _Tended, now_s: float) -> None:
+        child, leader = tended.child, self._leader_of(tended)
+        meets_at = None if leader is None else leader.child.spec.meets_at
+        if leader is None or meets_at is None or child.spec.led is None or meets_at == child.spec.meets_at:
+            return
+        if child.is_running():
+            child.kill()
+        while tended.restarts_at_s and tended.restarts_at_s[-1] >= leader.started_at_s:
+            tended.restarts_at_s.pop()  # it had lost this leader, of which nobody knew yet where it is
+        tended.begins_again(now_s)
+        self._display.note(f"{tended.name} is started again, since {leader.name} runs on {leader.child.node} now")
+        child.restart(child.spec.led(meets_at))
+
+    def _leader_of(self, tended: _Tended) -> _Tended | None:
+        """None where it has none, or is one."""
+        return next((each for each in self._all() if each.name == tended.child.spec.leader), None)
 
     def _follow_log(self, tended: _Tended) -> None:
         if self._show_logs:
@@ -152,7 +182,8 @@ class Supervisor:
 
     def _look_for_readiness(self, tended: _Tended, now_s: float) -> None:
         waited_s = now_s - tended.started_at_s
-        if tended.child.is_ready():
+        leader = self._leader_of(tended)
+        if tended.child.is_ready() and (leader is None or leader.is_ready):
             tended.is_ready = tended.was_ready = True
             self._display.ready(tended.name, waited_s)
             if tended.child.node:
@@ -160,7 +191,6 @@ class Supervisor:
         elif waited_s > START_TIMEOUT_S and not (tended.was_ready and self._others(tended)):
             self._show_last_lines(tended)
             self._give_up(tended, f"{tended.name} runs but was not ready within {START_TIMEOUT_S:.0f} s")
-            tended.child.kill()
 
     def _revive(self, tended: _Tended, now_s: float) -> None:
         how = tended.child.describe_exit()
@@ -168,11 +198,15 @@ class Supervisor:
         if not tended.was_ready and not any(other.child.is_running() for other in others):
             self._show_last_lines(tended)
             raise ChildFailed(f"{tended.name} died while it started ({how})", hint=_hint(tended))
-        if not tended.death_noted:
-            tended.death_noted = True
+        if tended.died_at_s is None:
+            tended.died_at_s = now_s
             tended.is_ready = False
             self._display.note(f"{tended.name} died ({how})")
             self._show_last_lines(tended)
+        leader = self._leader_of(tended)
+        # A worker dies as a whole, so the leader is about to.
+        if leader is not None and leader.is_ready and now_s - tended.died_at_s < LEADER_ENDS_S:
+            return
         if not tended.was_ready:
             if not any(other.is_ready for other in others):
                 return  # what it died of may be everybody's, which would end the stack at once
@@ -188,20 +222,23 @@ class Supervisor:
         if tended.restarts_at_s and now_s - tended.restarts_at_s[-1] < RESTART_PAUSE_S:
             return
         tended.restarts_at_s.append(now_s)
-        tended.death_noted = False
-        tended.started_at_s = now_s
+        tended.begins_again(now_s)
         self._display.note(f"{tended.name} is started again ({len(tended.restarts_at_s)} of {RESTARTS_MAX} a minute)")
         tended.child.restart()
 
     def _give_up(self, tended: _Tended, what: str) -> None:
-        """Leave it dead where others of its role go on. Raises ChildFailed where none does."""
-        others = [other.name for other in self._others(tended)]
+        """End all nodes of it where others of its role go on. Raises ChildFailed where none does."""
+        others = [other.name for other in self._others(tended) if not other.child.spec.leader]
         if not others:
             raise ChildFailed(what, hint=_hint(tended))
-        tended.is_given_up = True
+        for each in self._all():
+            if each.is_part_of(tended):
+                each.is_given_up = True
+                if each.child.is_running():
+                    each.child.kill()
         self._display.note(
-            f"{what}; it is not started again, the stack goes on with {', '.join(others)} "
-            f"({_hint(tended)}; put right what they name, then start the stack again)"
+            f"{what}; {tended.child.spec.leader or 'it'} is not started again, the stack goes on with "
+            f"{', '.join(others)} ({_hint(tended)}; put right what they name, then start the stack again)"
         )
 
     def _others(self, tended: _Tended) -> list[_Tended]:

@@ -185,6 +185,7 @@ def test_a_child_that_died_is_started_again_and_its_log_goes_on(open_host: Open,
     run.child.restart()
     run.wait_for_line("it is on fire", count=2)
     assert run.wait_for_end() == "exit code 3"
+    assert run.child.last_lines(50).count("it is on fire") == 2
 
 
 def test_a_killed_child_says_so(open_host: Open, tmp_path: Path) -> None:

@@ -93,12 +93,18 @@ class Agent:
         return Place(node, program, addresses, folder, None, checkpoint)
 
     def start(self, spec: ChildSpec) -> Refused | None:
-        """One that runs already goes on: its node was out of reach and came back."""
+        """One that runs already goes on: its node was out of reach and came back. Where its leader has moved meanwhile,
+        it is of no use."""
         self._release()
         if self._child is not None and self._child.is_running():
-            return None
+            if self._child.spec.argv == spec.argv:
+                return None
+            self._child.kill()
         try:
-            self._child = LocalChild(spec)
+            if self._child is None:
+                self._child = LocalChild(spec)
+            else:
+                self._child.restart(spec)
         except OSError as error:
             return Refused(f"cannot start {spec.name}: {error}", "", is_usage=False)
         return None

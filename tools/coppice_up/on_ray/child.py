@@ -77,8 +77,9 @@ class RayChild:
         assert self._state is _State.ENDED, "only an ended child has an exit"
         return self._exit
 
-    def restart(self) -> None:
+    def restart(self, spec: ChildSpec | None = None) -> None:
         assert self._state is _State.ENDED, "a running child is stopped before it is started again"
+        self._spec = spec or self._spec
         self._is_ready = False
         self._state = _State.PLACING
         self._call = self._ask_place()
@@ -140,7 +141,7 @@ class RayChild:
 
     def _start(self) -> None:
         environment = {**self._environment, **self._spec.environment}
-        self._call = self._agent.start.remote(replace(self._spec, environment=environment, moved=None))
+        self._call = self._agent.start.remote(replace(self._spec, environment=environment, moved=None, led=None))
 
     def _take(self, answer: Place | Status | Refused | None) -> None:
         match answer:

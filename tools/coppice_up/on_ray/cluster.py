@@ -108,12 +108,14 @@ def has_room(front: Bundle, worker: Bundle, num_workers: int, nodes: Sequence[No
     return any(fits_with_front_on(node) for node in nodes)
 
 
-def what_is_asked(front: Bundle, worker: Bundle, num_workers: int) -> str:
+def what_is_asked(front: Bundle, worker: Bundle, num_workers: int, nodes_each: int = 1) -> str:
+    """`worker`: on each of its nodes."""
     where = f" on {front.node}" if front.node else ""
-    each = "" if num_workers == 1 else " each"
+    each = "" if num_workers * nodes_each == 1 else " each"
+    nodes = f" on {nodes_each} nodes" if nodes_each > 1 else ""
     return (
         f"{_amounts(front.cpus, front.gpus)}{where} for cache and scheduler, "
-        f"{_amounts(worker.cpus, worker.gpus)}{each} for {num_workers} worker{'s' * (num_workers != 1)}"
+        f"{_amounts(worker.cpus, worker.gpus)}{each} for {num_workers} worker{'s' * (num_workers != 1)}{nodes}"
     )
 
 

@@ -56,7 +56,8 @@ class RayHost:
     def place(self, needs: Sequence[Needs]) -> dict[str, Place]:
         groups = list(dict.fromkeys(each.group for each in needs))
         bundles = {name: self._bundle(name, needs) for name in groups}
-        self._reserve(bundles)
+        num_workers = len({each.group for each in needs if not each.leader} - {FRONT})
+        self._reserve(bundles, num_workers)
         for each in needs:
             self._asks[each.name] = Ask(each, self._model, self._stack, self._log_dir, __version__)
             self._agents[each.name] = self._start_agent(each, groups.index(each.group))
@@ -97,13 +98,14 @@ class RayHost:
             return Bundle(0, gpus, self._ray.util.get_node_ip_address())
         return Bundle(cpus, gpus)
 
-    def _reserve(self, bundles: dict[str, Bundle]) -> None:
-        """Raises UnavailableError instead of waiting for what the cluster does not have."""
+    def _reserve(self, bundles: dict[str, Bundle], num_workers: int) -> None:
+        """All nodes of a worker have a bundle. Raises UnavailableError instead of waiting for what the cluster does not
+        have."""
         ray = self._ray
         front = bundles.get(FRONT, Bundle(0, 0))
         workers = [bundle for name, bundle in bundles.items() if name != FRONT]
         worker = workers[0] if workers else Bundle(0, 0)
-        asked = what_is_asked(front, worker, len(workers))
+        asked = what_is_asked(front, worker, num_workers, len(workers) // max(1, num_workers))
         nodes = living_nodes(ray)
         if not has_room(front, worker, len(workers), nodes):
             raise UnavailableError(

@@ -221,6 +221,9 @@ def test_what_is_asked_and_what_there_is_in_words() -> None:
     assert what_is_asked(Bundle(1, 0), Bundle(1, 2), 1) == (
         "1 CPU, 0 GPU for cache and scheduler, 1 CPU, 2 GPU for 1 worker"
     )
+    assert what_is_asked(Bundle(1, 0), Bundle(1, 4), 2, nodes_each=2) == (
+        "1 CPU, 0 GPU for cache and scheduler, 1 CPU, 4 GPU each for 2 workers on 2 nodes"
+    )
     assert what_there_is([]) == "no node"
     assert what_there_is(THREE[:1], {"CPU": 0.5}) == ("1 node (a: 4 CPU, 2 GPU), of which 0.5 CPU, 0 GPU is free")
 
