@@ -18,7 +18,7 @@ from coppice.edge.link_client import LinkClient
 from coppice.edge.session_listener import SessionListener
 from coppice.handles import make_generation, pack_handle
 from coppice.ids import BlockId, CacheEpoch, LeaseId, Namespace, SchedulerEpoch, SequenceId, WorkerEpoch, WorkerId
-from coppice.messages.registration import Draining, Fence, FenceAck, Register
+from coppice.messages.registration import Draining, Fence, FenceAck, Register, Registered
 from coppice.messages.step import RefusalCode, SamplingParams, SequenceStart, StepPlan, StepResult
 from coppice.session.frames import Reject, RejectCode
 from coppice.session.link import Attached
@@ -268,6 +268,14 @@ def test_a_draining_worker_says_so_and_waits_for_its_sequences(stack: Stack, pla
         drained.result()
     stack.registrar.restart()
     assert stack.registrar.received.get(timeout=WAIT_S).draining
+
+
+def test_a_worker_that_has_another_epoch_since_it_said_that_it_drains_says_it_again(stack: Stack) -> None:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        worker_pb2_grpc.WorkerStub(channel).Drain(worker_pb2.DrainRequest(), timeout=WAIT_S)
+    assert stack.registrar.received.get(timeout=WAIT_S) == Draining(WorkerEpoch(1))
+    stack.registrar.tell(Registered(WorkerEpoch(9), CacheEpoch(1)))
+    assert stack.registrar.received.get(timeout=WAIT_S) == Draining(WorkerEpoch(9))
 
 
 def test_an_undrained_worker_registers_as_one_that_takes_requests(stack: Stack, planner: Planner) -> None:

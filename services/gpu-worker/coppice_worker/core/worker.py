@@ -67,10 +67,10 @@ class WorkerCore:
         self._copies = CopyBooks(self.pool, self.host_pool, settings.max_copy_orders)
         self._registered = Registered(WorkerEpoch(0), CacheEpoch(0))  # the last one
         self._who = WhoPlans()
-        self._attachment = 0
+        self._attachment = self._last_step = 0
         self.is_draining = False  # it takes no new lease, as the next registration says
+        self._drains_as: WorkerEpoch | None = None  # under which epoch it said so last; None: its registration does
         self._fenced_leases: OrderedDict[LeaseId, None] = OrderedDict()
-        self._last_step = 0
         self._results: OrderedDict[int, StepResult] = OrderedDict()
         self._refused: dict[SequenceId, Refusal] = {}
         self._outstanding: Applied | None = None
@@ -87,6 +87,7 @@ class WorkerCore:
         Fences of an earlier session are not acknowledged any more: they are said again where they still matter.
         """
         self._copies.forget_fences()
+        self._drains_as = None
         generations, seals = self.pool.packed()
         host_generations, host_seals = self.host_pool.packed()
         return Register(
@@ -114,8 +115,13 @@ class WorkerCore:
 
     def drain(self) -> Draining:
         """From now on every registration says that this worker takes no new lease; so does the returned message."""
-        self.is_draining = True
+        self.is_draining, self._drains_as = True, self.worker_epoch
         return Draining(self.worker_epoch)
+
+    def said_again(self) -> Draining | None:
+        """After `registered`: what it said meanwhile concerned nobody, if it named an epoch that is over now."""
+        is_lost = self.is_draining and self._drains_as not in (None, self.worker_epoch)
+        return self.drain() if is_lost else None
 
     def registered(self, message: Registered) -> bool:
         """True when the epoch changed: everything that the old one knew is gone, schedulers attach again.
@@ -322,11 +328,10 @@ class WorkerCore:
             return None
         self._take(applied, output)
         batch, num_left = self._rows.follow().batch, applied.num_steps_left - 1
-        following = replace(
+        self._outstanding = replace(
             applied, batch=batch, zero=_NO_BLOCKS, copy_src=_NO_BLOCKS, copy_dst=_NO_BLOCKS, num_steps_left=num_left
         )
-        self._outstanding = following
-        return following
+        return self._outstanding
 
     def ahead(self, applied: Applied) -> StepBatch | None:
         """The batch that `advance` will give after `applied`, but for its tokens; None after the last one."""

@@ -205,7 +205,7 @@ class _CacheSession:
     def link_body(self, body: Any, attachment: int) -> None:
         match body:
             case Registered():
-                self._runner.later(lambda: self._registered(body))
+                self._runner.later(lambda: self._take_registered(body, attachment))
             case Owner():
                 self._runner.later(lambda: self._owned(body))
             case Fence():
@@ -227,6 +227,11 @@ class _CacheSession:
             return core.registration()
 
         self._link.post(self._runner.with_core(report), attachment)
+
+    def _take_registered(self, registered: Registered, attachment: int) -> None:
+        self._registered(registered)
+        if (draining := self._runner.with_core(lambda core: core.said_again())) is not None:
+            self._link.post(draining, attachment)
 
     def _owned(self, owner: Owner) -> None:
         self._runner.with_core(lambda core: core.owned(owner))

@@ -9,6 +9,8 @@ from coppice.handles import make_generation
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import (
     Abandon,
+    Acquire,
+    Candidate,
     Extended,
     Gone,
     Grant,
@@ -16,7 +18,9 @@ from coppice.messages.index import (
     LeaseDigest,
     NoCapacity,
     NoCapacityReason,
+    Pending,
     Release,
+    Wake,
 )
 from coppice.messages.registration import Draining, Fence, FenceAck
 from coppice_cache.core.base.errors import MessageRefused
@@ -71,6 +75,49 @@ def test_a_draining_worker_is_announced_until_a_new_registration() -> None:
     assert announced() == [True]
     world.register(registration())
     assert announced() == [False]
+
+
+BOTH = (("w", 0), ("v", 100))  # the first is cheaper
+
+
+@pytest.mark.parametrize("says", ["a word", "a registration"])
+def test_a_worker_that_drains_is_granted_no_new_lease_and_keeps_those_it_has(says: str) -> None:
+    world = World(num_blocks=8)
+    world.register(registration(V, num_blocks=8))
+    world.granted(1, tokens(8), candidates=BOTH)
+    drain(world, says)
+    assert world.granted(2, tokens(8), candidates=BOTH).worker_id == V
+    refused = world.acquire(3, tokens(4))
+    assert isinstance(refused, NoCapacity)
+    assert refused.reason is NoCapacityReason.NO_WORKER
+    assert isinstance(world.extend(1, 12), Extended), "what runs there goes on"
+    world.register(same_pool(world))
+    assert world.granted(4, tokens(4)).worker_id == W, "it takes new leases again"
+
+
+@pytest.mark.parametrize("says", ["a word", "a registration"])
+def test_who_waits_at_a_worker_that_drains_is_woken_and_placed_elsewhere(says: str) -> None:
+    world = World(settings(flight_tokens_min=8), num_blocks=32)
+    world.register(registration(V, num_blocks=32))
+    candidates = tuple(Candidate(WorkerId(name), cost) for name, cost in BOTH)
+    first, second = (
+        Acquire(lease_id(number), ALICE, NAMESPACE, tokens(32), 33, candidates, may_wait=True) for number in (1, 2)
+    )
+    assert isinstance(world.do(first), Grant)
+    assert isinstance(world.do(second), Pending)
+    drain(world, says)
+    assert Wake(world.core.cache_epoch, (lease_id(2),)) in world.told(world.session)
+    answer = world.do(second)
+    assert isinstance(answer, Grant)
+    assert answer.worker_id == V
+
+
+def drain(world: World, says: str) -> None:
+    if says == "a registration":
+        world.register(replace(same_pool(world), draining=True))
+    else:
+        world.core.receive_worker(W, Draining(world.core.state.workers[W].epoch), world.now_ns)
+        world.collect()
 
 
 def test_a_worker_may_lag_behind_grants_and_seals() -> None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from coppice.handles import HANDLE_BYTES
-from coppice.messages.index import Acquire, NoCapacityReason, OpBatch, Publish, Reattached, Release
+from coppice.ids import TOKEN_BYTES, WorkerEpoch, WorkerId
+from coppice.messages.index import (
+    Acquire,
+    NoCapacityReason,
+    OpBatch,
+    Publish,
+    Reattached,
+    Release,
+    WorkerInfo,
+    Workers,
+)
 from coppice.messages.step import Refusal, RefusalCode, SamplingParams, StepPlan
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode, RefusedReason
 from coppice_scheduler.core.state.settings import SchedulerSettings, TenantLimits
-from tests.fakes.scheduler.scheduler_bench import BLOCK, Bench, rows_of, tokens_of
+from tests.fakes.scheduler.scheduler_bench import BLOCK, Bench, W, rows_of, tokens_of
 from tests.fakes.scheduler.scheduler_index import FakeIndex
+from tests.fakes.scheduler.scheduler_ledger import NAMESPACE
 from tests.fakes.scheduler.scheduler_worker import u32
 from tests.fakes.scheduler.scheduler_world import World
 
@@ -300,6 +312,24 @@ def test_a_fork_goes_where_its_prompt_is_and_elsewhere_once_it_was_refused_there
         bench.result({1: 8})
         bench.settle()
     assert sources_of(bench.plans[-1]), "where it got in may be where its source is"
+
+
+def test_a_fork_that_is_refused_where_its_prompt_is_holds_nobody_up_and_asks_all_next() -> None:
+    bench = Bench(settings(max_steps_in_flight=1))
+    info = WorkerInfo(W, WorkerEpoch(1), "here:0", bench.num_blocks, BLOCK, NAMESPACE, "m", True)
+    bench.core.index_message(Workers(bench.cache_epoch, (info, replace(info, worker_id=WorkerId("w1")))), 0)
+    bench.core.worker_attached(WorkerId("w1"), WorkerEpoch(1), True, 0)
+    family(bench)
+    bench.settle()
+    bench.result({1: 7})
+    published, fork = bench.batches[-1]
+    assert isinstance(fork, Acquire)
+    assert [candidate.worker_id for candidate in fork.candidates] == [W], "where it can copy its prompt"
+    bench.hold = True
+    bench.submit("next", 20)
+    bench.answer_with(bench.yes(published), bench.no(fork, NoCapacityReason.NO_WORKER))  # it drains
+    asked = [op for op in bench.ops(Acquire) if isinstance(op, Acquire)]
+    assert sorted((len(op.tokens) // TOKEN_BYTES, len(op.candidates)) for op in asked) == [(10, 2), (20, 2)]
 
 
 def _acquires(world: World) -> list[Acquire]:

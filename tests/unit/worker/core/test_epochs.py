@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
-from coppice.messages.registration import Fence, Owner, Registered
+from coppice.messages.registration import Draining, Fence, Owner, Registered
 from coppice.messages.step import StepPlan
 from coppice.session.frames import RejectCode
 from coppice_worker.core.batch.step_batch import StepOutput
@@ -59,6 +59,28 @@ def test_registration_reports_what_the_blocks_are():
     assert message.seals[16:32] == seal(9)
     assert len(message.seals) == 16 * 16
     assert message.scheduler_epochs == (EPOCH,)
+
+
+def test_that_it_drains_is_said_again_under_the_epoch_that_a_registration_gave_meanwhile():
+    core = WorkerCore(settings())
+    core.registration()
+    assert core.drain() == Draining(WorkerEpoch(0)), "nobody knows it by this epoch"
+    core.registered(Registered(WorkerEpoch(1), CacheEpoch(1)))
+    assert core.said_again() == Draining(WorkerEpoch(1))
+    assert core.said_again() is None, "once"
+    core.registered(Registered(WorkerEpoch(1), CacheEpoch(1)))
+    assert core.said_again() is None, "of the same epoch"
+    assert core.registration().draining
+    core.registered(Registered(WorkerEpoch(2), CacheEpoch(2)))
+    assert core.said_again() is None, "the registration said it"
+
+
+def test_what_does_not_drain_says_nothing_again():
+    core = ready_core()
+    core.drain()
+    core.is_draining = False
+    core.registered(Registered(WorkerEpoch(2), CacheEpoch(2)))
+    assert core.said_again() is None
 
 
 def test_same_worker_epoch_keeps_everything_and_the_latest_cache_epoch():

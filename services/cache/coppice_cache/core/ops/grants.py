@@ -193,7 +193,7 @@ def _placements(state: State, op: Acquire, config: DomainConfig) -> list[Placeme
     matches = config.mode is not Mode.DISABLED and not op.skip_match
     for candidate in op.candidates:
         worker = state.workers.get(candidate.worker_id)
-        if worker is None or not worker.is_open or worker.yields:
+        if worker is None or not worker.is_open or worker.yields or worker.draining:
             continue
         account = worker.use_of(config, state.settings.domains_per_worker_max)
         tree = worker.find_tree(op.domain, op.namespace)

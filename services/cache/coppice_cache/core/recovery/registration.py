@@ -139,11 +139,18 @@ def acknowledge(state: State, worker_id: WorkerId, ack: FenceAck, now_ns: int) -
 
 
 def drain(state: State, worker_id: WorkerId, message: Draining) -> None:
-    """Schedulers hear of it and acquire there no more. A word of another worker epoch changes nothing."""
+    """Schedulers hear of it, and nothing new is granted there. A word of another worker epoch changes nothing."""
     worker = state.workers.get(worker_id)
     if worker is not None and worker.epoch == message.worker_epoch and not worker.draining:
-        worker.draining = True
-        state.workers_changed = True
+        _take_draining(state, worker, draining=True)
+
+
+def _take_draining(state: State, worker: Worker, *, draining: bool) -> None:
+    """Who waits there for what another computes would be granted nothing: it is woken, and asks elsewhere."""
+    worker.draining = draining
+    state.workers_changed = True
+    if draining:
+        worker.flights.wake_all()
 
 
 def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int, *, survived: bool) -> Worker:
@@ -187,9 +194,11 @@ def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier 
 def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:
     """Same epoch, same cache epoch: nothing was lost but messages, so what is unanswered is said again."""
     worker.last_heard_ns = max(worker.last_heard_ns, now_ns)
-    if (worker.address, worker.draining) != (message.address, message.draining):
-        worker.address, worker.draining = message.address, message.draining
+    if worker.address != message.address:
+        worker.address = message.address
         state.workers_changed = True
+    if worker.draining != message.draining:
+        _take_draining(state, worker, draining=message.draining)
     tell_registered(state, worker)
     for pending in worker.fences.values():
         state.tell_worker(worker.worker_id, pending.message)

@@ -211,7 +211,7 @@ class Flights:
             self._wake(waiter)
 
     def wake_all(self) -> None:
-        """The worker is gone, and all leaders with it."""
+        """The worker is gone and all leaders with it, or it takes no new lease."""
         for waiter in tuple(self._waiters.values()):
             self._wake(waiter)
 

@@ -154,16 +154,15 @@ class _Round:
         if not fit:
             self.held_up.add(domain)
             return
-        near = near_its_prompt(request, fit)
-        fit = few_of(near, request)
-        past = all(worker in covered for worker in fit)
+        named = few_of(near_its_prompt(request, fit), request)
+        past = all(worker in covered for worker in named)
         self.life.queue.take(request)
-        op = _acquire(self.life, request, fit, self._loads_for(domain), self.now_ns)
+        op = _acquire(self.life, request, named, self._loads_for(domain), self.now_ns)
         lease = self.life.leases.leases[op.lease_id]
-        lease.past_gate, lease.names_all = past, len(fit) == len(near)
+        lease.past_gate, lease.names_all = past, len(named) == len(fit)
         ops.append(op)
         self.slots.took(request, lease.candidates)
-        for worker in fit:
+        for worker in named:
             self.guarantee_usage.asked(worker, domain, op.reserve_tokens)
         self.ranks.took_place(request.tenant_number, lease.num_prefill_tokens)
         self.life.gates.asked(domain, past=past)
