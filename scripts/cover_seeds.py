@@ -41,7 +41,7 @@ def main() -> int:
     shown: dict[int, frozenset[str]] = {}
     broken = []
     for seed in dict.fromkeys([*kept, *range(chosen.first, chosen.first + chosen.runs)]):
-        report = run(seed, steps=STEPS, scope=Scope(reloads=False))
+        report = run(seed, steps=STEPS, scope=Scope(reloads=False, drains=False))
         if report.broken:
             broken.append(seed)
             print(report.line)

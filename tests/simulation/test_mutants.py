@@ -9,6 +9,7 @@ import pytest
 
 from coppice_sim.command import main
 from coppice_sim.mutants.cell import CELL, CELL_MASKED
+from coppice_sim.mutants.drains import DRAINS, DRAINS_MASKED
 from coppice_sim.mutants.moves import MOVES
 from coppice_sim.mutants.owners import OWNERS, OWNERS_MASKED
 from coppice_sim.mutants.registry import MASKED, MUTANTS, RECLAIM_IGNORED, Mutant
@@ -39,6 +40,7 @@ from tests.unit.worker.core import test_sources as test_worker_core_sources
 
 SEEDS = range(1, 16)
 STEPS = 2_500
+WHOLE_RUNS = (*MUTANTS, *MOVES, *OWNERS, *CELL, *DRAINS, *VERSIONS)
 # Seeds that notice these sooner than the first ones. They are asked first, and the others when runs have changed.
 SOONER = {
     "anybody yields": 11,
@@ -55,6 +57,8 @@ SOONER = {
     "replay without seals": 8,
     "fence without effect": 13,
     "eras are forgotten": 12,
+    "granted where it drains": 2,
+    "drain said once": 5,
     "never shared": 11,
     "never left": 5,
 }
@@ -65,6 +69,10 @@ SLOW = frozenset(
     {
         "anybody yields",
         "dead at work",
+        "drain forgotten",
+        "drain kept secret",
+        "drain said once",
+        "drains for ever",
         "each by itself",
         "fork of another domain, copied",
         "gone means dead",
@@ -106,10 +114,12 @@ def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> st
 
 
 def named(name: str) -> Mutant:
-    return next(mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *CELL, *VERSIONS, *MASKED) if mutant.name == name)
+    return next(
+        mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *CELL, *DRAINS, *VERSIONS, *MASKED) if mutant.name == name
+    )
 
 
-@pytest.mark.parametrize("mutant", cases([*MUTANTS, *MOVES, *OWNERS, *CELL, *VERSIONS], FEW))
+@pytest.mark.parametrize("mutant", cases(WHOLE_RUNS, FEW))
 def test_a_run_notices(mutant: Mutant) -> None:
     assert killed_by(mutant), f"{mutant.breaks}: no seed noticed"
 
@@ -167,6 +177,9 @@ DIRECT: dict[str, Callable[[], None]] = {
     "no pause guard": test_cache_sessions.test_our_own_pause_expires_nobody,
     "nothing is kept for a need": test_cache_reclaim.test_needs_are_met_in_the_order_in_which_they_were_refused,
     "lease digest ignored": test_scheduler_core_outages.test_a_different_digest_is_answered_with_the_lease_set,
+    "one refusal shuts the gate": (
+        test_scheduler_core_forks.test_a_fork_that_is_refused_where_its_prompt_is_holds_nobody_up_and_asks_all_next
+    ),
     "sums not counted": test_cell.check_fair_shares,
     "each by itself": test_cell.check_concurrency,
     "newest plans": (test_worker_core_epochs.test_whom_the_cache_service_names_plans_and_nobody_else_whoever_is_newer),
@@ -181,7 +194,7 @@ DIRECT: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", cases([*MASKED, *OWNERS_MASKED, *CELL_MASKED, *VERSIONS_MASKED]))
+@pytest.mark.parametrize("mutant", cases([*MASKED, *OWNERS_MASKED, *CELL_MASKED, *DRAINS_MASKED, *VERSIONS_MASKED]))
 def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> None:
     ask = DIRECT[mutant.name]
     ask()

@@ -61,7 +61,7 @@ def test_a_strict_tenant_hears_the_same_without_the_others_at_two_schedulers(see
 @pytest.mark.parametrize("mutant", leaks.CONTENT, ids=lambda mutant: mutant.name)
 def test_a_leak_of_content_is_heard(mutant: Mutant) -> None:
     with mutant.applied():
-        assert any((one := compared(seed)) is not None and one.difference for seed in (8, 5, 32, 9))
+        assert any((one := compared(seed)) is not None and one.difference for seed in (8, 5, 32, 3))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class FaultProfile:
     takeovers: float = 0.0
     cancels: float = 2.0
     reloads: float = 0.0  # of the tenants file; see `Reloads`
+    drains: float = 0.0  # of workers; see `Drains`
     cache_crashes: float = 0.0  # beside `crashes`, which may hit anybody
     forgets_epoch: float = 0.0  # probability that a restarted cache service has lost its epoch counter
     lies: float = 0.0  # of somebody who claims epochs
@@ -80,6 +81,12 @@ class FaultProfile:
         return FaultProfile(Weather(delay_ms=1.0), crashes=0.3, takeovers=2.0, cancels=2.0, upgrades=4.0)
 
     @staticmethod
+    def draining() -> FaultProfile:
+        """Workers drain all the time, and now and then somebody dies, is away or takes over meanwhile."""
+        weather = Weather(delay_ms=2.0, spike=0.02)
+        return FaultProfile(weather, crashes=0.5, pauses=0.5, takeovers=0.15, cancels=2.0, drains=8.0)
+
+    @staticmethod
     def random(rng: Random) -> FaultProfile:
         """Each kind of fault is absent in a third of all runs: too many kinds at once hide each other."""
 
@@ -116,6 +123,7 @@ PROFILES: dict[str, Callable[[], FaultProfile | None]] = {
     "absences": FaultProfile.absences,
     "lies": FaultProfile.lies_told,
     "rolling": FaultProfile.rolling,
+    "drains": FaultProfile.draining,
 }
 
 

@@ -21,10 +21,12 @@ from coppice_sim.hosts.liar import Liar
 from coppice_sim.nemesis import FaultProfile, Nemesis
 from coppice_sim.oracle import Oracle
 from coppice_sim.settings import WorldSettings
+from coppice_sim.traffic import drains, reloads
 from coppice_sim.traffic.demands import Demands
+from coppice_sim.traffic.drains import Drains
 from coppice_sim.traffic.observer import OUTPUT_VOCABULARY, Observer
 from coppice_sim.traffic.operator import Operator
-from coppice_sim.traffic.reloads import Reloads, rate_of
+from coppice_sim.traffic.reloads import Reloads
 from coppice_sim.traffic.workload import Workload
 
 HEAL_MS = 60_000
@@ -44,6 +46,7 @@ class Scope:
     tiers: bool = True  # workers may have a host tier
     demands: bool = True  # see `Demands`; without them, all services are of one version where faults are drawn
     reloads: bool = True  # see `Reloads`; without demands there are none
+    drains: bool = True  # see `Drains`; the same, where faults are drawn
     absent: frozenset[str] = frozenset()
     max_running: int = 8
     check_every: int = 1
@@ -70,7 +73,9 @@ class World:
             drawn = FaultProfile.random(rng).with_lies(Random(f"whether anybody lies in {seed}"))
             if scope.demands:
                 drawn = drawn.with_upgrades(Random(f"upgrades in {seed}"))
-            faults = replace(drawn, reloads=rate_of(seed) if scope.demands and scope.reloads else 0.0)
+            changes = reloads.rate_of(seed) if scope.demands and scope.reloads else 0.0
+            rate = drains.rate_of(seed) if scope.demands and scope.drains else 0.0
+            faults = replace(drawn, reloads=changes, drains=rate)
         self.faults: FaultProfile = faults
         self._scope, self.settings, self._demands = scope, settings, demands
         self.timeline = timeline = Timeline()
@@ -91,6 +96,7 @@ class World:
         self._cell = CellWitness(record, cluster)
         liar = Liar(env, epochs, cluster)
         self._nemesis = Nemesis(env, faults, cluster, settings.max_schedulers, self.workload.cancel_one, liar.lie)
+        self._drains = Drains(env, faults.drains, cluster)
         self._unchecked: set[Process] = set()  # touched since the last check
         self._is_healing = False
         self._num_events = 0
@@ -163,6 +169,7 @@ class World:
         if self._operator is not None:
             self._operator.end()
         self._reloads.end(self.cluster)
+        self._drains.end()
         deadline_ns = self.timeline.now_ns + HEAL_MS * MS
         while residue := self._residue():
             if self.timeline.now_ns > deadline_ns:
@@ -189,6 +196,21 @@ class World:
         uneven = uneven and self._builds.are_ours
         return [f"workers are shared unevenly: {owned}"] if uneven or any(w.yields for w in workers) else []
 
+    def _drains_unheard_of(self) -> list[str]:
+        """Of whom the cache service, or a scheduler that may plan there, believes that it drains, or does not. One of
+        the build before takes what it does not own for a worker that drains."""
+        left = []
+        for name, host in self.cluster.workers.items():
+            drains, known = host.core.is_draining, self.cluster.cache.core.state.workers.get(WorkerId(name))
+            if known is not None and known.draining != drains:
+                left.append(f"{name} {'drains' if drains else 'does not drain'}, and the cache does not know")
+            for scheduler in self.cluster.schedulers.values():
+                seen = scheduler.core._life.workers.get(WorkerId(name))
+                info = None if seen is None or not self._builds.are_ours else seen.info
+                if info is not None and info.draining != drains:
+                    left.append(f"{scheduler.name} does not know whether {name} drains")
+        return left
+
     def _residue(self) -> list[str]:
         """What is left to do or to give back."""
         cache, schedulers = self.cluster.cache, self.cluster.schedulers
@@ -205,7 +227,7 @@ class World:
                 left.append(f"{len(index.host.jobs)} copies are under way")
             if index.reservations.waiting or index.flights.num_waiting:
                 left.append(f"{len(index.reservations.waiting)} needs, {index.flights.num_waiting} wait for flights")
-        left += self._badly_shared() + self._cell.residue()
+        left += self._badly_shared() + self._cell.residue() + self._drains.residue() + self._drains_unheard_of()
         for name, host in self.cluster.workers.items():
             known = cache.core.state.workers.get(WorkerId(name))
             if not host.is_alive or known is None or known.epoch != host.core.worker_epoch:

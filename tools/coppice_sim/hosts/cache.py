@@ -228,11 +228,11 @@ class _Workers:
             return
         unproved = host.core.state.unproved_registrations
         try:
-            host.core.receive_worker(worker_id, body, host.now_ns)
+            host.monitor.drains.receives(host.core, worker_id, body, host.now_ns)
             if worker_id != LIAR and host.core.state.unproved_registrations > unproved:
                 host.env.record.fail("rule 9", f"{worker_id} was not believed what it was told")
             if host.rng.random() < host.env.doubled_bodies:
-                host.core.receive_worker(worker_id, body, host.now_ns)
+                host.monitor.drains.receives(host.core, worker_id, body, host.now_ns)
         except MessageRefused as refused:
             if worker_id != LIAR:
                 host.env.record.fail("MessageRefused", f"worker {worker_id} sent {type(body).__name__}: {refused}")

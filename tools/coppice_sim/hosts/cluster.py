@@ -84,11 +84,16 @@ class Cluster:
         self.crash(name, down_ms=5)
 
     def crash(self, name: str, down_ms: int) -> None:
+        if self.restart(name, down_ms):
+            self.env.record.sometimes[f"crash of {name[0]}"] += 1
+
+    def restart(self, name: str, down_ms: int) -> bool:
+        """False: it is down."""
         process = next((p for p in self.processes() if p.name == name), None)
         if process is None:
-            return
+            return False
         process.die()
         self.env.network.reset_all(name)
-        self.env.record.sometimes[f"crash of {name[0]}"] += 1
         starts = {"c": self._start_cache, "w": self._start_worker, "s": self.start_scheduler}
         self.env.timeline.after(down_ms * MS, partial(starts[name[0]], name))
+        return True

@@ -32,7 +32,8 @@ from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.core.state.sequences import RequestState, RequestStatus
 from coppice_sim.base.environment import Record
 from coppice_sim.hosts.kv_honest import KvHonest, prefix_hashes, salt_of_domain
-from coppice_sim.hosts.salts import SaltWitness
+from coppice_sim.witnesses.drains import DrainWitness
+from coppice_sim.witnesses.salts import SaltWitness
 from coppice_worker.core.batch.steps import Applied
 from coppice_worker.core.worker import WorkerCore
 
@@ -52,6 +53,7 @@ class Monitor:
         self._fenced_of: dict[tuple[WorkerId, WorkerEpoch, str], int] = {}
         self._followed: dict[Flight, IndexWorker] = {}  # that somebody waited for
         self._salts = SaltWitness(record)
+        self.drains = DrainWitness(record)
 
     def salt_of_lease(self, lease: LeaseId) -> int:
         return salt_of_domain(self._domain_of_lease[lease])
@@ -81,6 +83,7 @@ class Monitor:
 
     def watch_index(self, core: IndexCore, effects: list[Effect]) -> None:
         """After each call of the index core: what it took back, and whom it left waiting."""
+        self.drains.watch(core)
         for effect in effects:
             if isinstance(effect, ToClientEffect) and isinstance(effect.message, Reclaim):
                 self._reclaimed(core, effect.message)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from coppice.ids import SchedulerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck, Owner, Registered
+from coppice.messages.registration import CopiesDone, CopyOrders, Draining, Fence, FenceAck, Owner, Registered
 from coppice.messages.step import StepPlan
 from coppice.session.frames import Hello, Reject
 from coppice.session.link import Attached, ClientLink, ServerLink, ServerLinks
@@ -76,7 +76,7 @@ class WorkerHost(Process):
     def link_body(self, body: Any) -> None:
         attachment = self._attachment
         if isinstance(body, Registered):
-            self.enqueue(lambda: self._registered(body))
+            self.enqueue(lambda: self._registered(body, attachment))
         elif isinstance(body, Owner):
             self.enqueue(lambda: self._owned(body))
         elif isinstance(body, CopyOrders):
@@ -96,7 +96,7 @@ class WorkerHost(Process):
         if attachment == self._attachment:
             self.host_tier.order(message, attachment)
 
-    def answer_cache(self, message: CopiesDone | FenceAck, attachment: int) -> None:
+    def answer_cache(self, message: CopiesDone | FenceAck | Draining, attachment: int) -> None:
         if attachment == self._attachment:
             self._cache.post(message)
 
@@ -106,7 +106,22 @@ class WorkerHost(Process):
     def link_rejected(self, reject: Reject) -> None:
         """The link goes on trying."""
 
-    def _registered(self, message: Registered) -> None:
+    def drain(self) -> None:
+        self.enqueue(lambda: self.answer_cache(self.core.drain(), self._attachment))
+
+    def undrain(self) -> None:
+        def register() -> None:
+            self.core.is_draining = False
+            self._register(self._attachment)
+
+        self.enqueue(register)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing runs here."""
+        return not len(self.core.sequences)
+
+    def _registered(self, message: Registered, attachment: int) -> None:
         if message.worker_epoch != self.core.worker_epoch:
             self.host_tier.quiesce()
         if self.core.registered(message):
@@ -115,6 +130,9 @@ class WorkerHost(Process):
             self._monitor.pool_is_new(self.core.settings.worker_id)
             self.schedulers.replace(ServerLinks(message.worker_epoch, message.worker_epoch))
         self.drop_others()
+        if (draining := self.core.said_again()) is not None:
+            self._sometimes["drain said again"] += 1
+            self.answer_cache(draining, attachment)
 
     def _owned(self, message: Owner) -> None:
         self.core.owned(message)
