@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -154,8 +153,9 @@ def test_ranks_of_an_earlier_life_are_refused(checkpoint: Path, tmp_path: Path) 
         assert nodes.one.process is not None
         os.kill(nodes.one.process.pid, signal.SIGSTOP)  # so that it does not hear of the end
         nodes.zero.kill()
+        said_before = nodes.zero.log.read_text()
         nodes.zero.start()
-        wait_until(lambda: len(re.findall("waiting for node 1 at", nodes.zero.log.read_text())) > 0, "its next life")
+        wait_until(lambda: "waiting for node 1 at" in nodes.zero.log.read_text()[len(said_before) :], "its next life")
         os.kill(rank, signal.SIGCONT)
         wait_until(lambda: said(nodes.zero, "rank 1 of node 1 belongs to an earlier life"), "the refusal")
         os.kill(nodes.one.process.pid, signal.SIGCONT)

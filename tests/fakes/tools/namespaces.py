@@ -52,12 +52,16 @@ class Machines:
         self._net = f"10.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}"
         self.all = [Machine(f"{self._net}.{index + 1}", f"cpn{os.getpid()}x{index}") for index in range(num_machines)]
 
+    def _outer(self, index: int) -> str:
+        """This side's end of a machine's link."""
+        return f"cpv{os.getpid()}x{index}"
+
     def connect(self) -> None:
         run("ip", "link", "add", self._bridge, "type", "bridge")
         run("ip", "addr", "add", f"{self._net}.254/24", "dev", self._bridge)
         run("ip", "link", "set", self._bridge, "up")
         for index, machine in enumerate(self.all):
-            outer = f"cpv{os.getpid()}x{index}"
+            outer = self._outer(index)
             run("ip", "netns", "add", machine.namespace)
             run("ip", "link", "add", outer, "type", "veth", "peer", "name", "e0", "netns", machine.namespace)
             run("ip", "link", "set", outer, "master", self._bridge, "up")
@@ -66,7 +70,10 @@ class Machines:
             run("ip", "-n", machine.namespace, "link", "set", "lo", "up")
 
     def remove(self) -> None:
-        for machine in self.all:
+        """A namespace outlives its name while a connection in it still waits for a machine that fell silent; its link
+        would stay, and the next one could not have the name."""
+        for index, machine in enumerate(self.all):
+            run("ip", "link", "del", self._outer(index), check=False)
             run("ip", "netns", "del", machine.namespace, check=False)
         run("ip", "link", "del", self._bridge, check=False)
 

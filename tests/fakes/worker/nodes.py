@@ -62,10 +62,11 @@ class Nodes:
         wait_until(lambda: "listens on" in self.zero.log.read_text(), "the worker to serve")
 
     def rank_of_one(self) -> int:
-        """Process id of the rank of node 1."""
+        """Process id of the rank of node 1, which starts it when node 0 has taken it."""
         assert self.one.process is not None
-        children = f"/proc/{self.one.process.pid}/task/{self.one.process.pid}/children"
-        return int(Path(children).read_text().split()[0])
+        children = Path(f"/proc/{self.one.process.pid}/task/{self.one.process.pid}/children")
+        wait_until(lambda: bool(children.read_text()), "node 1 to start its rank")
+        return int(children.read_text().split()[0])
 
 
 @contextmanager
