@@ -137,8 +137,8 @@ def test_a_worker_that_is_never_ready_is_given_up_where_another_one_is(
     said: Said, supervise: Supervise, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(supervisor_module, "START_TIMEOUT_S", 1.0)
-    specs = [said.spec(name, "worker", (lambda: False) if name == "worker-1" else None) for name in names]
-    supervisor = supervise(*specs)
+    probes = {"worker-0": lambda: True, "worker-1": lambda: False}  # the first one is ready however slow its start is
+    supervisor = supervise(*(said.spec(name, "worker", probes[name]) for name in names))
     if len(names) == 1:
         with pytest.raises(ChildFailed, match="worker-1 runs but was not ready within 1 s"):
             supervisor.start()
