@@ -107,10 +107,10 @@ def assert_no_spills(compiled: Compiled) -> None:
     assert not SPILLS.search(compiled.listing)
 
 
-def assert_few_spills(compiled: Compiled) -> None:
+def assert_few_spills(compiled: Compiled, stack_bytes: int = 64) -> None:
     """What the largest variants leave on the stack is little, and is not waited for: under one in a hundred
     instructions of the loop over tiles reads or writes it."""
-    assert compiled.stack_bytes <= 128
+    assert compiled.stack_bytes <= stack_bytes
     loop = innermost_loop(compiled.listing)
     assert 100 * sum(SPILLS.search(line) is not None for line in loop) < len(loop)
 
