@@ -26,6 +26,7 @@ TENANTS = TenantDirectory(
     version="1",
 )
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": 9}
+SHORT_NS = 20_000  # no call is answered faster
 BY_KEY = {"authorization": f"Bearer {KEY}"}
 
 
@@ -80,11 +81,11 @@ def test_where_the_time_went_is_told_from_its_arrival_on() -> None:
 def test_times_of_another_machines_clock_are_put_where_they_belong() -> None:
     with serving(TENANTS) as served:
         far_ns = time.monotonic_ns() - 10**15
-        served.says("ok", stages=(Stage(StageKind.DECODE, far_ns, far_ns + 3_000_000, "w0"),))
+        served.says("ok", stages=(Stage(StageKind.DECODE, far_ns, far_ns + SHORT_NS, "w0"),))
         sent(served, "far")
         record = record_of(served, "far")
         before, (kind, start_ms, end_ms, *_) = record.stages
-        assert (kind, round(end_ms - start_ms, 3)) == ("decode", 3.0)
+        assert (kind, round(end_ms - start_ms, 3)) == ("decode", SHORT_NS / 1e6)
         assert before[:3] == ("front_door", 0.0, start_ms)
         assert end_ms == pytest.approx(record.total_ms, abs=50.0)
 
@@ -93,7 +94,7 @@ def test_times_of_another_machines_clock_are_put_where_they_belong() -> None:
 def test_the_time_at_the_front_door_is_a_metric_too(streams: bool) -> None:
     with serving(TENANTS) as served:
         far_ns = time.monotonic_ns() - 10**15
-        served.says("ok", stages=(Stage(StageKind.DECODE, far_ns, far_ns + 3_000_000, "w0"),))
+        served.says("ok", stages=(Stage(StageKind.DECODE, far_ns, far_ns + SHORT_NS, "w0"),))
         sent(served, "far", {**BODY, "stream": streams})
         whole_s = record_of(served, "far").total_ms / 1e3
         spent = {
@@ -102,7 +103,7 @@ def test_the_time_at_the_front_door_is_a_metric_too(streams: bool) -> None:
             )
             for kind in ("front_door", "decode", "moved")
         }
-        assert (spent["decode"], spent["moved"]) == (pytest.approx(0.003), 0)
+        assert (spent["decode"], spent["moved"]) == (pytest.approx(SHORT_NS / 1e9), 0)
         assert spent["front_door"] is not None
         assert 0 < spent["front_door"] <= whole_s
 
