@@ -112,6 +112,18 @@ def test_who_waits_at_a_worker_that_drains_is_woken_and_placed_elsewhere(says: s
     assert answer.worker_id == V
 
 
+@pytest.mark.parametrize("says", ["a word", "a registration"])
+def test_what_only_a_worker_that_drains_can_hold_is_not_said_to_fit_nowhere(says: str) -> None:
+    world = World(num_blocks=8)
+    world.register(registration(V, num_blocks=4))
+    drain(world, says)
+    refused = [world.acquire(number, tokens(4 * 5), candidates=BOTH[number:]) for number in (0, 1)]
+    assert [answer.reason for answer in refused if isinstance(answer, NoCapacity)] == [
+        NoCapacityReason.NO_WORKER,
+        NoCapacityReason.NEVER_FITS,
+    ]
+
+
 def drain(world: World, says: str) -> None:
     if says == "a registration":
         world.register(replace(same_pool(world), draining=True))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from coppice.ids import DomainId, WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire, NoCapacityReason, WorkerInfo, Workers
 from coppice_scheduler.core.policy.candidates import CANDIDATES_MAX
+from coppice_scheduler.core.state.request import OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings
 from tests.fakes.scheduler.scheduler_bench import BLOCK, Bench, W, tokens_of
 from tests.fakes.scheduler.scheduler_ledger import NAMESPACE
@@ -94,3 +95,28 @@ def test_full_workers_are_replaced_by_the_next_of_the_same_order() -> None:
     (again,) = named(bench).values()
     assert again & first == first - set(full)
     assert len(again) == CANDIDATES_MAX
+
+
+@pytest.mark.parametrize(("num_blocks", "ends"), [(4, True), (5, False)], ids=["as small", "larger"])
+def test_what_fits_no_worker_that_was_asked_waits_for_a_larger_one_that_drains(num_blocks: int, ends: bool) -> None:
+    bench = bench_of(2)
+    info = WorkerInfo(W, WorkerEpoch(1), "here:0", 4, BLOCK, NAMESPACE, "m", True)
+    other = replace(info, worker_id=WorkerId("w1"), num_blocks=num_blocks)
+    bench.core.index_message(Workers(bench.cache_epoch, (info, replace(other, draining=True))), 0)
+    bench.submit("r", 4 * BLOCK)
+    bench.submit("else", 5, tenant="b", domain="b")
+    assert list(named(bench).values()) == [{W}, {W}]
+    batch = bench.batches[0]
+    refused = [op for op in batch if isinstance(op, Acquire) and op.domain == "d"]
+    bench.answer_with(*(bench.no(op, NoCapacityReason.NEVER_FITS) if op in refused else bench.yes(op) for op in batch))
+    assert bool(bench.outputs) is ends
+    if ends:
+        error = bench.last("r").error
+        assert error is not None
+        assert error.code is OutputErrorCode.NEVER_FITS
+        return
+    bench.submit("next", 6, tenant="b", domain="b")
+    assert [key[0] for key in named(bench)] == ["b"], "its own domain alone is held up, for a while"
+    bench.core.index_message(Workers(bench.cache_epoch, (info, other)), 0)
+    bench.advance(500)
+    assert {"w1"} <= named(bench)["d", tokens_of(4 * BLOCK)]

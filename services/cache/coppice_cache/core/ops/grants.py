@@ -70,6 +70,8 @@ def acquire(state: State, session: Session, op: Acquire, now_ns: int) -> Answer:
         refusals.append(answer)
     passing = [refusal for refusal in refusals if refusal.reason is not NoCapacityReason.NEVER_FITS]
     full = [placement for placement, refusal in zip(placements, refusals, strict=True) if refusal.reason is _POOL_FULL]
+    if not passing and len(placements) < len(op.candidates):  # one that grants nothing now may fit it
+        return NoCapacity(op.lease_id, NoCapacityReason.NO_WORKER, _until_open_ms(state, op, now_ns))
     return (_owe(state, session, op, full, now_ns) if full else None) or (passing or refusals)[0]
 
 

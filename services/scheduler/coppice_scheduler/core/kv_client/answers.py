@@ -26,6 +26,7 @@ from coppice.request_log.stages import StageKind
 from coppice.seals import SEAL_BYTES
 from coppice_scheduler.core.kv_client.acquires import choose_acquires
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
+from coppice_scheduler.core.policy.admission import tokens_held_max
 from coppice_scheduler.core.queue.shortages import most_blocks
 from coppice_scheduler.core.state.leases import Lease
 from coppice_scheduler.core.state.request import Finish, OutputError, OutputErrorCode
@@ -34,6 +35,12 @@ from coppice_scheduler.core.state.workers import Stall, Worker
 
 # --- answers
 
+_NOT_ASKED_RETRY_NS = 500 * NS_PER_MS
+_OF_DOMAIN = (  # they hold up nobody else
+    NoCapacityReason.DOMAIN_MAXIMUM,
+    NoCapacityReason.DOMAIN_UNKNOWN,
+    NoCapacityReason.NEVER_FITS,
+)
 _STAGES = {
     NoCapacityReason.POOL_FULL: StageKind.POOL_FULL,
     NoCapacityReason.DOMAIN_MAXIMUM: StageKind.DOMAIN_MAXIMUM,
@@ -110,23 +117,37 @@ def _grant_is_sound(lease: Lease, grant: Grant, request: RequestState) -> bool:
 
 
 def _no_room(life: Lifecycle, request: RequestState | None, lease: Lease, answer: NoCapacity, now_ns: int) -> None:
-    retry_ns = now_ns + max(1, answer.retry_after_ms) * NS_PER_MS
+    reason, retry_ns = answer.reason, now_ns + max(1, answer.retry_after_ms) * NS_PER_MS
     if not lease.names_all:
         if request is not None:
             life.refused(request, lease)  # others may have room: it asks all of them next
         return
-    if answer.reason is NoCapacityReason.NEVER_FITS:
-        if request is not None:
+    if reason is NoCapacityReason.NEVER_FITS:
+        if request is None:
+            return
+        if not _fits_one_not_asked(life, lease):
             life.finish(request, Finish.ERROR, now_ns, error=_never_fits(request, lease.reserve_asked))
-        return
+            return
+        reason, retry_ns = NoCapacityReason.NO_WORKER, now_ns + _NOT_ASKED_RETRY_NS
     if request is not None:
         life.refused(request, lease)
-        request.no_room = answer.reason
-        _note_shortage(life, request, answer.reason, now_ns)
-    if answer.reason in (NoCapacityReason.DOMAIN_MAXIMUM, NoCapacityReason.DOMAIN_UNKNOWN):
+        request.no_room = reason
+        _note_shortage(life, request, reason, now_ns)
+    if answer.reason in _OF_DOMAIN:
         life.gates.domain_full(lease.domain, retry_ns, past=lease.past_gate)
     elif request is not None:
         life.gates.pool_full(request, retry_ns, past=lease.past_gate, shares=life.shares)
+
+
+def _fits_one_not_asked(life: Lifecycle, lease: Lease) -> bool:
+    """A worker of ours that was not asked could hold it: it drains, is to be left or has no place now."""
+    return any(
+        worker.info is not None
+        and worker.info.is_owned
+        and worker.worker_id not in lease.candidates
+        and tokens_held_max(life, lease.domain, worker.info) >= lease.reserve_asked
+        for worker in life.workers.values()
+    )
 
 
 def _note_shortage(life: Lifecycle, request: RequestState, reason: NoCapacityReason, now_ns: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coppice.ids import TOKEN_BYTES
-from coppice.messages.index import NoCapacityReason
+from coppice.ids import TOKEN_BYTES, DomainId
+from coppice.messages.index import NoCapacityReason, WorkerInfo
 from coppice_scheduler.core.lifecycle import NS_PER_MS, Lifecycle
 from coppice_scheduler.core.policy.queue_room import QueueRoom
 from coppice_scheduler.core.queue.quarantine import words
@@ -93,14 +93,17 @@ def _never(life: Lifecycle, request: Request, num_tokens: int) -> Refused | None
     if num_tokens > largest:
         message = f"the prompt has {num_tokens} tokens; the largest worker holds {largest}"
         return Refused(RefusedReason.NEVER_FITS, message, 0)
-    maximum = life.settings.maximums.get(request.domain)
-    if maximum is None:
-        return None
-    largest = max((maximum.of(info.num_blocks) * info.block_size for info in infos), default=num_tokens)
+    largest = max((tokens_held_max(life, request.domain, info) for info in infos), default=num_tokens)
     if num_tokens > largest:
         message = f"the prompt has {num_tokens} tokens; domain {request.domain} may hold {largest} on one worker"
         return Refused(RefusedReason.NEVER_FITS, message, 0)
     return None
+
+
+def tokens_held_max(life: Lifecycle, domain: DomainId, info: WorkerInfo) -> int:
+    """What a domain may ever hold on one worker."""
+    maximum = life.settings.maximums.get(domain)
+    return (info.num_blocks if maximum is None else maximum.of(info.num_blocks)) * info.block_size
 
 
 def _in_quarantine(life: Lifecycle, request: Request, now_ns: int) -> Refused | None:
