@@ -1,11 +1,15 @@
 """Starts children in stages, brings a crashed one back, stops them in turns.
 
     start:   stage 1 ready ──► stage 2 ready ──► ...      a death before the first readiness ends everything, unless
-             another one of its role gets ready: then it is started again, once
+             another one of its role may still get ready: once it is, the dead one is started again, once
     watch:   a death after it: start again, at most RESTARTS_MAX times within RESTART_WINDOW_S; then the child is given
-             up where another one of its role is not, else everything ends
-    follow:  other nodes of a worker are ready when its first one is, are given up together with it, and are started
-             again after it; where it is met elsewhere as well, which is no crash
+             up where another one of its role goes on, else everything ends
+    follow:  a worker on several nodes is one child for each node; node 0 is the leader of the others. Another node is
+             ready when it runs and node 0 is ready. When it dies, node 0 is about to die as well: it is started again
+             as soon as node 0 is not ready, at the latest after LEADER_ENDS_S. When node 0 has moved to another
+             address, the others are started again with that one, which is not counted as a crash. All nodes of a
+             worker are given up together. A worker cannot get ready while a node of it is dead that was never ready:
+             then nobody waits for it, and the stack does not go on with it alone
     stop:    turn 0, turn 1, ...: SIGTERM, grace, SIGKILL      a second request to stop: SIGKILL at once
 
 One thread does all of this. Children must be started by the thread that lives as long as the process: the kernel ties
@@ -57,6 +61,11 @@ class _Tended:
     @property
     def name(self) -> str:
         return self.child.spec.name
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """Until it is started again. What was ready once is always started again, or given up."""
+        return not self.was_ready and not self.child.is_running()
 
     def is_part_of(self, other: _Tended) -> bool:
         """Or is the same."""
@@ -195,7 +204,7 @@ class Supervisor:
     def _revive(self, tended: _Tended, now_s: float) -> None:
         how = tended.child.describe_exit()
         others = self._others(tended)
-        if not tended.was_ready and not any(other.child.is_running() for other in others):
+        if not tended.was_ready and not others:
             self._show_last_lines(tended)
             raise ChildFailed(f"{tended.name} died while it started ({how})", hint=_hint(tended))
         if tended.died_at_s is None:
@@ -228,7 +237,7 @@ class Supervisor:
 
     def _give_up(self, tended: _Tended, what: str) -> None:
         """End all nodes of it where others of its role go on. Raises ChildFailed where none does."""
-        others = [other.name for other in self._others(tended) if not other.child.spec.leader]
+        others = [other.name for other in self._others(tended)]
         if not others:
             raise ChildFailed(what, hint=_hint(tended))
         for each in self._all():
@@ -242,8 +251,11 @@ class Supervisor:
         )
 
     def _others(self, tended: _Tended) -> list[_Tended]:
-        """Of its role, that are not given up."""
-        return [other for other in self._all() if other.stands_in_for(tended)]
+        """Of its role, that are ready or may get ready: no part of them is given up or has failed to start. Of several
+        parts the leader."""
+        failed = {each.child.spec.whole for each in self._all() if each.has_failed_to_start}
+        alike = [each for each in self._all() if each.stands_in_for(tended) and not each.child.spec.leader]
+        return [each for each in alike if each.name not in failed]
 
     def _show_last_lines(self, tended: _Tended) -> None:
         self._display.close()
