@@ -278,4 +278,4 @@ def test_a_cluster_that_is_too_small_is_told(cluster: RayCluster, tmp_path: Path
         assert up.process.wait(WAIT_S) == 1
         (line,) = (line for line in up.output().splitlines() if line.startswith("coppice: "))
     assert "the cluster is too small: asked for 1 CPU, 0 GPU for cache and scheduler, " in line
-    assert re.search(r"1 CPU, 1 GPU each for 4 workers; it has \d nodes \(", line)
+    assert re.search(r"1 CPU, 1 GPU for each of 4 workers; it has \d nodes \(", line)

@@ -93,8 +93,11 @@ class Agent:
         return Place(node, program, addresses, folder, None, checkpoint)
 
     def start(self, spec: ChildSpec) -> Refused | None:
-        """One that runs already goes on: its node was out of reach and came back. Where its leader has moved meanwhile,
-        it is of no use."""
+        """Start the child on the ports that were held for it.
+
+        An earlier child may still run, where this node was out of reach and came back. It goes on if its command is the
+        same. Else it is ended first: its leader has moved, and it would wait for it at the old address.
+        """
         self._release()
         if self._child is not None and self._child.is_running():
             if self._child.spec.argv == spec.argv:

@@ -109,14 +109,22 @@ def has_room(front: Bundle, worker: Bundle, num_workers: int, nodes: Sequence[No
 
 
 def what_is_asked(front: Bundle, worker: Bundle, num_workers: int, nodes_each: int = 1) -> str:
-    """`worker`: on each of its nodes."""
+    """In words. `worker`: what a worker asks of each of its `nodes_each` nodes."""
     where = f" on {front.node}" if front.node else ""
-    each = "" if num_workers * nodes_each == 1 else " each"
-    nodes = f" on {nodes_each} nodes" if nodes_each > 1 else ""
+    nodes = f" on each of {nodes_each} nodes" if nodes_each > 1 else ""
+    workers = "1 worker" if num_workers == 1 else f"each of {num_workers} workers"
     return (
         f"{_amounts(front.cpus, front.gpus)}{where} for cache and scheduler, "
-        f"{_amounts(worker.cpus, worker.gpus)}{each} for {num_workers} worker{'s' * (num_workers != 1)}{nodes}"
+        f"{_amounts(worker.cpus, worker.gpus)}{nodes} for {workers}"
     )
+
+
+def what_to_change(worker: Bundle, nodes_each: int) -> str:
+    """For a user whose cluster is too small. The nodes of a worker share its GPUs; each has --threads of its own."""
+    if nodes_each > 1 and not worker.gpus:
+        return "give fewer --workers, --nodes-per-worker or --threads, or add nodes"
+    more = ", more --nodes-per-worker (fewer GPUs of each)" if nodes_each > 1 else ""
+    return f"give fewer --workers, --gpus-per-worker or --threads{more}, or add nodes"
 
 
 def what_there_is(nodes: Sequence[Node], free: Mapping[str, float] | None = None) -> str:

@@ -21,6 +21,7 @@ from coppice_up.on_ray.cluster import (
     reason,
     what_is_asked,
     what_there_is,
+    what_to_change,
 )
 from coppice_up.options import AUTO
 from coppice_up.plan import FRONT
@@ -99,18 +100,22 @@ class RayHost:
         return Bundle(cpus, gpus)
 
     def _reserve(self, bundles: dict[str, Bundle], num_workers: int) -> None:
-        """All nodes of a worker have a bundle. Raises UnavailableError instead of waiting for what the cluster does not
-        have."""
+        """Have Ray keep room for all bundles: one for the front group, one for each node of each worker.
+
+        Raises UnavailableError: at once where the cluster could not hold them if nobody else used it, and after
+        ROOM_S where others do.
+        """
         ray = self._ray
         front = bundles.get(FRONT, Bundle(0, 0))
         workers = [bundle for name, bundle in bundles.items() if name != FRONT]
         worker = workers[0] if workers else Bundle(0, 0)
-        asked = what_is_asked(front, worker, num_workers, len(workers) // max(1, num_workers))
+        nodes_each = len(workers) // max(1, num_workers)
+        asked = what_is_asked(front, worker, num_workers, nodes_each)
         nodes = living_nodes(ray)
         if not has_room(front, worker, len(workers), nodes):
             raise UnavailableError(
                 f"the cluster is too small: asked for {asked}; it has {what_there_is(nodes)}",
-                hint="give fewer --workers, --gpus-per-worker or --threads, or add nodes",
+                hint=what_to_change(worker, nodes_each),
             )
         resources = [bundle.resources() for bundle in bundles.values()]
         self._group = ray.util.placement_group(resources, strategy="SPREAD", name=self._stack)

@@ -15,6 +15,7 @@ from coppice.errors import UnavailableError, UsageError
 from coppice_cli.up import welcome
 from coppice_up.checkpoint import Checkpoint
 from coppice_up.host import ChildSpec, Place
+from coppice_up.on_ray import host
 from coppice_up.on_ray.cluster import ATTEMPTS, Bundle, Node, connect, has_room, what_is_asked, what_there_is
 from coppice_up.options import WORKERS_ON_RAY_MAX, UpOptions, ray_head
 from coppice_up.plan import FRONT, Services, StackPlan, needs_of, plan_stack
@@ -222,10 +223,45 @@ def test_what_is_asked_and_what_there_is_in_words() -> None:
         "1 CPU, 0 GPU for cache and scheduler, 1 CPU, 2 GPU for 1 worker"
     )
     assert what_is_asked(Bundle(1, 0), Bundle(1, 4), 2, nodes_each=2) == (
-        "1 CPU, 0 GPU for cache and scheduler, 1 CPU, 4 GPU each for 2 workers on 2 nodes"
+        "1 CPU, 0 GPU for cache and scheduler, 1 CPU, 4 GPU on each of 2 nodes for each of 2 workers"
     )
+    assert what_is_asked(Bundle(1, 0), Bundle(1, 4), 1, nodes_each=2).endswith(
+        "1 CPU, 4 GPU on each of 2 nodes for 1 worker"
+    )
+    assert what_is_asked(Bundle(1, 0), Bundle(1, 4), 2).endswith(", 1 CPU, 4 GPU for each of 2 workers")
     assert what_there_is([]) == "no node"
     assert what_there_is(THREE[:1], {"CPU": 0.5}) == ("1 node (a: 4 CPU, 2 GPU), of which 0.5 CPU, 0 GPU is free")
+
+
+@pytest.mark.parametrize(
+    ("more", "asked", "hint"),
+    [
+        (
+            {"gpus_per_worker": 4},
+            "3 CPU, 4 GPU for each of 2 workers",
+            "--workers, --gpus-per-worker or --threads, or add nodes",
+        ),
+        (
+            {"gpus_per_worker": 4, "nodes_per_worker": 2},
+            "3 CPU, 2 GPU on each of 2 nodes for each of 2 workers",
+            "--workers, --gpus-per-worker or --threads, more --nodes-per-worker (fewer GPUs of each), or add nodes",
+        ),
+        (
+            {"tensor_parallel": 4, "nodes_per_worker": 2},
+            "3 CPU, 0 GPU on each of 2 nodes for each of 2 workers",
+            "--workers, --nodes-per-worker or --threads, or add nodes",
+        ),
+    ],
+)
+def test_a_cluster_that_is_too_small_is_told_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, object], asked: str, hint: str
+) -> None:
+    monkeypatch.setattr(host, "connect", lambda on: None)
+    monkeypatch.setattr(host, "living_nodes", lambda ray: THREE[:1])
+    with pytest.raises(UnavailableError) as caught:
+        host.RayHost("ray://head").place(needs_of(on_ray(threads=3, **more)))
+    assert f"asked for 1 CPU, 0 GPU for cache and scheduler, {asked}; it has 1 node (" in caught.value.what
+    assert caught.value.hint == f"give fewer {hint}"
 
 
 def test_without_a_cluster_nothing_of_ray_is_imported(tmp_path: Path) -> None:
