@@ -228,6 +228,15 @@ def test_who_only_worked_waited_for_nobody(shown: Console) -> None:
     assert all("nothing" in row for row in shown.page.locator("tbody").last.inner_text().splitlines())
 
 
+def test_what_was_refused_has_not_failed(shown: Console) -> None:
+    statuses = (200, 200, 400, 422, 429, 499, 500, 503, 504)
+    requests = [{**record(number, "acme", *WORK), "status": status} for number, status in enumerate(statuses)]
+    shown.answers("/requests", {"requests": requests})
+    shown.open("tenants")
+    shown.see("text=waits most for")
+    assert shown.page.locator("tbody").last.inner_text().split("\t")[:5] == ["acme", "9", "3", "1", "3"]
+
+
 def test_a_tenant_that_waits_and_one_that_is_waited_for_have_one_name(shown: Console) -> None:
     full, slot = ["pool_full", 0, 500, "tenant/acme", 40], ["no_slot", 500, 600, "acme", 3]
     slow, own = ["slow_step", 600, 650, "worker-0", 90], ["queued", 0, 30, "", 2]

@@ -12,6 +12,7 @@ import { isCall } from "./requests.js";
 export const title = "Tenants";
 
 const EVERY_MS = 3_000;
+const CANCELLED = 499; // by its client, or by another call of its tenant
 const DOMAIN_COLUMNS = [
   ...["domain", "of all pools", "held#", "share#", "guaranteed#", "borrowed#", "at most#", "pinned#", "leases#"],
   ...["prompts cached#", "evicted#", ""],
@@ -21,8 +22,8 @@ const LIMIT_COLUMNS = [
   ...["tokens a minute#", "tokens this month#"],
 ];
 const TENANT_COLUMNS = [
-  ...["tenant", "requests#", "refused#", "failed#", "tokens in#", "cached#", "tokens out#", "queue p50#", "queue p95#"],
-  ...["first token p50#", "p95#", "waits most for"],
+  ...["tenant", "requests#", "refused#", "cancelled#", "failed#", "tokens in#", "cached#", "tokens out#"],
+  ...["queue p50#", "queue p95#", "first token p50#", "p95#", "waits most for"],
 ];
 const SUMMED = [
   "leased_blocks",
@@ -197,8 +198,9 @@ function tenantRow(tenant, records) {
     const value = quantile(sorted(name), part);
     return value === null ? "–" : time(value);
   };
-  const refused = records.filter((record) => record.status === 429).length;
-  const failed = records.filter((record) => record.status >= 400 && record.status !== 429).length;
+  const cancelled = records.filter((record) => record.status === CANCELLED).length;
+  const failed = records.filter((record) => record.status >= 500).length;
+  const refused = records.filter((record) => record.status >= 400).length - failed - cancelled;
   const waits = records.map((record) => record.cause).filter((cause) => cause && ![...WORK, "omitted"].includes(cause));
   const [most] = grouped(waits, (cause) => cause.replaceAll("_", " "));
   return h(
@@ -207,6 +209,7 @@ function tenantRow(tenant, records) {
     cell(tenant || h("span", { class: "dim" }, "nobody")),
     number(count(records.length)),
     number(count(refused)),
+    number(count(cancelled)),
     number(count(failed)),
     number(count(sum("tokens_in"))),
     number(share(sum("tokens_cached"), sum("tokens_in"))),
