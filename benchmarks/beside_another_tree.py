@@ -1,14 +1,18 @@
 """What a change costs those who are served: a stack of this tree beside one of another checkout, in one run.
 
     git worktree add ../before COMMIT
-    python -m benchmarks.beside_another_tree ../before [--rounds 20] [--dead-collector] [--json]
+    python -m benchmarks.beside_another_tree ../before [--starts 5] [--dead-collector] [--json]
 
 The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. An idle round is
 a few short prompts, twelve a second, to one stack and then to the other; a busy round is a load of conversations (4
-turns, 16 at once). Who begins, changes. `ratio` is the median over rounds of this tree over the other one, `more_ms`
-that of the differences, each with quartiles and ends of its rounds beside it, and with `median_90`: the range in which
-the median lies nine times of ten when as many rounds are drawn from these. First rounds warm up and are left out.
-With `--dead-collector` there is a third stack, of this tree, whose services send spans to where nobody listens.
+turns, 16 at once). The order is drawn anew for each round. `ratio` is the median over rounds of this tree over the
+other one, `more_ms` that of the differences, each with quartiles and ends of its rounds beside it, and with
+`median_90`: the range in which the median lies nine times of ten when as many rounds are drawn from these. First rounds
+warm up and are left out. Two stacks of one tree differ by some tenths of a millisecond from start to start, so all are
+started `--starts` times and the rounds of all starts count.
+
+With `--dead-collector` there are two more stacks of this tree: the services of one send spans to where nobody listens,
+and one is as the first, to tell what differs by chance. Under "beside_this" both are compared with the first.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -36,13 +42,14 @@ from coppice_bench.stack import Stack, StackOptions, running
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("services/cache", "services/scheduler", "services/gpu-worker", "shared", "tools")
-OTHER, THIS, DEAD_COLLECTOR = "other", "this", "dead_collector"
+OTHER, THIS, THIS_AGAIN, DEAD_COLLECTOR = "other", "this", "this_again", "dead_collector"
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`
 SETTLE_S = 0.2  # after a load
 IDLE_RATE = 12.0  # a second
 DRAWS = 2_000  # of the bootstrap
 SINGLES = 8  # prompts of an idle round: few, so that the stacks are compared within a second
 Figures = dict[str, float]  # of one round
+Rounds = dict[str, list[Figures]]  # of each stack
 
 
 @contextmanager
@@ -105,10 +112,10 @@ def idle(stack: Stack) -> Figures:
     return {"idle_ttft_ms": found["ttft_ms"]["p50"]}
 
 
-def in_turn(stacks: dict[str, Stack], rounds: int, load: Callable[[Stack], Figures]) -> dict[str, list[Figures]]:
-    found: dict[str, list[Figures]] = {name: [] for name in stacks}
+def in_turn(stacks: dict[str, Stack], rounds: int, load: Callable[[Stack], Figures], random: Random) -> Rounds:
+    found: Rounds = {name: [] for name in stacks}
     for number in range(rounds + 1):
-        for name in list(stacks) if number % 2 else reversed(list(stacks)):
+        for name in random.sample(list(stacks), len(stacks)):
             figures = load(stacks[name])
             told = ", ".join(f"{what} {value:.4g}" for what, value in figures.items())
             note(f"round {number} of {rounds}: {name}: {told}")
@@ -118,12 +125,12 @@ def in_turn(stacks: dict[str, Stack], rounds: int, load: Callable[[Stack], Figur
     return found
 
 
-def compared(other: Sequence[Figures], this: Sequence[Figures]) -> dict[str, Any]:
+def compared(first: Sequence[Figures], second: Sequence[Figures]) -> dict[str, Any]:
     """Round by round: neighbours in time are compared, so what the machine does besides falls on both."""
     found: dict[str, Any] = {}
-    for name in this[0]:
-        pairs = [(a[name], b[name]) for a, b in zip(other, this, strict=True)]
-        found[name] = {OTHER: median(a for a, _ in pairs), "here": median(b for _, b in pairs)}
+    for name in second[0]:
+        pairs = [(a[name], b[name]) for a, b in zip(first, second, strict=True)]
+        found[name] = {"there": median(a for a, _ in pairs), "here": median(b for _, b in pairs)}
         found[name]["ratio"] = with_range([b / a for a, b in pairs])
         if name.endswith("_ms"):
             found[name]["more_ms"] = with_range([b - a for a, b in pairs])
@@ -136,6 +143,23 @@ def with_range(values: Sequence[float]) -> dict[str, Any]:
     return {**spread(values), "median_90": [float(each) for each in np.percentile(np.median(drawn, axis=1), (5, 95))]}
 
 
+def beside(first: str, many: Rounds, alone: Rounds) -> dict[str, Any]:
+    """Each other stack compared with the first."""
+    return {
+        name: compared(many[first], many[name]) | compared(alone[first], alone[name]) for name in many if name != first
+    }
+
+
+@contextmanager
+def all_of(trees: dict[str, tuple[Path, dict[str, str]]], model: Path, random: Random) -> Iterator[dict[str, Stack]]:
+    with ExitStack() as held:
+        stacks = {
+            name: held.enter_context(stack_of(trees[name][0], model, **trees[name][1]))
+            for name in random.sample(list(trees), len(trees))
+        }
+        yield stacks
+
+
 def commit_of(tree: Path) -> str:
     done = subprocess.run(["git", "-C", str(tree), "describe", "--always", "--dirty"], capture_output=True, text=True)
     return done.stdout.strip()
@@ -144,31 +168,35 @@ def commit_of(tree: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="folder of the other checkout")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--starts", type=int, default=5, help="of all stacks")
+    parser.add_argument("--rounds", type=int, default=5, help="of load, for each start")
     parser.add_argument("--conversations", type=int, default=32, help="of a load")
-    parser.add_argument("--idle-rounds", type=int, default=60, help=f"of {SINGLES} prompts that meet an idle stack")
+    parser.add_argument("--idle-rounds", type=int, default=40, help=f"of {SINGLES} prompts that meet an idle stack")
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: that of serve_model.py")
-    parser.add_argument(
-        "--dead-collector", action="store_true", help="a third stack: its spans go to where nobody listens"
-    )
+    parser.add_argument("--dead-collector", action="store_true", help="a stack whose spans go to where nobody listens")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     arguments = parser.parse_args()
     warn_if_busy()
     other = arguments.other.resolve()
-    starts: dict[str, tuple[Path, dict[str, str]]] = {OTHER: (other, {}), THIS: (ROOT, {})}
+    trees: dict[str, tuple[Path, dict[str, str]]] = {OTHER: (other, {}), THIS: (ROOT, {})}
     if arguments.dead_collector:
         services = ("CACHE", "SCHEDULER", "WORKER")
-        starts[DEAD_COLLECTOR] = ROOT, {f"COPPICE_{name}_OTLP_ENDPOINT": NOBODY for name in services}
+        trees[THIS_AGAIN] = ROOT, {}
+        trees[DEAD_COLLECTOR] = ROOT, {f"COPPICE_{name}_OTLP_ENDPOINT": NOBODY for name in services}
+    random = Random(1)
+    alone: Rounds = {name: [] for name in trees}
+    many: Rounds = {name: [] for name in trees}
     try:
-        with ExitStack() as held:
-            model = held.enter_context(model_folder(arguments.model))
-            note("the stacks start")
-            stacks = {
-                name: held.enter_context(stack_of(tree, model, **variables))
-                for name, (tree, variables) in starts.items()
-            }
-            alone = in_turn(stacks, arguments.idle_rounds, idle)
-            many = in_turn(stacks, arguments.rounds, lambda stack: busy(stack, arguments.conversations))
+        with model_folder(arguments.model) as model:
+            for start in range(arguments.starts):
+                note(f"the stacks start ({start + 1} of {arguments.starts})")
+                with all_of(trees, model, random) as stacks:
+                    for rounds, kept, load in (
+                        (arguments.idle_rounds, alone, idle),
+                        (arguments.rounds, many, partial(busy, conversations=arguments.conversations)),
+                    ):
+                        for name, figures in in_turn(stacks, rounds, load, random).items():
+                            kept[name] += figures
     except CoppiceError as error:
         note(error.line())
         return 1
@@ -176,12 +204,10 @@ def main() -> int:
         {
             "bench": "beside_another_tree",
             "trees": {OTHER: commit_of(other), THIS: commit_of(ROOT)},
-            **{
-                name: compared(many[OTHER], many[name]) | compared(alone[OTHER], alone[name])
-                for name in starts
-                if name != OTHER
-            },
-            "rounds": {"busy": arguments.rounds, "idle": arguments.idle_rounds, "singles": SINGLES},
+            **beside(OTHER, many, alone),
+            "beside_this": {name: found for name, found in beside(THIS, many, alone).items() if name != OTHER},
+            "starts": arguments.starts,
+            "rounds_of_a_start": {"busy": arguments.rounds, "idle": arguments.idle_rounds, "singles": SINGLES},
             **describe_run(),
         },
         as_json=arguments.json,
