@@ -150,6 +150,8 @@ def make_environment(environment: Environment, wish: Wish, fault: str) -> None:
                 f" python{sys.version_info[0]}.{sys.version_info[1]}-venv); or name another Python: PYTHON=PATH."
             )
     if environment.folder.exists():
+        if environment.folder.is_symlink():
+            raise Failed(f".venv {fault}, and it is a link to {environment.folder.resolve()}: remove the link.")
         if not environment.is_ours():
             raise Failed(f".venv {fault}, and something else made it: move it away or remove it.")
         say(f".venv {fault}: it is made anew with Python {version}.")

@@ -242,6 +242,15 @@ def test_another_python_does_unless_one_was_given(stand: Stand) -> None:
     assert fault == f"has Python 3.99, not {sys.version_info[0]}.{sys.version_info[1]}"
 
 
+def test_what_a_link_leads_to_is_not_removed(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+    stand.environment.write_note(folder="elsewhere")
+    elsewhere = stand.environment.folder.rename(stand.environment.folder.with_name("another's"))
+    stand.environment.folder.symlink_to(elsewhere)
+    assert stand.set_up("up") == 1
+    assert capsys.readouterr().err.endswith(f"it is a link to {elsewhere}: remove the link.\n")
+    assert (elsewhere / "bin" / "python").exists()
+
+
 def test_an_environment_that_something_else_made_is_not_removed(
     stand: Stand, capsys: pytest.CaptureFixture[str]
 ) -> None:
