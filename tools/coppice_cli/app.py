@@ -161,7 +161,7 @@ def up(
     cache_grpc_port: Annotated[int | None, _usual_port("cache's gRPC", USUAL_CACHE_GRPC)] = None,
     cache_admin_port: Annotated[int | None, _usual_port("cache's admin REST", USUAL_CACHE_ADMIN)] = None,
     cache_admin_grpc_port: Annotated[int | None, _usual_port("cache's admin gRPC", USUAL_CACHE_ADMIN_GRPC)] = None,
-    operator_port: Annotated[int | None, _usual_port("scheduler's metrics and requests", USUAL_OPERATOR)] = None,
+    operator_port: Annotated[int | None, _usual_port("scheduler's metrics and records", USUAL_OPERATOR)] = None,
     worker_grpc_port: Annotated[int | None, _usual_port("first worker's gRPC", USUAL_WORKER_GRPC)] = None,
     worker_http_port: Annotated[int | None, _usual_port("first worker's metrics", USUAL_WORKER_HTTP)] = None,
     dtype: Dtype = _DEFAULTS.dtype,

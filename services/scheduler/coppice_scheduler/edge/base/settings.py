@@ -87,14 +87,14 @@ class ServiceSettings(TlsSettings):
         None,
         ge=0,
         le=65535,
-        description="Port of operators: /metrics and /requests; default: none, and /metrics is on the REST port "
-        "while there is no tenants file.",
+        description="Port of operators: /metrics, /requests and /tenants; default: none, and /metrics is on the REST "
+        "port while there is no tenants file.",
     )
     metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
     console_origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s*]+$")], ...] = Field(
         (),
         description="Origins of the cache service's console, such as http://127.0.0.1:8071, whose scripts may read "
-        "/requests of --metrics-port.",
+        "/requests and /tenants of --metrics-port.",
     )
     insecure_network: Annotated[bool, Variable("COPPICE_INSECURE_NETWORK")] = Field(
         False,
