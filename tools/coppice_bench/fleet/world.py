@@ -140,7 +140,7 @@ class FleetWorld:
 
     def turn(self) -> None:
         """The next turn of the planners, with all results that have come by then."""
-        while self._to_ask:
+        for _ in range(min(len(self._to_ask), len(self._workers))):  # who comes at once finds nothing cached
             self._submit(self._to_ask.popleft())
         if self._ends:
             self._now_ns = max(self._now_ns, self._ends[0][0])
