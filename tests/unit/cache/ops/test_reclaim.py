@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from coppice.ids import DomainId, SchedulerEpoch, WorkerId
-from coppice.messages.index import Answer, Grant, NoCapacity, NoCapacityReason, Reattached, Reclaim, Release
+from coppice.messages.index import Answer, Grant, LeaseSet, NoCapacity, NoCapacityReason, Reattached, Reclaim, Release
+from coppice.messages.registration import Draining
 from coppice_cache.core.base.errors import InvariantBroken
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.ops import reclaim
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.reservations import RESERVATIONS_PER_DOMAIN_MAX, Reservations
-from tests.unit.cache.world import ALICE, W, World, lease_id, registration, settings, tokens
+from tests.unit.cache.world import ALICE, V, W, World, lease_id, registration, settings, tokens
 
 BOB, CAROL, DAN = DomainId("bob"), DomainId("carol"), DomainId("dan")
 GRACE_MS = 2_000
@@ -45,6 +46,10 @@ class Lending(World):
 
     def pass_ms(self, ms: int) -> None:
         self.tick(ms, alive=tuple(self.core.state.sessions))
+
+    def drain(self) -> None:
+        self.core.receive_worker(W, Draining(self.core.state.workers[W].epoch), self.now_ns)
+        self.collect()
 
     def ack_all(self) -> None:
         for pending in tuple(self.core.state.workers[W].fences.values()):
@@ -255,6 +260,46 @@ def test_the_end_of_a_session_or_a_worker_ends_its_needs(lent: Lending) -> None:
     lent.core.end_worker(W, lent.now_ns)
     lent.collect()
     assert not lent.core.state.owed
+
+
+def test_where_a_worker_drains_nothing_is_kept_or_taken_back_for_who_would_get_no_lease_there(lent: Lending) -> None:
+    lent.register(registration(V))
+    refused(lent.want(10, 6))
+    assert lent.reclaims(lent.bob) == [(BOB, 6)]
+    lent.drain()
+    assert not lent.core.state.owed
+    assert not lent.core.state.workers[W].reservations.waiting
+    assert lent.granted(10, tokens(4), reserve=24, candidates=(("w", 0), ("v", 9))).worker_id == V
+    lent.pass_ms(GRACE_MS // 2)
+    assert lent.reclaims(lent.bob) == [(BOB, 6)], "not said again"
+    lent.pass_ms(GRACE_MS)
+    assert not lent.fences()
+
+
+def test_where_a_worker_drains_blocks_are_kept_for_what_runs_there(lent: Lending) -> None:
+    lent.give_back(4)
+    assert isinstance(lent.want(10, 4), Grant)
+    refused(lent.extend(10, 24))
+    refused(lent.want(11, 2))
+    lent.drain()
+    assert lent.core.state.owed.keys() == {(lent.session, lease_id(10))}
+    lent.give_back(3)
+    assert not isinstance(lent.extend(10, 24), NoCapacity)
+
+
+@pytest.mark.parametrize("way", ["taken away", "not known to its session"])
+def test_a_lease_that_is_over_needs_nothing_any_more(lent: Lending, way: str) -> None:
+    lent.give_back(4)
+    assert isinstance(lent.want(10, 4), Grant)
+    refused(lent.extend(10, 24))
+    state = lent.core.state
+    if way == "taken away":
+        reclaim.take_away(state, state.workers[W], state.sessions[lent.session].leases[lease_id(10)])
+        lent.core.tick(lent.now_ns)
+    else:
+        lent.core.receive_client(lent.session, LeaseSet(()), lent.now_ns)
+    lent.collect()
+    assert not state.owed
 
 
 def test_a_request_for_several_workers_waits_at_one_of_them() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from coppice.ids import SchedulerEpoch, WorkerId
 from coppice.messages.index import Grant, NoCapacity, WorkerInfo, Workers
 from coppice.messages.ownership import SessionName, Succeed, Yielded
-from coppice.messages.registration import Owner, Registered
+from coppice.messages.registration import Draining, Owner, Registered
 from coppice_cache.core.base.results import SessionEnded, ToWorkerEffect
 from tests.unit.cache.restart import S1, Pool, Restarted
 from tests.unit.cache.world import V, W, World, registration, tokens
@@ -40,6 +40,30 @@ def leave(world: World, session: SchedulerEpoch, worker_id: WorkerId) -> None:
     epoch = world.core.state.workers[worker_id].epoch
     world.core.receive_client(session, Yielded(worker_id, epoch), world.now_ns)
     world.collect()
+
+
+def say_drains(world: World, worker_id: WorkerId, *, says: str = "a word") -> None:
+    worker = world.core.state.workers[worker_id]
+    if says == "a word":
+        world.core.receive_worker(worker_id, Draining(worker.epoch), world.now_ns)
+        world.collect()
+    else:
+        register_again(world, worker_id, draining=True)
+
+
+def register_again(world: World, worker_id: WorkerId, *, draining: bool) -> None:
+    """Under its epoch."""
+    worker = world.core.state.workers[worker_id]
+    generations = worker.ledger.generation.tobytes()
+    message = registration(
+        worker_id, num_blocks=worker.num_blocks, epoch=worker.epoch, highest=1, generations=generations
+    )
+    world.register(replace(message, draining=draining))
+    assert world.core.state.workers[worker_id] is worker
+
+
+def asked_for(world: World) -> list[WorkerId]:
+    return [worker_id for worker_id, worker in sorted(world.core.state.workers.items()) if worker.yields]
 
 
 def two_and_two() -> World:
@@ -119,6 +143,77 @@ def test_a_worker_that_does_not_know_owners_is_given_to_a_newer_session_alone(kn
     world.core.end_client(world.session, world.now_ns)
     third = world.attach()
     assert sum(yields for _, yields in listed(world, second).values()) == 1, f"{third} is newer"
+
+
+# --- workers that drain
+
+
+@pytest.mark.parametrize("says", ["a word", "a registration"])
+def test_a_scheduler_all_of_whose_workers_drain_gets_another_and_gives_one_back_when_they_cease_to(says: str) -> None:
+    world = World(num_blocks=8)
+    first, second = world.session, world.attach()
+    for name in (V, X, Y):
+        world.register(registration(name, num_blocks=8))
+    assert [owner(world, name) for name in (W, V, X, Y)] == [first, second, first, second]
+    say_drains(world, V, says=says)
+    assert asked_for(world) == [], "one of its two is left to it"
+    say_drains(world, Y, says=says)
+    (wanted,) = asked_for(world)
+    leave(world, first, wanted)
+    assert owner(world, wanted) == second
+    assert {owner(world, name) for name in (V, Y)} == {second}, "what runs there is its own"
+    register_again(world, V, draining=False)
+    assert asked_for(world) == []
+    register_again(world, Y, draining=False)
+    (too_much,) = asked_for(world)
+    leave(world, second, too_much)
+    assert sorted(owner(world, name) for name in (W, V, X, Y)) == [first, first, second, second]
+
+
+def test_nobody_is_asked_for_a_worker_that_drains() -> None:
+    world = World(num_blocks=8)
+    world.register(registration(V, num_blocks=8))
+    world.register(registration(X, num_blocks=4))
+    say_drains(world, X)
+    world.attach()
+    assert asked_for(world) == [V], "the smallest would be asked for first"
+
+
+def test_one_that_is_asked_for_and_begins_to_drain_stays_and_another_one_is_asked_for() -> None:
+    world = World(num_blocks=8)
+    for name in (V, X):
+        world.register(registration(name, num_blocks=8))
+    first, second = world.session, world.attach()
+    assert asked_for(world) == [V]
+    say_drains(world, V)
+    assert asked_for(world) == [W]
+    leave(world, first, V)
+    assert owner(world, V) == first, "said before it heard so"
+    assert listed(world, first)[V] == (True, False)
+    leave(world, first, W)
+    assert owner(world, W) == second
+
+
+def test_one_that_registers_as_draining_has_an_owner_and_is_nobodys_share() -> None:
+    world = World(num_blocks=8)
+    first, second = world.session, world.attach()
+    world.register(replace(registration(V, num_blocks=8), draining=True))
+    assert owner(world, V) == second
+    world.register(registration(X, num_blocks=8))
+    assert [owner(world, name) for name in (W, X)] == [first, second]
+
+
+def test_where_all_workers_drain_nobody_is_asked_for_any_and_those_of_who_ends_go_to_the_other() -> None:
+    world = World(num_blocks=8)
+    for name in (V, X):
+        world.register(registration(name, num_blocks=8))
+    for name in (W, V, X):
+        say_drains(world, name)
+    second = world.attach()
+    assert asked_for(world) == []
+    world.core.end_client(world.session, world.now_ns)
+    world.collect()
+    assert {owner(world, name) for name in (W, V, X)} == {second}
 
 
 def test_nothing_is_granted_where_it_is_to_be_left_and_what_is_there_keeps_it() -> None:

@@ -108,6 +108,7 @@ def abandon(state: State, session: Session, worker: Worker, lease: Lease) -> Non
     """Release through a fence that names the lease."""
     session.remove(lease.lease_id)
     session.draining.add(lease.lease_id)
+    end_reservation(state, session.epoch, lease.lease_id)
     state.fence_leases(worker, lease)
 
 

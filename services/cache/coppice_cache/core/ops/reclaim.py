@@ -78,6 +78,13 @@ def end_reservations_of_worker(state: State, worker: Worker) -> None:
         state.owed.pop(key, None)
 
 
+def end_reservations_of_acquires(state: State, worker: Worker) -> None:
+    """No new lease is granted there. What live leases need to grow stays."""
+    live = {(lease.epoch, lease.lease_id) for lease in worker.leases.values() if not lease.draining}
+    for key in [key for key in worker.reservations.waiting if key not in live]:
+        end_reservation(state, *key)
+
+
 def retry_ms(state: State) -> int:
     """Who is owed blocks asks again soon: within the grace period they come."""
     return max(1, state.settings.reclaim_grace_ms // 8)
@@ -235,6 +242,7 @@ def take_away(state: State, worker: Worker, lease: Lease) -> None:
     session = state.sessions[lease.epoch]
     session.remove(lease.lease_id)
     session.draining.add(lease.lease_id)
+    end_reservation(state, lease.epoch, lease.lease_id)
     lease.account.fenced_leases += 1
     state.tell_client(lease.epoch, Reattached(state.cache_epoch, (), (lease.lease_id,)))
     state.fence_leases(worker, lease)

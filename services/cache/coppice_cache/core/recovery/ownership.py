@@ -6,6 +6,9 @@
     builds that do not know owners   a scheduler is never asked; a worker goes to a newer session alone, whose plans
                                      it takes
 
+A worker that drains counts as no blocks: nothing new is granted there, so it is no share, and nobody is asked for it.
+It has an owner all the same, for what runs there.
+
 An owner is never replaced while its session lives and it has not yielded. What its session held there when it ended is
 behind a fence. So a worker takes plans of one scheduler, and its blocks are granted again when nothing of the one
 before can write them any more.
@@ -22,17 +25,17 @@ from coppice_cache.core.state.workers import Phase, Worker
 
 
 def share_out(state: State) -> None:
-    """Called when a session or a worker came, went or was given up."""
+    """Called when a session or a worker came, went or was given up, and when one begins to drain or ceases to."""
     owned = {session.epoch: 0 for session in state.sessions.values() if session.plans}
     free = []
     for worker in _in_order(state):
         if worker.owner in owned:
-            owned[worker.owner] += worker.num_blocks
+            owned[worker.owner] += _share_of(worker)
         elif not _may_come_back(state, worker):
             free.append(worker)
     for worker in free if owned else ():
         _own(state, worker, _least(owned))
-        owned[worker.owner] += worker.num_blocks
+        owned[worker.owner] += _share_of(worker)
     _balance(state, owned)
 
 
@@ -65,10 +68,11 @@ def _balance(state: State, owned: dict[SchedulerEpoch, int]) -> None:
     """Ask for what brings the one with least nearer to the one with most; what is asked for already counts as given."""
     asked = [worker for worker in _in_order(state) if worker.yields and worker.owner in owned]
     for worker in asked:
-        owned[worker.owner] -= worker.num_blocks
+        share = _share_of(worker)
+        owned[worker.owner] -= share
         least = _least(owned)
-        owned[least] += worker.num_blocks
-        if least == worker.owner:  # who wanted it is gone, or has enough
+        owned[least] += share
+        if least == worker.owner or not share:  # who wanted it is gone, or has enough; or it drains, and helps nobody
             worker.yields, state.workers_changed = False, True
     while owned:
         least = _least(owned)
@@ -77,15 +81,22 @@ def _balance(state: State, owned: dict[SchedulerEpoch, int]) -> None:
             return
         worker = min(able, key=lambda worker: (-owned[worker.owner], worker.owner, worker.num_blocks))
         worker.yields = state.workers_changed = True
-        owned[worker.owner] -= worker.num_blocks
-        owned[least] += worker.num_blocks
+        owned[worker.owner] -= _share_of(worker)
+        owned[least] += _share_of(worker)
 
 
 def _may_move(state: State, worker: Worker, owned: dict[SchedulerEpoch, int], least: SchedulerEpoch) -> bool:
     """Its owner may be asked for it, it would take the plans of `least`, and both had nearer as much as each other."""
-    if worker.owner not in owned or worker.yields or worker.num_blocks >= owned[worker.owner] - owned[least]:
+    if worker.owner not in owned or worker.yields:
+        return False
+    if not 0 < _share_of(worker) < owned[worker.owner] - owned[least]:  # each move brings two sums nearer, so they end
         return False
     return state.sessions[worker.owner].may_yield and (worker.knows_owners or least > worker.owner)
+
+
+def _share_of(worker: Worker) -> int:
+    """The blocks that its owner may plan new requests for."""
+    return 0 if worker.draining else worker.num_blocks
 
 
 def _may_come_back(state: State, worker: Worker) -> bool:

@@ -22,6 +22,7 @@ from coppice_cache.core.base.errors import MessageRefused
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Reincarnate
 from coppice_cache.core.eviction.adaptive import POLICIES
+from coppice_cache.core.ops.reclaim import end_reservations_of_acquires
 from coppice_cache.core.pool.changes import Changes
 from coppice_cache.core.pool.free_ring import unpack_blocks
 from coppice_cache.core.pool.ledger import BlockState, Ledger
@@ -146,11 +147,14 @@ def drain(state: State, worker_id: WorkerId, message: Draining) -> None:
 
 
 def _take_draining(state: State, worker: Worker, *, draining: bool) -> None:
-    """Who waits there for what another computes would be granted nothing: it is woken, and asks elsewhere."""
+    """Who waits there would be granted nothing, and asks elsewhere: for what another computes, then it is woken; for
+    blocks by right, then it was told when to ask again, and nobody gives any back for it. Workers are shared out anew.
+    """
     worker.draining = draining
-    state.workers_changed = True
+    state.workers_changed = state.owners_changed = True
     if draining:
         worker.flights.wake_all()
+        end_reservations_of_acquires(state, worker)
 
 
 def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int, *, survived: bool) -> Worker:
