@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,16 +16,18 @@ from coppice_sim.run import run
 from coppice_sim.world import Scope, World
 
 WITHIN_MS = 20_000  # of virtual time
-FEW_SEEDS = (3, 5)  # together they show all of these
+FEW_SEEDS = (1, 16, 23)  # together they show all of these
 SOMETIMES = (
     "cut while it drained",
     "drain",
     "drain of an epoch that is over",
     "drain said again",
+    "drain where blocks are kept for somebody",
     "drain where somebody waits",
     "drain where something runs",
     "drained until nothing ran",
     "drains to the end of the run",
+    "drains to the end of the run of several schedulers",
     "registered while it drains",
     "takes new leases again",
     "undrained",
@@ -84,13 +87,37 @@ def test_what_one_worker_takes_no_more_another_one_gets_and_the_first_is_used_ag
     world.heal()
 
 
+def test_a_scheduler_whose_only_worker_drains_gets_another_one_and_answers() -> None:
+    faults = replace(FaultProfile.none(), more_workers=1.0)
+    world = World(700, faults, Scope(demands=False, check_every=4))
+    hosts = list(world.cluster.workers.values())
+    assert len(hosts) == 3
+    run_until(world, lambda: all(host.core.worker_epoch for host in hosts))
+    world.cluster.start_scheduler("s1")
+    scheduler = world.cluster.schedulers["s1"]
+
+    def planned() -> list[WorkerHost]:
+        return [host for host in hosts if scheduler.epoch and host.core.planning == scheduler.epoch]
+
+    run_until(world, lambda: len(planned()) == 1)
+    (only,) = planned()
+    only.drain()
+    run_until(world, lambda: len(planned()) == 2)
+    assert only in planned()
+    before = num_ended_well(world, "s1")
+    run_until(world, lambda: only.is_quiet and num_ended_well(world, "s1") >= before + 5)
+    world.heal()
+
+
 def knows(world: World, host: WorkerHost, *, drains: bool) -> bool:
     known = world.cluster.cache.core.state.workers[WorkerId(host.name)]
     return known.draining == drains == host.core.is_draining
 
 
-def num_ended_well(world: World) -> int:
-    return sum(ask.outcome in ("length", "stop") for ask in world.workload.asks.values())
+def num_ended_well(world: World, scheduler: str = "") -> int:
+    """Of all, or of this one."""
+    asks = [ask for ask in world.workload.asks.values() if not scheduler or ask.host.name == scheduler]
+    return sum(ask.outcome in ("length", "stop") for ask in asks)
 
 
 @pytest.mark.long

@@ -58,6 +58,8 @@ SOONER = {
     "fence without effect": 13,
     "eras are forgotten": 12,
     "granted where it drains": 2,
+    "kept where it drains": 5,
+    "drain counts in full": 12,
     "drain said once": 5,
     "never shared": 11,
     "never left": 5,

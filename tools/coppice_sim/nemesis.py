@@ -30,6 +30,7 @@ class FaultProfile:
     forgets_epoch: float = 0.0  # probability that a restarted cache service has lost its epoch counter
     lies: float = 0.0  # of somebody who claims epochs
     upgrades: float = 0.0  # restarts with the other build; see `Builds`
+    more_workers: float = 0.0  # probability that the cell has one more than its seed draws
 
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds of trouble that it has."""
@@ -84,7 +85,7 @@ class FaultProfile:
     def draining() -> FaultProfile:
         """Workers drain all the time, and now and then somebody dies, is away or takes over meanwhile."""
         weather = Weather(delay_ms=2.0, spike=0.02)
-        return FaultProfile(weather, crashes=0.5, pauses=0.5, takeovers=0.15, cancels=2.0, drains=8.0)
+        return FaultProfile(weather, crashes=0.5, pauses=0.5, takeovers=0.15, cancels=2.0, drains=8.0, more_workers=0.5)
 
     @staticmethod
     def random(rng: Random) -> FaultProfile:

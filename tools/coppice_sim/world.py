@@ -77,6 +77,8 @@ class World:
             rate = drains.rate_of(seed) if scope.demands and scope.drains else 0.0
             faults = replace(drawn, reloads=changes, drains=rate)
         self.faults: FaultProfile = faults
+        if scope.sizes is None and Random(f"one more worker in {seed}").random() < faults.more_workers:
+            settings.num_workers += 1
         self._scope, self.settings, self._demands = scope, settings, demands
         self.timeline = timeline = Timeline()
         self.network = network = Network(timeline, rng)
@@ -181,8 +183,8 @@ class World:
 
     def _badly_shared(self) -> list[str]:
         """Workers that no living scheduler plans for, those that somebody is to leave and does not, and schedulers that
-        have two more than another. With a scheduler or a worker of the build before it may stay uneven, and a cache
-        service of that build knows nothing of it."""
+        have two more than another, of those that do not drain. With a scheduler or a worker of the build before it may
+        stay uneven, and a cache service of that build knows nothing of it."""
         cache = self.cluster.cache
         if cache.speaks == BEFORE:
             return []
@@ -191,7 +193,8 @@ class World:
         for worker in workers:
             if worker.owner not in owned:
                 return [f"{worker.worker_id} is nobody's"]
-            owned[worker.owner] += 1
+            host = self.cluster.workers.get(worker.worker_id)  # None: of somebody who lies
+            owned[worker.owner] += host is None or not host.core.is_draining
         uneven = max(owned.values()) - min(owned.values()) > 1 and len({w.num_blocks for w in workers}) == 1
         uneven = uneven and self._builds.are_ours
         return [f"workers are shared unevenly: {owned}"] if uneven or any(w.yields for w in workers) else []

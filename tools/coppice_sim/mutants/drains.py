@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coppice_cache.core import index
 from coppice_cache.core.ops import grants, reclaim
-from coppice_cache.core.recovery import registration
+from coppice_cache.core.recovery import ownership, registration
 from coppice_scheduler.core.kv_client import acquires
 from coppice_sim.mutants.registry import Mutant, Patches
 from coppice_sim.nemesis import FaultProfile
@@ -36,9 +36,21 @@ def _waits_on() -> Patches:
 
     def drains(state: Any, worker: Any, *, draining: bool) -> None:
         worker.draining = draining
-        state.workers_changed = True
+        state.workers_changed = state.owners_changed = True
+        if draining:
+            reclaim.end_reservations_of_acquires(state, worker)
 
     return [(registration, "_take_draining", drains)]
+
+
+def _kept_on() -> Patches:
+    """Blocks are kept, and taken back from others, for leases that are not granted there."""
+    return [(registration, "end_reservations_of_acquires", lambda state, worker: None)]
+
+
+def _counts_in_full() -> Patches:
+    """A worker that drains is as good a share as any other."""
+    return [(ownership, "_share_of", lambda worker: worker.num_blocks)]
 
 
 def _drain_ends_leases() -> Patches:
@@ -108,6 +120,8 @@ _DRAINS = FaultProfile.draining()
 DRAINS = (
     Mutant("granted where it drains", "a worker that is to end gets new leases", _granted_all_the_same, _DRAINS),
     Mutant("waits where it drains", "a wait for what is not granted there", _waits_on, _DRAINS),
+    Mutant("kept where it drains", "blocks for whom nothing is granted there", _kept_on, _DRAINS),
+    Mutant("drain counts in full", "O4: all workers of a scheduler drain", _counts_in_full, _DRAINS),
     Mutant("drain ends leases", "what runs is to end by itself", _drain_ends_leases, _DRAINS),
     Mutant("drain said once", "O4: the cache service does not know", _said_once, _DRAINS),
     Mutant("drain forgotten", "O4: the same, after a registration", _forgotten_by_registrations, _DRAINS),

@@ -1,7 +1,8 @@
 """What the cache service does with workers that drain, by what they have said to it and not by its own flag.
 
-Draining, Register(draining)   from then on no new lease is granted there, and nobody waits there for another's prefill;
-                               the leases that it has stay
+Draining, Register(draining)   from then on no new lease is granted there, and nobody waits there for another's prefill,
+                               or has blocks kept for a lease that it does not have; its owner is not asked for it; the
+                               leases that it has stay
 Register                       it takes new leases again, or for the first time
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from coppice.ids import WorkerEpoch, WorkerId
 from coppice.messages.registration import Draining, FromWorker, Register
 from coppice_cache.core.index import IndexCore
+from coppice_cache.core.pool.reservations import ReservationKey
 from coppice_cache.core.state.workers import Worker
 from coppice_sim.base.environment import Record
 
@@ -28,6 +30,7 @@ class DrainWitness:
         before = core.state.workers.get(worker_id)
         leases = _live(before)
         num_waiting = 0 if before is None else before.flights.num_waiting
+        num_owed = 0 if before is None else len(_owed_new_leases(core, before))
         core.receive_worker(worker_id, body, now_ns)
         worker = core.state.workers.get(worker_id)
         if isinstance(body, Register):
@@ -40,6 +43,7 @@ class DrainWitness:
             if worker_id not in self._since:
                 self._record.sometimes["drain"] += 1
                 self._record.sometimes["drain where somebody waits"] += num_waiting > 0
+                self._record.sometimes["drain where blocks are kept for somebody"] += num_owed > 0
                 self._record.sometimes["drain where something runs"] += bool(leases)
             self._since.setdefault(worker_id, (body.worker_epoch, now_ns))
 
@@ -63,11 +67,25 @@ class DrainWitness:
                 self._record.fail("drain", f"{worker_id} drains and was granted {len(new)} new leases")
             if worker.flights.num_waiting:
                 self._record.fail("drain", f"{worker.flights.num_waiting} wait at {worker_id}, which drains")
+            if worker.yields:
+                self._record.fail("drain", f"{worker_id} drains, and its owner is asked for it")
+            if owed := _owed_new_leases(core, worker):
+                self._record.fail("drain", f"{worker_id} drains and keeps blocks for {len(owed)} new leases")
 
     def _look_at(self, core: IndexCore) -> None:
         if core is not self._core:
             self._core = core
             self._since.clear()
+
+
+def _owed_new_leases(core: IndexCore, worker: Worker) -> list[ReservationKey]:
+    """Whom blocks are kept for that come back there, but for those who have a lease there already."""
+    sessions = core.state.sessions
+    return [
+        (epoch, lease_id)
+        for epoch, lease_id in worker.reservations.waiting
+        if epoch not in sessions or sessions[epoch].workers.get(lease_id) is not worker
+    ]
 
 
 def _live(worker: Worker | None) -> set[int]:
