@@ -106,8 +106,7 @@ def release(session: Session, worker: Worker, lease: Lease, now_ns: int, reuse: 
 
 def abandon(state: State, session: Session, worker: Worker, lease: Lease) -> None:
     """Release through a fence that names the lease."""
-    session.remove(lease.lease_id)
-    session.draining.add(lease.lease_id)
+    session.drain(lease.lease_id)
     end_reservation(state, session.epoch, lease.lease_id)
     state.fence_leases(worker, lease)
 

@@ -239,9 +239,7 @@ def _tick_asks(state: State, worker: Worker, account: Account, now_ns: int) -> N
 
 def take_away(state: State, worker: Worker, lease: Lease) -> None:
     """The last resort: its session had its time. It hears of it as of any lost lease, and starts the request over."""
-    session = state.sessions[lease.epoch]
-    session.remove(lease.lease_id)
-    session.draining.add(lease.lease_id)
+    state.sessions[lease.epoch].drain(lease.lease_id)
     end_reservation(state, lease.epoch, lease.lease_id)
     lease.account.fenced_leases += 1
     state.tell_client(lease.epoch, Reattached(state.cache_epoch, (), (lease.lease_id,)))

@@ -205,9 +205,7 @@ def _displace_lower(state: State, worker: Worker, claim: LeaseClaim) -> None:
 
 def _lose(state: State, lease: Lease) -> None:
     """Tell the session that a lease which was accepted is over after all."""
-    session = state.sessions[lease.epoch]
-    session.remove(lease.lease_id)
-    session.draining.add(lease.lease_id)
+    state.sessions[lease.epoch].drain(lease.lease_id)
     state.tell_client(lease.epoch, Reattached(state.cache_epoch, (), (lease.lease_id,)))
 
 

@@ -76,6 +76,11 @@ class Session:
         del self.workers[lease_id]
         self.digest ^= lease_hash(lease_id)
 
+    def drain(self, lease_id: LeaseId) -> None:
+        """It is over, and its id is not granted again before a fence has said that nothing writes its blocks."""
+        self.remove(lease_id)
+        self.draining.add(lease_id)
+
     def stop_waiting(self, lease_id: LeaseId) -> None:
         """It asks again, or never will."""
         worker = self.waiting.pop(lease_id, None)
