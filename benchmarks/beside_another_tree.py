@@ -112,8 +112,10 @@ def idle(stack: Stack) -> Figures:
     return {"idle_ttft_ms": found["ttft_ms"]["p50"]}
 
 
-def in_turn(stacks: dict[str, Stack], rounds: int, load: Callable[[Stack], Figures], random: Random) -> Rounds:
-    found: Rounds = {name: [] for name in stacks}
+def in_turn(
+    stacks: dict[str, Stack], rounds: int, load: Callable[[Stack], Figures], random: Random, found: Rounds
+) -> None:
+    """Adds to what was found."""
     for number in range(rounds + 1):
         for name in random.sample(list(stacks), len(stacks)):
             figures = load(stacks[name])
@@ -122,7 +124,6 @@ def in_turn(stacks: dict[str, Stack], rounds: int, load: Callable[[Stack], Figur
             if number:
                 found[name].append(figures)
             time.sleep(SETTLE_S)
-    return found
 
 
 def compared(first: Sequence[Figures], second: Sequence[Figures]) -> dict[str, Any]:
@@ -183,6 +184,7 @@ def main() -> int:
         services = ("CACHE", "SCHEDULER", "WORKER")
         trees[THIS_AGAIN] = ROOT, {}
         trees[DEAD_COLLECTOR] = ROOT, {f"COPPICE_{name}_OTLP_ENDPOINT": NOBODY for name in services}
+    many_at_once = partial(busy, conversations=arguments.conversations)
     random = Random(1)
     alone: Rounds = {name: [] for name in trees}
     many: Rounds = {name: [] for name in trees}
@@ -191,12 +193,8 @@ def main() -> int:
             for start in range(arguments.starts):
                 note(f"the stacks start ({start + 1} of {arguments.starts})")
                 with all_of(trees, model, random) as stacks:
-                    for rounds, kept, load in (
-                        (arguments.idle_rounds, alone, idle),
-                        (arguments.rounds, many, partial(busy, conversations=arguments.conversations)),
-                    ):
-                        for name, figures in in_turn(stacks, rounds, load, random).items():
-                            kept[name] += figures
+                    in_turn(stacks, arguments.idle_rounds, idle, random, alone)
+                    in_turn(stacks, arguments.rounds, many_at_once, random, many)
     except CoppiceError as error:
         note(error.line())
         return 1

@@ -14,6 +14,7 @@ from tests.unit.cache.world import World, registration
 
 NAMES = ("a", "b", "c", "d", "e")
 SESSIONS_MAX = 3
+Event = tuple[str, str, int, int, bool]  # what happens, to which worker, to which session, blocks, whether it drains
 EVENTS = st.tuples(
     st.sampled_from(["drains", "ceases", "leaves", "registers", "attaches", "ends", "is lost"]),
     st.sampled_from(NAMES),
@@ -93,7 +94,7 @@ class Shared:
 
 @hypothesis_settings(max_examples=100, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=12))
-def test_shares_of_workers_that_do_not_drain_are_even_and_no_other_is_asked_for(events: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_shares_of_workers_that_do_not_drain_are_even_and_no_other_is_asked_for(events: list[Event]) -> None:
     shared = Shared()
     for event in events:
         shared.happens(*event)
