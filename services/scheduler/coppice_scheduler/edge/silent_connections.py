@@ -44,6 +44,7 @@ class SilentConnections:
         self._silent: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, until when; the oldest first
         self._talking: deque[socket.socket] = deque()  # their first bytes are here
         self._opening: set[asyncio.Task[None]] = set()  # they get their transports
+        self._num_opening = 0  # of these, `num_open` does not count them yet
         self._selector = selectors.DefaultSelector()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -89,7 +90,7 @@ class SilentConnections:
             self._take(connection)
 
     def _take(self, connection: socket.socket) -> None:
-        num_talking = len(self._talking) + len(self._opening) + self._num_open()
+        num_talking = len(self._talking) + self._num_opening + self._num_open()
         if len(self._silent) + num_talking >= self._connections_max:
             if not self._silent:
                 connection.close()
@@ -129,6 +130,7 @@ class SilentConnections:
             if _has_left(connection):
                 connection.close()
                 continue
+            self._num_opening += 1
             task = self._loop.create_task(self._open(connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -137,9 +139,17 @@ class SilentConnections:
 
     async def _open(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._protocol, connection)
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)
         except OSError:  # it left meanwhile
             connection.close()
+
+    def _make_protocol(self) -> asyncio.BaseProtocol:
+        # Right before the transport calls `connection_made`: none is counted twice, and none is left out.
+        self._loop.call_soon(self._is_open)
+        return self._protocol()
+
+    def _is_open(self) -> None:
+        self._num_opening -= 1
 
     def _cut_oldest(self) -> None:
         descriptor = next(iter(self._silent))

@@ -60,7 +60,7 @@ class Heard(asyncio.Protocol):
 
 async def until(look: Callable[[], bool]) -> None:
     while not look():
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # each turn of the loop is looked at
 
 
 def serve(
