@@ -14,6 +14,7 @@ import pytest
 from coppice_cli.tenants.operations import add_tenant
 from tests.e2e.console.browsing import NARROW, PAGES, WIDE, Console, ask, console
 from tests.e2e.up.test_up import Up, started
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.wide
 NUM_BLOCKS = 64  # few: what streams compute soon takes the place of what was cached
@@ -189,18 +190,29 @@ def test_a_request_that_is_not_there_and_a_port_that_does_not_answer(browser: An
             assert "--console-origins" in said
 
 
+def open_tenants(shown: Console) -> None:
+    shown.open("tenants")
+    shown.see("text=waits most for")
+    wait_for(lambda: shown.page.locator("tbody").count() == 3, "memory, limits and requests are drawn")
+
+
 def test_tenants_and_their_waits(shown: Console, up: Up, keys: dict[str, str]) -> None:
     for name in ("acme", "nova"):
         ask(up, keys[name], SYSTEM + "What is a range?")
-    shown.open("tenants")
-    shown.see("text=waits most for")
+    open_tenants(shown)
     shown.see("[data-tenant=acme]")
-    memory, limits, requests = shown.page.locator("tbody").all_inner_texts()
+    memory, _, requests = shown.page.locator("tbody").all_inner_texts()
     assert "tenant/acme" in memory
     assert "tenant/nova" in memory
     assert "acme" in requests
     assert "nova" in requests
-    acme, nova = (row.split("\t") for row in limits.splitlines())
+
+    def of_idle_tenants() -> list[list[str]]:
+        limits = shown.page.locator("tbody").nth(1).inner_text()
+        rows = sorted(row.split("\t") for row in limits.splitlines())
+        return rows if all(row[1:3] == ["0", "0"] for row in rows) else []
+
+    acme, nova = wait_for(of_idle_tenants, "nobody runs or waits")
     assert acme[:6] == ["acme", "0", "0", "64", "256", "2"]
     assert [re.sub(r"^[\d,]+ of ", "", limit) for limit in acme[6:]] == ["6,000", "–", "1,000,000"]
     assert all(limit.startswith(tuple("123456789")) for limit in (acme[6], acme[8])), "left, and used"
@@ -222,9 +234,7 @@ def test_who_only_worked_waited_for_nobody(shown: Console) -> None:
     shown.open("waits")
     assert "Nobody has waited." in shown.text(".notice.empty")
     assert "newest 2 requests" in shown.text(".notice.empty")
-    shown.open("tenants")
-    shown.see("text=waits most for")
-    assert shown.page.locator("tbody").count() == 3
+    open_tenants(shown)
     assert all("nothing" in row for row in shown.page.locator("tbody").last.inner_text().splitlines())
 
 
@@ -232,8 +242,7 @@ def test_what_was_refused_has_not_failed(shown: Console) -> None:
     statuses = (200, 200, 400, 422, 429, 499, 500, 503, 504)
     requests = [{**record(number, "acme", *WORK), "status": status} for number, status in enumerate(statuses)]
     shown.answers("/requests", {"requests": requests})
-    shown.open("tenants")
-    shown.see("text=waits most for")
+    open_tenants(shown)
     assert shown.page.locator("tbody").last.inner_text().split("\t")[:5] == ["acme", "9", "3", "1", "3"]
 
 
@@ -276,7 +285,8 @@ def test_a_node_and_a_prompt_are_explained(shown: Console, up: Up, keys: dict[st
     shown.page.locator(".icicle .node").first.click()
     assert "blocks of the prompt" in shown.text("section.chosen")
     assert re.search("evicted after all|It is a leaf|cannot be evicted", shown.text("section.chosen"))
-    shown.page.locator(".icicle .node:not(.pinned)").last.click()
+    unsalted = shown.page.locator(".trees section:not(:has(h2:has-text('salt')))")
+    unsalted.locator(".icicle .node:not(.pinned)").last.click()
     assert re.search("Only its own domain can evict it|Others may evict up to", shown.text("section.chosen"))
     shown.page.fill("textarea", text)
     shown.page.fill("input[type=password]", keys["acme"])
