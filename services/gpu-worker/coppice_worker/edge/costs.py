@@ -11,7 +11,7 @@ from coppice.messages.registration import CopiesDone
 from coppice.messages.step import StepResult
 
 CHUNK_TOKENS_MIN = 16  # of a step that says something: a smaller one is mostly what any step costs
-NUM_UNUSUAL = 4  # steps at first that touch memory for the first time, or compile kernels
+NUM_UNUSUAL = 4  # steps, and copies, at first that touch memory for the first time, or compile kernels
 NEWS = 1.25  # a change by this factor is said at once; else with the next answer
 _KEPT = 7 / 8  # of the steps before, with each new one
 _SLOWER = 1.02  # by which the time of a block grows with each copy that took longer: it may have waited for a step
@@ -27,6 +27,7 @@ class MeasuredCosts:
         self.on_news: Callable[[], None] = lambda: None
         self._num_steps = 0
         self._num_tokens = self._tokens_ns = 0.0
+        self._num_copies = 0
         self._block_ns = 0.0
         self._said_ns = 0.0  # of a token
 
@@ -45,11 +46,13 @@ class MeasuredCosts:
     def copied(self, num_blocks: int, duration_ns: int) -> None:
         slowest_ns = self._block_ns * _SLOWER or duration_ns
         self._block_ns = min(duration_ns / num_blocks, slowest_ns)
+        self._num_copies += 1
 
     def added_to(self, answer: CopiesDone) -> CopiesDone:
         """0 for what is not known yet."""
         self._said_ns = self._token_ns
-        return replace(answer, prefill_ns_per_token=_u32(self._said_ns), copy_ns_per_block=_u32(self._block_ns))
+        block_ns = self._block_ns if self._num_copies >= NUM_UNUSUAL else 0.0
+        return replace(answer, prefill_ns_per_token=_u32(self._said_ns), copy_ns_per_block=_u32(block_ns))
 
     @property
     def _token_ns(self) -> float:

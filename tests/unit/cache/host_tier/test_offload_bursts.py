@@ -114,3 +114,20 @@ def test_what_the_link_would_bring_too_late_is_computed() -> None:
     measured(here, prefill_ns_per_token=10**9, copy_ns_per_block=100_000_000)
     assert isinstance(ask(here, 10), Pending)
     assert len(orders(here)[-1].src) == 2 * HANDLE_BYTES, "in an eighth of the two seconds that anybody waits"
+
+
+def test_copies_that_were_slow_are_measured_again_once_in_a_while() -> None:
+    here = world(num_blocks=16, host=64)
+    sizes = []
+    for number in range(20):
+        measured(here, copy_ns_per_block=10_000_000)
+        here.fill(number, tokens(16, 1_000 * number))
+        here.tick(100, alive=(here.session,))
+        sizes.append(len(orders(here)))
+        for order in orders(here)[sizes[-2] if number else 0 :]:
+            answer(here, order)
+    assert here.core.state.workers[W].num_evicted == 64
+    assert sizes[-1] == 5, "at first, and with every sixteenth eviction"
+    measured(here, copy_ns_per_block=1_000)
+    here.tick(100, alive=(here.session,))
+    assert len(orders(here)) > 6, "all that is next"

@@ -20,11 +20,15 @@ def warm(costs: MeasuredCosts) -> None:
         costs.computed(step(100, 9_000))
 
 
-def test_first_steps_say_nothing() -> None:
+def test_first_steps_and_copies_say_nothing() -> None:
     costs = MeasuredCosts()
     warm(costs)
     assert costs.added_to(ANSWER) == ANSWER
     costs.computed(step(100, 2_000))
+    costs.copied(10, 90_000_000)
+    for _ in range(NUM_UNUSUAL - 2):
+        costs.copied(10, 900_000)
+    assert costs.added_to(ANSWER) == CopiesDone(WorkerEpoch(1), (7,), (8,), 20_000), "of copies nothing"
     costs.copied(10, 400_000)
     assert costs.added_to(ANSWER) == CopiesDone(WorkerEpoch(1), (7,), (8,), 20_000, 40_000)
 
@@ -58,7 +62,8 @@ def test_steps_that_mostly_decode_say_nothing() -> None:
 
 def test_copies_that_waited_for_steps_hardly_count() -> None:
     costs = MeasuredCosts()
-    costs.copied(256, 256 * 40_000)
+    for _ in range(NUM_UNUSUAL):
+        costs.copied(256, 256 * 40_000)
     for _ in range(5):
         costs.copied(8, 100_000_000)
     assert costs.added_to(ANSWER).copy_ns_per_block < 45_000
@@ -89,5 +94,6 @@ def test_a_change_of_what_a_token_costs_is_news_once() -> None:
 
 def test_what_is_too_much_for_the_message_is_cut() -> None:
     costs = MeasuredCosts()
-    costs.copied(1, 1 << 40)
+    for _ in range(NUM_UNUSUAL):
+        costs.copied(1, 1 << 40)
     assert costs.added_to(ANSWER).copy_ns_per_block == (1 << 32) - 1

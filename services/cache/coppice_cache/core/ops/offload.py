@@ -13,6 +13,7 @@ A promotion is a flight: whoever asks for that prefix is told to wait for it, li
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from coppice.handles import HANDLE_BYTES
@@ -200,7 +201,7 @@ def _demote(state: State, worker: Worker, account: Account, node: Node, *, block
     count = min(missing, blocks_max)
     if not count or not worker.is_current(tree):
         return 0
-    if not worker.host.costs.is_worth_demoting(count, worker.block_size):
+    if not _is_worth_demoting(state, worker, worker.host, count):
         return 0
     plan = host.quotas.plan(
         host_use, count, num_free=host.ledger.num_free, newly_protected=unprotected_blocks(position)
@@ -213,6 +214,14 @@ def _demote(state: State, worker: Worker, account: Account, node: Node, *, block
     if count == missing:
         node.copied_use_ns = node.last_use_ns
     return count
+
+
+def _is_worth_demoting(state: State, worker: Worker, host: HostTier, num_blocks: int) -> bool:
+    """By what copies cost of late, or now and then by what they should: without copies their cost is not measured."""
+    if host.costs.is_worth_demoting(num_blocks, worker.block_size):
+        return True
+    expected = replace(host.costs, copy_us_per_block=state.settings.tiers.copy_us_per_block)
+    return expected.is_worth_demoting(num_blocks, worker.block_size) and host.may_measure(worker)
 
 
 def blocks_ahead(host: HostTier, domain: DomainId) -> int:

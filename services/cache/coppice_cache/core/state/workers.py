@@ -55,6 +55,14 @@ class HostTier:
         self.is_short = False  # there were more to copy than may be under way
         self.num_copied = dict.fromkeys(Direction, 0)  # blocks that copies brought to the other tier so far
         self._ticked_at = 0
+        self._measure_at = 0  # of `num_evicted`
+
+    def may_measure(self, worker: Worker) -> bool:
+        """Whether something is copied that costs too much by what was measured: once while the pool is evicted once."""
+        if worker.num_evicted < self._measure_at:
+            return False
+        self._measure_at = worker.num_evicted + worker.num_blocks
+        return True
 
     def ticked(self, num_evicted: int) -> None:
         """`num_evicted` is the device's count, which only grows."""
