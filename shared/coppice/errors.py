@@ -9,6 +9,7 @@ Each says what was wrong, where, and what to do about it; `run_main` turns one i
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from collections.abc import Callable
 
@@ -47,8 +48,10 @@ class UnavailableError(CoppiceError):
 def run_main(prog: str, main: Callable[[], int]) -> int:
     """Run `main` and return its exit code; an error of ours becomes one line on stderr that starts with `prog`.
 
-    Anything else is a bug of ours and keeps its traceback.
+    Anything else is a bug of ours and keeps its traceback, also where a library ends the process.
     """
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     try:
         return main()
     except CoppiceError as error:
