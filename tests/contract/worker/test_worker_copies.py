@@ -15,6 +15,7 @@ from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Dir
 from coppice.messages.step import StepPlan
 from coppice.session.link import Attached
 from coppice_worker.core.batch.step_batch import Int32, StepBatch, StepOutput
+from coppice_worker.edge.costs import NUM_UNUSUAL
 from coppice_worker.edge.metrics import WorkerMetrics
 from tests.contract.worker.test_worker_service import WAIT_S, CountingExecutor, Planner, Stack, handle, start, u32
 from tests.fakes.cache.registrar import registered
@@ -122,13 +123,19 @@ def promotion(number: int, source: int = 0, to: int = 6, content: int = 3) -> Co
     return CopyOrder(number, Direction.PROMOTE, handle(source), handle(to, 9), seal(content))
 
 
+def test_an_answer_says_what_a_block_costs_once_some_were_copied(stack: TierStack) -> None:
+    for number in range(1, NUM_UNUSUAL + 1):
+        stack.order(demotion(number, counter=number))
+        assert stack.next() == CopiesDone(NOW, (number,))
+    assert [block_ns > 0 for block_ns in stack.block_ns] == [False] * (NUM_UNUSUAL - 1) + [True]
+
+
 def test_a_block_goes_to_the_host_and_back(stack: TierStack) -> None:
     assert (stack.register.num_host_blocks, stack.register.host_generations) == (6, bytes(48))
     stack.order(demotion(1))
     assert stack.next() == CopiesDone(NOW, (1,))
     stack.order(promotion(2))
     assert stack.next() == CopiesDone(NOW, (2,))
-    assert all(stack.block_ns), "each answer says what a block costs"
     assert stack.tiers.begun == [("demote", [3], [0]), ("promote", [0], [6])]
     reader = replace(start(9, 6, handle(5)), num_computed_tokens=4, shared=handle(6, 9), shared_seals=seal(3))
     assert stack.planner.step(StepPlan(3, attach=(reader,))).refusals == ()
