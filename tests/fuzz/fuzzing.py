@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ CORPUS = Path(__file__).parent / "corpus"
 LONG_S = 60.0
 EXAMPLES = 200  # of one seed
 GROWTH_KIB_MAX = 64 << 10  # of a minute, beside what the first seed took; the input itself may be some MiB
+MEMORY_MAX = 4 << 30  # beside what the process has
 _EDITS_MAX = 6
 # What parsers stumble over: numbers at their ends, nesting, text that is none, names of other worlds.
 _PIECES = (
@@ -94,6 +97,22 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def fuzz(target: Callable[[bytes], None], entries: Sequence[bytes], *, for_s: float = 0.0) -> None:
     """The entries, edits of them of one seed, and of more seeds until `for_s` have passed."""
+    with memory_bounded():
+        _fuzz(target, entries, for_s)
+
+
+@contextmanager
+def memory_bounded() -> Iterator[None]:
+    """What an input would take beyond that is a MemoryError, and not the end of some process of the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, ((_memory_kib("VmSize") << 10) + MEMORY_MAX, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _fuzz(target: Callable[[bytes], None], entries: Sequence[bytes], for_s: float) -> None:
     for entry in entries:
         target(entry)
     inputs = edited(entries)
@@ -125,10 +144,10 @@ def _parsed(entry: bytes) -> Any:
         return None
 
 
-def _memory_kib() -> int:
+def _memory_kib(of: str = "VmRSS") -> int:
     """Of this process; 0 where the system does not say."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{of}:"))

@@ -74,7 +74,7 @@ def read_config(checkpoint_dir: Path) -> ModelConfig:
         vocab_size=keys.positive_int("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=keys.positive_int("intermediate_size"),
-        num_layers=keys.positive_int("num_hidden_layers"),
+        num_layers=keys.num_layers(),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -9,6 +9,8 @@ from typing import Any
 
 from coppice_worker.model.config.errors import CheckpointError
 
+LAYERS_MAX = 1 << 12
+
 
 class Keys:
     """One object of a file."""
@@ -38,6 +40,13 @@ class Keys:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.error(key, f"expected a positive whole number, found {value!r}", "correct the file")
         return value
+
+    def num_layers(self) -> int:
+        """Of the decoder. Lists of this length are made before any weight is looked for."""
+        count = self.positive_int("num_hidden_layers")
+        if count > LAYERS_MAX:
+            raise self.error("num_hidden_layers", f"found {count}", f"at most {LAYERS_MAX} are served")
+        return count
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         value = self._present(key, default)

@@ -54,7 +54,7 @@ class Family:
 
 def read_windows(keys: Keys, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer: where `layer_types` says so, or, without that, where `slides(layer)`."""
-    num_layers = keys.positive_int("num_hidden_layers")
+    num_layers = keys.num_layers()
     types = keys.values.get("layer_types")
     if types is None:
         types = [_SLIDING if slides(layer) else _FULL for layer in range(num_layers)]
