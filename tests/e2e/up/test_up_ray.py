@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,13 @@ class Up:
     def rest(self) -> tuple[str, int]:
         host, port = re.findall(r"OpenAI API +http://(\S+):(\d+)/v1", self.output())[-1]
         return host, int(port)
+
+    def is_ready(self) -> bool:
+        """Whether a planner has a worker; the cache service may hear of it before."""
+        connection = http.client.HTTPConnection(*self.rest(), timeout=WAIT_S)
+        with closing(connection):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
 
     def admin_url(self) -> str:
         return self.find(r"cache admin +(http://\S+)")

@@ -39,6 +39,7 @@ def check_answers(up: Up, expected: dict[str, list[int]]) -> None:
 
 def wait_for_another_epoch(up: Up, before: int) -> int:
     wait_until(lambda: up.epochs().get("worker-0", before) != before, "the worker under a new epoch")
+    wait_until(up.is_ready, "a planner with it")
     return up.epochs()["worker-0"]
 
 
