@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
 import grpc
 
@@ -17,6 +18,7 @@ from coppice.tls.credentials import Credentials
 from coppice.tls.identity import ANY_GRPC_NAME, Identity, NoIdentity, Role, grpc_name, identity_among
 from coppice.tls.rights import RPCS, why_not_rpc
 
+LoadedT = TypeVar("LoadedT")
 _log = logging.getLogger(__name__)
 _NAMES = "x509_subject_alternative_name"
 _OF_ALL = frozenset(Role)
@@ -31,11 +33,38 @@ _MAKERS = {
 def server_credentials(tls: Credentials) -> grpc.ServerCredentials:
     """Each new connection is shown the files as they are then."""
 
-    def present() -> grpc.ServerCertificateConfiguration:
-        certificate, key, ca = tls.pem()
+    def configured(pem: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+        certificate, key, ca = pem
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
 
-    return grpc.dynamic_ssl_server_credentials(present(), present, require_client_authentication=True)
+    return reloaded_credentials(tls.pem, configured, asks_clients=True)
+
+
+def reloaded_credentials(
+    read: Callable[[], LoadedT],
+    configured: Callable[[LoadedT], grpc.ServerCertificateConfiguration],
+    *,
+    asks_clients: bool,
+) -> grpc.ServerCredentials:
+    """Each new connection is shown what `read` gives then: the same object until it has changed.
+
+    gRPC is told only of changes. It takes away what connections that begin at the same moment still use, which ends the
+    process (1.85.1: "Check failed: prior > 0"); told at each connection, it does so after some ten thousand of them.
+    """
+    changing = Lock()
+    shown = read()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        with changing:
+            now = read()
+            if now is shown:
+                return None
+            shown = now
+        return configured(now)
+
+    fetch: Any = changed  # the stubs do not know of None
+    return grpc.dynamic_ssl_server_credentials(configured(shown), fetch, require_client_authentication=asks_clients)
 
 
 def open_channel(

@@ -111,3 +111,32 @@ def test_without_tls_nobody_is_asked() -> None:
     with grpc.insecure_channel(f"127.0.0.1:{plain.port}") as channel:
         assert call(channel, "unary_unary") == b"ab"
     plain.stop(0)
+
+
+def test_grpc_is_told_of_files_that_have_changed_and_of_nothing_else(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told at each connection it ends the process, after some ten thousand of them."""
+    told: list[Any] = []
+    configured = grpc.ssl_server_certificate_configuration
+
+    def tells(*pairs: Any, **more: Any) -> Any:
+        told.append(pairs)
+        return configured(*pairs, **more)
+
+    monkeypatch.setattr(grpc, "ssl_server_certificate_configuration", tells)
+    server = GrpcServer("127.0.0.1:0", (), add_echoes, "test", tls=authority.credentials("worker", "w0"))
+    server.start()
+
+    def connects() -> None:
+        with open_channel(f"127.0.0.1:{server.port}", authority.credentials("operator", "ann")) as channel:
+            grpc.channel_ready_future(channel).result(WAIT_S)
+
+    for _ in range(5):
+        connects()
+    assert len(told) == 1
+    authority.files("worker", "w0")
+    for _ in range(5):
+        connects()
+    assert len(told) == 2
+    server.stop(0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from coppice.edge.grpc_tls import reloaded_credentials
 from coppice.errors import UsageError
 from coppice.tls.channel import TlsChannel
 from coppice.tls.credentials import load_certificate
@@ -37,11 +38,10 @@ class PublicTls:
         return TlsChannel(self._loaded.now().context, is_server=True)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        def present() -> grpc.ServerCertificateConfiguration:
-            loaded = self._loaded.now()
+        def configured(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
             return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)])
 
-        return grpc.dynamic_ssl_server_credentials(present(), present, require_client_authentication=False)
+        return reloaded_credentials(self._loaded.now, configured, asks_clients=False)
 
 
 def _load(certificate: Path, key: Path) -> _Loaded:
