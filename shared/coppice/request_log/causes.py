@@ -27,10 +27,16 @@ class Cause:
     blocker: str
     amount: int  # of the longest of its stages
     stages: list[Stage] = field(default_factory=list)
+    length_ns: int = 0
+    longest_ns: int = -1
 
-    @property
-    def length_ns(self) -> int:
-        return sum(stage.length_ns for stage in self.stages)
+    def add(self, stage: Stage, *, tells_amount: bool) -> None:
+        took_ns = stage.end_ns - stage.start_ns
+        self.stages.append(stage)
+        self.length_ns += took_ns
+        if took_ns > self.longest_ns:
+            self.longest_ns = took_ns
+            self.amount = stage.amount if tells_amount else self.amount
 
     @property
     def is_work(self) -> bool:
@@ -48,11 +54,10 @@ def causes_of(stages: Iterable[Stage]) -> list[Cause]:
             loss = None
         of = loss or stage
         blocker = "" if of.kind in _WORK else of.blocker
-        cause = found.setdefault((of.kind, blocker), Cause(of.kind, blocker, of.amount))
-        longest = max((one.length_ns for one in cause.stages), default=-1)
-        if loss is None and stage.length_ns > longest:
-            cause.amount = stage.amount
-        cause.stages.append(stage)
+        cause = found.get((of.kind, blocker))
+        if cause is None:
+            cause = found[of.kind, blocker] = Cause(of.kind, blocker, of.amount)
+        cause.add(stage, tells_amount=loss is None)
     return sorted(found.values(), key=lambda cause: -cause.length_ns)
 
 

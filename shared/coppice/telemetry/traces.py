@@ -51,7 +51,8 @@ class _BoundedExport(SpanProcessor):
     """A batch processor behind a gate: spans beyond `held_max` waiting ones are dropped and counted.
 
     The SDK's own processor drops silently when full, and logs while it does; a gate in front keeps it below its bound.
-    After an export that failed the gate is shut for a second, then two, up to `pause_max_s`.
+    After an export that failed the gate is shut for a second, then two, up to `pause_max_s`. Then one span goes to
+    try it, and the gate stays shut for all others until the collector has taken it.
     """
 
     def __init__(self, exporter: SpanExporter, held_max: int, pause_max_s: float = PAUSE_MAX_S) -> None:
@@ -72,7 +73,7 @@ class _BoundedExport(SpanProcessor):
 
     @property
     def is_shut(self) -> bool:
-        return time.monotonic() < self._opens_s
+        return self._is_failing and (self._held > 0 or time.monotonic() < self._opens_s)
 
     @property
     def dropped(self) -> int:

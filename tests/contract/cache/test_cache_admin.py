@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from msgspec.structs import replace
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -244,7 +245,11 @@ def test_an_acquire_is_a_span_of_its_request(keep: Keep, monkeypatch: pytest.Mon
     unary, stream = keep(UnaryClient(cache)), keep(StreamClient(cache))
     unary.acquire(1, prompt(9), traceparent=TRACEPARENT)
     unary.publish(1, prompt(8))
-    stream.ask(stream.acquire(2, prompt(9)), stream.acquire(3, prompt(400)))
+    stream.ask(
+        stream.acquire(4, prompt(9)),  # of a request that nobody traces
+        replace(stream.acquire(2, prompt(9)), traceparent=TRACEPARENT),
+        replace(stream.acquire(3, prompt(400)), traceparent=TRACEPARENT),
+    )
     cache.process._tracing._processor.force_flush()  # type: ignore[union-attr]
     wait_for(lambda: len(exporter.spans) == 3, "three spans")
     cold, warm, refused = exporter.spans

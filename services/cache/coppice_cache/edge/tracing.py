@@ -1,4 +1,7 @@
-"""Spans of acquire and release, in the trace of their request: domain, tokens found, answer. Never a token."""
+"""Spans of acquire and release, in the trace of their request: domain, tokens found, answer. Never a token.
+
+A request's trace context comes with its acquire; untraced requests cost nothing here, and have no trace of their own.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ class LeaseSpans:
         end_ns = time.time_ns()
         for op, answer in zip(ops, answers, strict=True):
             if isinstance(op, Acquire):
-                self._acquired(op, answer, end_ns - duration_ns, end_ns)
+                if op.traceparent:
+                    self._acquired(op, answer, end_ns - duration_ns, end_ns)
             elif isinstance(op, Release | Abandon) and op.lease_id in self._traced:
                 parent = self._traced.pop(op.lease_id)
                 span = self._tracer.start_span("cache.release", parent, start_time=end_ns - duration_ns)
@@ -50,8 +54,7 @@ class LeaseSpans:
         if isinstance(answer, Grant):
             attributes["coppice.worker"] = answer.worker_id
             attributes["coppice.cached_tokens"] = answer.num_cached_tokens + answer.num_copy_tokens
-            if op.traceparent:
-                self._remember(op.lease_id, parent)
+            self._remember(op.lease_id, parent)
         elif isinstance(answer, NoCapacity):
             attributes["coppice.reason"] = answer.reason.value
         self._tracer.start_span("cache.acquire", parent, attributes=attributes, start_time=start_ns).end(end_ns)

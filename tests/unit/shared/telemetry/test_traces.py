@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry import trace
@@ -14,7 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from coppice.errors import UsageError
 from coppice.telemetry import traces
 from coppice.telemetry.trace_context import context_from_metadata, traceparent_of
-from coppice.telemetry.traces import _BoundedExport, configure_tracing, is_tracing, unsampled_tracer
+from coppice.telemetry.traces import PAUSE_MAX_S, _BoundedExport, configure_tracing, is_tracing, unsampled_tracer
 from tests.fakes.waiting import wait_for
 
 
@@ -122,6 +123,39 @@ def test_a_dead_collector_is_left_alone_for_a_while() -> None:
     tracing()
     assert tried == ["first"]
     assert tracing.spans_dropped == 2
+
+
+def test_one_span_tries_a_collector_that_was_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(traces, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    is_back = threading.Event()
+
+    class Dead(CollectingExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            super().export(spans)
+            return SpanExportResult.SUCCESS if is_back.is_set() else SpanExportResult.FAILURE
+
+    exporter = Dead()
+    tracing = configure_tracing("coppice-test", None, exporter=exporter)
+    tracer = tracing.tracer("t")
+
+    def tried(name: str, num_lost: int) -> None:
+        """One goes, and while it is on its way no other is made."""
+        exporter.gate.clear()
+        now_s[0] += PAUSE_MAX_S + 1
+        tracer.start_span(name).end()
+        assert not tracer.start_span("left out").is_recording()
+        exporter.gate.set()
+        wait_for(lambda: exporter.names[-1] == name and tracing.spans_dropped == num_lost, "the export to end")
+
+    tracer.start_span("first").end()
+    wait_for(lambda: tracing.spans_dropped == 1, "the export to fail")
+    tried("second", num_lost=2)
+    tried("third", num_lost=3)
+    is_back.set()
+    tried("fourth", num_lost=3)
+    wait_for(lambda: tracer.start_span("again").is_recording(), "spans to be made again")
+    tracing()
 
 
 def test_context_crosses_grpc_metadata() -> None:

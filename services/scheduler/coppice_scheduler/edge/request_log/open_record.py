@@ -136,10 +136,12 @@ class OpenRecord:
         if not last.stages:
             return []
         shift_ns = self._shift_ns(last, now_ns)
-        found = [
-            Stage(stage.kind, stage.start_ns + shift_ns, stage.end_ns + shift_ns, stage.blocker, stage.amount)
-            for stage in last.stages
-        ]
+        found = last.stages
+        if shift_ns:
+            found = tuple(
+                Stage(stage.kind, stage.start_ns + shift_ns, stage.end_ns + shift_ns, stage.blocker, stage.amount)
+                for stage in found
+            )
         if self._moved_ns:
             begun_ns = found[0].start_ns
             lost_ns = min(max(self._moved_ns[-1], self._arrived_ns), begun_ns)
