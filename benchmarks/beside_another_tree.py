@@ -1,15 +1,15 @@
 """What a change costs those who are served: a stack of this tree beside one of another checkout, in one run.
 
     git worktree add ../before COMMIT
-    python -m benchmarks.beside_another_tree ../before [--starts 5] [--dead-collector] [--json]
+    python -m benchmarks.beside_another_tree ../before [../between ...] [--starts 5] [--dead-collector] [--json]
 
 The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. An idle round is
 a few short prompts, twelve a second, to one stack and then to the other; a busy round is a load of conversations (4
-turns, 16 at once). The order is drawn anew for each round. `ratio` is the median over rounds of this tree over the
-other one, `more_ms` that of the differences, each with quartiles and ends of its rounds beside it, and with
-`median_90`: the range in which the median lies nine times of ten when as many rounds are drawn from these. First rounds
-warm up and are left out. Two stacks of one tree differ by some tenths of a millisecond from start to start, so all are
-started `--starts` times and the rounds of all starts count.
+turns, 16 at once). The order is drawn anew for each round. Each stack is compared with that of the first checkout:
+`ratio` is the median over rounds of this tree over the other one, `more_ms` that of the differences, each with
+quartiles and ends of its rounds beside it, and with `median_90`: the range in which the median lies nine times of ten
+when as many rounds are drawn from these. First rounds warm up and are left out. Two stacks of one tree differ by some
+tenths of a millisecond from start to start, so all are started `--starts` times and the rounds of all starts count.
 
 With `--dead-collector` there are two more stacks of this tree: the services of one send spans to where nobody listens,
 and one is as the first, to tell what differs by chance. Under "beside_this" both are compared with the first.
@@ -168,7 +168,7 @@ def commit_of(tree: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", type=Path, help="folder of the other checkout")
+    parser.add_argument("others", type=Path, nargs="+", help="folders of other checkouts")
     parser.add_argument("--starts", type=int, default=5, help="of all stacks")
     parser.add_argument("--rounds", type=int, default=5, help="of load, for each start")
     parser.add_argument("--conversations", type=int, default=32, help="of a load")
@@ -178,8 +178,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     arguments = parser.parse_args()
     warn_if_busy()
-    other = arguments.other.resolve()
-    trees: dict[str, tuple[Path, dict[str, str]]] = {OTHER: (other, {}), THIS: (ROOT, {})}
+    others = {
+        f"{OTHER}_{number}" if number > 1 else OTHER: folder.resolve()
+        for number, folder in enumerate(arguments.others, 1)
+    }
+    trees: dict[str, tuple[Path, dict[str, str]]] = {
+        name: (folder, {}) for name, folder in (others | {THIS: ROOT}).items()
+    }
     if arguments.dead_collector:
         services = ("CACHE", "SCHEDULER", "WORKER")
         trees[THIS_AGAIN] = ROOT, {}
@@ -201,9 +206,9 @@ def main() -> int:
     print_report(
         {
             "bench": "beside_another_tree",
-            "trees": {OTHER: commit_of(other), THIS: commit_of(ROOT)},
+            "trees": {name: commit_of(folder) for name, folder in (others | {THIS: ROOT}).items()},
             **beside(OTHER, many, alone),
-            "beside_this": {name: found for name, found in beside(THIS, many, alone).items() if name != OTHER},
+            "beside_this": {name: found for name, found in beside(THIS, many, alone).items() if name not in others},
             "starts": arguments.starts,
             "rounds_of_a_start": {"busy": arguments.rounds, "idle": arguments.idle_rounds, "singles": SINGLES},
             **describe_run(),
