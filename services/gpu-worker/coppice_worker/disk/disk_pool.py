@@ -1,0 +1,157 @@
+"""Blocks of KV on a disk, and copies between them and the blocks of the host's memory.
+
+    store   the block's older file goes -> KV to NAME.part, synced -> renamed -> folder synced       whole, or not there
+    load    NAME read -> head and checksum are those of its name                                     right, or lost
+
+At most one file for each block, so the pool never takes more than `num_blocks` of them. A process that is killed
+leaves, for the blocks that it was writing, the older file, no file, or a whole new one.
+
+A disk that takes no more, or fails, is no fault of any request: what cannot be written is said to be not there, and
+for a while nothing is written at all. What cannot be read is lost, and computed again.
+
+All calls come from one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import compress
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.handles import UInt64, block_of, generation_of
+from coppice.ids import WorkerEpoch
+from coppice.seals import SEAL_BYTES
+from coppice_worker.core.batch.step_batch import Bool, Int32
+from coppice_worker.disk.block_file import BlockName, NotWhole, read_block, sync_folder, write_block
+from coppice_worker.disk.folder import DiskFolder
+
+REST_S = 30.0  # in which nothing is written, after the disk has failed to
+
+_log = logging.getLogger("coppice.worker")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class DiskPool:
+    """`host` are the host's blocks [num_host_blocks, bytes_per_block]; it is read and written in place."""
+
+    def __init__(self, folder: DiskFolder, host: Bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        """With what is in the folder. Raises OSError and ScanTooLong."""
+        assert host.flags.c_contiguous
+        self._folder = folder
+        self._host = host
+        self._clock = clock
+        self._rests_until_s = -np.inf
+        self.num_blocks = folder.num_blocks
+        self.num_lost = 0  # blocks whose file was gone or wrong when it was read
+        found = folder.scan()
+        self.epoch = found.epoch
+        self._has_begun = found.epoch != 0
+        self._names: dict[int, BlockName] = {block_of(name.handle): name for name in found.names}
+
+    @property
+    def is_resting(self) -> bool:
+        """The disk failed lately, so nothing is written."""
+        return self._clock() < self._rests_until_s
+
+    def reported(self) -> tuple[UInt64, UInt64]:
+        """Generations [num_blocks] and seals [num_blocks, 2] by the names of the files; zeros where there is none."""
+        generations, seals = np.zeros(self.num_blocks, np.uint64), np.zeros((self.num_blocks, 2), np.uint64)
+        for block, name in self._names.items():
+            generations[block] = generation_of(name.handle)
+            seals[block] = np.frombuffer(name.seal, "<u8")
+        return generations, seals
+
+    def begin(self, epoch: WorkerEpoch) -> None:
+        """Forget all that is there. Where that fails it is tried again before the next block is written."""
+        self.epoch, self._has_begun = epoch, False
+        self._names.clear()
+        self._try_to_begin()
+
+    def _try_to_begin(self) -> None:
+        try:
+            self._folder.begin(self.epoch)
+            self._has_begun = True
+        except OSError as error:
+            self._rest("begin", error)
+
+    def store(self, src: Int32, handles: UInt64, seals: bytes) -> Bool:
+        """Copies blocks src [N] of the host to blocks `handles` [N] of the disk, with their packed `seals`.
+
+        Which of them are there, [N]. What is, outlives this process and a loss of power.
+        """
+        assert self.epoch, "the pool has no epoch yet"
+        names = _names(handles, seals)
+        whole: Bool = np.zeros(len(names), np.bool_)
+        try:
+            if not self._has_begun and not self.is_resting:
+                self._try_to_begin()
+            for index, (block, name) in enumerate(zip(src.tolist(), names, strict=True)):
+                if self.is_resting:
+                    break
+                self._store(block, name)
+                whole[index] = True
+            for folder in {self._folder.part_of(block_of(name.handle)) for name in compress(names, whole)}:
+                sync_folder(folder)
+        except OSError as error:
+            self._rest("write to", error)
+            whole[:] = False
+        return whole
+
+    def _store(self, block: int, name: BlockName) -> None:
+        self._forget(block_of(name.handle))
+        write_block(self._folder.part_of(block_of(name.handle)), name, self._row(block))
+        self._names[block_of(name.handle)] = name
+
+    def load(self, handles: UInt64, seals: bytes, dst: Int32) -> Bool:
+        """Copies blocks `handles` [N] of the disk, whose packed `seals` these are, to blocks dst [N] of the host.
+
+        Which of them have come, [N]; the others are lost, and their host blocks are garbage.
+        """
+        come: Bool = np.zeros(len(handles), np.bool_)
+        lost: list[str] = []
+        for index, (name, block) in enumerate(zip(_names(handles, seals), dst.tolist(), strict=True)):
+            try:
+                read_block(self._folder.part_of(block_of(name.handle)), name, self._row(block))
+                come[index] = True
+            except NotWhole as error:
+                lost.append(f"{name}: {error}")
+                self._lose(name)
+        if lost:
+            self.num_lost += len(lost)
+            _log.warning("%d blocks of the disk tier are lost, the first: %s", len(lost), lost[0])
+        return come
+
+    def _lose(self, name: BlockName) -> None:
+        if self._names.get(block_of(name.handle)) == name:
+            try:
+                self._forget(block_of(name.handle))
+            except OSError as error:
+                self._rest("remove a file of", error)
+
+    def _forget(self, block: int) -> None:
+        """Its file goes, which is of no use to anybody: the block is granted again, or the file is bad."""
+        if (name := self._names.get(block)) is not None:
+            (self._folder.part_of(block) / str(name)).unlink(missing_ok=True)
+            del self._names[block]
+
+    def _rest(self, what: str, error: OSError) -> None:
+        if not self.is_resting:
+            _log.warning("cannot %s the disk tier (%s); nothing is kept there for %.0f s", what, error, REST_S)
+        self._rests_until_s = self._clock() + REST_S
+
+    def _row(self, block: int) -> memoryview:
+        row: memoryview = self._host[block].data
+        return row
+
+
+def _names(handles: UInt64, seals: bytes) -> list[BlockName]:
+    assert len(seals) == len(handles) * SEAL_BYTES
+    return [
+        BlockName(handle, seals[index * SEAL_BYTES : (index + 1) * SEAL_BYTES])
+        for index, handle in enumerate(handles.tolist())
+    ]

@@ -1,0 +1,151 @@
+"""Blocks on a disk: bounded, whole or not there, and no fault of anybody else when the disk fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coppice.handles import generation_of
+from coppice.ids import WorkerEpoch
+from coppice_worker.disk.disk_pool import REST_S, DiskPool
+from coppice_worker.disk.folder import DiskFolder
+from tests.unit.worker.disk.files import (
+    BLOCK_BYTES,
+    EPOCH,
+    IDENTITY,
+    block_files,
+    content,
+    handle,
+    handles,
+    host_memory,
+    ids,
+    opened,
+    seal,
+    seals,
+)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of a block's size can be written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES // 2, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def begun(path: Path) -> tuple[DiskFolder, DiskPool]:
+    """Contents 1, 2, 3 are in blocks 5, 6, 7."""
+    folder, pool = opened(path, host_memory())
+    pool.begin(EPOCH)
+    assert pool.store(ids(1, 2, 3), handles(5, 6, 7), seals(1, 2, 3)).all()
+    return folder, pool
+
+
+def file_of(folder: DiskFolder, block: int, number: int) -> Path:
+    return folder.part_of(block) / f"{handle(block):016x}-{seal(number).hex()}"
+
+
+def test_what_is_stored_is_loaded_into_other_blocks_of_the_host(tmp_path: Path) -> None:
+    host = host_memory()
+    _, pool = opened(tmp_path, host)
+    pool.begin(EPOCH)
+    assert pool.store(ids(1, 2), handles(5, 6), seals(1, 2)).all()
+    assert pool.load(handles(6, 5), seals(2, 1), ids(10, 11)).all()
+    assert (host[10] == content(2)).all()
+    assert (host[11] == content(1)).all()
+
+
+def test_a_new_process_has_what_the_one_before_was_told_is_there(tmp_path: Path) -> None:
+    begun(tmp_path)[0].close()
+    host = host_memory()
+    _, pool = opened(tmp_path, host)
+    assert pool.epoch == EPOCH
+    generations, found = pool.reported()
+    assert generations.tolist() == [0] * 5 + [generation_of(handle(5))] * 3
+    assert found.tobytes() == bytes(5 * 16) + seals(1, 2, 3)
+    assert pool.load(handles(5, 6, 7), seals(1, 2, 3), ids(0, 1, 2)).all()
+    assert (host[:3] == np.stack([content(number) for number in (1, 2, 3)])).all()
+
+
+def test_a_block_that_is_stored_again_has_one_file(tmp_path: Path) -> None:
+    folder, pool = begun(tmp_path)
+    assert pool.store(ids(4), handles(5, counter=2), seals(4)).all()
+    assert len(block_files(tmp_path)) == 3
+    assert pool.load(handles(5), seals(1), ids(0)).tolist() == [False], "that occupancy is over"
+    assert pool.load(handles(5, counter=2), seals(4), ids(0)).all()
+    folder.close()
+
+
+def test_the_right_block_under_another_seal_is_not_loaded(tmp_path: Path) -> None:
+    _, pool = begun(tmp_path)
+    assert pool.load(handles(5, 6), seals(9, 2), ids(0, 1)).tolist() == [False, True]
+
+
+def test_a_bad_file_is_lost_and_goes_and_the_others_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, pool = begun(tmp_path)
+    bad = file_of(folder, 6, 2)
+    data = bytearray(bad.read_bytes())
+    data[-1] ^= 1
+    bad.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        assert pool.load(handles(5, 6, 7), seals(1, 2, 3), ids(0, 1, 2)).tolist() == [True, False, True]
+    assert pool.num_lost == 1
+    assert len(caplog.records) == 1
+    assert not bad.exists()
+    assert pool.reported()[0][6] == 0
+
+
+def test_a_full_disk_is_said_once_and_left_alone_for_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now = [1_000.0]
+    pool = DiskPool(DiskFolder(tmp_path, IDENTITY, 8), host_memory(), clock=lambda: now[0])
+    pool.begin(EPOCH)
+    assert pool.store(ids(1), handles(5), seals(1)).all()
+    with full_disk(), caplog.at_level(logging.WARNING):
+        assert not pool.store(ids(2, 3), handles(6, 7), seals(2, 3)).any()
+        assert not pool.store(ids(2), handles(6), seals(2)).any()
+    assert len(caplog.records) == 1
+    assert pool.is_resting
+    assert not pool.store(ids(2), handles(6), seals(2)).any(), "it takes more by now, which nobody has tried"
+    assert pool.load(handles(5), seals(1), ids(0)).all(), "what is there can be read"
+    now[0] += REST_S
+    assert pool.store(ids(2), handles(6), seals(2)).all()
+
+
+def test_a_disk_that_is_taken_away_loses_what_it_had_and_fails_nobody(tmp_path: Path) -> None:
+    folder, pool = begun(tmp_path)
+    os.rename(tmp_path / IDENTITY, tmp_path / "away")
+    assert not pool.load(handles(5), seals(1), ids(0)).any()
+    assert not pool.store(ids(4), handles(4), seals(4)).any()
+    pool.begin(WorkerEpoch(EPOCH + 1))
+    assert pool.is_resting
+    folder.close()
+
+
+def test_a_pool_that_could_not_begin_tries_again_before_it_writes(tmp_path: Path) -> None:
+    now = [0.0]
+    pool = DiskPool(DiskFolder(tmp_path, IDENTITY, 8), host_memory(), clock=lambda: now[0])
+    os.rename(tmp_path / IDENTITY, tmp_path / "away")
+    pool.begin(EPOCH)
+    os.rename(tmp_path / "away", tmp_path / IDENTITY)
+    assert not pool.store(ids(1), handles(5), seals(1)).any()
+    now[0] += REST_S
+    assert pool.store(ids(1), handles(5), seals(1)).all()
+
+
+def test_a_pool_that_begins_anew_has_nothing(tmp_path: Path) -> None:
+    folder, pool = begun(tmp_path)
+    pool.begin(WorkerEpoch(EPOCH + 1))
+    assert not pool.reported()[0].any()
+    assert not pool.load(handles(5), seals(1), ids(0)).any()
+    folder.close()
+    assert opened(tmp_path, host_memory())[1].epoch == EPOCH + 1
