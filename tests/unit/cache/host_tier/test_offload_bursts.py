@@ -74,8 +74,8 @@ def test_whoever_would_wait_for_the_copies_of_others_computes() -> None:
     costs = TierCosts(prefill_us_per_token=100.0, copy_us_per_block=300.0, order_us=0.0)
     assert costs.is_worth_promoting(4, 4, 0)
     assert not costs.is_worth_promoting(4, 4, 4)
-    assert costs.tokens_saved(4, 4, 0) == 16 - 12
-    assert costs.tokens_saved(4, 4, 4) == 0
+    assert costs.takes_us(4, 0) == 1_200.0
+    assert costs.takes_us(4, 4) == 2_400.0
 
 
 def test_half_of_a_pool_at_most_is_held_by_demotions() -> None:

@@ -138,13 +138,12 @@ def _stale_tree_takes_publications() -> Patches:
 
 
 def _demotion_holds_nothing() -> Patches:
-    def order(state: Any, worker: Worker, direction: Any, read_from: Any, source: Any, target: Any, *rest: Any) -> Any:
-        job = original(state, worker, direction, read_from, source, target, *rest)
-        if direction is tiers.Direction.DEMOTE:
-            del read_from.copying[source.number]
-            read_from.unpin(source, source.node)
-            read_from.quotas.refresh(source.account)
-        return job
+    def order(state: Any, worker: Worker, tier: Any, direction: Any, source: Any, *rest: Any) -> None:
+        original(state, worker, tier, direction, source, *rest)
+        if direction is tier.down:
+            del tier.upper.copying[source.number]
+            tier.upper.unpin(source, source.node)
+            tier.upper.quotas.refresh(source.account)
 
     def let_go(store: BlockStore, lease: Any) -> None:
         if lease.number in store.copying:
@@ -179,11 +178,11 @@ def _failed_promotion_published() -> Patches:
 
 
 def _host_blocks_granted_twice() -> Patches:
-    def order(state: Any, worker: Worker, direction: Any, read_from: Any, source: Any, target: Any, *rest: Any) -> Any:
-        if direction is tiers.Direction.DEMOTE and worker.host is not None:
+    def order(state: Any, worker: Worker, tier: Any, direction: Any, source: Any, target: Any, *rest: Any) -> None:
+        if direction is tier.down:
             for block in target.own_blocks():
-                worker.host.store.ledger.free.append(block)
-        return original(state, worker, direction, read_from, source, target, *rest)
+                tier.store.ledger.free.append(block)
+        original(state, worker, tier, direction, source, target, *rest)
 
     original = tiers._order
     return [(tiers, "_order", order)]

@@ -123,19 +123,15 @@ class TierCosts:
 
     def is_worth_promoting(self, num_blocks: int, block_size: int, num_ahead: int) -> bool:
         """Whether the copy, behind `num_ahead` blocks that are copied first, is sooner there than the prefill."""
-        return self._takes_us(num_blocks, num_ahead) < num_blocks * block_size * self.prefill_us_per_token
-
-    def tokens_saved(self, num_blocks: int, block_size: int, num_ahead: int) -> int:
-        """Prefill that a promotion saves, less the prefill that could be done meanwhile."""
-        meanwhile = int(self._takes_us(num_blocks, num_ahead) / self.prefill_us_per_token)
-        return max(0, num_blocks * block_size - meanwhile)
+        return self.takes_us(num_blocks, num_ahead) < num_blocks * block_size * self.prefill_us_per_token
 
     def is_worth_demoting(self, num_blocks: int, block_size: int) -> bool:
         """Whether what a later hit saves, times its probability, exceeds the copy that is made now."""
         saved = num_blocks * (block_size * self.prefill_us_per_token - self.copy_us_per_block) - self.order_us
         return self.reuse_probability * saved > num_blocks * self.copy_us_per_block
 
-    def _takes_us(self, num_blocks: int, num_ahead: int) -> float:
+    def takes_us(self, num_blocks: int, num_ahead: int) -> float:
+        """Until whoever asked for it has it."""
         return self.order_us + (num_ahead + num_blocks) * self.copy_us_per_block
 
 

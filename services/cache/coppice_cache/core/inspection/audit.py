@@ -29,6 +29,7 @@ import numpy as np
 
 from coppice.ids import LeaseId
 from coppice.messages.index import lease_hash
+from coppice_cache.core.base.events import Tier
 from coppice_cache.core.inspection import check
 from coppice_cache.core.inspection.audit_walk import Marks, Queues, TreeWalk
 from coppice_cache.core.inspection.check import require
@@ -102,11 +103,9 @@ def _audit_session(state: State, session: Session) -> Iterator[None]:
 
 
 def _audit_worker(state: State, worker: Worker, looked: Looked) -> Iterator[None]:
-    stores = [worker, worker.host.store] if worker.host is not None else [worker]
-    for store in stores:
-        tier = "device" if store is worker else "host"
+    for tier, store in zip(Tier, worker.stores, strict=False):
         for stage in _StoreAudit(state, worker, store, looked).stages():
-            looked.stage = f"{tier} of worker {worker.worker_id}"
+            looked.stage = f"{tier.name.lower()} of worker {worker.worker_id}"
             yield stage
     check.check_flights(state, worker)
     yield

@@ -307,7 +307,8 @@ def check_sums(quotas: Quotas) -> None:
 def check_flights(state: State, worker: Worker) -> None:
     """Leaders are live leases or promotions; who waits is in the books of its session."""
     for number in worker.flights.leaders():
-        lease = worker.leases.get(number) or worker.copying.get(number)
+        copying = [store.copying[number] for store in worker.stores if number in store.copying]
+        lease = worker.leases.get(number) or (copying[0] if copying else None)
         require(lease is not None and not lease.draining, "I2", f"lease {number} leads a flight and is over")
     for epoch, lease_id in worker.flights.check():
         session = state.sessions.get(epoch)

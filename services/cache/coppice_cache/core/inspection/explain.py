@@ -10,7 +10,7 @@ from coppice_cache.core.base.errors import MessageRefused, OpRefused
 from coppice_cache.core.base.results import Explanation, StoppedBy
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.inspection.tree_pages import first_seal
-from coppice_cache.core.ops.offload import host_match
+from coppice_cache.core.ops.offload import match_below
 from coppice_cache.core.ops.partial_copy import source_of
 from coppice_cache.core.ops.waits import matchable_bytes
 from coppice_cache.core.radix.tree import MatchPosition, Node, Tree, path, walk
@@ -147,7 +147,8 @@ def _sentence(case: _Case, stopped_by: StoppedBy, partial: int, copied: int, pen
 
 
 def _host(worker: Worker, config: DomainConfig, namespace: Namespace, tokens: bytes, num_blocks: int) -> str:
-    found = host_match(worker, config.domain, namespace, tokens, matchable_bytes(tokens, worker.block_bytes))
+    stop = matchable_bytes(tokens, worker.block_bytes)
+    found = match_below(worker.host, config.domain, namespace, tokens, stop)
     more = (found.num_blocks - num_blocks) * worker.block_size if found is not None else 0
     return f" The host tier has {more} more." if more > 0 else ""
 

@@ -54,12 +54,8 @@ def next_slice(state: State, cursor: Cursor | None, max_blocks: int) -> tuple[li
 
 
 def _trees(state: State) -> list[tuple[Worker, BlockStore, Tree]]:
-    """Of both tiers."""
-    pools: list[tuple[Worker, BlockStore]] = []
-    for worker in state.workers.values():
-        pools.append((worker, worker))
-        if worker.host is not None:
-            pools.append((worker, worker.host.store))
+    """Of all tiers."""
+    pools = [(worker, store) for worker in state.workers.values() for store in worker.stores]
     return [(worker, store, tree) for worker, store in pools for tree in store.trees.values()]
 
 

@@ -39,5 +39,5 @@ def set_domains(state: State, configs: tuple[DomainConfig, ...], now_ns: int) ->
         worker.reservations.reset()
         worker.quotas.reconfigure(configs, removed)
         worker.ledger.any_wipes = domains.any_wipes
-        if worker.host is not None:
-            worker.host.store.quotas.reconfigure(tuple(config.by_shares() for config in configs), removed)
+        for tier in worker.lower_tiers:
+            tier.store.quotas.reconfigure(tuple(config.by_shares() for config in configs), removed)

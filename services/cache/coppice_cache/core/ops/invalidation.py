@@ -49,9 +49,8 @@ def invalidate(
         raise MessageRefused(f"tokens have {len(tokens)} bytes; they must be packed u32, and at least one")
     if state.replay.worker_ids:
         state.replay.distrusted.add((domain, namespace))
-    stores = [worker.host.store for worker in state.workers.values() if worker.host is not None]
-    for store in stores:
-        _cut_prefix(store, domain, namespace, tokens)
+    for tier in [tier for worker in state.workers.values() for tier in worker.lower_tiers]:
+        _cut_prefix(tier.store, domain, namespace, tokens)
     return sum(_cut_prefix(worker, domain, namespace, tokens) for worker in state.workers.values())
 
 
@@ -60,10 +59,10 @@ def _trees(state: State) -> list[tuple[Worker, Tree]]:
 
 
 def _salted(worker: Worker, domain: DomainId | None, namespace: Namespace | None) -> list[tuple[DomainId, Namespace]]:
-    """Trees that go with an unsalted namespace, in either tier. Who follows the changes compares whole names."""
+    """Trees that go with an unsalted namespace, in any tier. Who follows the changes compares whole names."""
     if namespace is None or not worker.changes.are_told:
         return []
-    trees = {**worker.trees, **(worker.host.store.trees if worker.host is not None else {})}
+    trees = dict.fromkeys(name for store in worker.stores for name in store.trees)
     return [
         (owner, name)
         for owner, name in trees

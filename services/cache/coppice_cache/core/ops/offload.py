@@ -1,12 +1,13 @@
-"""The host tier: what is demoted there before the device has to forget it, and promoted again when it is asked for.
+"""The tiers below the device: what is demoted there before the store above has to forget it, and promoted again when it
+is asked for.
 
-    device    ... [a b c]          coldest leaf, few blocks are free      ---- DEMOTE ---->   host  ... [a b c]
-    host      ... [a b c]          a prompt goes on with a b c            ---- PROMOTE --->   device ... [a b c]
+    device    ... [a b c]          coldest leaf, few blocks are free      ---- down ---->   host  ... [a b c]
+    host      ... [a b c]          a prompt goes on with a b c            ----- up ----->   device ... [a b c]
 
-Both tiers have trees of their own, each closed under prefixes. A copy is an order to the worker and a lease on either
-end: a pin on what is read, owned blocks for what is written. Until the worker says that it is done neither end can be
-evicted or granted; then the written end is published like any lease's blocks. A demoted block stays on the device until
-it is evicted there, which takes no time by then.
+Each tier has trees of its own, closed under prefixes. A copy is an order to the worker and a lease on either end: a pin
+on what is read, owned blocks for what is written. Until the worker says that it is done neither end can be evicted or
+granted; then the written end is published like any lease's blocks. A demoted block stays in the upper store until it is
+evicted there, which takes no time by then.
 
 A promotion is a flight: whoever asks for that prefix is told to wait for it, like for a live lease that computes it.
 """
@@ -39,7 +40,7 @@ from coppice_cache.core.radix.tree import (
     walk,
 )
 from coppice_cache.core.state.state import State
-from coppice_cache.core.state.workers import CopyJob, HostTier, Worker
+from coppice_cache.core.state.workers import CopyJob, LowerTier, Worker
 
 _US_PER_MS = 1_000
 _SHARE_OF_A_WAIT = 1 / 8  # for which promotions may fill the link
@@ -49,118 +50,128 @@ _NO_EPOCH = SchedulerEpoch(0)
 _NO_GRANT = Grant(_NO_ID, WorkerId(""), WorkerEpoch(0), 0, b"", b"", b"", b"")
 
 
-def host_match(
-    worker: Worker, domain: DomainId, namespace: Namespace, tokens: bytes, stop: int
+def match_below(
+    tier: LowerTier | None, domain: DomainId, namespace: Namespace, tokens: bytes, stop: int
 ) -> MatchPosition | None:
-    """Where a walk of the host trees ends; None without a host tier or a tree there."""
-    if worker.host is None:
-        return None
-    tree = worker.host.store.find_tree(domain, namespace)
-    return None if tree is None else walk(tree, tokens, worker.block_bytes, stop)
+    """Where a walk of the tier's trees ends; None without such a tier, or a tree there."""
+    tree = None if tier is None else tier.store.find_tree(domain, namespace)
+    return None if tier is None or tree is None else walk(tree, tokens, tier.store.block_bytes, stop)
 
 
 def promote(
     state: State,
     worker: Worker,
+    tier: LowerTier,
     tree: Tree,
     position: MatchPosition,
     account: Account,
     tokens: bytes,
-    num_host_blocks: int,
+    num_blocks: int,
 ) -> bool:
-    """Order the `num_host_blocks` that the host tier has beyond `position` to the device.
+    """Order the `num_blocks` that the tier has beyond `position`, in a tree of the store above it.
 
     Returns whether it was worth it and there was room.
     """
-    if worker.host is None:
+    upper, lower = tier.upper, tier.store
+    count = min(num_blocks, _promotions_left(state, tier))
+    if _is_waited_for(worker, upper) or count <= 0:
         return False
-    count = min(num_host_blocks, _promotions_left(state, worker.host))
-    if worker.reservations.waiting or count <= 0:
+    if not tier.costs.is_worth_promoting(count, worker.block_size, blocks_ahead(tier, tree.domain)):
         return False
-    if not worker.host.costs.is_worth_promoting(count, worker.block_size, blocks_ahead(worker.host, tree.domain)):
-        return False
-    plan = worker.quotas.plan(
-        account, count, num_free=worker.ledger.num_free, newly_protected=unprotected_blocks(position)
+    plan = upper.quotas.plan(
+        account, count, num_free=upper.ledger.num_free, newly_protected=unprotected_blocks(position)
     )
     if not isinstance(plan, EvictionPlan):
         return False
-    host = worker.host.store
     end = (position.num_blocks + count) * worker.block_bytes
-    found = host_match(worker, tree.domain, tree.namespace, tokens, end)
+    found = match_below(tier, tree.domain, tree.namespace, tokens, end)
     assert found is not None
-    assert found.num_blocks == position.num_blocks + count, "the host tier has less than was said"
-    target = _claim(state, worker, account, tree, position, plan, count)
-    host_use = host.quotas.accounts[tree.domain]
-    source = _hold(state, host, host_use, root_of(found.node), host.split(host_use, found), found.num_blocks)
-    _order(state, worker, Direction.PROMOTE, host, source, target, tokens[:end])
-    worker.flights.start(target, tokens[:end], partial(host.is_findable, source))
+    assert found.num_blocks == position.num_blocks + count, "the tier has less than was said"
+    target = _claim(state, upper, account, tree, position, plan, count)
+    lower_use = lower.quotas.accounts[tree.domain]
+    source = _hold(state, lower, lower_use, root_of(found.node), lower.split(lower_use, found), found.num_blocks)
+    _order(state, worker, tier, tier.up, source, target, tokens[:end])
+    worker.flights.start(target, tokens[:end], partial(lower.is_findable, source))
     return True
 
 
 def tick_demotions(state: State, worker: Worker) -> None:
     """At every tick."""
-    if worker.host is not None:
-        worker.host.ticked(worker.num_evicted)
-        _plan_demotions(state, worker, worker.host)
+    for tier in worker.lower_tiers:
+        tier.ticked()
+        _plan_demotions(state, worker, tier)
 
 
 def demote_ahead(state: State, worker: Worker) -> None:
     """After evictions: once they took a good part of what was copied ahead of them, not only at the next tick."""
-    if worker.host is not None and worker.num_evicted >= worker.host.look_at:
-        _plan_demotions(state, worker, worker.host)
+    for tier in worker.lower_tiers:
+        if tier.upper.num_evicted >= tier.look_at:
+            _plan_demotions(state, worker, tier)
 
 
-def _plan_demotions(state: State, worker: Worker, host: HostTier) -> None:
-    """While few device blocks are free, copy the next victims to the host: as many as the share of the pool says, and
-    as a burst took lately.
+def _plan_demotions(state: State, worker: Worker, tier: LowerTier) -> None:
+    """While few blocks are free above, copy the next victims down: as many as the share of the pool says, and as a
+    burst took lately.
 
     What is under way cannot be evicted, so it has to be over before its turn comes, else warmer blocks go in its place,
     and there is a bound to it.
     """
-    settings, most = state.settings, min(state.settings.demote_blocks_max, worker.num_blocks // 2)
-    ahead = int(settings.demote_below_share * worker.num_blocks + host.burst)
-    wanted = ahead - worker.ledger.num_free
-    host.look_at = worker.num_evicted + max(1, min(ahead, most) // _LOOKS_PER_WINDOW)
-    host.is_short = False
-    if wanted <= 0 or not worker.is_open or state.reincarnating or worker.reservations.waiting:
+    upper = tier.upper
+    settings, most = state.settings, min(state.settings.demote_blocks_max, upper.num_blocks // 2)
+    ahead = int(settings.demote_below_share * upper.num_blocks + tier.burst)
+    wanted = ahead - upper.ledger.num_free
+    tier.look_at = upper.num_evicted + max(1, min(ahead, most) // _LOOKS_PER_WINDOW)
+    tier.is_short = False
+    if wanted <= 0 or not worker.is_open or state.reincarnating or _is_waited_for(worker, upper):
         return
-    num_orders, num_blocks = host.copying(Direction.DEMOTE)
+    num_orders, num_blocks = tier.copying(tier.down)
     orders_left, blocks_left = settings.copy_orders_max - num_orders, most - num_blocks
     # A copy holds its source for as long as the worker takes, which a strict domain could feel, and nobody zeroes
-    # host blocks: who asks for that stays on the device (I15).
-    lending = [account for account in worker.quotas.accounts.values() if account.evictable and not account.config.wipes]
+    # blocks below the device: who asks for that stays there (I15).
+    lending = [account for account in upper.quotas.accounts.values() if account.evictable and not account.config.wipes]
     for account in sorted(lending, key=lambda account: -account.over):
         for node in account.eviction.next_victims(wanted):
             wanted -= node.num_blocks
             if node.copied_use_ns == node.last_use_ns:
                 continue
-            host.is_short = orders_left <= 0 or blocks_left <= 0
-            if host.is_short:
+            tier.is_short = orders_left <= 0 or blocks_left <= 0
+            if tier.is_short:
                 return
-            num_ordered = _demote(state, worker, account, node, blocks_max=blocks_left)
+            num_ordered = _demote(state, worker, tier, account, node, blocks_max=blocks_left)
             orders_left, blocks_left = orders_left - (num_ordered > 0), blocks_left - num_ordered
-            host.is_short = blocks_left <= 0  # of this path, too
+            tier.is_short = blocks_left <= 0  # of this path, too
+
+
+def _is_waited_for(worker: Worker, store: BlockStore) -> bool:
+    """Somebody waits for blocks of this store to come back; on the device alone, where leases are."""
+    return store is worker and bool(worker.reservations.waiting)
 
 
 def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) -> None:
     """The worker's word on orders; one that is unknown, or was answered before, changes nothing."""
-    if worker.host is None:
-        return
-    worker.host.costs = worker.host.costs.measured(message.prefill_ns_per_token, message.copy_ns_per_block)
+    if worker.host is not None:
+        worker.host.costs = worker.host.costs.measured(message.prefill_ns_per_token, message.copy_ns_per_block)
+    for tier in worker.lower_tiers:
+        if _end_jobs(state, worker, tier, message, now_ns) and tier.is_short:  # what failed waits for the next tick
+            _plan_demotions(state, worker, tier)
+
+
+def _end_jobs(state: State, worker: Worker, tier: LowerTier, message: CopiesDone, now_ns: int) -> bool:
+    """Those of one tier. Returns whether one was done, which has made place for another."""
     has_made_place = False
     for order_id in (*message.order_ids, *message.failed_ids):
-        job = worker.host.jobs.pop(order_id, None)
+        job = tier.jobs.pop(order_id, None)
         if job is None:
             continue
-        demoted = job.order.direction is Direction.DEMOTE
-        from_store, to_store = (worker, worker.host.store) if demoted else (worker.host.store, worker)
+        demoted = job.order.direction is tier.down
+        from_store, to_store = (tier.upper, tier.store) if demoted else (tier.store, tier.upper)
         is_done = order_id in message.order_ids
         has_made_place |= is_done
         if is_done:
-            worker.host.num_copied[job.order.direction] += len(job.order.dst) // HANDLE_BYTES
+            tier.num_copied[job.order.direction] += len(job.order.dst) // HANDLE_BYTES
             if from_store.is_findable(job.source):  # what was invalidated may not come back through the other tier
                 _store(state, to_store, job, now_ns)
-            if not demoted and job.target.tree is not None:
+            if to_store is worker and job.target.tree is not None:
                 extend_pins(state, worker, job.target.tree)
             worker.flights.advance(job.target)
         elif demoted:
@@ -172,89 +183,86 @@ def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) 
         _let_go(from_store, job.source)
         if is_done:
             _note_seals(to_store, job.order)
-    if worker.host.is_short and has_made_place:  # what failed waits for the next tick
-        _plan_demotions(state, worker, worker.host)
+    return has_made_place
 
 
-def _demote(state: State, worker: Worker, account: Account, node: Node, *, blocks_max: int) -> int:
-    """Copy what of the path to this leaf is not in the host tier yet, unless it is not worth it or nothing has room;
+def _demote(state: State, worker: Worker, tier: LowerTier, account: Account, node: Node, *, blocks_max: int) -> int:
+    """Copy what of the path to this leaf is not in the lower tier yet, unless it is not worth it or nothing has room;
     returns how many blocks are ordered.
 
-    Once for each use: where the host holds less than the victims, it has dropped some again, and copying those would
+    Once for each use: where the tier holds less than the victims, it has dropped some again, and copying those would
     drop others, for ever.
     """
-    assert worker.host is not None
-    host = worker.host.store
-    has_place = host.quotas.makes_place(account.config.domain, state.settings.domains_per_worker_max)
+    upper, lower = tier.upper, tier.store
+    has_place = lower.quotas.makes_place(account.config.domain, state.settings.domains_per_worker_max)
     if is_cut_off(node) or not has_place:
-        return 0  # invalidated, and not taken apart yet; or the accounts of the host tier are full
+        return 0  # invalidated, and not taken apart yet; or the accounts of the tier are full
     tree, nodes = root_of(node), path(node)
     tokens = b"".join(part.tokens for part in nodes)
-    host_use = host.quotas.use_of(account.config.by_shares())
-    there = host.find_tree(tree.domain, tree.namespace)
+    lower_use = lower.quotas.use_of(account.config.by_shares())
+    there = lower.find_tree(tree.domain, tree.namespace)
     if there is None:
-        there = host.new_tree(tree.domain, tree.namespace, tree.chain_key)
+        there = lower.new_tree(tree.domain, tree.namespace, tree.chain_key)
     position = walk(there, tokens, worker.block_bytes)
     missing = len(tokens) // worker.block_bytes - position.num_blocks
     if not missing:
         node.copied_use_ns = node.last_use_ns
     count = min(missing, blocks_max)
-    if not count or not worker.is_current(tree):
+    if not count or not upper.is_current(tree):
         return 0
-    if not _is_worth_demoting(state, worker, worker.host, count):
+    if not _is_worth_demoting(tier, count, worker.block_size):
         return 0
-    plan = host.quotas.plan(
-        host_use, count, num_free=host.ledger.num_free, newly_protected=unprotected_blocks(position)
+    plan = lower.quotas.plan(
+        lower_use, count, num_free=lower.ledger.num_free, newly_protected=unprotected_blocks(position)
     )
     if not isinstance(plan, EvictionPlan):
         return 0
-    target = _claim(state, host, host_use, there, position, plan, count)
-    source = _hold(state, worker, account, tree, node, len(tokens) // worker.block_bytes)
-    _order(state, worker, Direction.DEMOTE, worker, source, target, tokens)
+    target = _claim(state, lower, lower_use, there, position, plan, count)
+    source = _hold(state, upper, account, tree, node, len(tokens) // worker.block_bytes)
+    _order(state, worker, tier, tier.down, source, target, tokens)
     if count == missing:
         node.copied_use_ns = node.last_use_ns
     return count
 
 
-def _is_worth_demoting(state: State, worker: Worker, host: HostTier, num_blocks: int) -> bool:
+def _is_worth_demoting(tier: LowerTier, num_blocks: int, block_size: int) -> bool:
     """By what copies cost of late, or now and then by what they should: without copies their cost is not measured."""
-    if host.costs.is_worth_demoting(num_blocks, worker.block_size):
+    if tier.costs.is_worth_demoting(num_blocks, block_size):
         return True
-    expected = replace(host.costs, copy_us_per_block=state.settings.tiers.copy_us_per_block)
-    return expected.is_worth_demoting(num_blocks, worker.block_size) and host.may_measure(worker)
+    expected = replace(tier.costs, copy_us_per_block=tier.expected_copy_us)
+    return expected.is_worth_demoting(num_blocks, block_size) and tier.may_measure()
 
 
-def blocks_ahead(host: HostTier, domain: DomainId) -> int:
+def blocks_ahead(tier: LowerTier, domain: DomainId) -> int:
     """Blocks that are promoted first, for others. Of its own each request would stand behind as much computing."""
-    return host.copying(Direction.PROMOTE, but_for=host.store.quotas.accounts.get(domain))[1]
+    return tier.copying(tier.up, but_for=tier.store.quotas.accounts.get(domain))[1]
 
 
-def _promotions_left(state: State, host: HostTier) -> int:
+def _promotions_left(state: State, tier: LowerTier) -> int:
     """Blocks that the link can bring soon: they stand still until then, and whoever waits for them, too."""
-    num_orders, num_blocks = host.copying(Direction.PROMOTE)
+    num_orders, num_blocks = tier.copying(tier.up)
     if num_orders >= state.settings.copy_orders_max:
         return 0
     bound_us = state.settings.flight_wait_ms * _US_PER_MS * _SHARE_OF_A_WAIT
-    return int(bound_us / host.costs.copy_us_per_block) - num_blocks
+    return int(bound_us / tier.costs.copy_us_per_block) - num_blocks
 
 
 def _order(
     state: State,
     worker: Worker,
+    tier: LowerTier,
     direction: Direction,
-    read_from: BlockStore,
     source: Lease,
     target: Lease,
     tokens: bytes,
-) -> CopyJob:
+) -> None:
     """Copy what the target owns; `tokens` are those of its whole path, from the root."""
-    assert worker.host is not None
+    read_from = tier.upper if direction is tier.down else tier.store
     src, dst = source.handles(target.num_settled, target.num_blocks), target.own_handles()
     order = CopyOrder(state.next_order_id(), direction, src, dst, read_from.ledger.seals_of(src))
     copied = tokens[target.num_settled * worker.block_bytes : target.num_blocks * worker.block_bytes]
-    job = worker.host.jobs[order.order_id] = CopyJob(order, source, target, copied)
+    tier.jobs[order.order_id] = CopyJob(order, source, target, copied)
     state.order_copy(worker, order)
-    return job
 
 
 def _claim(
@@ -307,7 +315,7 @@ def _store(state: State, store: BlockStore, job: CopyJob, now_ns: int) -> None:
 
 
 def _forget(store: BlockStore, job: CopyJob) -> None:
-    """The host blocks could not be read: whoever asks computes, and is not made to wait for another attempt."""
+    """The lower tier could not be read: whoever asks computes, and is not made to wait for another attempt."""
     source = job.source
     if source.tree is not None and store.is_findable(source):
         first = source.num_settled - len(job.order.src) // HANDLE_BYTES

@@ -1,4 +1,4 @@
-"""Whether an acquire should wait: for a live lease that computes its prefix, or for a copy from the host tier."""
+"""Whether an acquire should wait: for a live lease that computes its prefix, or for a copy from a lower tier."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from typing import NamedTuple
 
 from coppice.ids import TOKEN_BYTES
 from coppice.messages.index import Acquire, Pending
-from coppice_cache.core.ops.offload import blocks_ahead, host_match, promote
+from coppice_cache.core.ops.offload import blocks_ahead, match_below, promote
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.radix.tree import MatchPosition, Tree, walk
 from coppice_cache.core.state.sessions import Session
 from coppice_cache.core.state.single_flight import Coming
 from coppice_cache.core.state.state import NS_PER_MS, State
-from coppice_cache.core.state.workers import Worker
+from coppice_cache.core.state.workers import LowerTier, Worker
+
+
+class Below(NamedTuple):
+    """What a lower tier has of a prompt, and the prefill that it saves, less what could be computed meanwhile."""
+
+    tier: LowerTier
+    num_blocks: int  # from the root
+    saved_tokens: int
 
 
 class Placement(NamedTuple):
@@ -24,7 +32,7 @@ class Placement(NamedTuple):
     position: MatchPosition
     cost: int  # tokens to compute, and those that stand before
     coming: Coming | None = None  # what a live lease is about to add to the match
-    num_host_blocks: int = 0  # that the host tier could add
+    below: tuple[Below, ...] = ()  # what could be copied, the best first
 
 
 def matchable_bytes(tokens: bytes, block_bytes: int) -> int:
@@ -41,18 +49,40 @@ def weigh_waiting(state: State, op: Acquire, placement: Placement) -> Placement:
     if coming is not None:
         gain = (coming.num_blocks - placement.position.num_blocks) * size
         return placement._replace(coming=coming, cost=placement.cost - gain)
+    return _weigh_below(state, op, placement)
+
+
+def _weigh_below(state: State, op: Acquire, placement: Placement) -> Placement:
+    """What lower tiers could add, or are about to: a copy into a tier is waited for like one to the device.
+
+    From a tier that is not next to the device a prompt comes in hops, one for each time that it asks. All of them
+    count.
+    """
+    worker, own, size = placement.worker, placement.position.num_blocks, placement.worker.block_size
     stop = matchable_bytes(op.tokens, worker.block_bytes)
-    found = host_match(worker, op.domain, op.namespace, op.tokens, stop)
-    if worker.host is None or found is None:
+    hops: list[tuple[LowerTier, int]] = []  # each with what the store above it has
+    options: list[Below] = []
+    above = reached = own
+    found: MatchPosition | None = None  # in the lower tier above
+    for tier in worker.lower_tiers:
+        coming = None if found is None else _find_coming(state, op, worker, found)
+        if coming is not None and coming.num_blocks > own:
+            return placement._replace(coming=coming, cost=placement.cost - (coming.num_blocks - own) * size)
+        hops.append((tier, above))
+        found = match_below(tier, op.domain, op.namespace, op.tokens, stop)
+        above = 0 if found is None else found.num_blocks
+        # As few tokens as nobody waits for would be ordered again by the next who asks: it would not find the flight.
+        if (above - reached) * size < max(1, state.settings.flight_tokens_min):
+            continue
+        reached = above
+        takes_us = sum(hop.costs.takes_us(above - has, blocks_ahead(hop, op.domain)) for hop, has in hops)
+        num_tokens, prefill_us = (above - own) * size, tier.costs.prefill_us_per_token
+        if takes_us < num_tokens * prefill_us:
+            options.append(Below(tier, above, num_tokens - int(takes_us / prefill_us)))
+    if not options:
         return placement
-    count = found.num_blocks - placement.position.num_blocks
-    # As few tokens as nobody waits for would be ordered again by the next who asks, as it would not find the flight.
-    if count * size < max(1, state.settings.flight_tokens_min):
-        return placement
-    costs, num_ahead = worker.host.costs, blocks_ahead(worker.host, op.domain)
-    if not costs.is_worth_promoting(count, size, num_ahead):
-        return placement
-    return placement._replace(num_host_blocks=count, cost=placement.cost - costs.tokens_saved(count, size, num_ahead))
+    options.sort(key=lambda option: -option.saved_tokens)
+    return placement._replace(below=tuple(options), cost=placement.cost - options[0].saved_tokens)
 
 
 def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None:
@@ -72,8 +102,8 @@ def still_waiting(state: State, session: Session, op: Acquire) -> Pending | None
 def wait_for(state: State, session: Session, op: Acquire, placement: Placement, now_ns: int) -> Pending | None:
     """Wait for what the cheapest placement counts on; None when there is nothing to wait for."""
     coming = placement.coming
-    if coming is None and placement.num_host_blocks:
-        coming = _promoted(state, op, placement)
+    for below in placement.below:
+        coming = coming or _promoted(state, op, placement, below)
     if coming is None:
         return None
     worker, wait_ms = placement.worker, state.settings.flight_wait_ms
@@ -99,12 +129,31 @@ def _find_coming(state: State, op: Acquire, worker: Worker, position: MatchPosit
     return coming
 
 
-def _promoted(state: State, op: Acquire, placement: Placement) -> Coming | None:
+def _promoted(state: State, op: Acquire, placement: Placement, below: Below) -> Coming | None:
     """The flight of a copy that was just ordered."""
-    worker = placement.worker
-    stop = matchable_bytes(op.tokens, worker.block_bytes)
-    if not promote(
-        state, worker, placement.tree, placement.position, placement.account, op.tokens, placement.num_host_blocks
-    ):
+    worker, tier, end = placement.worker, below.tier, below.num_blocks * placement.worker.block_bytes
+    if tier.upper is worker:
+        tree, position, account = placement.tree, placement.position, placement.account
+    elif (found := _place_in(state, tier, placement.account, op)) is not None:
+        tree, position, account = found
+    else:
         return None
-    return worker.flights.coming(walk(placement.tree, op.tokens, worker.block_bytes, stop), op.tokens, stop)
+    count = below.num_blocks - position.num_blocks
+    if not promote(state, worker, tier, tree, position, account, op.tokens, count):
+        return None
+    return worker.flights.coming(walk(tree, op.tokens, worker.block_bytes, end), op.tokens, end)
+
+
+def _place_in(
+    state: State, tier: LowerTier, account: Account, op: Acquire
+) -> tuple[Tree, MatchPosition, Account] | None:
+    """Where a copy from this tier goes on in the lower tier above it; None where there is no place for the domain."""
+    store = tier.upper
+    if not store.quotas.makes_place(op.domain, state.settings.domains_per_worker_max):
+        return None
+    tree = store.find_tree(op.domain, op.namespace)
+    if tree is None:
+        key = tier.store.trees[op.domain, op.namespace].chain_key
+        tree = store.new_tree(op.domain, op.namespace, key)
+    stop = matchable_bytes(op.tokens, store.block_bytes)
+    return tree, walk(tree, op.tokens, store.block_bytes, stop), store.quotas.use_of(account.config.by_shares())

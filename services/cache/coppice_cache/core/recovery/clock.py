@@ -43,9 +43,8 @@ class Clock:
             reclaim.tick(state, worker, now_ns)
             drop_dead_pins(worker)
             tick_demotions(state, worker)
-            if worker.host is not None:
-                worker.host.store.sweep(state.settings.nodes_dismantled_per_tick)
-            worker.sweep(state.settings.nodes_dismantled_per_tick)
+            for store in reversed(worker.stores):
+                store.sweep(state.settings.nodes_dismantled_per_tick)
         _dismantle(state)
 
 

@@ -98,9 +98,8 @@ def end_worker(state: State, worker_id: WorkerId) -> None:
     end_reservations_of_worker(state, worker)
     for lease in worker.leases.values():
         forget_lease(state, lease)
-    state.dismantling += worker.roots()
-    if worker.host is not None:
-        state.dismantling += worker.host.store.roots()
+    for store in worker.stores:
+        state.dismantling += store.roots()
     worker.changes.cleared()
     state.drop_replay(worker_id)
     state.effects.append(WorkerEnded(worker_id, worker.epoch))

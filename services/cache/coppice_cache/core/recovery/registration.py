@@ -33,7 +33,7 @@ from coppice_cache.core.recovery.ownership import tell_registered
 from coppice_cache.core.recovery.reattach import accept_window_ack, close_windows, judge_held_claims
 from coppice_cache.core.state.sessions import minted_by
 from coppice_cache.core.state.state import NS_PER_MS, State
-from coppice_cache.core.state.workers import HostTier, Phase, Window, Worker
+from coppice_cache.core.state.workers import LowerTier, Phase, Window, Worker
 
 
 def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) -> None:
@@ -175,13 +175,13 @@ def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int
         incarnations=state.incarnations,
         events=state.events,
     )
-    worker.host = _host_tier(state, message, epoch)
+    worker.host = _host_tier(state, worker, message)
     deadline_ns = now_ns + state.settings.session_ttl_ms * NS_PER_MS
     worker.window = Window(tuple(sorted(set(message.scheduler_epochs))), deadline_ns)
     return worker
 
 
-def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier | None:
+def _host_tier(state: State, worker: Worker, message: Register) -> LowerTier | None:
     """What the host pool held before is not findable any more; its generations go on. Shares hold there too."""
     if not message.num_host_blocks:
         return None
@@ -190,9 +190,9 @@ def _host_tier(state: State, message: Register, epoch: WorkerEpoch) -> HostTier 
         ledger.load(message.host_generations, message.host_seals)
     configs = tuple(config.by_shares() for config in state.domains.listed)
     quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction], ledger.block_time)
-    changes = Changes(message.worker_id, epoch, state.events, Tier.HOST)
+    changes = Changes(worker.worker_id, worker.epoch, state.events, Tier.HOST)
     store = BlockStore(message.block_size, ledger, quotas, state.incarnations, changes)
-    return HostTier(store, state.settings.tiers)
+    return LowerTier(store, worker, state.settings.tiers, down=Direction.DEMOTE, up=Direction.PROMOTE)
 
 
 def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:
@@ -206,7 +206,7 @@ def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> 
     tell_registered(state, worker)
     for pending in worker.fences.values():
         state.tell_worker(worker.worker_id, pending.message)
-    for job in worker.host.jobs.values() if worker.host is not None else ():
+    for job in [job for tier in worker.lower_tiers for job in tier.jobs.values()]:
         state.order_copy(worker, job.order)
 
 

@@ -155,7 +155,7 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) 
         extend_pins(state, worker, tree)
     _report(state, places, counts)
     counts.replayed += _offer(worker, entries, accounts, nodes, counts)
-    if worker.num_nodes or (worker.host is not None and worker.host.store.num_nodes):
+    if any(store.num_nodes for store in worker.stores):
         state.effects.append(Regrown(worker.worker_id))
 
 

@@ -16,9 +16,7 @@ from coppice_cache.core.state.workers import Worker
 
 def pool_statements(worker: Worker, now_ns: int) -> list[PoolStatement]:
     """Of each tier, until `now_ns`, which is not before the last call. Cost: its domains."""
-    stores: list[tuple[Tier, BlockStore]] = [(Tier.DEVICE, worker)]
-    if worker.host is not None:
-        stores.append((Tier.HOST, worker.host.store))
+    stores = zip(Tier, worker.stores, strict=False)
     return [_pool_statement(worker, tier, store, now_ns) for tier, store in stores]
 
 

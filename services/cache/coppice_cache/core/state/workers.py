@@ -1,4 +1,4 @@
-"""One worker as the cache sees it: its ledger, trees, quotas, leases, fences and, where it has one, its host tier.
+"""One worker as the cache sees it: its ledger, trees, quotas, leases, fences and the tiers below its device.
 
     WINDOW --all named sessions are back, or time is up--> CLOSING --acknowledged--> OPEN
        ^ after a restart of the cache (rule 3)                                         ^ a new pool starts here
@@ -43,29 +43,38 @@ class CopyJob:
 _BURST_KEPT = 0.98  # of the largest burst, per tick: a few seconds
 
 
-class HostTier:
-    """The store of the host pool, all copies under way in either direction, and how much is demoted ahead of need."""
+class LowerTier:
+    """A store below another one of the same worker, all copies between the two in either direction, and how much goes
+    down ahead of need."""
 
-    def __init__(self, store: BlockStore, costs: TierCosts) -> None:
+    def __init__(
+        self, store: BlockStore, upper: BlockStore, costs: TierCosts, *, down: Direction, up: Direction
+    ) -> None:
         self.store = store
+        self.upper = upper
         self.costs = costs
+        self.expected_copy_us = costs.copy_us_per_block
+        self.down = down  # how orders from the upper store to this one name it
+        self.up = up
         self.jobs: dict[int, CopyJob] = {}
-        self.burst = 0.0  # most blocks that were evicted between two ticks lately
-        self.look_at = 1  # of `num_evicted`: from there on the next victims are looked at before the next tick
+        self.burst = 0.0  # most blocks that were evicted above between two ticks lately
+        self.look_at = 1  # of the upper `num_evicted`: from there on victims are looked at before the next tick
         self.is_short = False  # there were more to copy than may be under way
-        self.num_copied = dict.fromkeys(Direction, 0)  # blocks that copies brought to the other tier so far
+        self.num_copied = dict.fromkeys((down, up), 0)  # blocks that copies brought to the other store so far
         self._ticked_at = 0
         self._measure_at = 0  # of `num_evicted`
 
-    def may_measure(self, worker: Worker) -> bool:
-        """Whether something is copied that costs too much by what was measured: once while the pool is evicted once."""
-        if worker.num_evicted < self._measure_at:
+    def may_measure(self) -> bool:
+        """Whether something is copied that costs too much by what was measured: once while the upper pool is evicted
+        once."""
+        if self.upper.num_evicted < self._measure_at:
             return False
-        self._measure_at = worker.num_evicted + worker.num_blocks
+        self._measure_at = self.upper.num_evicted + self.upper.num_blocks
         return True
 
-    def ticked(self, num_evicted: int) -> None:
-        """`num_evicted` is the device's count, which only grows."""
+    def ticked(self) -> None:
+        """The upper store's count of evictions only grows."""
+        num_evicted = self.upper.num_evicted
         self.burst = max(num_evicted - self._ticked_at, self.burst * _BURST_KEPT)
         self._ticked_at = num_evicted
 
@@ -144,12 +153,22 @@ class Worker(BlockStore):
         self.mean_hold_ms = 1_000.0
         self.flights = Flights(self.block_bytes, woken)
         self.reservations = Reservations(quotas, ledger)
-        self.host: HostTier | None = None
+        self.host: LowerTier | None = None
         self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
 
     @property
     def is_open(self) -> bool:
         return self.phase is Phase.OPEN
+
+    @property
+    def lower_tiers(self) -> tuple[LowerTier, ...]:
+        """From the device down."""
+        return () if self.host is None else (self.host,)
+
+    @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """Of all tiers, from the device down."""
+        return (self, *(tier.store for tier in self.lower_tiers))
 
     @property
     def info(self) -> WorkerInfo:
