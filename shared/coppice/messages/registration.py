@@ -36,6 +36,9 @@ class Register(Message, frozen=True):
     host_seals: PackedSeals = b""
     voucher: bytes = b""  # of the last Registered, for its two epochs; without one the pool counts as new
     knows_owners: bool = False  # it takes plans of whom the cache service names; False: of the newest session
+    num_disk_blocks: U32 = 0  # size of the disk tier's pool, below the host tier; 0 = there is none
+    disk_generations: PackedGenerations = b""
+    disk_seals: PackedSeals = b""
 
 
 class Registered(Message, frozen=True):
@@ -78,6 +81,8 @@ class FenceAck(Message, frozen=True):
     seals: PackedSeals = b""
     host_generations: PackedGenerations = b""
     host_seals: PackedSeals = b""
+    disk_generations: PackedGenerations = b""
+    disk_seals: PackedSeals = b""
 
 
 class Draining(Message, frozen=True):
@@ -89,6 +94,8 @@ class Draining(Message, frozen=True):
 class Direction(Enum):
     DEMOTE = "demote"  # device to host
     PROMOTE = "promote"  # host to device
+    STORE = "store"  # host to disk; said, as LOAD is, to a worker that has registered blocks of a disk
+    LOAD = "load"  # disk to host
 
 
 class CopyOrder(Record, frozen=True):
@@ -113,7 +120,8 @@ class CopiesDone(Message, frozen=True):
     order_ids: tuple[U64, ...] = ()
     failed_ids: tuple[U64, ...] = ()  # refused or broken off: the destinations hold nothing
     prefill_ns_per_token: U32 = 0  # 0 = not known
-    copy_ns_per_block: U32 = 0  # 0 = not known
+    copy_ns_per_block: U32 = 0  # between device and host; 0 = not known
+    disk_ns_per_block: U32 = 0  # between host and disk; 0 = not known
 
 
 FromWorker = Register | FenceAck | Draining | CopiesDone

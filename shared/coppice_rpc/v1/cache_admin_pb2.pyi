@@ -552,7 +552,7 @@ class BlocksStored(_message.Message):
     handles: _builtins.bytes
     seals: _builtins.bytes
     tier: _builtins.int
-    """0 device, 1 host"""
+    """0 device, 1 host, 2 disk"""
     def __init__(
         self,
         *,

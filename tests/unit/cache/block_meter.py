@@ -55,9 +55,7 @@ class BlockMeter:
     def _stores(self) -> dict[PoolId, BlockStore]:
         stores: dict[PoolId, BlockStore] = {}
         for worker in self.core.state.workers.values():
-            stores[worker.epoch, Tier.DEVICE] = worker
-            if worker.host is not None:
-                stores[worker.epoch, Tier.HOST] = worker.host.store
+            stores |= {(worker.epoch, tier): store for tier, store in zip(Tier, worker.stores, strict=False)}
         return stores
 
     def is_of(self, core: IndexCore) -> bool:

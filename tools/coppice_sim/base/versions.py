@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from coppice.messages.index import Acquire, OpBatch, WorkerInfo, Workers
 from coppice.messages.record import Message, Record
-from coppice.messages.registration import CopiesDone, Register, Registered
+from coppice.messages.registration import CopiesDone, FenceAck, Register, Registered
 from coppice.messages.step import SequenceStart, StepPlan
 from coppice.session.versions import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, SPOKEN, Versions
 
@@ -24,11 +24,12 @@ BEFORE = Versions(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MIN)
 OLDER_SHARE = 0.5  # of the processes of a cell that is being upgraded, at first
 # What the version before does not have, with its defaults.
 LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
-    Register: {"knows_owners": False},
+    Register: {"knows_owners": False, "num_disk_blocks": 0, "disk_generations": b"", "disk_seals": b""},
+    FenceAck: {"disk_generations": b"", "disk_seals": b""},
     Registered: {"owner": 0},
     WorkerInfo: {"is_owned": True, "yields": False},
     Acquire: {"call_kind": 0},
-    CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0},
+    CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0, "disk_ns_per_block": 0},
     SequenceStart: {"copy_source": b"", "copy_seal": b""},
 }
 # Messages that have such records within: in which field.

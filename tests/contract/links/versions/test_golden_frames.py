@@ -29,7 +29,10 @@ LAST_RECORDS, LAST_ENUMS = golden.shapes_of(PROTOCOL_VERSION_MIN)
 RECORDS, ENUMS = golden.shapes_of(PROTOCOL_VERSION)
 
 # Values of enums that the last version does not have, and the function that asks a link's version before it says one.
-ASKED_FOR: dict[tuple[str, str], str] = {}
+ASKED_FOR: dict[tuple[str, str], str] = {
+    ("Direction", "store"): "registration: a worker that reports no blocks of a disk has no tier to store to",
+    ("Direction", "load"): "registration: nor one to load from",
+}
 
 
 def test_every_message_has_a_golden_frame_and_none_is_left_over() -> None:

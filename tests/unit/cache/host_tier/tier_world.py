@@ -1,4 +1,4 @@
-"""A world whose worker has a host tier, and how its orders to copy are read and answered."""
+"""A world whose worker has a host tier, maybe a disk tier too, and how its orders to copy are read and answered."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ PROMPT = tokens(16)  # four blocks
 CHEAP = TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0)
 
 
-def world(*domains: DomainConfig, num_blocks: int = 8, host: int = 16, **changes: object) -> World:
-    """A small device pool that is to be kept half free, and a host pool."""
+def world(*domains: DomainConfig, num_blocks: int = 8, host: int = 16, disk: int = 0, **changes: object) -> World:
+    """A small device pool that is to be kept half free, a host pool, and maybe one on a disk."""
     values: dict[str, object] = {"tiers": CHEAP, "demote_below_share": 0.5, "flight_tokens_min": 4} | changes
     here = World(settings(*domains, **values))
     message = registration(num_blocks=num_blocks, block_size=BLOCK)
-    here.register(changed(message, num_host_blocks=host, host_generations=bytes(8 * host), host_seals=bytes(16 * host)))
+    message = changed(message, num_host_blocks=host, host_generations=bytes(8 * host), host_seals=bytes(16 * host))
+    here.register(changed(message, num_disk_blocks=disk, disk_generations=bytes(8 * disk), disk_seals=bytes(16 * disk)))
     here.session = here.attach()
     return here
 

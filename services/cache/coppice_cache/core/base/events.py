@@ -23,6 +23,7 @@ from coppice.seals import NO_CHAIN_KEY, ChainKey
 class Tier(IntEnum):
     DEVICE = 0
     HOST = 1
+    DISK = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ class TierCosts:
     copy_us_per_block: float = 40.0  # one way
     order_us: float = 2_000.0  # until an order has reached the worker, its end is known and the prompt has asked again
     reuse_probability: float = 0.25  # of a prefix that nothing is known of
+    demotion_weight: float = 1.0  # of a microsecond of copying down, which holds up promotions, against one of prefill
     is_prefill_fixed: bool = False
     is_copy_fixed: bool = False
 
@@ -128,7 +129,7 @@ class TierCosts:
     def is_worth_demoting(self, num_blocks: int, block_size: int) -> bool:
         """Whether what a later hit saves, times its probability, exceeds the copy that is made now."""
         saved = num_blocks * (block_size * self.prefill_us_per_token - self.copy_us_per_block) - self.order_us
-        return self.reuse_probability * saved > num_blocks * self.copy_us_per_block
+        return self.reuse_probability * saved > num_blocks * self.copy_us_per_block * self.demotion_weight
 
     def takes_us(self, num_blocks: int, num_ahead: int) -> float:
         """Until whoever asked for it has it."""
@@ -159,7 +160,9 @@ class CoreSettings:
     flight_tokens_min: int = 32  # that must be on their way before a prompt waits for them
     flight_wait_ms: int = 2_000  # nobody waits longer for a leader
     tiers: TierCosts = TierCosts()
-    demote_below_share: float = 0.1  # of the device: so many blocks, and as a burst takes, are free or on the host too
+    disk_costs: TierCosts = TierCosts(copy_us_per_block=200.0, order_us=4_000.0, demotion_weight=0.1)
+    disk_rest_ms: int = 10_000  # without an order to store after one that failed: a full disk stays full for a while
+    demote_below_share: float = 0.1  # of a pool: so many blocks, and as a burst takes, are free or one tier lower too
     copy_orders_max: int = 64  # under way at once, per worker and direction
     demote_blocks_max: int = 1_024  # under way at once, per worker: they cannot be evicted meanwhile
     reclaim_grace_ms: int = 2_000  # that sessions have to give borrowed blocks back; then they are fenced

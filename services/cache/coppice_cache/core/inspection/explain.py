@@ -73,7 +73,7 @@ def _explain(worker: Worker, config: DomainConfig, namespace: Namespace, tokens:
     if tree is None:
         why = f"nothing of {config.domain!r} is cached here in this namespace."
         return Explanation(
-            worker.worker_id, namespace, 0, StoppedBy.NO_TREE, why + _host(worker, config, namespace, tokens, 0)
+            worker.worker_id, namespace, 0, StoppedBy.NO_TREE, why + _below(worker, config, namespace, tokens, 0)
         )
     position = walk(tree, tokens, worker.block_bytes, matchable_bytes(tokens, worker.block_bytes))
     case = _Case(worker, tokens, position)
@@ -81,7 +81,7 @@ def _explain(worker: Worker, config: DomainConfig, namespace: Namespace, tokens:
     pending = _pending_tokens(case)
     stopped_by = _stopped_by(case, partial, pending)
     count = position.num_blocks * worker.block_size
-    sentence = _sentence(case, stopped_by, partial, copied, pending) + _host(
+    sentence = _sentence(case, stopped_by, partial, copied, pending) + _below(
         worker, config, namespace, tokens, position.num_blocks
     )
     return Explanation(
@@ -146,11 +146,14 @@ def _sentence(case: _Case, stopped_by: StoppedBy, partial: int, copied: int, pen
     return f"{block * size} of {num_tokens} tokens are cached; {why}"
 
 
-def _host(worker: Worker, config: DomainConfig, namespace: Namespace, tokens: bytes, num_blocks: int) -> str:
+def _below(worker: Worker, config: DomainConfig, namespace: Namespace, tokens: bytes, num_blocks: int) -> str:
     stop = matchable_bytes(tokens, worker.block_bytes)
-    found = match_below(worker.host, config.domain, namespace, tokens, stop)
-    more = (found.num_blocks - num_blocks) * worker.block_size if found is not None else 0
-    return f" The host tier has {more} more." if more > 0 else ""
+    said = ""
+    for name, tier in (("host", worker.host), ("disk", worker.disk)):
+        found = match_below(tier, config.domain, namespace, tokens, stop)
+        more = (found.num_blocks - num_blocks) * worker.block_size if found is not None else 0
+        said += f" The {name} tier has {more} more." if more > 0 else ""
+    return said
 
 
 def _holders(worker: Worker, end: Node, tree: Tree) -> tuple[LeaseId, ...]:

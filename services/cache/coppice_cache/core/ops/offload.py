@@ -1,8 +1,11 @@
 """The tiers below the device: what is demoted there before the store above has to forget it, and promoted again when it
 is asked for.
 
-    device    ... [a b c]          coldest leaf, few blocks are free      ---- down ---->   host  ... [a b c]
-    host      ... [a b c]          a prompt goes on with a b c            ----- up ----->   device ... [a b c]
+    device    ... [a b c]          coldest leaf, few blocks are free      --- DEMOTE --->   host   ... [a b c]
+    host      ... [a b c]          a prompt goes on with a b c            -- PROMOTE --->   device ... [a b c]
+
+The same between host and disk (STORE, LOAD). What a prompt finds on the disk comes in two hops: whoever waited for the
+first is woken, asks again, and waits for the second.
 
 Each tier has trees of its own, closed under prefixes. A copy is an order to the worker and a lease on either end: a pin
 on what is read, owned blocks for what is written. Until the worker says that it is done neither end can be evicted or
@@ -39,7 +42,7 @@ from coppice_cache.core.radix.tree import (
     unprotected_blocks,
     walk,
 )
-from coppice_cache.core.state.state import State
+from coppice_cache.core.state.state import NS_PER_MS, State
 from coppice_cache.core.state.workers import CopyJob, LowerTier, Worker
 
 _US_PER_MS = 1_000
@@ -124,6 +127,8 @@ def _plan_demotions(state: State, worker: Worker, tier: LowerTier) -> None:
     tier.is_short = False
     if wanted <= 0 or not worker.is_open or state.reincarnating or _is_waited_for(worker, upper):
         return
+    if state.call_time.now_ns < tier.rests_until_ns:
+        return
     num_orders, num_blocks = tier.copying(tier.down)
     orders_left, blocks_left = settings.copy_orders_max - num_orders, most - num_blocks
     # A copy holds its source for as long as the worker takes, which a strict domain could feel, and nobody zeroes
@@ -149,9 +154,8 @@ def _is_waited_for(worker: Worker, store: BlockStore) -> bool:
 
 def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) -> None:
     """The worker's word on orders; one that is unknown, or was answered before, changes nothing."""
-    if worker.host is not None:
-        worker.host.costs = worker.host.costs.measured(message.prefill_ns_per_token, message.copy_ns_per_block)
-    for tier in worker.lower_tiers:
+    for tier, copy_ns in zip(worker.lower_tiers, (message.copy_ns_per_block, message.disk_ns_per_block), strict=False):
+        tier.costs = tier.costs.measured(message.prefill_ns_per_token, copy_ns)
         if _end_jobs(state, worker, tier, message, now_ns) and tier.is_short:  # what failed waits for the next tick
             _plan_demotions(state, worker, tier)
 
@@ -175,7 +179,8 @@ def _end_jobs(state: State, worker: Worker, tier: LowerTier, message: CopiesDone
                 extend_pins(state, worker, job.target.tree)
             worker.flights.advance(job.target)
         elif demoted:
-            job.source.node.copied_use_ns = NEVER_COPIED  # what stood in the way may be gone by the next tick
+            job.source.node.copied_use_ns = NEVER_COPIED  # what stood in the way may be gone by the next look
+            tier.rests_until_ns = now_ns + tier.rest_ms * NS_PER_MS
         else:
             _forget(from_store, job)
         worker.flights.end(job.target)

@@ -299,7 +299,7 @@ def accept_window_ack(state: State, worker: Worker, ack: FenceAck, now_ns: int) 
     for lease in lost:
         _lose(state, lease)
         state.fence_leases(worker, lease)
-    open_worker(state, worker, now_ns, knows_host=bool(ack.host_generations))
+    open_worker(state, worker, now_ns, knows_below=(bool(ack.host_generations), bool(ack.disk_generations)))
     state.workers_changed = True
 
 

@@ -79,7 +79,7 @@ def believed(state: State, message: Register) -> tuple[Register, bool]:
         return _as_new(message), False
     epochs = message.worker_epoch, message.highest_cache_epoch
     incarnation = state.vouchers.registered_by(message.voucher, message.worker_id, *epochs)
-    arrays = (message.generations, message.host_generations)
+    arrays = (message.generations, message.host_generations, message.disk_generations)
     newest = max((int(np.frombuffer(array, "<u8").max()) >> COUNTER_BITS for array in arrays if array), default=0)
     if incarnation is None or newest > epoch_in_era(message.highest_cache_epoch):
         state.unproved_registrations += 1
@@ -98,6 +98,8 @@ def _as_new(message: Register) -> Register:
         seals=bytes(len(message.seals)),
         host_generations=bytes(len(message.host_generations)),
         host_seals=bytes(len(message.host_seals)),
+        disk_generations=bytes(len(message.disk_generations)),
+        disk_seals=bytes(len(message.disk_seals)),
         scheduler_epochs=(),
     )
 
@@ -130,10 +132,12 @@ def acknowledge(state: State, worker_id: WorkerId, ack: FenceAck, now_ns: int) -
     if worker.phase is Phase.CLOSING and ack.fence_id == worker.window.fence_id:
         _check_arrays(worker.num_blocks, ack.generations, ack.seals)
         _check_epochs(state, ack.generations)
-        if worker.host is not None and ack.host_generations:
-            _check_arrays(worker.host.store.num_blocks, ack.host_generations, ack.host_seals)
-            _check_epochs(state, ack.host_generations)
-            worker.host.store.ledger.load(ack.host_generations, ack.host_seals)
+        arrays = (ack.host_generations, ack.host_seals), (ack.disk_generations, ack.disk_seals)
+        for tier, (generations, seals) in zip(worker.lower_tiers, arrays, strict=False):
+            if generations:
+                _check_arrays(tier.store.num_blocks, generations, seals)
+                _check_epochs(state, generations)
+                tier.store.ledger.load(generations, seals)
         accept_window_ack(state, worker, ack, now_ns)
         return
     finish_fenced(state, worker, worker.fences.pop(ack.fence_id).leases)
@@ -175,24 +179,37 @@ def _new_worker(state: State, message: Register, epoch: WorkerEpoch, now_ns: int
         incarnations=state.incarnations,
         events=state.events,
     )
-    worker.host = _host_tier(state, worker, message)
+    _add_lower_tiers(state, worker, message)
     deadline_ns = now_ns + state.settings.session_ttl_ms * NS_PER_MS
     worker.window = Window(tuple(sorted(set(message.scheduler_epochs))), deadline_ns)
     return worker
 
 
-def _host_tier(state: State, worker: Worker, message: Register) -> LowerTier | None:
-    """What the host pool held before is not findable any more; its generations go on. Shares hold there too."""
-    if not message.num_host_blocks:
-        return None
-    ledger = Ledger(message.num_host_blocks, state.cache_epoch, any_wipes=False, call_time=state.call_time)
-    if message.host_generations:
-        ledger.load(message.host_generations, message.host_seals)
+def _add_lower_tiers(state: State, worker: Worker, message: Register) -> None:
+    settings = state.settings
+    if message.num_host_blocks:
+        arrays = message.num_host_blocks, message.host_generations, message.host_seals
+        host = _lower_store(state, worker, Tier.HOST, *arrays)
+        worker.host = LowerTier(host, worker, settings.tiers, down=Direction.DEMOTE, up=Direction.PROMOTE)
+        if message.num_disk_blocks:
+            arrays = message.num_disk_blocks, message.disk_generations, message.disk_seals
+            disk = _lower_store(state, worker, Tier.DISK, *arrays)
+            worker.disk = LowerTier(
+                disk, host, settings.disk_costs, down=Direction.STORE, up=Direction.LOAD, rest_ms=settings.disk_rest_ms
+            )
+
+
+def _lower_store(
+    state: State, worker: Worker, tier: Tier, num_blocks: int, generations: bytes, seals: bytes
+) -> BlockStore:
+    """What the pool held before is not findable any more; its generations go on. Shares hold there too."""
+    ledger = Ledger(num_blocks, state.cache_epoch, any_wipes=False, call_time=state.call_time)
+    if generations:
+        ledger.load(generations, seals)
     configs = tuple(config.by_shares() for config in state.domains.listed)
-    quotas = Quotas(message.num_host_blocks, configs, POLICIES[state.settings.eviction], ledger.block_time)
-    changes = Changes(worker.worker_id, worker.epoch, state.events, Tier.HOST)
-    store = BlockStore(message.block_size, ledger, quotas, state.incarnations, changes)
-    return LowerTier(store, worker, state.settings.tiers, down=Direction.DEMOTE, up=Direction.PROMOTE)
+    quotas = Quotas(num_blocks, configs, POLICIES[state.settings.eviction], ledger.block_time)
+    changes = Changes(worker.worker_id, worker.epoch, state.events, tier)
+    return BlockStore(worker.block_size, ledger, quotas, state.incarnations, changes)
 
 
 def _reconnect(state: State, worker: Worker, message: Register, now_ns: int) -> None:
@@ -217,16 +234,15 @@ def _is_explained(worker: Worker, message: Register) -> bool:
     where it has promoted what we do not know to be done. A cached block was written under its generation, so a report
     shows it, unless it was published while the report was on its way. In a closed ledger the second look will tell.
     """
-    num_host_blocks = 0 if worker.host is None else worker.host.store.num_blocks
-    same_pool = (
-        (message.num_blocks, message.block_size, message.num_host_blocks)
-        == (worker.num_blocks, worker.block_size, num_host_blocks)
-    ) and (message.namespace, message.model) == (worker.namespace, worker.model)
+    below = (message.num_host_blocks, message.host_generations), (message.num_disk_blocks, message.disk_generations)
+    sizes = [size for size, _ in below if size]
+    same_pool = (message.num_blocks, message.block_size) == (worker.num_blocks, worker.block_size)
+    same_pool &= sizes == [tier.store.num_blocks for tier in worker.lower_tiers]
+    same_pool &= (message.namespace, message.model) == (worker.namespace, worker.model)
     if not same_pool or not worker.is_open:
         return same_pool
-    if worker.host is not None and message.host_generations:
-        reported = np.frombuffer(message.host_generations, dtype="<u8")
-        if bool((reported > worker.host.store.ledger.generations).any()):
+    for tier, (_, generations) in zip(worker.lower_tiers, below, strict=False):
+        if generations and bool((np.frombuffer(generations, "<u8") > tier.store.ledger.generations).any()):
             return False
     reported = np.frombuffer(message.generations, dtype="<u8")
     ours = worker.ledger.generations
@@ -265,12 +281,16 @@ def _check(state: State, worker_id: WorkerId, message: Register) -> None:
     if any(len(name) > settings.name_bytes_max for name in names):
         raise MessageRefused(f"a name is longer than {settings.name_bytes_max} bytes")
     _check_arrays(message.num_blocks, message.generations, message.seals)
-    if not 0 <= message.num_host_blocks <= settings.blocks_per_worker_max:
-        raise MessageRefused(
-            f"num_host_blocks {message.num_host_blocks} must lie between 0 and {settings.blocks_per_worker_max}"
-        )
-    if message.host_generations or message.host_seals:
-        _check_arrays(message.num_host_blocks, message.host_generations, message.host_seals)
+    for name, size, generations, seals in (
+        ("num_host_blocks", message.num_host_blocks, message.host_generations, message.host_seals),
+        ("num_disk_blocks", message.num_disk_blocks, message.disk_generations, message.disk_seals),
+    ):
+        if not 0 <= size <= settings.blocks_per_worker_max:
+            raise MessageRefused(f"{name} {size} must lie between 0 and {settings.blocks_per_worker_max}")
+        if generations or seals:
+            _check_arrays(size, generations, seals)
+    if message.num_disk_blocks and not message.num_host_blocks:
+        raise MessageRefused("a disk tier lies below a host tier, and there is none")
 
 
 def _check_arrays(num_blocks: int, generations: bytes, seals: bytes) -> None:

@@ -133,12 +133,15 @@ def judged(same_generation: Bool, same_seal: Bool) -> Bool:
     return same_generation & same_seal
 
 
-def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) -> None:
-    """CLOSING -> OPEN: the window's fence was acknowledged and the ledger is what the worker has now, and that of the
-    host tier, if `knows_host`."""
+def open_worker(state: State, worker: Worker, now_ns: int, *, knows_below: tuple[bool, ...]) -> None:
+    """CLOSING -> OPEN: the window's fence was acknowledged and the ledger is what the worker has now, and so are those
+    of its lower tiers that `knows_below` says."""
     entries = Entries(worker, state.replay.take(worker.worker_id, worker.epoch, Tier.DEVICE))
-    keeps_host = knows_host and worker.host is not None
-    of_host = state.replay.take(worker.worker_id, worker.epoch, Tier.HOST) if keeps_host else None
+    below = [
+        (tier, store, state.replay.take(worker.worker_id, worker.epoch, tier))
+        for tier, store, is_known in zip(Tier, worker.stores, (False, *knows_below), strict=False)
+        if is_known
+    ]
     state.drop_replay(worker.worker_id)
     counts = state.replay.counts
     accounts = _uses(state, worker, entries.forest)
@@ -147,8 +150,8 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) 
     worker.phase = Phase.OPEN
     worker.ledger.open({*worker.holders, *entries.blocks[entries.alive].tolist()})
     nodes = _hang_up(state, entries, accounts, now_ns)
-    if worker.host is not None and of_host is not None:  # before leases that make trees: these take its chain keys
-        _regrow_host(state, worker, worker.host.store, of_host, now_ns)
+    for tier, store, forest in below:  # before leases that make trees: these take their chain keys
+        _regrow_below(state, worker, tier, store, forest, now_ns)
     for place in places:
         _place_lease(state, worker, entries, place)
     for tree in tuple(worker.trees.values()):
@@ -159,45 +162,49 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_host: bool) 
         state.effects.append(Regrown(worker.worker_id))
 
 
-def _regrow_host(state: State, worker: Worker, store: BlockStore, forest: Forest, now_ns: int) -> None:
-    """The same in the host tier, where no lease is.
+def _regrow_below(state: State, worker: Worker, tier: Tier, store: BlockStore, forest: Forest, now_ns: int) -> None:
+    """The same in a lower tier, where no lease is.
 
     The window's fence waited for the copies that were under way, so its arrays show what they wrote. What asks for
-    zeroing by now is not kept there, and one tree has one chain key in both tiers.
+    zeroing by now is not kept there, and one tree has one chain key in all tiers.
     """
     if not len(forest.handles):
         return
     counts, entries = state.replay.counts, Entries(store, forest)
-    accounts = _uses(state, store, forest, of_host=True)
+    accounts = _uses(state, store, forest, is_below=True)
     for index, tree in enumerate(forest.trees):
-        on_device = worker.trees.get((tree.domain, tree.namespace))
-        if on_device is not None and on_device.chain_key != tree.chain_key:
+        found = [above.trees.get((tree.domain, tree.namespace)) for above in worker.stores[: tier.value]]
+        if any(other is not None and other.chain_key != tree.chain_key for other in found):
             accounts[index] = None
     entries.judge([account is not None for account in accounts], counts)
     store.ledger.close()
     store.ledger.open(set(entries.blocks[entries.alive].tolist()))
     nodes = _hang_up(state, entries, accounts, now_ns)
-    counts.replayed_to_host += _offer(store, entries, accounts, nodes, counts)
+    num_left = _offer(store, entries, accounts, nodes, counts)
+    if tier is Tier.HOST:
+        counts.replayed_to_host += num_left
+    else:
+        counts.replayed_to_disk += num_left
 
 
-def _uses(state: State, store: BlockStore, forest: Forest, *, of_host: bool = False) -> list[Account | None]:
+def _uses(state: State, store: BlockStore, forest: Forest, *, is_below: bool = False) -> list[Account | None]:
     """Per tree the account of its domain as it is configured now; None where nothing may be found."""
     fits = forest.block_bytes == store.block_bytes
     store.quotas.forget_idle()  # now, as accounts that are made here hold nothing before their trees are hung up
-    return [_account_of(state, store, tree, of_host=of_host) if fits else None for tree in forest.trees]
+    return [_account_of(state, store, tree, is_below=is_below) if fits else None for tree in forest.trees]
 
 
-def _account_of(state: State, store: BlockStore, tree: Tree, *, of_host: bool) -> Account | None:
+def _account_of(state: State, store: BlockStore, tree: Tree, *, is_below: bool) -> Account | None:
     if state.replay.is_distrusted(tree) or not store.is_current(tree):
         return None
     try:
         config = state.domains.config(tree.domain)
     except OpRefused:
         return None
-    is_kept = not config.wipes if of_host else config.mode is not Mode.DISABLED
+    is_kept = not config.wipes if is_below else config.mode is not Mode.DISABLED
     if not is_kept or not store.quotas.has_place(config.domain, state.settings.domains_per_worker_max):
         return None
-    return store.quotas.use_of(config.by_shares() if of_host else config)
+    return store.quotas.use_of(config.by_shares() if is_below else config)
 
 
 # leases

@@ -41,6 +41,7 @@ class ReplayCounts:
     offered: int = 0  # stood in the log when it was loaded
     replayed: int = 0  # on the device
     replayed_to_host: int = 0
+    replayed_to_disk: int = 0
     refused_seal: int = 0  # not what the tokens give, or not what the worker has
     refused_generation: int = 0  # the block was granted again
     refused_parent: int = 0  # what it continues is not there

@@ -148,9 +148,11 @@ class State:
         return with_keyed_salt(self.settings.seal_key, domain, namespace)
 
     def chain_key_at(self, worker: Worker, domain: DomainId, namespace: Namespace) -> ChainKey:
-        """Of a tree that is new on the device: that of the host tier's, since blocks take their seals with them."""
-        there = worker.host.store.trees.get((domain, namespace)) if worker.host is not None else None
-        return chain_key(self.settings.seal_key, domain, namespace) if there is None else there.chain_key
+        """Of a tree that is new on the device: that of a lower tier's, since blocks take their seals with them."""
+        for tier in worker.lower_tiers:
+            if (there := tier.store.trees.get((domain, namespace))) is not None:
+                return there.chain_key
+        return chain_key(self.settings.seal_key, domain, namespace)
 
     @property
     def reincarnating(self) -> bool:

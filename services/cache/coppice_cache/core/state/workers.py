@@ -48,7 +48,14 @@ class LowerTier:
     down ahead of need."""
 
     def __init__(
-        self, store: BlockStore, upper: BlockStore, costs: TierCosts, *, down: Direction, up: Direction
+        self,
+        store: BlockStore,
+        upper: BlockStore,
+        costs: TierCosts,
+        *,
+        down: Direction,
+        up: Direction,
+        rest_ms: int = 0,
     ) -> None:
         self.store = store
         self.upper = upper
@@ -56,6 +63,8 @@ class LowerTier:
         self.expected_copy_us = costs.copy_us_per_block
         self.down = down  # how orders from the upper store to this one name it
         self.up = up
+        self.rest_ms = rest_ms  # in which nothing goes down, after a copy has failed to
+        self.rests_until_ns = 0
         self.jobs: dict[int, CopyJob] = {}
         self.burst = 0.0  # most blocks that were evicted above between two ticks lately
         self.look_at = 1  # of the upper `num_evicted`: from there on victims are looked at before the next tick
@@ -154,6 +163,7 @@ class Worker(BlockStore):
         self.flights = Flights(self.block_bytes, woken)
         self.reservations = Reservations(quotas, ledger)
         self.host: LowerTier | None = None
+        self.disk: LowerTier | None = None  # below that of the host
         self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
 
     @property
@@ -163,7 +173,7 @@ class Worker(BlockStore):
     @property
     def lower_tiers(self) -> tuple[LowerTier, ...]:
         """From the device down."""
-        return () if self.host is None else (self.host,)
+        return tuple(tier for tier in (self.host, self.disk) if tier is not None)
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:

@@ -40,7 +40,7 @@ from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored,
 
 NAME_BYTES = 8
 EVENT_BLOCKS_MAX = 1_024  # in one event; a longer run is said in several
-MEDIUM = {Tier.DEVICE: "GPU", Tier.HOST: "CPU"}
+MEDIUM = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK"}
 TOPIC_FIELDS = ("worker", "domain", "model")
 
 UInt64 = npt.NDArray[np.uint64]
