@@ -13,7 +13,7 @@ its way already and must skip it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +41,7 @@ from coppice_worker.core.batch.steps import (
     WorkerStats,
 )
 from coppice_worker.core.blocks.copies import CopyBooks, Ordered
+from coppice_worker.core.blocks.fences import FencedLeases
 from coppice_worker.core.blocks.pool import BlockPool
 from coppice_worker.core.check import check_users
 from coppice_worker.core.rows import NO_ROWS, Computation, RowBuilder
@@ -49,6 +50,7 @@ from coppice_worker.core.sources import copy_sources
 from coppice_worker.core.who_plans import WhoPlans
 
 _NO_BLOCKS = np.zeros(0, np.int32)
+Said = tuple[CopiesDone | None, tuple[FenceAck, ...]]
 
 
 class WorkerCore:
@@ -56,26 +58,24 @@ class WorkerCore:
 
     def __init__(self, settings: WorkerCoreSettings, open_guide: OpenGuide | None = None) -> None:
         """`open_guide` makes guides for sequences that want a grammar; without it they are refused."""
-        self.settings = settings
-        self.worker_epoch = WorkerEpoch(0)
+        self.settings, self.worker_epoch = settings, WorkerEpoch(0)
         size = settings.pool.block_size
         self.pool = BlockPool(settings.pool.num_blocks)
-        self.host_pool = BlockPool(settings.num_host_blocks)
+        self.host_pool, self.disk_pool = BlockPool(settings.num_host_blocks), BlockPool(settings.num_disk_blocks)
         self.sequences = SequenceTable(settings.max_sequences, settings.max_context, size, open_guide)
         self._rows = RowBuilder(self.sequences, self.pool, size, settings.max_step_tokens)
         self._attacher = Attacher(self.pool, self.sequences)
-        self._copies = CopyBooks(self.pool, self.host_pool, settings.max_copy_orders)
+        self._copies = CopyBooks(self.pool, self.host_pool, self.disk_pool, settings.max_copy_orders)
         self._registered = Registered(WorkerEpoch(0), CacheEpoch(0))  # the last one
         self._who = WhoPlans()
         self._attachment = self._last_step = 0
         self.is_draining = False  # it takes no new lease, as the next registration says
         self._drains_as: WorkerEpoch | None = None  # under which epoch it said so last; None: its registration does
-        self._fenced_leases: OrderedDict[LeaseId, None] = OrderedDict()
+        self._fenced_leases = FencedLeases(settings.max_fenced_leases)
         self._results: OrderedDict[int, StepResult] = OrderedDict()
         self._refused: dict[SequenceId, Refusal] = {}
         self._outstanding: Applied | None = None
-        self._sampled = SampledTokens()  # of the outstanding plan
-        self._logprobs = LogprobCollector()
+        self._sampled, self._logprobs = SampledTokens(), LogprobCollector()  # of the outstanding plan
         self._tokens_computed = self._tokens_sampled = self._steps = self._replays = self._ignored_seals = 0
         self._refusal_counts = dict.fromkeys(RefusalCode, 0)
 
@@ -89,7 +89,7 @@ class WorkerCore:
         self._copies.forget_fences()
         self._drains_as = None
         generations, seals = self.pool.packed()
-        host_generations, host_seals = self.host_pool.packed()
+        host, disk = self.host_pool.packed(), self.disk_pool.packed()
         return Register(
             worker_id=self.settings.worker_id,
             worker_epoch=self.worker_epoch,
@@ -107,10 +107,13 @@ class WorkerCore:
             max_context=self.settings.max_context,
             draining=self.is_draining,
             num_host_blocks=self.settings.num_host_blocks,
-            host_generations=host_generations,
-            host_seals=host_seals,
+            host_generations=host[0],
+            host_seals=host[1],
             voucher=self._registered.voucher,
             knows_owners=True,
+            num_disk_blocks=self.settings.num_disk_blocks,
+            disk_generations=disk[0],
+            disk_seals=disk[1],
         )
 
     def drain(self) -> Draining:
@@ -127,8 +130,8 @@ class WorkerCore:
         """True when the epoch changed: everything that the old one knew is gone, schedulers attach again.
 
         The caller guarantees that the device is quiet (no outstanding step and no copy will write any more), and zeroes
-        the whole pool when the old epoch was not 0: from now on nobody can tell whose bytes are where (I15). The host's
-        blocks need no zeroing: nothing of a domain that asks for it was ever there, and the rest is unreadable.
+        the whole pool when the old epoch was not 0: from now on nobody can tell whose bytes are where (I15). What is
+        below needs no zeroing: nothing of a domain that asks for it was ever there, and the rest is unreadable.
         """
         if message.cache_epoch != self._registered.cache_epoch:
             self._copies.forget_orders()
@@ -172,23 +175,20 @@ class WorkerCore:
     def _acknowledge(self, message: Fence) -> FenceAck:
         if message.worker_epoch != self.worker_epoch or not message.report:
             return FenceAck(message.fence_id, self.worker_epoch)
-        return FenceAck(message.fence_id, self.worker_epoch, *self.pool.packed(), *self.host_pool.packed())
+        arrays = (array for pool in (self.pool, self.host_pool, self.disk_pool) for array in pool.packed())
+        return FenceAck(message.fence_id, self.worker_epoch, *arrays)
 
     def order_copies(self, message: CopyOrders) -> Ordered:
         """What the caller copies now, in whatever order and beside steps, and what it answers at once."""
         return self._copies.take(message, self.worker_epoch)
 
-    def copied(self, numbers: tuple[int, ...]) -> tuple[CopiesDone | None, tuple[FenceAck, ...]]:
-        """These copies are done; what there is to say of it. Those of an earlier worker epoch are nobody's."""
-        answer, fences = self._copies.finish(numbers, self.worker_epoch)
+    def copied(self, numbers: tuple[int, ...], failed: Container[int] = ()) -> Said:
+        """These copies are over, those in `failed` in vain. What is of an earlier worker epoch is nobody's."""
+        answer, fences = self._copies.finish(numbers, self.worker_epoch, failed)
         return answer, tuple(self._acknowledge(fence) for fence in fences)
 
     def _fence_leases(self, leases: Iterable[LeaseId]) -> None:
-        for lease in leases:
-            self._fenced_leases[lease] = None
-            self._fenced_leases.move_to_end(lease)
-        while len(self._fenced_leases) > self.settings.max_fenced_leases:
-            self._fenced_leases.popitem(last=False)
+        self._fenced_leases.add(leases)
         for sequence_id, slot in list(self.sequences.slot_of.items()):
             if self.sequences.leases[slot] in self._fenced_leases:
                 self._attacher.detach(sequence_id)

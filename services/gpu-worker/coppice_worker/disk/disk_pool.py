@@ -72,6 +72,15 @@ class DiskPool:
         self._names.clear()
         self._try_to_begin()
 
+    def go_on(self, epoch: WorkerEpoch) -> None:
+        """What is there is known under this epoch from now on. Where the folder keeps its name, the next process says
+        the epoch of before, and may have to begin anew."""
+        self.epoch = epoch
+        try:
+            self._folder.go_on(epoch)
+        except OSError as error:
+            self._rest("rename", error)
+
     def _try_to_begin(self) -> None:
         try:
             self._folder.begin(self.epoch)

@@ -1,7 +1,7 @@
 """The folder of one disk pool: who has it, under which epoch it is kept, and what is left there from before.
 
     FOLDER/<identity>/                    0700; locked by the one process that uses it
-        000100000002a/                    the pool's epoch; there is one
+        000100000002a/                    the worker epoch that it belongs to; there is one
             000/ 001/ ...                 4,096 block ids each
                 <handle>-<seal>           a block
         000100000001f.over-0/             of an epoch that is over; taken away beside the work
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from coppice.handles import block_of
 from coppice.ids import WorkerEpoch
-from coppice_worker.disk.block_file import BlockName, parse_name
+from coppice_worker.disk.block_file import BlockName, parse_name, sync_folder
 
 SCAN_S = 20.0  # a folder that takes longer to list begins anew
 _PART_BLOCKS = 4_096
@@ -133,6 +133,13 @@ class DiskFolder:
         self._pool = self._top / f"{epoch:0{_EPOCH_DIGITS}x}"
         for part in self._parts:
             (self._pool / part).mkdir(mode=_PRIVATE, parents=True)
+
+    def go_on(self, epoch: WorkerEpoch) -> None:
+        """What is there belongs to this epoch from now on. Raises OSError; then it belongs to the one before still."""
+        pool = self._top / f"{epoch:0{_EPOCH_DIGITS}x}"
+        os.rename(self._pool, pool)
+        self._pool = pool
+        sync_folder(self._top)
 
     def leftovers(self) -> tuple[Path, ...]:
         """Of pools that are over."""

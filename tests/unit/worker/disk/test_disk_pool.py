@@ -142,6 +142,19 @@ def test_a_pool_that_could_not_begin_tries_again_before_it_writes(tmp_path: Path
     assert pool.store(ids(1), handles(5), seals(1)).all()
 
 
+def test_a_pool_goes_on_under_another_epoch(tmp_path: Path) -> None:
+    folder, pool = begun(tmp_path)
+    pool.go_on(WorkerEpoch(EPOCH + 1))
+    assert pool.load(handles(5), seals(1), ids(0)).all()
+    assert pool.store(ids(4), handles(4), seals(4)).all()
+    folder.close()
+    host = host_memory()
+    _, after = opened(tmp_path, host)
+    assert after.epoch == EPOCH + 1
+    assert after.load(handles(4, 5), seals(4, 1), ids(0, 1)).all()
+    assert (host[0] == content(4)).all()
+
+
 def test_a_pool_that_begins_anew_has_nothing(tmp_path: Path) -> None:
     folder, pool = begun(tmp_path)
     pool.begin(WorkerEpoch(EPOCH + 1))

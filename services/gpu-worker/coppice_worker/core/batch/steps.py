@@ -26,6 +26,7 @@ class WorkerCoreSettings:
     max_context: int = 4096  # tokens
     max_step_tokens: int = 8192
     num_host_blocks: int = 0  # of the host tier; 0 = there is none
+    num_disk_blocks: int = 0  # of the disk tier, below that of the host
     max_copy_orders: int = 256  # under way at once; what is ordered beyond is refused
     max_retained_results: int = 16  # results that a repeated plan can still be answered with
     max_fenced_leases: int = 1 << 16  # the oldest are forgotten first; generations still protect their blocks

@@ -1,18 +1,21 @@
-"""Copies between the device's blocks and the host's, as the cache service orders them.
+"""Copies between the device's blocks and the host's, and between those and a disk's, as the cache service orders them.
 
     order      src checked and held, dst opened      copied      dst sealed, both let go
     -----> . ------------------------------------> . -----> . ---------------------------> CopiesDone
-           `- refused: nothing is touched, failed
+           `- refused: nothing is touched, failed  |
+                                                   `- the disk took it not, or gave it not: no seal, failed
 
 Both ends are users of their blocks while the copy runs: no plan opens what is read, and none attaches what is written,
 as it has no seal before it is whole. Copies run beside steps, so nothing here may rely on the turn of a step.
 
-A fence is acknowledged when the copies that were under way before it are over (I9), whoever ordered them.
+A fence is acknowledged when the copies that were under way before it are over (I9), whoever ordered them. A disk may
+take long, and no lease has blocks there: only a fence that reports what is there waits for its copies.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,17 +27,25 @@ from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.step_batch import Int32, UInt64
 from coppice_worker.core.blocks.pool import COPIER, BlockPool
 
+_OF_A_DISK = (Direction.STORE, Direction.LOAD)
 _NOBODYS_LEASE: UInt64 = np.full(2, np.iinfo(np.uint64).max, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyWork:
-    """Copy blocks src [N] of one tier to dst [N] of the other; no block stands twice in dst."""
+    """Copy blocks src [N] of one tier to dst [N] of another; no block stands twice in dst."""
 
     number: int  # never used again
     direction: Direction
     src: Int32
     dst: Int32
+    order: CopyOrder  # whose handles and seals a disk keeps beside the content
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    source: BlockPool
+    target: BlockPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +56,20 @@ class Ordered:
     answer: CopiesDone | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    order: CopyOrder
-    work: CopyWork
-
-
 class CopyBooks:
     """Which copies are under way, and how the latest orders ended."""
 
-    def __init__(self, device: BlockPool, host: BlockPool, max_orders: int) -> None:
+    def __init__(self, device: BlockPool, host: BlockPool, disk: BlockPool, max_orders: int) -> None:
         self._device = device
-        self._host = host
+        self._lower = {"host": host, "disk": disk}
+        self._pools = {
+            Direction.DEMOTE: _Pools(device, host),
+            Direction.PROMOTE: _Pools(host, device),
+            Direction.STORE: _Pools(host, disk),
+            Direction.LOAD: _Pools(disk, host),
+        }
         self._max_orders = max_orders  # under way at once; twice as many answers are remembered
-        self._under_way: dict[int, _Copy] = {}  # by number
+        self._under_way: dict[int, CopyWork] = {}  # by number
         self._numbers: dict[int, int] = {}  # by order id, of the present cache epoch
         self._answers: OrderedDict[int, bool] = OrderedDict()  # order id -> whether it was done
         self._last_number = 0
@@ -66,7 +77,7 @@ class CopyBooks:
 
     def take(self, message: CopyOrders, worker_epoch: WorkerEpoch) -> Ordered:
         """Starts what can be started. An order that is repeated starts nothing: it gets its answer again."""
-        if message.worker_epoch != worker_epoch or not self._host.num_blocks:
+        if message.worker_epoch != worker_epoch:
             failed = tuple(order.order_id for order in message.orders)
             return Ordered((), CopiesDone(message.worker_epoch, (), failed))
         works = []
@@ -80,34 +91,45 @@ class CopyBooks:
         return Ordered(tuple(works), self._answers_to(message))
 
     def finish(
-        self, numbers: tuple[int, ...], worker_epoch: WorkerEpoch
+        self, numbers: tuple[int, ...], worker_epoch: WorkerEpoch, failed: Container[int] = ()
     ) -> tuple[CopiesDone | None, tuple[Fence, ...]]:
-        """These copies are over, and what they wrote is whole. Gives the answer, if anybody waits for one, and the
-        fences that nothing holds up any more."""
-        done = []
+        """These copies are over, and what they wrote is whole, but for those in `failed`. Gives the answer, if anybody
+        waits for one, and the fences that nothing holds up any more."""
+        ended: dict[bool, list[int]] = {True: [], False: []}
         for number in numbers:
-            copy = self._under_way.pop(number, None)
-            if copy is None:
+            work = self._under_way.pop(number, None)
+            if work is None:
                 continue  # of an earlier worker epoch
-            source, target = self._pools(copy.work.direction)
-            source.leave(copy.work.src, COPIER)
-            target.leave(copy.work.dst, COPIER)
-            target.set_seals(handles_array(copy.order.dst), copy.order.seals)
-            if self._numbers.get(copy.order.order_id) == number:
-                del self._numbers[copy.order.order_id]
-                self._answer(copy.order.order_id, done=True)
-                done.append(copy.order.order_id)
+            is_done = number not in failed
+            self._end(work, is_done=is_done)
+            if self._numbers.get(work.order.order_id) == number:
+                del self._numbers[work.order.order_id]
+                self._answer(work.order.order_id, done=is_done)
+                ended[is_done].append(work.order.order_id)
         for _, copies in self._held_up:
             copies.difference_update(numbers)
         fences = tuple(fence for fence, copies in self._held_up if not copies)
         self._held_up = [(fence, copies) for fence, copies in self._held_up if copies]
-        return CopiesDone(worker_epoch, tuple(done)) if done else None, fences
+        answer = CopiesDone(worker_epoch, tuple(ended[True]), tuple(ended[False]))
+        return answer if answer.order_ids or answer.failed_ids else None, fences
+
+    def _end(self, work: CopyWork, *, is_done: bool) -> None:
+        pools = self._pools[work.direction]
+        pools.source.leave(work.src, COPIER)
+        pools.target.leave(work.dst, COPIER)
+        if is_done:
+            pools.target.set_seals(handles_array(work.order.dst), work.order.seals)
+        elif work.direction is Direction.LOAD:
+            pools.source.lose(work.src)  # some of it, and the cache service forgets it all
 
     def hold_up(self, fence: Fence) -> bool:
-        """Whether copies are under way; then `finish` gives the fence when the last of them is over."""
-        if self._under_way:
-            self._held_up.append((fence, set(self._under_way)))
-        return bool(self._under_way)
+        """Whether it waits for copies that are under way; then `finish` gives it when the last of them is over."""
+        awaited = {
+            number for number, work in self._under_way.items() if fence.report or work.direction not in _OF_A_DISK
+        }
+        if awaited:
+            self._held_up.append((fence, awaited))
+        return bool(awaited)
 
     def forget_fences(self) -> None:
         self._held_up.clear()
@@ -118,44 +140,42 @@ class CopyBooks:
         self._answers.clear()
 
     def forget(self) -> None:
-        """A new worker epoch. No copy is under way any more, and what the host has is unknown."""
+        """A new worker epoch. No copy is under way any more, and what the lower tiers have is unknown."""
         self.forget_orders()
         self.forget_fences()
         self._under_way.clear()
-        self._host.reset()
+        for pool in self._lower.values():
+            pool.reset()
 
     def hold_device_blocks(self) -> None:
         """The device pool has forgotten all users; those that copies use are used all the same."""
-        for copy in self._under_way.values():
-            if copy.work.direction is Direction.DEMOTE:
-                self._device.read(handles_array(copy.order.src))
-            else:
-                self._device.writer[copy.work.dst] = COPIER
+        for work in self._under_way.values():
+            if work.direction is Direction.DEMOTE:
+                self._device.read(handles_array(work.order.src))
+            elif work.direction is Direction.PROMOTE:
+                self._device.writer[work.dst] = COPIER
 
     def device_users(self) -> tuple[Int32, Int32]:
         """Blocks of the device that copies read, one entry for each reader, and those that they write."""
-        works = [copy.work for copy in self._under_way.values()]
+        works = list(self._under_way.values())
         read = [work.src for work in works if work.direction is Direction.DEMOTE]
         written = [work.dst for work in works if work.direction is Direction.PROMOTE]
         none = np.zeros(0, np.int32)
         return np.concatenate([none, *read]), np.concatenate([none, *written])
 
     def check(self) -> None:
-        """The users of host blocks are recomputable from the copies (I5-I7)."""
-        readers, writer = np.zeros_like(self._host.readers), np.zeros_like(self._host.writer)
-        for copy in self._under_way.values():
-            if copy.work.direction is Direction.PROMOTE:
-                np.add.at(readers, copy.work.src, 1)
-            else:
-                writer[copy.work.dst] = COPIER
-        assert (readers == self._host.readers).all(), "readers of host blocks do not match the copies"
-        assert (writer == self._host.writer).all(), "writers of host blocks do not match the copies"
-        assert not self._host.seal[writer != 0].any(), "a sealed host block is written"
+        """The users of blocks below the device are recomputable from the copies (I5-I7)."""
+        for name, pool in self._lower.items():
+            readers, writer = np.zeros_like(pool.readers), np.zeros_like(pool.writer)
+            for work in self._under_way.values():
+                if self._pools[work.direction].source is pool:
+                    np.add.at(readers, work.src, 1)
+                if self._pools[work.direction].target is pool:
+                    writer[work.dst] = COPIER
+            assert (readers == pool.readers).all(), f"readers of {name} blocks do not match the copies"
+            assert (writer == pool.writer).all(), f"writers of {name} blocks do not match the copies"
+            assert not pool.seal[writer != 0].any(), f"a sealed {name} block is written"
         assert set(self._numbers.values()) <= set(self._under_way), "an order waits for a copy that is over"
-
-    def _pools(self, direction: Direction) -> tuple[BlockPool, BlockPool]:
-        """Source and target."""
-        return (self._device, self._host) if direction is Direction.DEMOTE else (self._host, self._device)
 
     def _may_start(self, order: CopyOrder) -> bool:
         """Generation and seal of every source block, a newer generation and no user for every target block."""
@@ -164,7 +184,9 @@ class CopyBooks:
             return False
         if len(self._under_way) >= self._max_orders:
             return False
-        source, target = self._pools(order.direction)
+        source, target = self._pools[order.direction].source, self._pools[order.direction].target
+        if not source.num_blocks or not target.num_blocks:
+            return False
         src, dst = handles_array(order.src), handles_array(order.dst)
         if order.direction is Direction.DEMOTE:
             # What was published a moment ago may be demoted before the plan that brings its seals: this is the same
@@ -177,12 +199,12 @@ class CopyBooks:
         return target.why_not_write(dst, _NOBODYS_LEASE) is None
 
     def _start(self, order: CopyOrder) -> CopyWork:
-        source, target = self._pools(order.direction)
-        source.read(handles_array(order.src))
-        target.open(handles_array(order.dst), _NOBODYS_LEASE, COPIER)
+        pools = self._pools[order.direction]
+        pools.source.read(handles_array(order.src))
+        pools.target.open(handles_array(order.dst), _NOBODYS_LEASE, COPIER)
         self._last_number += 1
-        work = CopyWork(self._last_number, order.direction, block_ids(order.src), block_ids(order.dst))
-        self._under_way[work.number] = _Copy(order, work)
+        work = CopyWork(self._last_number, order.direction, block_ids(order.src), block_ids(order.dst), order)
+        self._under_way[work.number] = work
         self._numbers[order.order_id] = work.number
         return work
 

@@ -1,4 +1,4 @@
-"""Which scheduler epochs will never run here again.
+"""Which scheduler epochs and leases will never run here again.
 
     0 ........ up_to ........ >
     x x o x x | . x . .           x fenced   o spared   . not fenced
@@ -9,7 +9,10 @@ were spared below it; above it stand the epochs that were fenced by name.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+
+from coppice.ids import LeaseId
 
 
 class FencedEpochs:
@@ -47,3 +50,27 @@ class FencedEpochs:
     def forget_below(self, epoch: int) -> None:
         """Everything below `epoch` is refused for another reason already: one number says the same."""
         self.add((), epoch - 1, ())
+
+
+class FencedLeases:
+    """The `most` leases that were fenced last."""
+
+    def __init__(self, most: int) -> None:
+        self._leases: OrderedDict[LeaseId, None] = OrderedDict()
+        self._most = most
+
+    def __contains__(self, lease: object) -> bool:
+        return lease in self._leases
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def add(self, leases: Iterable[LeaseId]) -> None:
+        for lease in leases:
+            self._leases[lease] = None
+            self._leases.move_to_end(lease)
+        while len(self._leases) > self._most:
+            self._leases.popitem(last=False)
+
+    def clear(self) -> None:
+        self._leases.clear()

@@ -2,7 +2,7 @@
 
     generation  0        never granted, or the pool is new
     writer      0        nobody may write; otherwise 1 + slot of the one sequence that may, or COPIER
-    readers     0..      sequences, and copies to the other tier, that hold the block without writing it
+    readers     0..      sequences, and copies to another tier, that hold the block without writing it
     seal        zeros    not published; otherwise what is in the block, and it is never written again
     lease       zeros    which lease opened this occupancy
 
@@ -25,7 +25,7 @@ from coppice.messages.step import RefusalCode
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.step_batch import Bool, Int32, UInt64
 
-COPIER = -1  # the user whose write is a copy from the other tier
+COPIER = -1  # the user whose write is a copy from another tier
 _BLOCK_MASK = np.uint64(BLOCKS_MAX - 1)
 _SHIFT = np.uint64(BLOCK_BITS)
 
@@ -128,6 +128,10 @@ class BlockPool:
         self.writer[written] = 0
         self.readers[written] += 1
         return len(handles) - int(np.count_nonzero(right))
+
+    def lose(self, blocks: Int32) -> None:
+        """What was in `blocks` [N] is gone: they have no seal, so nobody reads them, until they are opened again."""
+        self.seal[blocks] = 0
 
     def forget_users(self) -> None:
         self.writer[:] = 0
