@@ -19,6 +19,7 @@ NOT_OURS = frozenset({"build", "dist"})  # beside folders whose names begin with
 NOT_WRITTEN = ("shared/coppice_rpc/", "benchmarks/results/")  # generated, or recorded
 REGISTRIES = (
     "tools/coppice_sim/mutants/registry.py",
+    "tools/coppice_sim/mutants/copies.py",
     "tools/coppice_sim/mutants/leaks.py",
     "tools/coppice_sim/mutants/moves.py",
     "tools/coppice_sim/mutants/owners.py",

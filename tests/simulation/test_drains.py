@@ -57,7 +57,7 @@ def test_every_invariant_holds_while_workers_drain_and_every_kind_of_drain_occur
 
 @pytest.mark.parametrize("seed", [720, 721, 722])
 def test_a_drain_alone_ends_no_request(seed: int) -> None:
-    world = World(seed, FaultProfile.none(), Scope(demands=False, check_every=4))
+    world = World(seed, FaultProfile.none(), Scope(disks=False, demands=False, check_every=4))
     hosts = list(world.cluster.workers.values())
     run_until(world, lambda: all(host.core.worker_epoch for host in hosts))
     first = hosts[0]
@@ -72,7 +72,7 @@ def test_a_drain_alone_ends_no_request(seed: int) -> None:
 
 
 def test_what_one_worker_takes_no_more_another_one_gets_and_the_first_is_used_again() -> None:
-    world = World(700, FaultProfile.none(), Scope(demands=False, check_every=4))
+    world = World(700, FaultProfile.none(), Scope(disks=False, demands=False, check_every=4))
     assert len(world.cluster.workers) > 1
     first, second = list(world.cluster.workers.values())[:2]
     run_until(world, lambda: bool(first.core.worker_epoch and second.core.worker_epoch))

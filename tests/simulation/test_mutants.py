@@ -9,6 +9,7 @@ import pytest
 
 from coppice_sim.command import main
 from coppice_sim.mutants.cell import CELL, CELL_MASKED
+from coppice_sim.mutants.copies import COPIES, COPIES_MASKED
 from coppice_sim.mutants.drains import DRAINS, DRAINS_MASKED
 from coppice_sim.mutants.moves import MOVES
 from coppice_sim.mutants.owners import OWNERS, OWNERS_MASKED
@@ -35,12 +36,13 @@ from tests.unit.scheduler.engine import test_outages as test_scheduler_core_outa
 from tests.unit.scheduler.queue import test_salts as test_scheduler_salts
 from tests.unit.worker.core import test_blocks as test_worker_core_blocks
 from tests.unit.worker.core import test_copies as test_worker_core_copies
+from tests.unit.worker.core import test_disk_copies as test_worker_core_disk_copies
 from tests.unit.worker.core import test_epochs as test_worker_core_epochs
 from tests.unit.worker.core import test_sources as test_worker_core_sources
 
 SEEDS = range(1, 16)
 STEPS = 2_500
-WHOLE_RUNS = (*MUTANTS, *MOVES, *OWNERS, *CELL, *DRAINS, *VERSIONS)
+WHOLE_RUNS = (*MUTANTS, *MOVES, *OWNERS, *CELL, *COPIES, *DRAINS, *VERSIONS)
 # Seeds that notice these sooner than the first ones. They are asked first, and the others when runs have changed.
 SOONER = {
     "anybody yields": 11,
@@ -51,6 +53,8 @@ SOONER = {
     "no zeroing": 3,
     "fork of another domain, copied": 10,
     "copies answered early": 2,
+    "full disks are believed": 9,
+    "torn files are read": 13,
     "queue without shares": 3,
     "reclaim from guarantees": 3,
     "replay without generations": 4,
@@ -108,7 +112,8 @@ def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> st
     """What the first seed that notices (this evidence) says; empty when none does."""
     with mutant.applied():
         for seed in sorted(SEEDS, key=lambda seed: seed != SOONER.get(mutant.name)):
-            scope = Scope(tiers=mutant.tiers, demands=mutant.demands, check_every=check_every)
+            tiers = mutant.tiers or mutant.disks
+            scope = Scope(tiers=tiers, disks=mutant.disks, demands=mutant.demands, check_every=check_every)
             report = run(seed, steps=STEPS, faults=mutant.faults, scope=scope)
             if report.broken and evidence in report.broken:
                 return report.broken
@@ -116,9 +121,7 @@ def killed_by(mutant: Mutant, *, check_every: int = 1, evidence: str = "") -> st
 
 
 def named(name: str) -> Mutant:
-    return next(
-        mutant for mutant in (*MUTANTS, *MOVES, *OWNERS, *CELL, *DRAINS, *VERSIONS, *MASKED) if mutant.name == name
-    )
+    return next(mutant for mutant in (*WHOLE_RUNS, *MASKED) if mutant.name == name)
 
 
 @pytest.mark.parametrize("mutant", cases(WHOLE_RUNS, FEW))
@@ -157,6 +160,9 @@ DIRECT: dict[str, Callable[[], None]] = {
     "fork of another salt": test_scheduler_salts.test_no_fork_of_a_request_with_another_salt,
     "chain keys are believed": test_cache_rotation.test_a_log_that_names_another_domain_finds_nothing_for_it,
     "copy source not compared": test_worker_core_sources.test_a_source_with_other_tokens_is_refused,
+    "lost blocks keep their seals": (
+        test_worker_core_disk_copies.test_what_the_disk_did_not_give_is_read_no_more_and_its_target_has_no_seal
+    ),
     "answers of another cache service": (
         test_worker_core_copies.test_a_new_cache_epoch_hears_nothing_of_the_orders_of_the_old_one
     ),
@@ -196,7 +202,9 @@ DIRECT: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", cases([*MASKED, *OWNERS_MASKED, *CELL_MASKED, *DRAINS_MASKED, *VERSIONS_MASKED]))
+@pytest.mark.parametrize(
+    "mutant", cases([*MASKED, *OWNERS_MASKED, *CELL_MASKED, *COPIES_MASKED, *DRAINS_MASKED, *VERSIONS_MASKED])
+)
 def test_a_unit_test_notices_what_other_protections_cover(mutant: Mutant) -> None:
     ask = DIRECT[mutant.name]
     ask()

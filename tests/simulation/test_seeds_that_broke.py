@@ -8,7 +8,7 @@ from coppice_sim.nemesis import FaultProfile
 from coppice_sim.run import Report, run
 from coppice_sim.world import Scope
 
-BARE = Scope(demands=False)
+BARE = Scope(disks=False, demands=False)
 
 
 def report_of(seed: int, faults: FaultProfile | None = None) -> Report:

@@ -33,7 +33,7 @@ def num_ended_well(world: World, scheduler: SchedulerHost) -> int:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_workers_are_shared_out_and_come_back_when_the_second_is_gone(seed: int) -> None:
-    world = World(seed, FaultProfile.none(), Scope(demands=False, check_every=0))
+    world = World(seed, FaultProfile.none(), Scope(disks=False, demands=False, check_every=0))
     num_workers = len(world.cluster.workers)
     first = world.cluster.schedulers["s0"]
     run_until(world, lambda: bool(first.epoch) and num_planned(world, first) == num_workers)

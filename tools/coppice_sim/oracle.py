@@ -69,13 +69,19 @@ class Oracle:
         state = index.ledger.states
         self._none(written & (state == BlockState.FREE), "I9", host.name, "free in the ledger and being written")
         self._none(written & (state == BlockState.CACHED), "I7", host.name, "findable and being written")
-        if index.host is not None:
-            self._check_pool(index.host.store, host.core.host_pool, f"{host.name}'s host")
+        below = list(zip(index.lower_tiers, self._below(host), strict=False))
+        for tier, (name, pool, _) in below:
+            self._check_pool(tier.store, pool, f"{host.name}'s {name}")
         if self._events % CONTENT_EVERY == 0:
             self.check_content(index, host.executor, host.name)
-            if index.host is not None:
-                self.check_content(index.host.store, host.host_tier.memory, f"{host.name}'s host")
-                self._check_residue(host)
+            for tier, (name, _, memory) in below:
+                self.check_content(tier.store, memory, f"{host.name}'s {name}")
+                self._check_residue(memory, f"{name} of {host.name}")
+
+    @staticmethod
+    def _below(host: WorkerHost) -> tuple[tuple[str, BlockPool, KvHonest], ...]:
+        """The worker's lower tiers: name, what its core knows, content."""
+        return ("host", host.core.host_pool, host.tiers.host), ("disk", host.core.disk_pool, host.tiers.disk)
 
     def _check_pool(self, store: BlockStore, pool: BlockPool, name: str) -> None:
         """What the ledger believes of a tier and what the worker has there."""
@@ -102,11 +108,11 @@ class Oracle:
                 if chain[len(chain) - len(seals) :] != seals:
                     self._record.fail("I12", f"a seal in the tree of {tree.domain} is not that of its tokens")
 
-    def _check_residue(self, host: WorkerHost) -> None:
-        """I15: nothing of a domain that must leave no trace is ever on the host, where nobody zeroes."""
+    def _check_residue(self, memory: KvHonest, name: str) -> None:
+        """I15: nothing of a domain that must leave no trace is ever below the device, where nobody zeroes."""
         for config in self._index.domains:
-            if config.wipes and (host.host_tier.memory.salts == salt_of_domain(config.domain)).any():
-                self._record.fail("I15", f"something of {config.domain} is on the host of {host.name}")
+            if config.wipes and (memory.salts == salt_of_domain(config.domain)).any():
+                self._record.fail("I15", f"something of {config.domain} is on the {name}")
 
     def _check_chain(self, memory: KvHonest, name: str, salt: int, tokens: bytes, handles: bytes, domain: str) -> None:
         slots, expected = memory.slots_of(block_ids(handles)), prefix_hashes(np.frombuffer(tokens, "<u4"))

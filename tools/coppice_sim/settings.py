@@ -30,6 +30,8 @@ class WorldSettings:
     arrival_ms: float
     num_host_blocks: int = 0
     copy_ms: float = 0.0
+    num_disk_blocks: int = 0
+    disk_faults: float = 0.0  # share of the copies of a disk that fail
 
     @staticmethod
     def random(rng: Random) -> WorldSettings:
@@ -73,6 +75,13 @@ class WorldSettings:
                 demote_below_share=rng.choice((0.3, 0.6, 0.9)),
             )
 
+    def add_disk_tier(self, rng: Random) -> None:
+        """For two of three runs with a host tier, which is kept as free as the device is."""
+        self.num_disk_blocks = rng.choice((0, 30, 80)) if self.num_host_blocks else 0
+        self.disk_faults = rng.choice((0.05, 0.3, 0.5))
+        if self.num_disk_blocks:
+            self.index = replace(self.index, disk_costs=self.index.tiers, disk_rest_ms=rng.choice((0, 100)))
+
     def worker(self, name: str) -> WorkerCoreSettings:
         return WorkerCoreSettings(
             worker_id=WorkerId(name),
@@ -84,4 +93,5 @@ class WorldSettings:
             max_context=self.max_context,
             max_step_tokens=self.max_step_tokens,
             num_host_blocks=self.num_host_blocks,
+            num_disk_blocks=self.num_disk_blocks,
         )

@@ -13,7 +13,7 @@ from coppice_sim.nemesis import PROFILES, FaultProfile
 from coppice_sim.run import Report, run
 from coppice_sim.world import WHOLE, Scope, World
 
-SCOPES = ("tiers", "demands")  # may be taken away like kinds of trouble
+SCOPES = ("disks", "tiers", "demands")  # may be taken away like kinds of trouble
 
 
 @dataclass(frozen=True, slots=True)

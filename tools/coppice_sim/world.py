@@ -44,6 +44,7 @@ class Scope:
     """
 
     tiers: bool = True  # workers may have a host tier
+    disks: bool = True  # and a disk tier below it
     demands: bool = True  # see `Demands`; without them, all services are of one version where faults are drawn
     reloads: bool = True  # see `Reloads`; without demands there are none
     drains: bool = True  # see `Drains`; the same, where faults are drawn
@@ -66,6 +67,8 @@ class World:
         settings = scope.sizes or WorldSettings.random(rng)
         if scope.tiers:
             settings.add_host_tier(Random(f"tiers of {seed}"))  # so that runs without one are what they were
+        if scope.tiers and scope.disks:
+            settings.add_disk_tier(Random(f"disks of {seed}"))
         demands = Demands(seed) if scope.demands else None
         if demands is not None:
             settings.index = demands.configured(settings.index)

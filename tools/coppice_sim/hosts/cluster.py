@@ -65,7 +65,13 @@ class Cluster:
     def _start_worker(self, name: str) -> None:
         sizes = self.settings
         self.workers[name] = WorkerHost(
-            self.env, sizes.worker(name), sizes.step_ms, sizes.copy_ms, self._monitor, self.builds.of(name)
+            self.env,
+            sizes.worker(name),
+            sizes.step_ms,
+            sizes.copy_ms,
+            sizes.disk_faults,
+            self._monitor,
+            self.builds.of(name),
         )
 
     def start_scheduler(self, name: str) -> None:

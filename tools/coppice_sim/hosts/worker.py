@@ -19,17 +19,17 @@ from coppice_sim.base.links import ClientEnd, ServerEnd
 from coppice_sim.base.names import CACHE_FOR_WORKERS, LIAR
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
-from coppice_sim.hosts.host_tier import HostTier
 from coppice_sim.hosts.kv_honest import KvHonest
+from coppice_sim.hosts.lower_tiers import LowerTiers
 from coppice_sim.hosts.monitor import Monitor
 from coppice_worker.core.batch.run import prepare_blocks
-from coppice_worker.core.batch.step_batch import NO_OUTPUT, PoolSpec, UInt64
+from coppice_worker.core.batch.step_batch import NO_OUTPUT, UInt64
 from coppice_worker.core.batch.steps import Applied, MalformedPlanError, Replayed, SchedulerAccepted, WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
 
 
 class WorkerHost(Process):
-    """`step_ms` and `copy_ms`: how long a step and a copy take about."""
+    """`step_ms` and `copy_ms`: how long a step and a copy take about. `disk_faults`: see `LowerTiers`."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class WorkerHost(Process):
         settings: WorkerCoreSettings,
         step_ms: float,
         copy_ms: float,
+        disk_faults: float,
         monitor: Monitor,
         speaks: Versions = SPOKEN,
     ) -> None:
@@ -47,7 +48,7 @@ class WorkerHost(Process):
         self._monitor = monitor
         self.core = WorkerCore(settings)
         self.executor = KvHonest(settings.pool, env.vocabulary)
-        self.host_tier = HostTier(self, PoolSpec(settings.num_host_blocks, settings.pool.block_size), copy_ms)
+        self.tiers = LowerTiers(self, settings, copy_ms, disk_faults)
         self.outstanding: Applied | None = None
         self._began_ns = 0  # when the device began the outstanding plan
         self._attachment = 0  # what was meant for an earlier one is not sent
@@ -87,14 +88,14 @@ class WorkerHost(Process):
 
     def _order(self, message: CopyOrders, attachment: int) -> None:
         """Beside the queue: no step is waited for."""
-        self.host_tier.order(message, attachment)
+        self.tiers.order(message, attachment)
         if self.rng.random() < self.env.doubled_bodies:
             delay_ns = int(self.rng.expovariate(1.0) * 10 * MS)
             self.after(delay_ns, lambda: self._order_again(message, attachment))
 
     def _order_again(self, message: CopyOrders, attachment: int) -> None:
         if attachment == self._attachment:
-            self.host_tier.order(message, attachment)
+            self.tiers.order(message, attachment)
 
     def answer_cache(self, message: CopiesDone | FenceAck | Draining, attachment: int) -> None:
         if attachment == self._attachment:
@@ -123,7 +124,7 @@ class WorkerHost(Process):
 
     def _registered(self, message: Registered, attachment: int) -> None:
         if message.worker_epoch != self.core.worker_epoch:
-            self.host_tier.quiesce()
+            self.tiers.quiesce()
         if self.core.registered(message):
             self.executor.zero_blocks(np.arange(self.core.settings.pool.num_blocks, dtype=np.int32))
             self._links.clear()

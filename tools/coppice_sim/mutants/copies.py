@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
+from coppice.messages.registration import Direction
+from coppice_sim.mutants.registry import Mutant, Patches
 from coppice_worker.core.blocks.copies import CopyBooks, Ordered
+from coppice_worker.core.blocks.pool import BlockPool
 
-Patches = list[tuple[Any, str, Any]]
 
-
-def answered_early() -> Patches:
+def _answered_early() -> Patches:
     def take(self: CopyBooks, message: Any, worker_epoch: Any) -> Ordered:
         ordered = original(self, message, worker_epoch)
         done, _ = self.finish(tuple(work.number for work in ordered.works), worker_epoch)
@@ -19,13 +21,49 @@ def answered_early() -> Patches:
     return [(CopyBooks, "take", take)]
 
 
-def answers_of_another_cache_service() -> Patches:
+def _failures_unnoticed(direction: Direction) -> Patches:
+    def finish(self: CopyBooks, numbers: tuple[int, ...], worker_epoch: Any, failed: Container[int] = ()) -> Any:
+        under_way = [self._under_way[number] for number in numbers if number in self._under_way]
+        noticed = {work.number for work in under_way if work.number in failed and work.direction is not direction}
+        return original(self, numbers, worker_epoch, noticed)
+
+    original = CopyBooks.finish
+    return [(CopyBooks, "finish", finish)]
+
+
+def _torn_files_are_read() -> Patches:
+    return _failures_unnoticed(Direction.LOAD)
+
+
+def _full_disks_are_believed() -> Patches:
+    return _failures_unnoticed(Direction.STORE)
+
+
+def _lost_blocks_keep_their_seals() -> Patches:
+    return [(BlockPool, "lose", lambda self, blocks: None)]
+
+
+def _answers_of_another_cache_service() -> Patches:
     return [(CopyBooks, "forget_orders", lambda self: None)]
 
 
-def fence_beside_copies() -> Patches:
+def _fence_beside_copies() -> Patches:
     return [(CopyBooks, "hold_up", lambda self, fence: False)]
 
 
-def takeover_ends_holds() -> Patches:
+def _takeover_ends_holds() -> Patches:
     return [(CopyBooks, "hold_device_blocks", lambda self: None)]
+
+
+COPIES = (
+    Mutant("copies answered early", "I8: found before it is there", _answered_early, tiers=True),
+    Mutant("torn files are read", "I8: what the disk did not give is found", _torn_files_are_read, disks=True),
+    Mutant("full disks are believed", "I8: what the disk did not take is found", _full_disks_are_believed, disks=True),
+)
+# Another protection covers the loss of each of these in whole runs; unit tests ask for it directly.
+COPIES_MASKED = (
+    Mutant("lost blocks keep their seals", "I8: covered by the cache, which cuts them", _lost_blocks_keep_their_seals),
+    Mutant("answers of another cache service", "I8: few numbers meet", _answers_of_another_cache_service),
+    Mutant("fence beside copies", "I9: covered by the worker's own check", _fence_beside_copies),
+    Mutant("takeover ends holds", "I9: covered by the leases of both ends", _takeover_ends_holds),
+)

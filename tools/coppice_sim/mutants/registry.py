@@ -30,7 +30,6 @@ from coppice_cache.core.state.workers import Phase, Worker
 from coppice_scheduler.core import engine
 from coppice_scheduler.core.lifecycle import Lifecycle
 from coppice_scheduler.core.state.leases import LeaseTable
-from coppice_sim.mutants import copies as copy_mutants
 from coppice_sim.mutants import epochs as epoch_mutants
 from coppice_sim.mutants import forks as fork_mutants
 from coppice_sim.mutants import queue_room as queue_mutants
@@ -52,6 +51,7 @@ class Mutant:
     patches: Callable[[], Patches]
     faults: FaultProfile | None = None
     tiers: bool = False  # whether workers may have a host tier; without one it shows sooner
+    disks: bool = False  # and a disk tier below it
     demands: bool = False  # whether tenants have limits; without them it shows sooner
 
     @contextmanager
@@ -352,7 +352,6 @@ MUTANTS = (
     Mutant("copy after the rows", "I12: the fork computes before it has the prompt", fork_mutants.copy_after_the_rows),
     Mutant("source released early", "rule 2: its copy has no result yet", fork_mutants.source_released_early),
     Mutant("fork of another domain, copied", "I19: neither core looks", fork_mutants.copy_of_another_domain),
-    Mutant("copies answered early", "I8: found before it is there", copy_mutants.answered_early, tiers=True),
     Mutant("step order unchecked", "rule 1: a doubled plan is applied again", _step_order_unchecked),
     Mutant("fence without effect", "I9: acknowledged and not done", _fence_without_effect, _ABSENCES),
     Mutant(
@@ -377,9 +376,6 @@ MASKED = (
     Mutant("chain keys are believed", "I3: few logs name another tree's", epoch_mutants.chain_keys_are_believed),
     Mutant("copy source not compared", "I19: covered by a scheduler that is right", fork_mutants.sources_not_compared),
     Mutant("copy of what is gone", "I9: covered by plans close to each other", fork_mutants.copy_of_what_is_gone),
-    Mutant("answers of another cache service", "I8: few numbers meet", copy_mutants.answers_of_another_cache_service),
-    Mutant("fence beside copies", "I9: covered by the worker's own check", copy_mutants.fence_beside_copies),
-    Mutant("takeover ends holds", "I9: covered by the leases of both ends", copy_mutants.takeover_ends_holds),
     Mutant("no generation check", "I5: covered by a ledger that is right", _no_generation_check),
     Mutant("no seal check", "I12: covered by generations", _no_seal_check),
     Mutant("no drain pins", "rule 7: covered by takeovers, which drop all readers", _no_drain_pins),

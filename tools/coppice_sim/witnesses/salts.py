@@ -14,6 +14,13 @@ from coppice_cache.core.base.events import Tier
 from coppice_sim.base.environment import Record
 from coppice_worker.core.worker import WorkerCore
 
+_WAYS = {
+    Direction.DEMOTE: (Tier.DEVICE, Tier.HOST),
+    Direction.PROMOTE: (Tier.HOST, Tier.DEVICE),
+    Direction.STORE: (Tier.HOST, Tier.DISK),
+    Direction.LOAD: (Tier.DISK, Tier.HOST),
+}
+
 
 class SaltWitness:
     """Knows the salt of every lease, as its request has it, and of every block that was granted."""
@@ -37,7 +44,7 @@ class SaltWitness:
 
     def moved(self, worker_id: WorkerId, message: CopyOrders) -> None:
         for order in message.orders:
-            tiers = (Tier.DEVICE, Tier.HOST) if order.direction is Direction.DEMOTE else (Tier.HOST, Tier.DEVICE)
+            tiers = _WAYS[order.direction]
             pairs = zip(handles_array(order.src).tolist(), handles_array(order.dst).tolist(), strict=True)
             for source, target in pairs:
                 found = self._of_handle[worker_id, message.worker_epoch, tiers[0], source]
