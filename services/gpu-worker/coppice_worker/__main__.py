@@ -73,7 +73,7 @@ def run(settings: WorkerSettings) -> int:
     settings = resolve_settings(settings)
     if settings.tensor_parallel == 1:
         loaded = load(settings)
-        return serve(settings, loaded, Compute(loaded.executor, loaded.host), stopping, tls)
+        return serve(settings, loaded, Compute(loaded.executor, loaded.host, disk=loaded.disk), stopping, tls)
     if settings.node_rank:
         return run_node(settings, tls, stopping)
     with Ranks(settings) if settings.nnodes == 1 else LeadingNode(settings, tls, stopping) as ranks:
@@ -107,7 +107,7 @@ def serve(
     guides = GuideMaker(partial(grammars_of, Path(settings.model), loaded.executor.info))
     core = WorkerCore(_core_settings(settings, loaded, str(listener.address)), guides.open)
     observers = Observers(WorkerMetrics(registry, settings.worker_id), WorkerSpans(tracing.tracer("coppice.worker")))
-    service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit)
+    service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit, compute.disk)
     server.add(service.add_to)
     host, port = settings.http_listens_on, settings.http_port
     http = serve_metrics(host, port, registry, lambda: tuple(service.problems.values()), tls=tls)
@@ -155,6 +155,7 @@ def _core_settings(settings: WorkerSettings, loaded: Loaded, address: str) -> Wo
         max_context=executor.info.max_context,
         max_step_tokens=settings.max_step_tokens,
         num_host_blocks=0 if loaded.host is None else len(loaded.host.blocks),
+        num_disk_blocks=0 if loaded.disk is None else loaded.disk.num_blocks,
     )
 
 

@@ -15,6 +15,7 @@ from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Dir
 from coppice.messages.step import StepPlan
 from coppice.session.link import Attached
 from coppice_worker.core.batch.step_batch import Int32, StepBatch, StepOutput
+from coppice_worker.disk.disk_pool import DiskPool
 from coppice_worker.edge.costs import NUM_UNUSUAL
 from coppice_worker.edge.metrics import WorkerMetrics
 from tests.contract.worker.test_worker_service import WAIT_S, CountingExecutor, Planner, Stack, handle, start, u32
@@ -78,11 +79,11 @@ class GatedExecutor(CountingExecutor):
 class TierStack(Stack):
     """Blocks 3 and 4 of the device are full and sealed, 3 and 4."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: DiskPool | None = None) -> None:
         self.tiers = GatedTiers()
         self.gated = GatedExecutor(self.tiers)
         self.registry = CollectorRegistry()
-        super().__init__(self.gated, self.tiers, num_host_blocks=6, observer=WorkerMetrics(self.registry, "w"))
+        super().__init__(self.gated, self.tiers, 6, WorkerMetrics(self.registry, "w"), disk)
         self.block_ns: list[int] = []  # what copying one costs, as answers said
         self.planner = Planner(self.address, epoch=7)
         self.planner.next(Attached)
@@ -105,7 +106,7 @@ class TierStack(Stack):
         if not isinstance(said, CopiesDone):
             return said
         self.block_ns.append(said.copy_ns_per_block)
-        return replace(said, prefill_ns_per_token=0, copy_ns_per_block=0)
+        return replace(said, prefill_ns_per_token=0, copy_ns_per_block=0, disk_ns_per_block=0)
 
 
 @pytest.fixture

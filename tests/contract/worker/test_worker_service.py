@@ -27,6 +27,7 @@ from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch.step_batch import Int32, PoolSpec, StepBatch, StepOutput
 from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
+from coppice_worker.disk.disk_pool import DiskPool
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.runner import StepObserver
 from coppice_worker.edge.service import WorkerService
@@ -64,6 +65,7 @@ class Stack:
         tiers: TierCopier | None = None,
         num_host_blocks: int = 0,
         observer: StepObserver | None = None,
+        disk: DiskPool | None = None,
     ) -> None:
         self.registrar = Registrar()
         self.failures: list[BaseException] = []
@@ -80,9 +82,12 @@ class Stack:
                 namespace=Namespace(b"n"),
                 model="counter",
                 num_host_blocks=num_host_blocks,
+                num_disk_blocks=0 if disk is None else disk.num_blocks,
             )
         )
-        self.service = WorkerService(core, self.executor, observer or StepObserver(), self.failures.append, tiers)
+        self.service = WorkerService(
+            core, self.executor, observer or StepObserver(), self.failures.append, tiers, disk=disk
+        )
         self.server.add(self.service.add_to)
         self.service.serve(self.listener, self.server)
         self.service.register_with(self.registrar.address)

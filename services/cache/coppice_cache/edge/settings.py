@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, field_validator
@@ -14,7 +15,7 @@ from coppice.tenants.directory import TenantDirectory
 from coppice.tenants.tenant import DomainShares
 from coppice.tls.settings import ListeningSettings
 from coppice_cache.core.base.errors import SettingsRefused
-from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Eviction, Mode, TierCosts
+from coppice_cache.core.base.settings import COSTS_OF_A_DISK, CoreSettings, DomainConfig, Eviction, Mode, TierCosts
 
 SEAL_KEY_BYTES_MIN = 16
 SEAL_KEY_BYTES_MAX = 64
@@ -191,6 +192,7 @@ def core_settings(settings: CacheSettings, directory: TenantDirectory) -> CoreSe
             reclaim_grace_ms=settings.reclaim_grace_ms,
             eviction=Eviction(settings.eviction_policy),
             tiers=_tier_costs(settings),
+            disk_costs=_disk_costs(settings),
             demote_below_share=settings.demote_below_share,
             record_events=True,
         )
@@ -206,6 +208,13 @@ def _tier_costs(settings: CacheSettings) -> TierCosts:
         is_prefill_fixed=prefill_us is not None,
         is_copy_fixed=copy_us is not None,
     )
+
+
+def _disk_costs(settings: CacheSettings) -> TierCosts:
+    """A token costs the same, wherever blocks come from."""
+    if (prefill_us := settings.prefill_us_per_token) is None:
+        return COSTS_OF_A_DISK
+    return replace(COSTS_OF_A_DISK, prefill_us_per_token=prefill_us, is_prefill_fixed=True)
 
 
 def domain_configs(directory: TenantDirectory) -> tuple[DomainConfig, ...]:

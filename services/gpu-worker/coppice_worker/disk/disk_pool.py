@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 from itertools import compress
+from threading import Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from coppice.ids import WorkerEpoch
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.step_batch import Bool, Int32
 from coppice_worker.disk.block_file import BlockName, NotWhole, read_block, sync_folder, write_block
-from coppice_worker.disk.folder import DiskFolder
+from coppice_worker.disk.folder import DiskFolder, Found, ScanTooLong, take_away
 
 REST_S = 30.0  # in which nothing is written, after the disk has failed to
 
@@ -40,7 +41,7 @@ class DiskPool:
     """`host` are the host's blocks [num_host_blocks, bytes_per_block]; it is read and written in place."""
 
     def __init__(self, folder: DiskFolder, host: Bytes, clock: Callable[[], float] = time.monotonic) -> None:
-        """With what is in the folder. Raises OSError and ScanTooLong."""
+        """With what is in the folder; what takes too long to be listed is not kept. Raises OSError."""
         assert host.flags.c_contiguous
         self._folder = folder
         self._host = host
@@ -48,10 +49,15 @@ class DiskPool:
         self._rests_until_s = -np.inf
         self.num_blocks = folder.num_blocks
         self.num_lost = 0  # blocks whose file was gone or wrong when it was read
-        found = folder.scan()
+        try:
+            found = folder.scan()
+        except ScanTooLong as error:
+            _log.warning("the disk tier begins anew: %s", error)
+            found = Found(WorkerEpoch(0), ())
         self.epoch = found.epoch
         self._has_begun = found.epoch != 0
         self._names: dict[int, BlockName] = {block_of(name.handle): name for name in found.names}
+        self._take_leftovers_away()
 
     @property
     def is_resting(self) -> bool:
@@ -85,8 +91,14 @@ class DiskPool:
         try:
             self._folder.begin(self.epoch)
             self._has_begun = True
+            self._take_leftovers_away()
         except OSError as error:
             self._rest("begin", error)
+
+    def _take_leftovers_away(self) -> None:
+        """Beside the work: there may be a million files."""
+        if leftovers := self._folder.leftovers():
+            Thread(target=take_away, args=(leftovers,), name="old files", daemon=True).start()
 
     def store(self, src: Int32, handles: UInt64, seals: bytes) -> Bool:
         """Copies blocks src [N] of the host to blocks `handles` [N] of the disk, with their packed `seals`.

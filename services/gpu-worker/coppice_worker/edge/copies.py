@@ -1,9 +1,11 @@
-"""The thread that copies between the tiers, beside the steps.
+"""The threads that copy between the tiers, beside the steps.
 
-    link thread      CopyOrders -> checked, both ends held ----> waiting ----> copier thread -> CopiesDone, FenceAcks
-                                  `- refused: answered at once
+    link thread     CopyOrders -> checked, both ends held --> waiting --+--> device and host --+-> CopiesDone, FenceAcks
+                                 `- refused: answered at once          `--> host and disk ----'
 
-Promotions go before demotions: somebody waits for them. What waits in one direction is copied, and answered, together.
+There is a thread for each of the two. On each what comes up goes before what goes down: somebody waits for it. What
+waits in one direction is copied, and answered, together. A disk that takes nothing or gives nothing is an answer like
+others.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from typing import Protocol
 
 import numpy as np
 
+from coppice.handles import UInt64, handles_array
+from coppice.ids import WorkerEpoch
 from coppice.messages.registration import CopiesDone, CopyOrders, Direction, FenceAck
-from coppice_worker.core.batch.step_batch import Int32
+from coppice_worker.core.batch.step_batch import Bool, Int32
 from coppice_worker.core.blocks.copies import CopyWork, Ordered
 from coppice_worker.edge.runner import StepObserver, StepRunner
 
 _log = logging.getLogger(__name__)
 BATCH_BLOCKS = 256  # copied before the next look at what waits
+DISK_BATCH_BLOCKS = 32
+Works = list[CopyWork]
 
 
 class TierCopier(Protocol):
@@ -38,6 +44,18 @@ class TierCopier(Protocol):
         """Host blocks src [N] to device blocks dst [N]."""
 
 
+class DiskCopier(Protocol):
+    """Copies between blocks of the host and of a disk, by handles [N] and packed seals. It never fails as a whole:
+    which blocks were copied is the answer, [N]."""
+
+    def begin(self, epoch: WorkerEpoch) -> None:
+        """Nothing is there any more. While nothing is copied."""
+
+    def store(self, src: Int32, handles: UInt64, seals: bytes) -> Bool: ...
+
+    def load(self, handles: UInt64, seals: bytes, dst: Int32) -> Bool: ...
+
+
 class Answers(Protocol):
     """The session that orders came on, or one that followed it."""
 
@@ -47,6 +65,96 @@ class Answers(Protocol):
         belongs there, and to no session that begins later."""
 
     def post(self, message: CopiesDone | FenceAck, attachment: int) -> None: ...
+
+
+class _Lane:
+    """One thread, and what waits for it: `up` goes before `down`. `copy` gives the numbers of what failed, and `done`
+    is called with them and the time that it took, once the thread counts as idle again."""
+
+    def __init__(
+        self,
+        name: str,
+        ways: tuple[Direction, Direction],
+        batch_blocks: int,
+        copy: Callable[[Works], set[int]],
+        done: Callable[[Works, set[int], int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._batch_blocks = batch_blocks
+        self._copy, self._done, self._failed = copy, done, failed
+        self._changed = threading.Condition()
+        self._up: deque[CopyWork] = deque()
+        self._down: deque[CopyWork] = deque()
+        self._waiting = dict(zip(ways, (self._up, self._down), strict=True))
+        self._began_ns: int | None = None  # monotonic: when the batch that runs began
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the batch that runs, drop what waits."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def add(self, work: CopyWork) -> None:
+        with self._changed:
+            self._waiting[work.direction].append(work)
+            self._changed.notify_all()
+
+    def takes(self, work: CopyWork) -> bool:
+        return work.direction in self._waiting
+
+    def busy_ns(self, now_ns: int) -> int:
+        """How long the thread has been at one batch; 0 when it waits."""
+        began_ns = self._began_ns
+        return 0 if began_ns is None else now_ns - began_ns
+
+    def quiesce(self) -> None:
+        """Drop what waits and wait for what runs."""
+        with self._changed:
+            self._up.clear()
+            self._down.clear()
+            self._changed.wait_for(lambda: self._began_ns is None)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            while batch := self._next_batch():
+                began_ns = time.perf_counter_ns()
+                failed = self._copy(batch)
+                duration_ns = time.perf_counter_ns() - began_ns
+                self._end_batch()
+                self._done(batch, failed, duration_ns)
+        except Exception as error:
+            _log.exception("the thread of the %s failed", self._thread.name)
+            self._end_batch()
+            self._failed(error)
+
+    def _next_batch(self) -> Works:
+        """Empty when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._up or self._down)
+            if self._is_over:
+                return []
+            waiting = self._up or self._down
+            batch = [waiting.popleft()]
+            num_blocks = len(batch[0].src)
+            while waiting and num_blocks + len(waiting[0].src) <= self._batch_blocks:
+                batch.append(waiting.popleft())
+                num_blocks += len(batch[-1].src)
+            self._began_ns = time.monotonic_ns()
+            return batch
+
+    def _end_batch(self) -> None:
+        with self._changed:
+            self._began_ns = None
+            self._changed.notify_all()
 
 
 class Copier:
@@ -59,30 +167,31 @@ class Copier:
         tiers: TierCopier,
         observer: StepObserver,
         failed: Callable[[BaseException], None],
+        disk: DiskCopier | None = None,
     ) -> None:
         self._runner = runner
         self._tiers = tiers
+        self._disk = disk
         self._observer = observer
-        self._failed = failed
-        self._changed = threading.Condition()
-        self._waiting: dict[Direction, deque[CopyWork]] = {Direction.PROMOTE: deque(), Direction.DEMOTE: deque()}
-        self._began_ns: int | None = None  # monotonic: when the batch that runs began
-        self._is_over = False
         self._answers: Answers | None = None
-        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        ways = (Direction.PROMOTE, Direction.DEMOTE)
+        self._lanes = [_Lane("copies", ways, BATCH_BLOCKS, self._copy, self._copied, failed)]
+        if disk is not None:
+            ways = (Direction.LOAD, Direction.STORE)
+            self._lanes.append(
+                _Lane("copies of the disk", ways, DISK_BATCH_BLOCKS, self._copy_on_disk, self._copied, failed)
+            )
 
     def start(self, answers: Answers) -> None:
         self._answers = answers
         self._runner.costs.on_news = self._say_costs
-        self._thread.start()
+        for lane in self._lanes:
+            lane.start()
 
     def stop(self) -> None:
-        """Finish the batch that runs, drop what waits."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(timeout=30)
+        """Finish the batches that run, drop what waits."""
+        for lane in self._lanes:
+            lane.stop()
 
     def order(self, message: CopyOrders, attachment: int) -> None:
         """Start what can be started; answer at once what cannot, or was done before."""
@@ -93,16 +202,18 @@ class Copier:
             self._observer.copies_refused(len(answer.failed_ids))
 
     def busy_ns(self, now_ns: int) -> int:
-        """How long the thread has been at one batch; 0 when it waits. `now_ns` is `time.monotonic_ns`."""
-        began_ns = self._began_ns
-        return 0 if began_ns is None else now_ns - began_ns
+        """How long the busiest thread has been at one batch. `now_ns` is `time.monotonic_ns`."""
+        return max(lane.busy_ns(now_ns) for lane in self._lanes)
 
     def quiesce(self) -> None:
         """Drop what waits and wait for what runs. With the core held, so that nothing new is started meanwhile."""
-        with self._changed:
-            for works in self._waiting.values():
-                works.clear()
-            self._changed.wait_for(lambda: self._began_ns is None)
+        for lane in self._lanes:
+            lane.quiesce()
+
+    def begin(self, epoch: WorkerEpoch) -> None:
+        """A new worker epoch, after `quiesce`: what is on the disk is nobody's."""
+        if self._disk is not None:
+            self._disk.begin(epoch)
 
     def _say_costs(self) -> None:
         """On the step thread."""
@@ -113,57 +224,50 @@ class Copier:
 
     def _submit(self, ordered: Ordered) -> CopiesDone | None:
         """With the core held: a copy of an epoch that is over must not be handed over late."""
-        with self._changed:
-            for work in ordered.works:
-                self._waiting[work.direction].append(work)
-            self._changed.notify_all()
+        for work in ordered.works:
+            next(lane for lane in self._lanes if lane.takes(work)).add(work)
         return ordered.answer
 
-    # ---- the thread ----
+    # ---- on the threads of the lanes ----
 
-    def _run(self) -> None:
-        try:
-            while batch := self._next_batch():
-                self._copy(batch)
-        except Exception as error:
-            _log.exception("the copier thread failed")
-            self._end_batch()
-            self._failed(error)
-
-    def _next_batch(self) -> list[CopyWork]:
-        """Empty when there will be no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or any(self._waiting.values()))
-            if self._is_over:
-                return []
-            waiting = self._waiting[Direction.PROMOTE] or self._waiting[Direction.DEMOTE]
-            batch = [waiting.popleft()]
-            num_blocks = len(batch[0].src)
-            while waiting and num_blocks + len(waiting[0].src) <= BATCH_BLOCKS:
-                batch.append(waiting.popleft())
-                num_blocks += len(batch[-1].src)
-            self._began_ns = time.monotonic_ns()
-            return batch
-
-    def _copy(self, batch: list[CopyWork]) -> None:
-        src, dst = (np.concatenate(ids) for ids in zip(*((work.src, work.dst) for work in batch), strict=True))
-        began_ns = time.perf_counter_ns()
+    def _copy(self, batch: Works) -> set[int]:
+        src, dst = _together(batch)
         copy = self._tiers.promote if batch[0].direction is Direction.PROMOTE else self._tiers.demote
         copy(src, dst)
-        duration_ns = time.perf_counter_ns() - began_ns
-        self._end_batch()
-        self._runner.costs.copied(len(src), duration_ns)
+        return set()
+
+    def _copy_on_disk(self, batch: Works) -> set[int]:
+        assert self._disk is not None
+        src, dst = _together(batch)
+        seals = b"".join(work.order.seals for work in batch)
+        if batch[0].direction is Direction.STORE:
+            are_copied = self._disk.store(src, handles_array(b"".join(work.order.dst for work in batch)), seals)
+        else:
+            are_copied = self._disk.load(handles_array(b"".join(work.order.src for work in batch)), seals, dst)
+        ends = np.cumsum([len(work.src) for work in batch])
+        parts = np.split(are_copied, ends[:-1])
+        return {work.number for work, part in zip(batch, parts, strict=True) if not part.all()}
+
+    def _copied(self, batch: Works, failed: set[int], duration_ns: int) -> None:
+        direction = batch[0].direction
+        num_blocks = sum(len(work.src) for work in batch if work.number not in failed)
+        if not failed:
+            self._runner.costs.copied(direction, num_blocks, duration_ns)
         numbers = tuple(work.number for work in batch)
         assert self._answers is not None
         answers = self._answers
-        (answer, fences), attachment = self._runner.with_core(lambda core: (core.copied(numbers), answers.reported))
+        (answer, fences), attachment = self._runner.with_core(
+            lambda core: (core.copied(numbers, failed), answers.reported)
+        )
         if answer is not None:
             answers.post(self._runner.costs.added_to(answer), attachment)
         for fence in fences:
             answers.post(fence, attachment)
-        self._observer.copied(batch[0].direction, len(src), len(src) * self._tiers.bytes_per_block, duration_ns)
+        if num_blocks:
+            self._observer.copied(direction, num_blocks, num_blocks * self._tiers.bytes_per_block, duration_ns)
+        self._observer.copies_refused(len(failed))
 
-    def _end_batch(self) -> None:
-        with self._changed:
-            self._began_ns = None
-            self._changed.notify_all()
+
+def _together(batch: Works) -> tuple[Int32, Int32]:
+    """Blocks that are read, and those that are written."""
+    return np.concatenate([work.src for work in batch]), np.concatenate([work.dst for work in batch])

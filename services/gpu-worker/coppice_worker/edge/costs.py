@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from coppice.ids import TOKEN_BYTES
-from coppice.messages.registration import CopiesDone
+from coppice.messages.registration import CopiesDone, Direction
 from coppice.messages.step import StepResult
 
 CHUNK_TOKENS_MIN = 16  # of a step that says something: a smaller one is mostly what any step costs
@@ -27,8 +27,10 @@ class MeasuredCosts:
         self.on_news: Callable[[], None] = lambda: None
         self._num_steps = 0
         self._num_tokens = self._tokens_ns = 0.0
-        self._num_copies = 0
+        self._num_copies = 0  # between device and host
         self._block_ns = 0.0
+        self._disk_ns = 0.0  # of a block that is loaded; until one was, of one that is stored
+        self._has_loaded = False
         self._said_ns = 0.0  # of a token
 
     def computed(self, result: StepResult) -> None:
@@ -43,16 +45,28 @@ class MeasuredCosts:
             if not self._said_ns / NEWS <= self._token_ns <= self._said_ns * NEWS:
                 self.on_news()
 
-    def copied(self, num_blocks: int, duration_ns: int) -> None:
-        slowest_ns = self._block_ns * _SLOWER or duration_ns
-        self._block_ns = min(duration_ns / num_blocks, slowest_ns)
-        self._num_copies += 1
+    def copied(self, direction: Direction, num_blocks: int, duration_ns: int) -> None:
+        """Whoever asks what a disk costs wants to load: what is stored is synced, and says little of that."""
+        block_ns = duration_ns / num_blocks
+        if direction in (Direction.DEMOTE, Direction.PROMOTE):
+            self._block_ns = min(block_ns, self._block_ns * _SLOWER or block_ns)
+            self._num_copies += 1
+        elif direction is Direction.STORE:
+            self._disk_ns = self._disk_ns if self._has_loaded else min(block_ns, self._disk_ns * _SLOWER or block_ns)
+        else:
+            known_ns = self._disk_ns * _SLOWER if self._has_loaded else 0.0
+            self._disk_ns, self._has_loaded = min(block_ns, known_ns or block_ns), True
 
     def added_to(self, answer: CopiesDone) -> CopiesDone:
         """0 for what is not known yet."""
         self._said_ns = self._token_ns
         block_ns = self._block_ns if self._num_copies >= NUM_UNUSUAL else 0.0
-        return replace(answer, prefill_ns_per_token=_u32(self._said_ns), copy_ns_per_block=_u32(block_ns))
+        return replace(
+            answer,
+            prefill_ns_per_token=_u32(self._said_ns),
+            copy_ns_per_block=_u32(block_ns),
+            disk_ns_per_block=_u32(self._disk_ns),
+        )
 
     @property
     def _token_ns(self) -> float:

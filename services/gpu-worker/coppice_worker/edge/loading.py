@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from coppice import __version__
 from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
+from coppice.namespaces import encode_namespace
 from coppice_worker.core.batch.step_batch import Executor, StepLimits
+from coppice_worker.disk.block_file import HEAD_BYTES
+from coppice_worker.disk.disk_pool import DiskPool
+from coppice_worker.disk.folder import DISK_BLOCKS_MAX, DiskFolder, FolderInUse, identity_of
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.cores import default_threads
 from coppice_worker.edge.load_report import LoadReport
@@ -21,7 +26,7 @@ from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
-from coppice_worker.model.config.config import read_config
+from coppice_worker.model.config.config import CONFIG_FILE, read_config
 from coppice_worker.model.config.dtypes import DtypeName
 from coppice_worker.model.config.errors import PoolTooSmall
 from coppice_worker.model.config.resolve import resolve_checkpoint
@@ -29,6 +34,7 @@ from coppice_worker.model.config.shard import Shard
 from coppice_worker.model.decoder.ranks import RankGroup
 from coppice_worker.model.executor import TorchExecutor
 from coppice_worker.model.graphs import CudaGraphs, Graphs
+from coppice_worker.model.loader import weight_files
 from coppice_worker.model.memory import MORE_DEVICES, CudaMemory, FillDevice
 from coppice_worker.model.pool_size import shard_of, suggest_num_blocks
 
@@ -42,6 +48,7 @@ class Loaded:
     executor: TorchExecutor
     model: str  # its name
     host: HostPool | None
+    disk: DiskPool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class Compute:
     executor: Executor
     tiers: TierCopier | None
     hung: Callable[[], None] = exit_now  # called when a step never ends
+    disk: DiskPool | None = None
 
 
 def resolve_settings(settings: WorkerSettings) -> WorkerSettings:
@@ -121,7 +129,9 @@ def load(settings: WorkerSettings, group: RankGroup | None = None) -> Loaded:
             f"the device has no room for {name} and its largest step: {error}",
             hint=f"use a smaller --max-step-tokens, --num-blocks or model, or {MORE_DEVICES}",
         ) from error
-    return Loaded(executor, name, _host_pool(settings, executor))
+    host = _host_pool(settings, executor)
+    disk = None if host is None or not settings.disk_mib else _disk_pool(settings, executor, host, name)
+    return Loaded(executor, name, host, disk)
 
 
 def _recorder(device: torch.device, settings: WorkerSettings) -> Callable[[], Graphs] | None:
@@ -140,6 +150,30 @@ def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | 
         )
     _log.info("%d blocks on the host", num_blocks)
     return executor.host_pool(num_blocks)
+
+
+def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool, name: str) -> DiskPool | None:
+    """None, with a line in the log, where the folder cannot be had: a worker without it serves all the same."""
+    assert settings.disk_folder is not None
+    num_blocks = min((settings.disk_mib << 20) // (host.bytes_per_block + HEAD_BYTES), DISK_BLOCKS_MAX)
+    if not num_blocks:
+        raise UsageError(
+            f"--disk-mib {settings.disk_mib}: a block has {host.bytes_per_block} bytes",
+            hint="give it more room, or 0 for no disk tier",
+        )
+    # The digest of a checkpoint samples large files, which may have been replaced since the folder was written.
+    checkpoint = Path(settings.model)
+    files = [checkpoint / CONFIG_FILE, *weight_files(checkpoint)]
+    stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    namespace = encode_namespace(replace(executor.namespace, model=name))
+    identity = identity_of(__version__, settings.worker_id, namespace, str(host.bytes_per_block), *stamps)
+    try:
+        pool = DiskPool(DiskFolder(Path(settings.disk_folder), identity, num_blocks), host.blocks.numpy())
+    except (OSError, FolderInUse) as error:
+        _log.warning("no disk tier: %s", error)
+        return None
+    _log.info("%d blocks on the disk", num_blocks)
+    return pool
 
 
 def _default_blocks(

@@ -39,10 +39,10 @@ class WorkerMetrics(StepObserver):
         self._sequences = Gauge("coppice_worker_sequences", "Sequences that are attached.", registry=registry)
         self._live: set[int] = set()
         copied = (
-            counter("coppice_worker_copied_blocks", "Blocks copied between device and host.", "direction"),
-            counter("coppice_worker_copied_bytes", "Bytes copied between device and host.", "direction"),
-            counter("coppice_worker_copy_seconds", "Time that copies between device and host took.", "direction"),
-            counter("coppice_worker_copy_batches", "Batches of copies between device and host.", "direction"),
+            counter("coppice_worker_copied_blocks", "Blocks copied between tiers.", "direction"),
+            counter("coppice_worker_copied_bytes", "Bytes copied between tiers.", "direction"),
+            counter("coppice_worker_copy_seconds", "Time that copies between tiers took.", "direction"),
+            counter("coppice_worker_copy_batches", "Batches of copies between tiers.", "direction"),
         )
         self._copied = {direction: [family.labels(direction.value) for family in copied] for direction in Direction}
         self._copies_refused = counter("coppice_worker_copies_refused", "Orders to copy that failed.")

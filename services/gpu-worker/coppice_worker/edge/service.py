@@ -29,7 +29,7 @@ from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch.step_batch import Executor
 from coppice_worker.core.batch.steps import SchedulerAccepted, SchedulerRefused
 from coppice_worker.core.worker import WorkerCore
-from coppice_worker.edge.copies import Copier, TierCopier
+from coppice_worker.edge.copies import Copier, DiskCopier, TierCopier
 from coppice_worker.edge.draining import Running, wait_until_quiet
 from coppice_worker.edge.runner import StepObserver, StepRunner
 
@@ -38,7 +38,7 @@ ASK_TIMEOUT_S = 60.0  # a question waits behind the steps that were handed over 
 
 
 class WorkerService:
-    """Wires one core and one executor to the network, and a host tier where there is one. `failed` is called at most
+    """Wires one core and one executor to the network, and lower tiers where there are some. `failed` is called at most
     once from the step thread, and from the thread that copies."""
 
     def __init__(
@@ -49,12 +49,13 @@ class WorkerService:
         failed: Callable[[BaseException], None],
         tiers: TierCopier | None = None,
         audit: AuditLog | None = None,
+        disk: DiskCopier | None = None,
     ) -> None:
         self._core = core
         self._audit = audit or AuditLog("worker")
         self._executor = executor
         self.runner = StepRunner(core, executor, observer, failed)
-        self._copier = None if tiers is None else Copier(self.runner, tiers, observer, failed)
+        self._copier = None if tiers is None else Copier(self.runner, tiers, observer, failed, disk)
         self._schedulers = _SchedulerSessions(core, self.runner)
         self._server: GrpcServer | None = None
         self._listener: SessionListener | None = None
@@ -147,6 +148,7 @@ class WorkerService:
     def _take_epoch(self, core: WorkerCore, message: Registered) -> bool:
         if self._copier is not None and message.worker_epoch != core.worker_epoch:
             self._copier.quiesce()
+            self._copier.begin(message.worker_epoch)
         return core.registered(message)
 
     def _fenced(self, word: Fence | Owner) -> None:

@@ -63,6 +63,10 @@ class WorkerSettings(ListeningSettings):
     host_memory_mib: int = Field(
         0, ge=0, description="Memory of this machine for blocks that the device has no room for; 0 = none."
     )
+    disk_folder: str | None = Field(
+        None, description="Folder on a local disk for blocks that --host-memory-mib has no room for; default: none."
+    )
+    disk_mib: int = Field(0, ge=0, description="Room for blocks in --disk-folder; 0 = none.")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: as many as cores it may use.")
     tensor_parallel: int = Field(
@@ -106,6 +110,16 @@ class WorkerSettings(ListeningSettings):
             )
         if self.nnodes > 1 and self.dist_init_addr is None:
             raise ValueError(f"--nnodes {self.nnodes} needs --dist-init-addr: the HOST:PORT where node 0 is met")
+        return self
+
+    @model_validator(mode="after")
+    def _disk_fits(self) -> Self:
+        if bool(self.disk_folder) != bool(self.disk_mib):
+            raise ValueError("--disk-folder and --disk-mib go together: where blocks are kept, and how much of them")
+        if self.disk_mib and not self.host_memory_mib:
+            raise ValueError("--disk-mib needs --host-memory-mib: a disk is read to there and written from there")
+        if self.disk_mib and self.tensor_parallel > 1:
+            raise ValueError("--disk-mib: a model that is shared out (--tensor-parallel) has no disk tier")
         return self
 
     @property

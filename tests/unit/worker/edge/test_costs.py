@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coppice.ids import TOKEN_BYTES, WorkerEpoch
-from coppice.messages.registration import CopiesDone
+from coppice.messages.registration import CopiesDone, Direction
 from coppice.messages.step import StepResult
 from coppice_worker.edge.costs import NUM_UNUSUAL, MeasuredCosts
 
@@ -25,11 +25,11 @@ def test_first_steps_and_copies_say_nothing() -> None:
     warm(costs)
     assert costs.added_to(ANSWER) == ANSWER
     costs.computed(step(100, 2_000))
-    costs.copied(10, 90_000_000)
+    costs.copied(Direction.DEMOTE, 10, 90_000_000)
     for _ in range(NUM_UNUSUAL - 2):
-        costs.copied(10, 900_000)
+        costs.copied(Direction.DEMOTE, 10, 900_000)
     assert costs.added_to(ANSWER) == CopiesDone(WorkerEpoch(1), (7,), (8,), 20_000), "of copies nothing"
-    costs.copied(10, 400_000)
+    costs.copied(Direction.DEMOTE, 10, 400_000)
     assert costs.added_to(ANSWER) == CopiesDone(WorkerEpoch(1), (7,), (8,), 20_000, 40_000)
 
 
@@ -63,14 +63,14 @@ def test_steps_that_mostly_decode_say_nothing() -> None:
 def test_copies_that_waited_for_steps_hardly_count() -> None:
     costs = MeasuredCosts()
     for _ in range(NUM_UNUSUAL):
-        costs.copied(256, 256 * 40_000)
+        costs.copied(Direction.DEMOTE, 256, 256 * 40_000)
     for _ in range(5):
-        costs.copied(8, 100_000_000)
+        costs.copied(Direction.DEMOTE, 8, 100_000_000)
     assert costs.added_to(ANSWER).copy_ns_per_block < 45_000
     for _ in range(500):
-        costs.copied(8, 1_000_000)
+        costs.copied(Direction.DEMOTE, 8, 1_000_000)
     assert costs.added_to(ANSWER).copy_ns_per_block == 125_000, "slower for good"
-    costs.copied(100, 4_000_000)
+    costs.copied(Direction.DEMOTE, 100, 4_000_000)
     assert costs.added_to(ANSWER).copy_ns_per_block == 40_000
 
 
@@ -95,5 +95,17 @@ def test_a_change_of_what_a_token_costs_is_news_once() -> None:
 def test_what_is_too_much_for_the_message_is_cut() -> None:
     costs = MeasuredCosts()
     for _ in range(NUM_UNUSUAL):
-        costs.copied(1, 1 << 40)
+        costs.copied(Direction.DEMOTE, 1, 1 << 40)
     assert costs.added_to(ANSWER).copy_ns_per_block == (1 << 32) - 1
+
+
+def test_what_a_disk_costs_is_what_loads_take_as_soon_as_there_was_one() -> None:
+    costs = MeasuredCosts()
+    costs.copied(Direction.STORE, 10, 9_000_000)
+    assert costs.added_to(ANSWER).disk_ns_per_block == 900_000
+    costs.copied(Direction.LOAD, 10, 2_000_000)
+    costs.copied(Direction.STORE, 10, 100_000)
+    assert costs.added_to(ANSWER).disk_ns_per_block == 200_000
+    costs.copied(Direction.LOAD, 10, 9_000_000)
+    assert costs.added_to(ANSWER).disk_ns_per_block == 204_000, "it may have been one time"
+    assert costs.added_to(ANSWER).copy_ns_per_block == 0

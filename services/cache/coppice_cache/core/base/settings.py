@@ -136,6 +136,9 @@ class TierCosts:
         return self.order_us + (num_ahead + num_blocks) * self.copy_us_per_block
 
 
+COSTS_OF_A_DISK = TierCosts(copy_us_per_block=200.0, order_us=4_000.0, demotion_weight=0.1)
+
+
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
     """Everything the core can be told. `default_domain` is the template for domains that are not listed."""
@@ -160,7 +163,7 @@ class CoreSettings:
     flight_tokens_min: int = 32  # that must be on their way before a prompt waits for them
     flight_wait_ms: int = 2_000  # nobody waits longer for a leader
     tiers: TierCosts = TierCosts()
-    disk_costs: TierCosts = TierCosts(copy_us_per_block=200.0, order_us=4_000.0, demotion_weight=0.1)
+    disk_costs: TierCosts = COSTS_OF_A_DISK
     disk_rest_ms: int = 10_000  # without an order to store after one that failed: a full disk stays full for a while
     demote_below_share: float = 0.1  # of a pool: so many blocks, and as a burst takes, are free or one tier lower too
     copy_orders_max: int = 64  # under way at once, per worker and direction
