@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coppice.handles import UInt64
 from coppice.ids import WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrder, Direction
-from coppice_worker.disk.disk_pool import DiskPool
+from coppice.messages.registration import CopiesDone, CopyOrder, Direction, Fence, FenceAck
+from coppice_worker.core.batch.step_batch import Bool, Int32
+from coppice_worker.disk.disk_pool import Bytes, DiskPool
 from coppice_worker.disk.folder import DiskFolder
+from coppice_worker.edge import copies
 from tests.contract.worker.test_worker_copies import NOW, TierStack, demotion, promotion, seal
-from tests.contract.worker.test_worker_service import handle
+from tests.contract.worker.test_worker_service import WAIT_S, handle
 from tests.fakes.cache.registrar import registered
 from tests.fakes.waiting import wait_for
 
 BLOCK_BYTES = 512
+
+
+class HangingPool(DiskPool):
+    """Reads and writes when it is let, which may be much later."""
+
+    def __init__(self, folder: DiskFolder, host: Bytes) -> None:
+        super().__init__(folder, host)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.num_begun = self.num_ended = 0
+
+    def store(self, epoch: WorkerEpoch, src: Int32, handles: UInt64, seals: bytes) -> Bool:
+        return self._hang(lambda: super(HangingPool, self).store(epoch, src, handles, seals))
+
+    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> Bool:
+        return self._hang(lambda: super(HangingPool, self).load(epoch, handles, seals, dst))
+
+    def _hang(self, copy: Callable[[], Bool]) -> Bool:
+        self.num_begun += 1
+        assert self.may_answer.wait(WAIT_S)
+        copied = copy()
+        self.num_ended += 1
+        return copied
 
 
 class DiskStack(TierStack):
@@ -26,9 +54,21 @@ class DiskStack(TierStack):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.host = np.arange(6 * BLOCK_BYTES, dtype=np.uint32).astype(np.uint8).reshape(6, BLOCK_BYTES)
-        super().__init__(DiskPool(DiskFolder(path, "identity", 4), self.host))
+        self.disk = HangingPool(DiskFolder(path, "identity", 4), self.host)
+        super().__init__(self.disk)
         self.order(demotion(1))
         assert self.next() == CopiesDone(NOW, (1,))
+
+    def close(self) -> None:
+        self.disk.may_answer.set()
+        super().close()
+
+    def hang(self) -> None:
+        """What is stored from now on does not come back; one order is on its way."""
+        self.disk.may_answer.clear()
+        num_begun = self.disk.num_begun
+        self.order(store(90))
+        wait_for(lambda: self.disk.num_begun > num_begun, "the disk to hang")
 
     def files(self) -> list[Path]:
         """Of the pool that counts."""
@@ -90,6 +130,66 @@ def test_a_new_worker_epoch_begins_an_empty_pool(stack: DiskStack) -> None:
     after = WorkerEpoch(NOW + 1)
     stack.registrar.tell(registered(after))
     wait_for(lambda: stack.service.runner.with_core(lambda core: core.worker_epoch) == after, "the new worker epoch")
-    assert stack.files() == []
     stack.order(load(3), epoch=after)
     assert stack.next() == CopiesDone(after, (), (3,))
+
+
+def test_a_disk_that_hangs_is_closed_and_ends_nobody(
+    stack: DiskStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
+    stack.hang()
+    stack.order(CopyOrder(91, Direction.STORE, handle(0), handle(3, 1), seal(3)))
+    stack.order(demotion(5, block=4, to=1))
+    assert stack.next() == CopiesDone(NOW, (5,)), "others do not wait"
+    assert stack.service.busy_ns(time.monotonic_ns()) == 0, "nobody takes the worker for one that hangs"
+    assert stack.next() == CopiesDone(NOW, (), (90, 91))
+    stack.order(store(92, counter=2))
+    assert stack.next() == CopiesDone(NOW, (), (92,))
+    stack.disk.may_answer.set()
+    wait_for(lambda: stack.disk.num_ended == 1, "the disk to answer after all")
+    stack.order(store(93, counter=3), demotion(6, block=4, to=2))
+    assert stack.next() == CopiesDone(NOW, (), (93,))
+    assert stack.next() == CopiesDone(NOW, (6,))
+    assert [record.message for record in caplog.records if "closed" in record.message] == [
+        "the disk tier has not answered for 0 s: it is closed for as long as this process lives"
+    ]
+    assert not stack.failures
+
+
+def test_what_is_loaded_too_late_does_not_touch_the_host(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.order(store(2))
+    assert stack.next() == CopiesDone(NOW, (2,))
+    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
+    stack.disk.may_answer.clear()
+    stack.order(load(3))
+    assert stack.next() == CopiesDone(NOW, (), (3,))
+    stack.host[5] = 77  # granted again
+    stack.disk.may_answer.set()
+    wait_for(lambda: stack.disk.num_ended == 2, "the disk to answer after all")
+    assert (stack.host[5] == 77).all()
+
+
+def test_a_report_to_a_new_cache_service_waits_for_a_disk_that_hangs_no_longer_than_its_patience(
+    stack: DiskStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
+    stack.hang()
+    stack.registrar.tell(Fence(5, NOW, report=True))
+    said = [stack.next(), stack.next()]
+    assert CopiesDone(NOW, (), (90,)) in said
+    (acknowledged,) = [message for message in said if isinstance(message, FenceAck)]
+    assert not any(acknowledged.disk_seals)
+
+
+def test_a_new_worker_epoch_waits_for_no_disk(stack: DiskStack) -> None:
+    stack.hang()
+    after = WorkerEpoch(NOW + 1)
+    stack.registrar.tell(registered(after))
+    wait_for(lambda: stack.service.runner.with_core(lambda core: core.worker_epoch) == after, "the new worker epoch")
+    stack.host[:] = 77
+    stack.disk.may_answer.set()
+    stack.order(load(3), epoch=after)
+    assert stack.next() == CopiesDone(after, (), (3,))
+    wait_for(lambda: stack.disk.num_ended == 1, "the copy of before")
+    assert stack.files() == [], "it was stored under no epoch"

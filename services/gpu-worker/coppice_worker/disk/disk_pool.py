@@ -9,7 +9,11 @@ leaves, for the blocks that it was writing, the older file, no file, or a whole 
 A disk that takes no more, or fails, is no fault of any request: what cannot be written is said to be not there, and
 for a while nothing is written at all. What cannot be read is lost, and computed again.
 
-All calls come from one thread.
+A read or write may hang in the kernel, and go on when nobody waits for it any more and the host's blocks are others'.
+So the disk is read and written through a buffer of one block, and blocks of the host are touched only between it and
+them, and only while the worker epoch of the copy lasts and the pool is not closed.
+
+`store` and `load` are called from one thread, the others from any.
 """
 
 from __future__ import annotations
@@ -17,8 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from itertools import compress
-from threading import Thread
+from threading import Lock, Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -37,16 +40,22 @@ _log = logging.getLogger("coppice.worker")
 Bytes = npt.NDArray[np.uint8]
 
 
+class _IsOver(Exception):
+    """Nobody waits for this copy any more."""
+
+
 class DiskPool:
-    """`host` are the host's blocks [num_host_blocks, bytes_per_block]; it is read and written in place."""
+    """`host` are the host's blocks [num_host_blocks, bytes_per_block]."""
 
     def __init__(self, folder: DiskFolder, host: Bytes, clock: Callable[[], float] = time.monotonic) -> None:
         """With what is in the folder; what takes too long to be listed is not kept. Raises OSError."""
-        assert host.flags.c_contiguous
         self._folder = folder
         self._host = host
+        self._buffer: Bytes = np.empty(host.shape[1], np.uint8)
+        self._touching = Lock()  # blocks of the host
         self._clock = clock
         self._rests_until_s = -np.inf
+        self._is_closed = False
         self.num_blocks = folder.num_blocks
         self.num_lost = 0  # blocks whose file was gone or wrong when it was read
         try:
@@ -54,8 +63,7 @@ class DiskPool:
         except ScanTooLong as error:
             _log.warning("the disk tier begins anew: %s", error)
             found = Found(WorkerEpoch(0), ())
-        self.epoch = found.epoch
-        self._has_begun = found.epoch != 0
+        self.epoch = self._begun = found.epoch  # `_begun` is what the folder is named by
         self._names: dict[int, BlockName] = {block_of(name.handle): name for name in found.names}
         self._take_leftovers_away()
 
@@ -73,79 +81,99 @@ class DiskPool:
         return generations, seals
 
     def begin(self, epoch: WorkerEpoch) -> None:
-        """Forget all that is there. Where that fails it is tried again before the next block is written."""
-        self.epoch, self._has_begun = epoch, False
-        self._names.clear()
-        self._try_to_begin()
+        """All that is there is over, and so are the copies of the epoch before. This waits for no disk: the folder is
+        told before the first block is written, and again where that fails."""
+        with self._touching:
+            self.epoch = epoch
 
     def go_on(self, epoch: WorkerEpoch) -> None:
-        """What is there is known under this epoch from now on. Where the folder keeps its name, the next process says
-        the epoch of before, and may have to begin anew."""
-        self.epoch = epoch
+        """What is there is known under this epoch from now on. While nothing is copied. Where the folder keeps its
+        name, the next process says the epoch of before, and may have to begin anew."""
+        self.epoch = self._begun = epoch
         try:
             self._folder.go_on(epoch)
         except OSError as error:
             self._rest("rename", error)
 
-    def _try_to_begin(self) -> None:
-        try:
-            self._folder.begin(self.epoch)
-            self._has_begun = True
-            self._take_leftovers_away()
-        except OSError as error:
-            self._rest("begin", error)
+    def close(self) -> None:
+        """Nothing is kept there any more."""
+        with self._touching:
+            self._is_closed = True
+
+    def _begin(self, epoch: WorkerEpoch) -> None:
+        """Raises OSError."""
+        self._names.clear()
+        self._folder.begin(epoch)
+        self._begun = epoch
+        self._take_leftovers_away()
 
     def _take_leftovers_away(self) -> None:
         """Beside the work: there may be a million files."""
         if leftovers := self._folder.leftovers():
             Thread(target=take_away, args=(leftovers,), name="old files", daemon=True).start()
 
-    def store(self, src: Int32, handles: UInt64, seals: bytes) -> Bool:
+    def store(self, epoch: WorkerEpoch, src: Int32, handles: UInt64, seals: bytes) -> Bool:
         """Copies blocks src [N] of the host to blocks `handles` [N] of the disk, with their packed `seals`.
 
         Which of them are there, [N]. What is, outlives this process and a loss of power.
         """
-        assert self.epoch, "the pool has no epoch yet"
         names = _names(handles, seals)
         whole: Bool = np.zeros(len(names), np.bool_)
+        if self.is_resting:
+            return whole
         try:
-            if not self._has_begun and not self.is_resting:
-                self._try_to_begin()
+            if self._begun != epoch:
+                self._begin(epoch)
             for index, (block, name) in enumerate(zip(src.tolist(), names, strict=True)):
-                if self.is_resting:
-                    break
-                self._store(block, name)
+                self._store(epoch, block, name)
                 whole[index] = True
-            for folder in {self._folder.part_of(block_of(name.handle)) for name in compress(names, whole)}:
+            for folder in {self._folder.part_of(block_of(name.handle)) for name in names}:
                 sync_folder(folder)
         except OSError as error:
             self._rest("write to", error)
             whole[:] = False
+        except _IsOver:
+            whole[:] = False
         return whole
 
-    def _store(self, block: int, name: BlockName) -> None:
+    def _store(self, epoch: WorkerEpoch, block: int, name: BlockName) -> None:
+        with self._touching:
+            self._check(epoch)
+            self._buffer[:] = self._host[block]
         self._forget(block_of(name.handle))
-        write_block(self._folder.part_of(block_of(name.handle)), name, self._row(block))
+        write_block(self._folder.part_of(block_of(name.handle)), name, self._buffer.data)
         self._names[block_of(name.handle)] = name
 
-    def load(self, handles: UInt64, seals: bytes, dst: Int32) -> Bool:
+    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> Bool:
         """Copies blocks `handles` [N] of the disk, whose packed `seals` these are, to blocks dst [N] of the host.
 
-        Which of them have come, [N]; the others are lost, and their host blocks are garbage.
+        Which of them have come, [N]; the others are lost.
         """
         come: Bool = np.zeros(len(handles), np.bool_)
+        if self._begun != epoch:
+            return come
         lost: list[str] = []
         for index, (name, block) in enumerate(zip(_names(handles, seals), dst.tolist(), strict=True)):
             try:
-                read_block(self._folder.part_of(block_of(name.handle)), name, self._row(block))
+                read_block(self._folder.part_of(block_of(name.handle)), name, self._buffer.data)
+                with self._touching:
+                    self._check(epoch)
+                    self._host[block] = self._buffer
                 come[index] = True
             except NotWhole as error:
                 lost.append(f"{name}: {error}")
                 self._lose(name)
+            except _IsOver:
+                break
         if lost:
             self.num_lost += len(lost)
             _log.warning("%d blocks of the disk tier are lost, the first: %s", len(lost), lost[0])
         return come
+
+    def _check(self, epoch: WorkerEpoch) -> None:
+        """Raises _IsOver."""
+        if self._is_closed or epoch != self.epoch:
+            raise _IsOver
 
     def _lose(self, name: BlockName) -> None:
         if self._names.get(block_of(name.handle)) == name:
@@ -164,10 +192,6 @@ class DiskPool:
         if not self.is_resting:
             _log.warning("cannot %s the disk tier (%s); nothing is kept there for %.0f s", what, error, REST_S)
         self._rests_until_s = self._clock() + REST_S
-
-    def _row(self, block: int) -> memoryview:
-        row: memoryview = self._host[block].data
-        return row
 
 
 def _names(handles: UInt64, seals: bytes) -> list[BlockName]:

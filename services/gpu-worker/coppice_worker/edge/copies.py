@@ -4,8 +4,10 @@
                                  `- refused: answered at once          `--> host and disk ----'
 
 There is a thread for each of the two. On each what comes up goes before what goes down: somebody waits for it. What
-waits in one direction is copied, and answered, together. A disk that takes nothing or gives nothing is an answer like
-others.
+waits in one direction is copied, and answered, together.
+
+A disk that takes nothing or gives nothing is an answer like others. One that is silent for long is closed for the life
+of the process: what was ordered there has failed, and so has what will be. Nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,12 +26,15 @@ from coppice.handles import UInt64, handles_array
 from coppice.ids import WorkerEpoch
 from coppice.messages.registration import CopiesDone, CopyOrders, Direction, FenceAck
 from coppice_worker.core.batch.step_batch import Bool, Int32
-from coppice_worker.core.blocks.copies import CopyWork, Ordered
+from coppice_worker.core.blocks.copies import CopyWork
+from coppice_worker.core.worker import WorkerCore
 from coppice_worker.edge.runner import StepObserver, StepRunner
 
 _log = logging.getLogger(__name__)
 BATCH_BLOCKS = 256  # copied before the next look at what waits
 DISK_BATCH_BLOCKS = 32
+DISK_PATIENCE_S = 30.0  # with one batch; what hangs in the kernel may go on for ever
+DISK_STOP_S = 5.0  # with the batch that runs when the process ends
 Works = list[CopyWork]
 
 
@@ -49,11 +55,14 @@ class DiskCopier(Protocol):
     which blocks were copied is the answer, [N]."""
 
     def begin(self, epoch: WorkerEpoch) -> None:
-        """Nothing is there any more. While nothing is copied."""
+        """Nothing is there any more. What is copied under another epoch touches no block of the host from now on."""
 
-    def store(self, src: Int32, handles: UInt64, seals: bytes) -> Bool: ...
+    def close(self) -> None:
+        """No copy touches a block of the host any more."""
 
-    def load(self, handles: UInt64, seals: bytes, dst: Int32) -> Bool: ...
+    def store(self, epoch: WorkerEpoch, src: Int32, handles: UInt64, seals: bytes) -> Bool: ...
+
+    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> Bool: ...
 
 
 class Answers(Protocol):
@@ -86,7 +95,8 @@ class _Lane:
         self._up: deque[CopyWork] = deque()
         self._down: deque[CopyWork] = deque()
         self._waiting = dict(zip(ways, (self._up, self._down), strict=True))
-        self._began_ns: int | None = None  # monotonic: when the batch that runs began
+        self._batch: Works = []  # that runs
+        self._began_ns: int | None = None  # monotonic: when it began
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -101,10 +111,12 @@ class _Lane:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
-    def add(self, work: CopyWork) -> None:
+    def add(self, work: CopyWork) -> bool:
+        """False: nothing is copied here any more."""
         with self._changed:
             self._waiting[work.direction].append(work)
             self._changed.notify_all()
+            return True
 
     def takes(self, work: CopyWork) -> bool:
         return work.direction in self._waiting
@@ -117,9 +129,12 @@ class _Lane:
     def quiesce(self) -> None:
         """Drop what waits and wait for what runs."""
         with self._changed:
-            self._up.clear()
-            self._down.clear()
+            self._drop()
             self._changed.wait_for(lambda: self._began_ns is None)
+
+    def _drop(self) -> None:
+        self._up.clear()
+        self._down.clear()
 
     # ---- the thread ----
 
@@ -129,8 +144,8 @@ class _Lane:
                 began_ns = time.perf_counter_ns()
                 failed = self._copy(batch)
                 duration_ns = time.perf_counter_ns() - began_ns
-                self._end_batch()
-                self._done(batch, failed, duration_ns)
+                if self._end_batch():
+                    self._done(batch, failed, duration_ns)
         except Exception as error:
             _log.exception("the thread of the %s failed", self._thread.name)
             self._end_batch()
@@ -148,13 +163,69 @@ class _Lane:
             while waiting and num_blocks + len(waiting[0].src) <= self._batch_blocks:
                 batch.append(waiting.popleft())
                 num_blocks += len(batch[-1].src)
-            self._began_ns = time.monotonic_ns()
+            self._batch, self._began_ns = batch, time.monotonic_ns()
             return batch
 
-    def _end_batch(self) -> None:
+    def _end_batch(self) -> bool:
+        """False: nobody waits for it any more."""
         with self._changed:
-            self._began_ns = None
+            is_awaited = self._began_ns is not None
+            self._batch, self._began_ns = [], None
             self._changed.notify_all()
+            return is_awaited
+
+
+class _DiskLane(_Lane):
+    """Its thread may be held in the kernel for ever. Nobody waits for that: a second thread, which watches it, calls
+    `hung` once with what was ordered, and from then on nothing is copied here."""
+
+    def __init__(self, hung: Callable[[Works], None], *rest: Any) -> None:
+        super().__init__(*rest)
+        self._hung = hung
+        self._watcher = threading.Thread(target=self._watch, name=f"watch of {self._thread.name}", daemon=True)
+
+    def start(self) -> None:
+        super().start()
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """Finish the batch that runs, if that is soon."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._began_ns is None, timeout=DISK_STOP_S)
+            self._is_over = True
+            self._drop()
+            self._changed.notify_all()
+
+    def add(self, work: CopyWork) -> bool:
+        with self._changed:
+            return not self._is_over and super().add(work)
+
+    def busy_ns(self, now_ns: int) -> int:
+        return 0
+
+    def quiesce(self) -> None:
+        """Drop what waits. What runs is of an epoch that is over, which the disk is told."""
+        with self._changed:
+            self._drop()
+
+    def _watch(self) -> None:
+        while (began_ns := self._next_began_ns()) is not None:
+            with self._changed:
+                if self._changed.wait_for(partial(self._has_ended, began_ns), timeout=DISK_PATIENCE_S):
+                    continue
+                ordered = [*self._batch, *self._up, *self._down]
+                self._drop()
+                self._is_over, self._began_ns = True, None
+                self._changed.notify_all()
+            self._hung(ordered)
+
+    def _has_ended(self, began_ns: int) -> bool:
+        return self._began_ns != began_ns
+
+    def _next_began_ns(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._began_ns is not None)
+            return None if self._is_over else self._began_ns
 
 
 class Copier:
@@ -177,10 +248,9 @@ class Copier:
         ways = (Direction.PROMOTE, Direction.DEMOTE)
         self._lanes = [_Lane("copies", ways, BATCH_BLOCKS, self._copy, self._copied, failed)]
         if disk is not None:
-            ways = (Direction.LOAD, Direction.STORE)
-            self._lanes.append(
-                _Lane("copies of the disk", ways, DISK_BATCH_BLOCKS, self._copy_on_disk, self._copied, failed)
-            )
+            ways, name = (Direction.LOAD, Direction.STORE), "copies of the disk"
+            rest = name, ways, DISK_BATCH_BLOCKS, self._copy_on_disk, self._copied, failed
+            self._lanes.append(_DiskLane(self._disk_hangs, *rest))
 
     def start(self, answers: Answers) -> None:
         self._answers = answers
@@ -195,23 +265,23 @@ class Copier:
 
     def order(self, message: CopyOrders, attachment: int) -> None:
         """Start what can be started; answer at once what cannot, or was done before."""
-        answer = self._runner.with_core(lambda core: self._submit(core.order_copies(message)))
-        if answer is not None:
-            assert self._answers is not None
+        said = self._runner.with_core(lambda core: self._submit(core, message))
+        assert self._answers is not None
+        for answer in said:
             self._answers.post(answer, attachment)
-            self._observer.copies_refused(len(answer.failed_ids))
+            if isinstance(answer, CopiesDone):
+                self._observer.copies_refused(len(answer.failed_ids))
 
     def busy_ns(self, now_ns: int) -> int:
-        """How long the busiest thread has been at one batch. `now_ns` is `time.monotonic_ns`."""
+        """How long the busiest thread has been at one batch, but for that of the disk. `now_ns` is
+        `time.monotonic_ns`."""
         return max(lane.busy_ns(now_ns) for lane in self._lanes)
 
-    def quiesce(self) -> None:
-        """Drop what waits and wait for what runs. With the core held, so that nothing new is started meanwhile."""
+    def begin(self, epoch: WorkerEpoch) -> None:
+        """A new worker epoch: drop what waits and wait for what runs, but for the disk, where what runs is nobody's
+        from now on, and what is there too. With the core held, so that nothing new is started meanwhile."""
         for lane in self._lanes:
             lane.quiesce()
-
-    def begin(self, epoch: WorkerEpoch) -> None:
-        """A new worker epoch, after `quiesce`: what is on the disk is nobody's."""
         if self._disk is not None:
             self._disk.begin(epoch)
 
@@ -222,11 +292,13 @@ class Copier:
         epoch, attachment = self._runner.with_core(lambda core: (core.worker_epoch, answers.reported))
         answers.post(self._runner.costs.added_to(CopiesDone(epoch)), attachment)
 
-    def _submit(self, ordered: Ordered) -> CopiesDone | None:
+    def _submit(self, core: WorkerCore, message: CopyOrders) -> list[CopiesDone | FenceAck]:
         """With the core held: a copy of an epoch that is over must not be handed over late."""
-        for work in ordered.works:
-            next(lane for lane in self._lanes if lane.takes(work)).add(work)
-        return ordered.answer
+        ordered = core.order_copies(message)
+        lanes = [next(lane for lane in self._lanes if lane.takes(work)) for work in ordered.works]
+        refused = tuple(work.number for work, lane in zip(ordered.works, lanes, strict=True) if not lane.add(work))
+        answer, fences = core.copied(refused, refused)
+        return [said for said in (ordered.answer, answer, *fences) if said is not None]
 
     # ---- on the threads of the lanes ----
 
@@ -241,9 +313,11 @@ class Copier:
         src, dst = _together(batch)
         seals = b"".join(work.order.seals for work in batch)
         if batch[0].direction is Direction.STORE:
-            are_copied = self._disk.store(src, handles_array(b"".join(work.order.dst for work in batch)), seals)
+            handles = handles_array(b"".join(work.order.dst for work in batch))
+            are_copied = self._disk.store(batch[0].worker_epoch, src, handles, seals)
         else:
-            are_copied = self._disk.load(handles_array(b"".join(work.order.src for work in batch)), seals, dst)
+            handles = handles_array(b"".join(work.order.src for work in batch))
+            are_copied = self._disk.load(batch[0].worker_epoch, handles, seals, dst)
         ends = np.cumsum([len(work.src) for work in batch])
         parts = np.split(are_copied, ends[:-1])
         return {work.number for work, part in zip(batch, parts, strict=True) if not part.all()}
@@ -253,7 +327,12 @@ class Copier:
         num_blocks = sum(len(work.src) for work in batch if work.number not in failed)
         if not failed:
             self._runner.costs.copied(direction, num_blocks, duration_ns)
-        numbers = tuple(work.number for work in batch)
+        self._end(batch, failed)
+        if num_blocks:
+            self._observer.copied(direction, num_blocks, num_blocks * self._tiers.bytes_per_block, duration_ns)
+
+    def _end(self, works: Works, failed: set[int]) -> None:
+        numbers = tuple(work.number for work in works)
         assert self._answers is not None
         answers = self._answers
         (answer, fences), attachment = self._runner.with_core(
@@ -263,9 +342,18 @@ class Copier:
             answers.post(self._runner.costs.added_to(answer), attachment)
         for fence in fences:
             answers.post(fence, attachment)
-        if num_blocks:
-            self._observer.copied(direction, num_blocks, num_blocks * self._tiers.bytes_per_block, duration_ns)
         self._observer.copies_refused(len(failed))
+
+    # ---- on the thread that watches the disk ----
+
+    def _disk_hangs(self, ordered: Works) -> None:
+        """What was ordered there has failed, once nothing of it can touch a block of the host."""
+        assert self._disk is not None
+        self._disk.close()
+        _log.error(
+            "the disk tier has not answered for %.0f s: it is closed for as long as this process lives", DISK_PATIENCE_S
+        )
+        self._end(ordered, {work.number for work in ordered})
 
 
 def _together(batch: Works) -> tuple[Int32, Int32]:

@@ -16,9 +16,9 @@ from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
 from coppice.namespaces import encode_namespace
 from coppice_worker.core.batch.step_batch import Executor, StepLimits
-from coppice_worker.disk.block_file import HEAD_BYTES
 from coppice_worker.disk.disk_pool import DiskPool
-from coppice_worker.disk.folder import DISK_BLOCKS_MAX, DiskFolder, FolderInUse, identity_of
+from coppice_worker.disk.folder import identity_of
+from coppice_worker.disk.opening import blocks_within, open_pool
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.cores import default_threads
 from coppice_worker.edge.load_report import LoadReport
@@ -153,9 +153,9 @@ def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | 
 
 
 def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool, name: str) -> DiskPool | None:
-    """None, with a line in the log, where the folder cannot be had: a worker without it serves all the same."""
+    """None where the folder cannot be had: a worker without it serves all the same."""
     assert settings.disk_folder is not None
-    num_blocks = min((settings.disk_mib << 20) // (host.bytes_per_block + HEAD_BYTES), DISK_BLOCKS_MAX)
+    num_blocks = blocks_within(settings.disk_mib << 20, host.bytes_per_block)
     if not num_blocks:
         raise UsageError(
             f"--disk-mib {settings.disk_mib}: a block has {host.bytes_per_block} bytes",
@@ -167,12 +167,9 @@ def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool
     stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     namespace = encode_namespace(replace(executor.namespace, model=name))
     identity = identity_of(__version__, settings.worker_id, namespace, str(host.bytes_per_block), *stamps)
-    try:
-        pool = DiskPool(DiskFolder(Path(settings.disk_folder), identity, num_blocks), host.blocks.numpy())
-    except (OSError, FolderInUse) as error:
-        _log.warning("no disk tier: %s", error)
-        return None
-    _log.info("%d blocks on the disk", num_blocks)
+    pool = open_pool(Path(settings.disk_folder), identity, num_blocks, host.blocks.numpy())
+    if pool is not None:
+        _log.info("%d blocks on the disk", num_blocks)
     return pool
 
 

@@ -147,7 +147,6 @@ class WorkerService:
 
     def _take_epoch(self, core: WorkerCore, message: Registered) -> bool:
         if self._copier is not None and message.worker_epoch != core.worker_epoch:
-            self._copier.quiesce()
             self._copier.begin(message.worker_epoch)
         return core.registered(message)
 

@@ -64,7 +64,7 @@ class WorkerSettings(ListeningSettings):
         0, ge=0, description="Memory of this machine for blocks that the device has no room for; 0 = none."
     )
     disk_folder: str | None = Field(
-        None, description="Folder on a local disk for blocks that --host-memory-mib has no room for; default: none."
+        None, description="Folder on a local disk for --disk-mib of blocks that --host-memory-mib has no room for."
     )
     disk_mib: int = Field(0, ge=0, description="Room for blocks in --disk-folder; 0 = none.")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
@@ -114,8 +114,8 @@ class WorkerSettings(ListeningSettings):
 
     @model_validator(mode="after")
     def _disk_fits(self) -> Self:
-        if bool(self.disk_folder) != bool(self.disk_mib):
-            raise ValueError("--disk-folder and --disk-mib go together: where blocks are kept, and how much of them")
+        if self.disk_mib and not self.disk_folder:
+            raise ValueError("--disk-mib needs --disk-folder: where blocks are kept")
         if self.disk_mib and not self.host_memory_mib:
             raise ValueError("--disk-mib needs --host-memory-mib: a disk is read to there and written from there")
         if self.disk_mib and self.tensor_parallel > 1:

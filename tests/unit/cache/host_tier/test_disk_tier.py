@@ -184,6 +184,17 @@ def test_a_disk_that_takes_nothing_is_left_alone_for_a_while() -> None:
     assert len(orders(here)) == num_orders + 1
 
 
+def test_what_the_disk_did_not_take_is_not_found_there() -> None:
+    here = with_disk(demote_below_share=1.0)
+    here.fill(1, PROMPT)
+    here.tick(100, alive=(here.session,))
+    answer(here, orders(here)[-1])
+    here.tick(100, alive=(here.session,))
+    assert last(here)[0] is Direction.STORE
+    answer(here, orders(here)[-1], failed=True)
+    assert where(here) == [4, 4, 0]
+
+
 @pytest.mark.parametrize(
     "config",
     [DomainConfig(ALICE, Mode.STRICT, guarantee_share=0.75), DomainConfig(ALICE, zero_on_change=True)],

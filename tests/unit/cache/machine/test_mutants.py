@@ -23,6 +23,7 @@ from coppice_cache.core.state.single_flight import Flights
 from coppice_cache.core.state.workers import Worker
 from coppice_sim.mutants.registry import MUTANTS as WHOLE_RUN_MUTANTS
 from coppice_sim.mutants.registry import Mutant, Patches
+from tests.unit.cache.host_tier import test_disk_tier
 from tests.unit.cache.host_tier import test_offload as test_cache_tiers
 from tests.unit.cache.machine.test_machine import CacheMachine
 from tests.unit.cache.player import play
@@ -154,11 +155,11 @@ def _demotion_holds_nothing() -> Patches:
 
 
 def _promotion_published_early() -> Patches:
-    def promote(state: Any, worker: Worker, *args: Any) -> bool:
-        before = set(worker.host.jobs) if worker.host is not None else set()
-        ordered = original(state, worker, *args)
-        for job in [job for number, job in worker.host.jobs.items() if number not in before] if worker.host else ():
-            tiers._store(state, worker, job, 0)
+    def promote(state: Any, worker: Worker, tier: Any, *args: Any) -> bool:
+        before = set(tier.jobs)
+        ordered = original(state, worker, tier, *args)
+        for job in [job for number, job in tier.jobs.items() if number not in before]:
+            tiers._store(state, tier.upper, job, 0)
             worker.flights.advance(job.target)
         return ordered
 
@@ -168,8 +169,10 @@ def _promotion_published_early() -> Patches:
 
 def _failed_promotion_published() -> Patches:
     def copies_done(state: Any, worker: Worker, message: CopiesDone, now_ns: int) -> None:
-        jobs, failed = worker.host.jobs if worker.host is not None else {}, message.failed_ids
-        promoted = tuple(i for i in failed if i in jobs and jobs[i].order.direction is tiers.Direction.PROMOTE)
+        jobs = [job for tier in worker.lower_tiers for job in tier.jobs.values()]
+        ways = (tiers.Direction.PROMOTE, tiers.Direction.LOAD)
+        upward, failed = {job.order.order_id for job in jobs if job.order.direction in ways}, message.failed_ids
+        promoted = tuple(i for i in failed if i in upward)
         others = tuple(i for i in failed if i not in promoted)
         original(state, worker, CopiesDone(message.worker_epoch, (*message.order_ids, *promoted), others), now_ns)
 
@@ -252,8 +255,18 @@ MUTANTS = (
     *(m for m in WHOLE_RUN_MUTANTS if m.name in ("shared root", "double release frees twice", "pins protect nothing")),
 )
 
+
+def _full_disk_believed() -> Patches:
+    def copies_done(state: Any, worker: Worker, message: CopiesDone, now_ns: int) -> None:
+        original(state, worker, CopiesDone(message.worker_epoch, (*message.order_ids, *message.failed_ids)), now_ns)
+
+    original = tiers.copies_done
+    return [(index, "copies_done", copies_done)]
+
+
 EARLY_PROMOTION = Mutant("promotion published early", "I8: findable before the word", _promotion_published_early)
 FAILED_PROMOTION = Mutant("failed promotion published", "I8: findable, never written", _failed_promotion_published)
+FULL_DISK = Mutant("full disk believed", "I8: findable, never written", _full_disk_believed)
 
 
 def killed_by(mutant: Mutant) -> str:
@@ -290,6 +303,9 @@ def test_the_machine_notices(mutant: Mutant) -> None:
     [
         (EARLY_PROMOTION, test_cache_tiers.test_nothing_of_a_promotion_is_found_before_the_workers_word),
         (FAILED_PROMOTION, test_cache_tiers.test_a_promotion_that_fails_is_computed_instead_in_the_end),
+        (EARLY_PROMOTION, test_disk_tier.test_nothing_is_found_on_the_host_before_it_is_loaded),
+        (FAILED_PROMOTION, test_disk_tier.test_what_cannot_be_loaded_is_on_the_disk_no_more_and_is_computed),
+        (FULL_DISK, test_disk_tier.test_what_the_disk_did_not_take_is_not_found_there),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.unit.worker.disk.files import block_files, content, host_memory, opened, seal
+from tests.unit.worker.disk.files import EPOCH, block_files, content, host_memory, opened, seal
 
 NUM_BLOCKS = 8
 # Stores in a loop, one occupancy after the other; says what is there once it was told so.
@@ -27,7 +27,7 @@ while True:
     counter += 1
     for block in range(0, 8, 2):
         numbers = (counter + block) % 16, (counter + block + 1) % 16
-        assert pool.store(ids(*numbers), handles(block, block + 1, counter=counter), seals(*numbers)).all()
+        assert pool.store(EPOCH, ids(*numbers), handles(block, block + 1, counter=counter), seals(*numbers)).all()
         print(block, counter, *numbers, flush=True)
 """
 
@@ -45,7 +45,7 @@ def test_what_was_said_to_be_there_is_there_unless_a_newer_one_was_being_written
             handle = np.array([(int(generations[block]) << 24) | block], np.uint64)
             raw = seals[block].tobytes()
             number = next(number for number in range(16) if seal(number) == raw)
-            assert pool.load(handle, raw, np.array([0], np.int32)).all(), "a name without its block"
+            assert pool.load(EPOCH, handle, raw, np.array([0], np.int32)).all(), "a name without its block"
             assert (host[0] == content(number)).all()
             counter = int(generations[block]) & 0xFFFFFF
             assert counter >= said.get(block, (0, 0))[0], "older than what was said to be there"

@@ -40,6 +40,7 @@ class CopyWork:
     src: Int32
     dst: Int32
     order: CopyOrder  # whose handles and seals a disk keeps beside the content
+    worker_epoch: WorkerEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class CopyBooks:
             if order.order_id in self._numbers or order.order_id in self._answers:
                 continue
             if self._may_start(order):
-                works.append(self._start(order))
+                works.append(self._start(order, worker_epoch))
             else:
                 self._answer(order.order_id, done=False)
         return Ordered(tuple(works), self._answers_to(message))
@@ -198,12 +199,13 @@ class CopyBooks:
             return False
         return target.why_not_write(dst, _NOBODYS_LEASE) is None
 
-    def _start(self, order: CopyOrder) -> CopyWork:
+    def _start(self, order: CopyOrder, worker_epoch: WorkerEpoch) -> CopyWork:
         pools = self._pools[order.direction]
         pools.source.read(handles_array(order.src))
         pools.target.open(handles_array(order.dst), _NOBODYS_LEASE, COPIER)
         self._last_number += 1
-        work = CopyWork(self._last_number, order.direction, block_ids(order.src), block_ids(order.dst), order)
+        src, dst = block_ids(order.src), block_ids(order.dst)
+        work = CopyWork(self._last_number, order.direction, src, dst, order, worker_epoch)
         self._under_way[work.number] = work
         self._numbers[order.order_id] = work.number
         return work
