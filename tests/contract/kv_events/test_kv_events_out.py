@@ -24,7 +24,7 @@ from coppice_cache.edge.durability.registry import connect
 from coppice_cache.edge.events import kv_events_out
 from coppice_cache.edge.events.kv_events_out import KvEventsOut
 from coppice_cache.edge.events.kv_events_redis import RedisOut
-from coppice_cache.edge.events.kv_events_view import KvEventsView
+from coppice_cache.edge.events.kv_events_view import MEDIUM, KvEventsView
 from coppice_cache.edge.events.kv_events_zmq import ZmqOut
 from coppice_cache.edge.service.event_hub import EventHub
 from tests.contract.kv_events.test_watch import fill, stir
@@ -60,7 +60,7 @@ class Publisher:
 
     def expected(self) -> set[tuple[str, str, int]]:
         return {
-            (f"kv@{at.worker_id}@{model_of(at)}", ("GPU", "CPU")[at.tier], name_of(at))
+            (f"kv@{at.worker_id}@{model_of(at)}", MEDIUM[at.tier], name_of(at))
             for at in self.trees.blocks
             if at.domain == "a"
         }

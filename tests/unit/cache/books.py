@@ -7,7 +7,7 @@ from struct import unpack
 
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Acquire, Extend, Extended, Grant, Publish, Published
-from coppice.messages.registration import CopyOrder
+from coppice.messages.registration import CopyOrder, Direction
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.radix.tree import Node
@@ -15,6 +15,12 @@ from coppice_cache.core.radix.tree import Node
 Key = tuple[DomainId, Namespace, bytes]
 Place = tuple[WorkerId, Tier]  # one pool
 LeaseKey = tuple[SchedulerEpoch, LeaseId]
+WAYS = {
+    Direction.DEMOTE: (Tier.DEVICE, Tier.HOST),
+    Direction.PROMOTE: (Tier.HOST, Tier.DEVICE),
+    Direction.STORE: (Tier.HOST, Tier.DISK),
+    Direction.LOAD: (Tier.DISK, Tier.HOST),
+}
 
 
 def handles(data: bytes) -> list[int]:
@@ -75,13 +81,16 @@ class Job:
     source_keys: list[Key]
     keys: set[Key]
 
+    @property
+    def goes_up(self) -> bool:
+        return self.target[1] < self.source[1]
+
 
 def findable(core: IndexCore) -> dict[Place, set[Key]]:
     """All that walks could find, by visiting every node."""
     found: dict[Place, set[Key]] = {}
     for worker in core.state.workers.values():
-        stores = [(Tier.DEVICE, worker)] + ([(Tier.HOST, worker.host.store)] if worker.host is not None else [])
-        for tier, store in stores:
+        for tier, store in zip(Tier, worker.stores, strict=False):
             keys = found.setdefault((worker.worker_id, tier), set())
             for (domain, namespace), tree in store.trees.items():
                 stack: list[tuple[Node, bytes]] = [(tree, b"")] if store.is_current(tree) else []

@@ -58,8 +58,7 @@ class Follower:
             below.setdefault((block.place, block.domain, block.parent), []).append(block)
         found: dict[Place, set[Key]] = {}
         for worker in self._core.state.workers.values():
-            tiers = (Tier.DEVICE, Tier.HOST) if worker.host is not None else (Tier.DEVICE,)
-            for place in [(worker.worker_id, tier) for tier in tiers]:
+            for place in [(worker.worker_id, tier) for tier, _ in zip(Tier, worker.stores, strict=False)]:
                 keys = found[place] = set()
                 stack = [
                     (b, b"") for (p, _, parent), blocks in below.items() for b in blocks if p == place and not parent

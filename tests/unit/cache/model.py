@@ -32,13 +32,13 @@ from coppice.messages.index import (
     Released,
     Wake,
 )
-from coppice.messages.registration import CopyOrder, CopyOrders, Direction, Fence
+from coppice.messages.registration import CopyOrder, CopyOrders, Fence
 from coppice.seals import NO_SEAL, chain_key, chain_seals
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.index import IndexCore
-from tests.unit.cache.books import Job, Key, LeaseKey, ModelLease, Place, block_of, common, handles
+from tests.unit.cache.books import WAYS, Job, Key, LeaseKey, ModelLease, Place, block_of, common, handles
 from tests.unit.cache.world import KEY
 
 
@@ -340,11 +340,10 @@ class Model:
         if order.order_id in self.jobs:
             assert self.jobs[order.order_id].order == order, "an order was said again, and differently"
             return
-        device, host = (worker_id, Tier.DEVICE), (worker_id, Tier.HOST)
-        source, target = (device, host) if order.direction is Direction.DEMOTE else (host, device)
+        source, target = ((worker_id, tier) for tier in WAYS[order.direction])
         keys = [self.content[source, handle] for handle in handles(order.src)]
         assert all(key in self.found[source] for key in keys), "what is copied cannot be found"
-        assert all(self.core.state.domains.config(key[0]).mode is not Mode.STRICT for key in keys)
+        assert not any(self.core.state.domains.config(key[0]).wipes for key in keys)
         whole = keys[-1]
         assert keys == self.keys_of(*whole)[-len(keys) :]
         assert order.seals == self.seals(*whole)[-16 * len(keys) :]
@@ -364,7 +363,7 @@ class Model:
                 if key not in self.found[job.target]:
                     self.content[job.target, handle] = key
             self.may_appear.setdefault(job.target, set()).update(job.keys)
-        elif job.order.direction is Direction.PROMOTE and job.source_keys:
+        elif job.goes_up and job.source_keys:
             self.forget([job.source], job.source_keys[0])
 
     def ended(self, epoch: SchedulerEpoch) -> None:
@@ -378,7 +377,7 @@ class Model:
                 self.dead.append(books.pop(key))
         for order_id in [order_id for order_id, job in self.jobs.items() if job.worker_id == worker_id]:
             del self.jobs[order_id]
-        for place in (worker_id, Tier.DEVICE), (worker_id, Tier.HOST):
+        for place in [(worker_id, tier) for tier in Tier]:
             self.found.pop(place, None)
             self.content = {key: value for key, value in self.content.items() if key[0] != place}
 

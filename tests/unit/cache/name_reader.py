@@ -21,7 +21,7 @@ class NameReader:
             case BlockRemoved(block_hashes=names, medium=medium):
                 self.blocks[topic, str(medium)].difference_update(int(name) for name in names)
             case AllBlocksCleared():
-                for medium in ("GPU", "CPU"):
+                for medium in ("GPU", "CPU", "DISK"):
                     self.blocks.pop((topic, medium), None)
 
     def has(self) -> set[tuple[str, str, int]]:

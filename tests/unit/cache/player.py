@@ -23,7 +23,7 @@ def _about(rng: Random) -> dict[str, Any]:
 
 
 Draw = Callable[[Random], dict[str, Any]]
-MOVES: dict[str, tuple[int, Draw]] = {  # how often, and with what
+MOVES: dict[str, tuple[float, Draw]] = {  # how often, and with what
     "acquire": (3, lambda r: _about(r) | _which(r) | {"space": r.randrange(10), "more": r.randrange(6)}),
     "fill": (6, lambda r: _about(r) | _which(r)),
     "ask_again": (1, _which),
@@ -46,6 +46,7 @@ MOVES: dict[str, tuple[int, Draw]] = {  # how often, and with what
     "wait": (1, lambda r: {"ms": r.choice([100, 600, 2_500]), "silent": r.randrange(10)}),
     "follow_late": (1, lambda r: {"count": r.randrange(1, 5)}),
     "swap": (1, lambda r: {"start": r.randrange(20, 23)}),
+    "sink": (0.4, lambda r: {"start": r.randrange(30, 33)}),
 }
 
 

@@ -35,13 +35,16 @@ BLOCK = 2
 LENDS, CAPPED, STRICT, OFF = DomainId("lends"), DomainId("capped"), DomainId("strict"), DomainId("off")
 DOMAINS = (LENDS, CAPPED, STRICT, OFF)
 SPACES = (Namespace(b"model-a"), Namespace(b"model-b"))
-POOLS = {WorkerId("w"): (20, 12), WorkerId("v"): (12, 0)}  # blocks of the device and of the host
+POOLS = {WorkerId("w"): (20, 12, 24), WorkerId("v"): (12, 0, 0)}  # blocks of the device, of the host, on the disk
+CHEAP = TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0)
 CONFIG = cache_world.settings(
     DomainConfig(LENDS, guarantee_share=0.3),
     DomainConfig(CAPPED, maximum_share=0.6, zero_on_change=True),
     DomainConfig(STRICT, mode=Mode.STRICT, guarantee_share=0.3),
     DomainConfig(OFF, mode=Mode.DISABLED),
-    tiers=TierCosts(prefill_us_per_token=100.0, copy_us_per_block=1.0, order_us=10.0),
+    tiers=CHEAP,
+    disk_costs=CHEAP,
+    disk_rest_ms=200,
     demote_below_share=0.5,
     flight_tokens_min=2,
     record_events=True,
@@ -66,7 +69,7 @@ def fingerprint(core: IndexCore) -> object:
     state = core.state
     pools = []
     for worker in state.workers.values():
-        for store in [worker] + ([worker.host.store] if worker.host is not None else []):
+        for store in worker.stores:
             ledger = store.ledger
             accounts = [
                 (account.config.domain, account.held, account.protected, account.leases)
@@ -76,7 +79,7 @@ def fingerprint(core: IndexCore) -> object:
                 (bytes(ledger.state), ledger.generation.tobytes(), bytes(ledger.seals), list(ledger.free), accounts)
             )
         pools.append((sorted(worker.leases), sorted(worker.fences), worker.flights.num_waiting, len(worker.flights)))
-        pools.append(sorted(worker.host.jobs) if worker.host is not None else [])
+        pools.append([sorted(tier.jobs) for tier in worker.lower_tiers])
     sessions = [(s.epoch, sorted(s.leases), sorted(s.draining), sorted(s.waiting)) for s in state.sessions.values()]
     return pools, sessions, core.pins(), findable(core)
 
@@ -138,7 +141,7 @@ class CacheStand:
         assert fingerprint(self.core) == before
 
     def register(self, worker_id: WorkerId, *, fresh: bool) -> None:
-        num_blocks, num_host = POOLS[worker_id]
+        num_blocks, num_host, num_disk = POOLS[worker_id]
         newest = {} if fresh else self.model.newest
         epoch = self.told.get(worker_id, WorkerEpoch(0))
 
@@ -153,10 +156,12 @@ class CacheStand:
             highest=1 if epoch else 0,
             generations=reported(Tier.DEVICE, num_blocks),
         )
-        host = (
-            {"host_generations": reported(Tier.HOST, num_host), "host_seals": bytes(16 * num_host)} if num_host else {}
-        )
-        self.core.receive_worker(worker_id, replace(message, num_host_blocks=num_host, **host), self.world.now_ns)
+        below: dict[str, object] = {}
+        for name, tier, count in (("host", Tier.HOST, num_host), ("disk", Tier.DISK, num_disk)):
+            if count:
+                below[f"num_{name}_blocks"] = count
+                below[f"{name}_generations"], below[f"{name}_seals"] = reported(tier, count), bytes(16 * count)
+        self.core.receive_worker(worker_id, replace(message, **below), self.world.now_ns)
 
     def candidates(self, which: int) -> tuple[Candidate, ...]:
         both = (Candidate(WorkerId("w"), which % 5), Candidate(WorkerId("v"), which % 3))
@@ -178,7 +183,7 @@ class CacheStand:
             self.model.happened["pending again"] += 1  # for what it was told before, some of which may be there by now
         elif isinstance(answer, Pending):
             prompts = [(x.grant.worker_id, x.op.domain, x.op.namespace, x.op.tokens) for x in leaders if not x.gone]
-            jobs = [job for job in self.model.jobs.values() if job.target[1] is Tier.DEVICE and job.source_keys]
+            jobs = [job for job in self.model.jobs.values() if job.goes_up and job.source_keys]
             prompts += [(job.worker_id, *job.source_keys[-1]) for job in jobs]
             assert any(
                 worker_id in {candidate.worker_id for candidate in op.candidates}

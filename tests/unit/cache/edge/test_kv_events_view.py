@@ -15,7 +15,7 @@ from coppice.namespaces import NamespaceFields, encode_namespace
 from coppice_cache.core.base.events import Cleared, Removed, Stored, Tier
 from coppice_cache.edge.events.following import Began, Changes, Part, Still, follow, slices
 from coppice_cache.edge.events.kv_events_out import MESSAGE_BYTES, messages_of
-from coppice_cache.edge.events.kv_events_view import EVENT_BLOCKS_MAX, KvEventsView, Told
+from coppice_cache.edge.events.kv_events_view import EVENT_BLOCKS_MAX, MEDIUM, KvEventsView, Told
 from coppice_cache.edge.service.event_hub import EventHub
 from tests.fakes.cache.index_trees import BLOCK_BYTES, BLOCK_TOKENS, FakeTrees, Place, namespace_of, seal_of
 from tests.unit.cache.edge.test_event_hub import CHANGES, change
@@ -205,11 +205,7 @@ def test_a_long_run_is_said_in_pieces_that_hang_together() -> None:
 
 
 def expected(trees: FakeTrees, domains: tuple[str, ...]) -> set[tuple[str, str, int]]:
-    return {
-        (f"kv@{at.worker_id}", "GPU" if at.tier == Tier.DEVICE else "CPU", name_of(at))
-        for at in trees.blocks
-        if at.domain in domains
-    }
+    return {(f"kv@{at.worker_id}", MEDIUM[at.tier], name_of(at)) for at in trees.blocks if at.domain in domains}
 
 
 @settings(max_examples=100, deadline=None)

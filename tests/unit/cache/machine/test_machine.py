@@ -46,6 +46,10 @@ WORDS = st.builds(prompt, st.integers(1, 13), st.sampled_from([1, 3, 4, 5, 7, 8,
 WHICH = st.integers(0, 1 << 12)
 
 
+def other_words(start: int, count: int) -> bytes:
+    return b"".join((start + word).to_bytes(4, "little") for word in range(count))
+
+
 class CacheMachine(CacheStand, RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
@@ -238,14 +242,26 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
     @rule(start=st.integers(20, 22))
     def swap(self, start: int) -> None:
         """Idle for a while, copies are made; then something else needs the device."""
+        self.make_copies()
+        self.fill(CAPPED, other_words(start, 14), 1)
+
+    @rule(start=st.integers(30, 32))
+    def sink(self, start: int) -> None:
+        """One prompt after the other pushes those before it out, down to the disk; then the first one is asked for."""
+        for turn in range(3):
+            self.fill(LENDS, other_words(start + 100 * turn, 14), 6)
+            self.make_copies()
+            self.make_copies()
+        self.fill(LENDS, other_words(start, 14), 1)
+        self.make_copies()
+
+    def make_copies(self) -> None:
         self.wait_for(100)
         for order_id, job in list(self.model.jobs.items()):
             self.model.copied_or_not(order_id, failed=False)
             done = CopiesDone(job.worker_epoch, (order_id,))
             self.core.receive_worker(job.worker_id, done, self.world.now_ns)
             self.settle()
-        other = b"".join((start + word).to_bytes(4, "little") for word in range(24))
-        self.fill(CAPPED, other, 1)
 
     @precondition(lambda self: self.model.fences)
     @rule(which=WHICH)
@@ -336,6 +352,8 @@ def test_all_that_matters_happens() -> None:
         "never_fits",
         "demote",
         "promote",
+        "store",
+        "load",
         "session expired",
         "no match wanted",
     }

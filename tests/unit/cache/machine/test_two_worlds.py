@@ -75,11 +75,10 @@ class Player:
         self.domains = domains
         self.now_ns = 1_000 * MS
         self.core: IndexCore = World(CONFIG).core
-        for name, (num_blocks, num_host_blocks) in POOLS.items():
+        for name, (num_blocks, num_host_blocks, num_disk_blocks) in POOLS.items():
             message = registration(name, num_blocks=num_blocks, block_size=BLOCK)
-            self.core.receive_worker(
-                name, msgspec.structs.replace(message, num_host_blocks=num_host_blocks), self.now_ns
-            )
+            below = {"num_host_blocks": num_host_blocks, "num_disk_blocks": num_disk_blocks}
+            self.core.receive_worker(name, msgspec.structs.replace(message, **below), self.now_ns)
         epochs = {domain: self.core.attach_client(SchedulerEpoch(0), self.now_ns) for domain in DOMAINS}
         self.epochs = epochs
         self.core.take_effects()
