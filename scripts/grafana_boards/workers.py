@@ -113,8 +113,14 @@ WORKERS = Board(
             stacks=True,
         ),
         Panel(
-            "Copies between device and host",
-            "Bytes per second; demote is to the host.",
+            "Disk tier",
+            "Blocks in files on local disks.",
+            (Query(f"sum by (state) (coppice_cache_disk_blocks{OF})", "{{state}}"),),
+            stacks=True,
+        ),
+        Panel(
+            "Copies between tiers",
+            "Bytes per second; demote is from device to host, store from there to the disk.",
             (
                 Query(
                     _named(f"rate(coppice_worker_copied_bytes_total{RATE})", "worker, direction"),

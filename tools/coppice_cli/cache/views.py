@@ -55,12 +55,14 @@ def show_stats(found: Any, *, as_json: bool) -> None:
         return
     workers = _table(
         *("worker", "state", "blocks", "free", "leased", "cached", "draining", "leases", "fences", "nodes"),
-        *("host blocks", "cached there"),
+        *("host blocks", "cached there", "disk blocks", "cached there"),
     )
     for one in found["workers"]:
         counts = [one[f"{state}_blocks"] for state in ("free", "leased", "cached", "draining")]
         row = [one["num_blocks"], *counts, one["leases"], one["fences"], one["nodes"]]
-        row += [one["num_host_blocks"], one["host_cached_blocks"]]
+        row += [
+            one[name] for name in ("num_host_blocks", "host_cached_blocks", "num_disk_blocks", "disk_cached_blocks")
+        ]
         ledger = "open" if one["open"] else "recovering"
         workers.add_row(one["worker_id"], "drains" if one["draining"] else ledger, *map(str, row))
     console.print()

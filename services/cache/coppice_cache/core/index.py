@@ -30,7 +30,7 @@ from coppice.messages.ownership import Succeed, Yielded
 from coppice.messages.registration import CopiesDone, Draining, FromWorker, Register
 from coppice.session.frames import Hello
 from coppice_cache.core.base.errors import MessageRefused
-from coppice_cache.core.base.events import IndexEvent, Stored
+from coppice_cache.core.base.events import IndexEvent, Stored, Tier
 from coppice_cache.core.base.results import (
     Effect,
     Explanation,
@@ -316,9 +316,9 @@ class IndexCore:
         """What each domain held, and for how long, since this incarnation began. Cost: workers times their domains."""
         return gather_statement(self.state, now_ns)
 
-    def block_map(self, worker_id: WorkerId, *, of_host: bool = False) -> BlockMap | None:
-        """What every block of a worker's device pool, or of its host tier, is now; None: there is no such pool."""
-        return copy_map(self.state, worker_id, of_host=of_host)
+    def block_map(self, worker_id: WorkerId, tier: Tier = Tier.DEVICE) -> BlockMap | None:
+        """What every block of a tier of a worker is now; None: there is no such pool."""
+        return copy_map(self.state, worker_id, tier)
 
     def tree(
         self,

@@ -76,21 +76,26 @@ class CacheMetrics(Collector):
             "The device's blocks that a domain has: leased, cached, draining.",
             labels=["worker", "domain", "state"],
         )
+        names = ["worker", "state"]
         host = GaugeMetricFamily(
-            "coppice_cache_host_blocks", "Blocks of the host tier: free, leased, cached.", labels=["worker", "state"]
+            "coppice_cache_host_blocks", "Blocks of the host tier: free, leased, cached.", labels=names
+        )
+        disk = GaugeMetricFamily(
+            "coppice_cache_disk_blocks", "Blocks of the disk tier: free, leased, cached.", labels=names
         )
         copies = GaugeMetricFamily(
-            "coppice_cache_copies", "Copies between device and host that are under way.", labels=["worker"]
+            "coppice_cache_copies", "Copies between tiers that are under way.", labels=["worker"]
         )
         for worker in stats.workers:
             copies.add_metric([worker.worker_id], worker.copies)
             for state in ("free", "leased", "cached"):
                 host.add_metric([worker.worker_id, state], getattr(worker, f"host_{state}_blocks"))
+                disk.add_metric([worker.worker_id, state], getattr(worker, f"disk_{state}_blocks"))
             for state in ("free", "leased", "cached", "draining"):
                 blocks.add_metric([worker.worker_id, state], getattr(worker, f"{state}_blocks"))
             for (label, state), count in sorted(self._by_label(worker).items()):
                 domains.add_metric([worker.worker_id, label, state], count)
-        return [blocks, domains, host, copies]
+        return [blocks, domains, host, disk, copies]
 
     def _by_label(self, worker: WorkerStats) -> Tally[tuple[str, str]]:
         tally: Tally[tuple[str, str]] = Tally()

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from coppice.ids import DomainId, WorkerId
+from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.settings import DomainConfig
 from coppice_cache.core.inspection import block_map
 from coppice_cache.core.inspection.block_map import OTHERS, BlockMap
 from coppice_cache.core.pool.ledger import BlockState
+from tests.unit.cache.host_tier.test_disk_tier import stored
 from tests.unit.cache.host_tier.tier_world import PROMPT, answer, ask, demoted, orders, push_out, world
 from tests.unit.cache.inspection.test_snapshots import Busy
 from tests.unit.cache.world import ALICE, W, World, settings, tokens
@@ -18,8 +20,8 @@ BOB = DomainId("bob")
 SESSION_MS = 60_000  # longer than a session lives that is not heard
 
 
-def map_of(here: World, *, of_host: bool = False) -> BlockMap:
-    found = here.core.block_map(W, of_host=of_host)
+def map_of(here: World, tier: Tier = Tier.DEVICE) -> BlockMap:
+    found = here.core.block_map(W, tier)
     assert found is not None
     return found
 
@@ -100,8 +102,8 @@ def test_of_too_many_domains_those_that_hold_least_are_one(monkeypatch: pytest.M
 
 def test_the_host_tier_has_a_map_of_its_own() -> None:
     here = demoted()
-    assert told(map_of(here, of_host=True)).count(("CACHED", ALICE)) >= len(PROMPT) // 16
-    assert map_of(here, of_host=True).num_blocks == 16
+    assert told(map_of(here, Tier.HOST)).count(("CACHED", ALICE)) >= len(PROMPT) // 16
+    assert map_of(here, Tier.HOST).num_blocks == 16
 
 
 def test_copies_under_way_are_counted_by_direction() -> None:
@@ -112,7 +114,7 @@ def test_copies_under_way_are_counted_by_direction() -> None:
     (order,) = orders(here)
     found = map_of(here)
     assert (found.num_promoting, found.num_demoting) == (0, 4)
-    assert told(map_of(here, of_host=True)).count(("LEASED", ALICE)) == 4
+    assert told(map_of(here, Tier.HOST)).count(("LEASED", ALICE)) == 4
     answer(here, order)
     found = map_of(here)
     assert (found.num_demoting, found.total_promoted, found.total_demoted) == (0, 0, 4)
@@ -122,6 +124,19 @@ def test_copies_under_way_are_counted_by_direction() -> None:
     answer(here, orders(here)[-1])
     found = map_of(here)
     assert (found.num_promoting, found.total_promoted) == (0, 4)
+
+
+def test_the_disk_tier_has_a_map_with_copies_of_its_own() -> None:
+    here = stored()
+    found = map_of(here, Tier.DISK)
+    assert (found.num_blocks, told(found).count(("CACHED", ALICE)) >= len(PROMPT) // 16) == (64, True)
+    ask(here, 10)
+    assert (map_of(here, Tier.DISK).num_promoting, map_of(here).num_promoting) == (4, 0)
+    before = map_of(here, Tier.DISK).total_promoted
+    answer(here, orders(here)[-1])
+    found = map_of(here, Tier.DISK)
+    assert (found.num_promoting, found.total_promoted - before) == (0, 4)
+    assert found.total_demoted > 0
 
 
 def test_a_copy_that_failed_brought_nothing() -> None:
@@ -150,4 +165,5 @@ def test_fences_are_counted_when_they_are_sent_and_stay_counted() -> None:
 def test_there_is_no_map_of_who_is_not_there() -> None:
     here = World(num_blocks=16)
     assert here.core.block_map(WorkerId("nobody")) is None
-    assert here.core.block_map(W, of_host=True) is None
+    assert here.core.block_map(W, Tier.HOST) is None
+    assert demoted().core.block_map(W, Tier.DISK) is None

@@ -97,7 +97,11 @@ class WorkerStats:
     host_free_blocks: int = 0
     host_leased_blocks: int = 0  # that copies write
     host_cached_blocks: int = 0
-    copies: int = 0  # under way, in both directions
+    num_disk_blocks: int = 0  # of the disk tier; the same of it
+    disk_free_blocks: int = 0
+    disk_leased_blocks: int = 0
+    disk_cached_blocks: int = 0
+    copies: int = 0  # under way between tiers, in all directions
     draining: bool = False  # it takes no new lease
     owner: int = 0  # epoch of the session that plans for it; 0: nobody does
 

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, WorkerEpoch, WorkerId
-from coppice.messages.registration import Direction
+from coppice_cache.core.base.events import Tier
 from coppice_cache.core.pool.ledger import BlockState
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.state.state import State
-from coppice_cache.core.state.workers import Worker
+from coppice_cache.core.state.workers import LowerTier
 
 DOMAINS_MAX = 1_024  # that are told apart; of more, those that hold least share the last place
 OTHERS = DomainId("\0others")
@@ -48,7 +47,8 @@ class DomainOnMap:
 
 @dataclass(frozen=True, slots=True)
 class BlockMap:
-    """A copy of one pool's books. `num_promoting` and `num_demoting` are blocks that copies between tiers write."""
+    """A copy of one pool's books. `num_promoting` and `num_demoting` are blocks that copies write, between device and
+    host, or of a disk between host and disk."""
 
     worker_id: WorkerId
     worker_epoch: WorkerEpoch
@@ -59,7 +59,7 @@ class BlockMap:
     num_promoting: int
     num_demoting: int
     total_fences: int  # so far, like the next two
-    total_promoted: int  # blocks that came from the host tier
+    total_promoted: int  # blocks that came up
     total_demoted: int
     domains: tuple[DomainOnMap, ...]
     places: tuple[int, ...]  # in `domains`, by index of the owner
@@ -81,16 +81,17 @@ class BlockMap:
         return np.diff(starts, append=len(cells)).astype(np.uint32), cells[starts]
 
 
-def copy_map(state: State, worker_id: WorkerId, *, of_host: bool) -> BlockMap | None:
-    """A worker's pool, or with `of_host` the pool of its host tier; None: there is none. Cost: two copies of columns,
-    5 bytes per block, and a step for each domain that left something there."""
+def copy_map(state: State, worker_id: WorkerId, tier: Tier) -> BlockMap | None:
+    """The pool of one tier of a worker; None: there is none. Cost: two copies of columns, 5 bytes per block, and a
+    step for each domain that left something there."""
     worker = state.workers.get(worker_id)
-    if worker is None or (of_host and worker.host is None):
+    if worker is None or tier >= len(worker.stores):
         return None
-    store: BlockStore = worker.host.store if of_host and worker.host is not None else worker
+    store = worker.stores[tier]
     domains, places = _domains(store)
-    promoting, demoting = _copying(worker)
-    copied = dict.fromkeys(Direction, 0) if worker.host is None else worker.host.num_copied
+    lower = worker.disk if tier is Tier.DISK else worker.host
+    ways = (0, 0, 0, 0) if lower is None else _copied(lower)
+    promoting, demoting, promoted, demoted = ways
     return BlockMap(
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
@@ -101,8 +102,8 @@ def copy_map(state: State, worker_id: WorkerId, *, of_host: bool) -> BlockMap | 
         num_promoting=promoting,
         num_demoting=demoting,
         total_fences=worker.num_fences,
-        total_promoted=copied[Direction.PROMOTE],
-        total_demoted=copied[Direction.DEMOTE],
+        total_promoted=promoted,
+        total_demoted=demoted,
         domains=domains,
         places=places,
         states=store.ledger.states.tobytes(),
@@ -141,10 +142,7 @@ def _together(domain: DomainId, accounts: Sequence[Account]) -> DomainOnMap:
     )
 
 
-def _copying(worker: Worker) -> tuple[int, int]:
-    """Blocks on their way to the device, and to the host."""
-    jobs = () if worker.host is None else worker.host.jobs.values()
-    totals = {Direction.PROMOTE: 0, Direction.DEMOTE: 0}
-    for job in jobs:
-        totals[job.order.direction] += len(job.order.dst) // HANDLE_BYTES
-    return totals[Direction.PROMOTE], totals[Direction.DEMOTE]
+def _copied(lower: LowerTier) -> tuple[int, int, int, int]:
+    """Blocks on their way up, and down; and those that came so far."""
+    up, down = lower.up, lower.down
+    return lower.copying(up)[1], lower.copying(down)[1], lower.num_copied[up], lower.num_copied[down]

@@ -45,7 +45,9 @@ def gather_statement(state: State, now_ns: int) -> Statement:
 
 def _worker_stats(worker: Worker) -> WorkerStats:
     counts = worker.ledger.counts
-    host_counts = [0] * len(BlockState) if worker.host is None else worker.host.store.ledger.counts
+    host, disk = (
+        [0] * len(BlockState) if tier is None else tier.store.ledger.counts for tier in (worker.host, worker.disk)
+    )
     return WorkerStats(
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
@@ -60,11 +62,15 @@ def _worker_stats(worker: Worker) -> WorkerStats:
         trees=len(worker.trees),
         nodes=worker.num_nodes,
         domains=tuple(_domain_stats(worker, account) for account in worker.quotas.accounts.values()),
-        num_host_blocks=sum(host_counts),
-        host_free_blocks=host_counts[BlockState.FREE],
-        host_leased_blocks=host_counts[BlockState.LEASED],
-        host_cached_blocks=host_counts[BlockState.CACHED],
-        copies=0 if worker.host is None else len(worker.host.jobs),
+        num_host_blocks=sum(host),
+        host_free_blocks=host[BlockState.FREE],
+        host_leased_blocks=host[BlockState.LEASED],
+        host_cached_blocks=host[BlockState.CACHED],
+        num_disk_blocks=sum(disk),
+        disk_free_blocks=disk[BlockState.FREE],
+        disk_leased_blocks=disk[BlockState.LEASED],
+        disk_cached_blocks=disk[BlockState.CACHED],
+        copies=sum(len(tier.jobs) for tier in worker.lower_tiers),
         draining=worker.draining,
         owner=worker.owner,
     )

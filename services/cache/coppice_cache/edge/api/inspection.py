@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from coppice.audit_log import Act
 from coppice.ids import DomainId, Namespace, WorkerId
+from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Explanation, IndexStats, PinView, TreeDump
 from coppice_cache.core.base.statements import Statement
 from coppice_cache.core.inspection.block_map import BlockMap
@@ -55,11 +56,12 @@ class Inspection:
             raise NotThere(f"no worker {worker_id!r} is registered", "worker_not_found")
         return replace(found, pools=pools, ended=())
 
-    def block_map(self, worker_id: str, *, of_host: bool) -> BlockMap:
+    def block_map(self, worker_id: str, tier: Tier) -> BlockMap:
         with self._service.looking() as core:
-            found = core.block_map(WorkerId(worker_id), of_host=of_host)
+            found = core.block_map(WorkerId(worker_id), tier)
         if found is None:
-            what = f"no worker {worker_id!r} is registered" + (" with a host tier" if of_host else "")
+            what = f"no worker {worker_id!r} is registered"
+            what += "" if tier is Tier.DEVICE else f" with a {tier.name.lower()} tier"
             raise NotThere(what, "worker_not_found")
         return found
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coppice.audit_log import Act
 from coppice_cache.core.base.errors import MessageRefused
+from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import Explanation, TreeDump
 from coppice_cache.core.inspection.block_map import BlockMap
 from coppice_cache.core.state.state import NS_PER_MS
@@ -90,8 +91,9 @@ def _add_questions(app: FastAPI, inspection: Inspection) -> None:
         return statement_json(inspection.statement(worker_id))
 
     @app.get("/v1/blocks")
-    def blocks(worker: str, tier: Literal["device", "host"] = "device") -> JSONResponse:
-        return JSONResponse(_blocks_json(inspection.block_map(worker, of_host=tier == "host"), inspection.cache_epoch))
+    def blocks(worker: str, tier: Literal["device", "host", "disk"] = "device") -> JSONResponse:
+        found = inspection.block_map(worker, Tier[tier.upper()])
+        return JSONResponse(_blocks_json(found, inspection.cache_epoch))
 
     @app.get("/v1/domains/{domain:path}/tree")
     def tree(

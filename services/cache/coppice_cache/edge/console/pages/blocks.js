@@ -114,7 +114,7 @@ export function open(root) {
       const one = choose(stats.workers);
       const found = await cache(`/v1/blocks?worker=${encodeURIComponent(worker.value)}&tier=${tier.value}`);
       if (asked !== pool) return; // another one was chosen meanwhile
-      const happened = pool.take(found);
+      const happened = pool.take(found, tier.value);
       body.hidden = false;
       show(problems);
       draw(one, found, happened);
@@ -131,16 +131,18 @@ export function open(root) {
     );
     if (workers.some((one) => one.worker_id === chosen.worker)) worker.value = chosen.worker;
     const one = workers.find((entry) => entry.worker_id === worker.value);
-    fillSelect(tier, [["device", "device"], ...(one.num_host_blocks ? [["host", "host memory"]] : [])]);
-    if (one.num_host_blocks) tier.value = chosen.tier;
-    tier.hidden = !one.num_host_blocks;
+    const tiers = tiersOf(one);
+    fillSelect(tier, tiers);
+    if (tiers.some(([name]) => name === chosen.tier)) tier.value = chosen.tier;
+    tier.hidden = tiers.length === 1;
     return one;
   }
 
   function draw(one, found, happened) {
+    const below = tier.value === "disk" ? "the disk" : "the host";
     const copies = [
-      [found.num_promoting, "blocks come from the host"],
-      [found.num_demoting, "blocks go to the host"],
+      [found.num_promoting, `blocks come from ${below}`],
+      [found.num_demoting, `blocks go to ${below}`],
     ];
     show(
       facts,
@@ -151,6 +153,7 @@ export function open(root) {
         plannedBy(one),
         `${count(found.num_blocks)} blocks of ${found.block_size} tokens`,
         `${count(pool.numFree)} free`,
+        ...(tier.value === "device" ? belowOf(one) : []),
         ...(found.open ? [] : ["recovering: it grants nothing yet"]),
         ...(found.fences ? [`${several(found.fences, "fence")} not acknowledged`] : []),
         ...copies.filter(([number]) => number).map(([number, words]) => `${count(number)} ${words}`),
@@ -185,6 +188,25 @@ export function open(root) {
     }
     while (log.children.length > LINES_MAX) log.lastChild.remove();
   }
+}
+
+/** Names and words of the tiers that a worker has. */
+function tiersOf(one) {
+  return [
+    ["device", "device"],
+    ...(one.num_host_blocks ? [["host", "host memory"]] : []),
+    ...(one.num_disk_blocks ? [["disk", "disk"]] : []),
+  ];
+}
+
+/** How much of what is below the device is used. */
+function belowOf(one) {
+  return tiersOf(one)
+    .slice(1)
+    .map(([name, words]) => {
+      const all = one[`num_${name}_blocks`];
+      return `${words}: ${count(all - one[`${name}_free_blocks`])} of ${count(all)} used`;
+    });
 }
 
 function legend() {

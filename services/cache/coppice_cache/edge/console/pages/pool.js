@@ -21,10 +21,11 @@ const WORDS = {
 
 // Counters of /v1/blocks that only grow, and what one more and several more of them are.
 const COUNTED = {
-  promoted: ["total_promoted", "block came from host memory", "blocks came from host memory"],
-  demoted: ["total_demoted", "block went to host memory", "blocks went to host memory"],
+  promoted: ["total_promoted", "block came from", "blocks came from"],
+  demoted: ["total_demoted", "block went to", "blocks went to"],
   fenced: ["total_fences", "fence sent to it", "fences sent to it"],
 };
+const OF_COPIES = ["promoted", "demoted"];
 
 export class Pool {
   constructor() {
@@ -35,16 +36,16 @@ export class Pool {
     this.told = null;
   }
 
-  /** Takes an answer of /v1/blocks. Returns what happened, of a domain or of the worker:
+  /** Takes an answer of /v1/blocks about this tier. Returns what happened, of a domain or of the worker:
    *  {kind, domain or worker, words}. */
-  take(answer) {
+  take(answer, tier) {
     const cells = this.own(decoded(answer), answer.domains);
     const [before, told] = [this.cells, this.told];
     const isSame = told && isOfOneWorker(told, answer) && cells.length === before.length;
     this.cells = cells;
     this.told = answer;
     this.flashes = new Uint8Array(cells.length);
-    return isSame ? [...this.compare(before), ...taken(told, answer), ...counted(told, answer)] : [];
+    return isSame ? [...this.compare(before), ...taken(told, answer), ...counted(told, answer, tier)] : [];
   }
 
   get numFree() {
@@ -124,11 +125,15 @@ function taken(was, is) {
 }
 
 /** What went on within the worker, by counters: a copy or a fence may begin and end between two looks. */
-function counted(was, is) {
+function counted(was, is, tier) {
+  const below = tier === "disk" ? "the disk" : "host memory";
   return Object.entries(COUNTED)
     .map(([kind, [name, one, more]]) => ({ kind, number: is[name] - was[name], one, more }))
     .filter(({ number }) => number > 0)
-    .map(({ kind, number, one, more }) => ({ kind, worker: is.worker_id, words: several(number, one, more) }));
+    .map(({ kind, number, one, more }) => {
+      const words = several(number, one, more);
+      return { kind, worker: is.worker_id, words: OF_COPIES.includes(kind) ? `${words} ${below}` : words };
+    });
 }
 
 /** What a domain has of a pool, in whatever state. */
