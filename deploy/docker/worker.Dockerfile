@@ -22,7 +22,8 @@ FROM docker.io/library/python:3.11.14-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/lib/gcc/*/*/lto1 /usr/bin/*lto-dump* \
     && find /usr/lib -name 'lib*san.*' -delete
-RUN useradd --uid 10001 --create-home --home-dir /var/lib/coppice --skel /nonexistent coppice
+RUN useradd --uid 10001 --create-home --home-dir /var/lib/coppice --skel /nonexistent coppice \
+    && install -d -o coppice -g coppice -m 0700 /var/lib/coppice-disk
 COPY --from=built /opt/coppice /opt/coppice
 USER coppice
 WORKDIR /var/lib/coppice

@@ -127,6 +127,12 @@ ReasoningParser = Annotated[
 RequestLog = Annotated[
     Path | None, typer.Option(help="Folder that keeps a line for each request. Default: the newest, in memory.")
 ]
+DiskFolder = Annotated[
+    Path | None, typer.Option(help="Folder on a local disk, with one for each worker, for --disk-mib.")
+]
+DiskMib = Annotated[
+    int, typer.Option(help="Room per worker for blocks that --host-memory-mib has no room for; 0 = none.")
+]
 Workers = Annotated[int, typer.Option(help="Number of gpu-workers.")]
 TensorParallel = Annotated[int, typer.Option(help="Processes that share a worker's model out.")]
 Threads = Annotated[
@@ -177,6 +183,8 @@ def up(
     host_memory_mib: Annotated[
         int, typer.Option(help="Memory per worker for blocks that the device has no room for; 0 = none.")
     ] = _DEFAULTS.host_memory_mib,
+    disk_folder: DiskFolder = None,
+    disk_mib: DiskMib = _DEFAULTS.disk_mib,
     workers: Workers = _DEFAULTS.workers,
     tensor_parallel: TensorParallel = _DEFAULTS.tensor_parallel,
     threads: Threads = _DEFAULTS.threads,

@@ -38,6 +38,9 @@ def kubernetes(
         int, typer.Option(help="Nodes that share out a worker's GPUs; above 1 a worker is a LeaderWorkerSet.")
     ] = 1,
     host_memory_mib: Annotated[int, typer.Option(help="Memory per worker for blocks off the device; 0: none.")] = 0,
+    disk_mib: Annotated[
+        int, typer.Option(help="Disk of the node per worker, for blocks that its memory has no room for; 0: none.")
+    ] = 0,
     issuer: Annotated[str, typer.Option(help="Issuer of cert-manager that signs for the services.")] = "coppice-ca",
     storage_class: Annotated[str, typer.Option(help="For the cache's epoch. Default: that of the cluster.")] = "",
     otlp_endpoint: Annotated[str, typer.Option(help="Collector of traces, https://HOST:4317. Default: none.")] = "",
@@ -61,6 +64,7 @@ def kubernetes(
         gpus_per_worker=gpus_per_worker,
         nodes_per_worker=nodes_per_worker,
         host_memory_mib=host_memory_mib,
+        disk_mib=disk_mib,
         issuer=issuer,
         storage_class=storage_class,
         otlp_endpoint=otlp_endpoint,

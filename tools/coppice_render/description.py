@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 USER = 10_001  # of our images
 STATE = "/var/lib/coppice"
+DISK = "/var/lib/coppice-disk"
 ANY_ADDRESS = "0.0.0.0"  # nosec B104: of a container, which its network shuts
 DRAIN_S = 30  # what runs gets to end, as --drain-s has it by default
 GRACE_S = DRAIN_S + 10  # before a process that was told to end is killed
@@ -32,13 +33,15 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`environment`: variables beside those of TLS. `secrets`: files of `{secrets}`. `state`: what is kept in STATE."""
+    """`environment`: variables beside those of TLS. `secrets`: files of `{secrets}`. `state`: what is kept in STATE.
+    `disk`: what is kept in DISK, where there is one."""
 
     name: str
     ports: tuple[Port, ...]
     environment: Mapping[str, str]
     secrets: tuple[str, ...] = ()
     state: str = ""
+    disk: str = ""
     reads_model: bool = False
     reads_tenants: bool = False
     pids_max: int = 1024
@@ -170,9 +173,12 @@ WORKER = Service(
         "COPPICE_WORKER_MODEL_NAME": "{model_name}",
         "COPPICE_WORKER_DEVICE": "{device}",
         "COPPICE_WORKER_HOST_MEMORY_MIB": "{host_memory_mib}",
+        "COPPICE_WORKER_DISK_FOLDER": "{disk_folder}",
+        "COPPICE_WORKER_DISK_MIB": "{disk_mib}",
         "COPPICE_WORKER_OTLP_ENDPOINT": "{otlp}",
     },
     state="kernels that were compiled for this machine; made again where they are lost",
+    disk="KV of blocks that host memory has no room for; computed again where it is lost",
     reads_model=True,
     default_settings={
         **_ABSENT_ALWAYS,

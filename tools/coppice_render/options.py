@@ -26,6 +26,7 @@ class RenderOptions:
     gpus_per_worker: int
     nodes_per_worker: int = 1
     host_memory_mib: int
+    disk_mib: int = 0
     issuer: str
     storage_class: str
     otlp_endpoint: str
@@ -48,11 +49,19 @@ class RenderOptions:
         ):
             if number < 1:
                 raise UsageError(f"{flag} {number} is too few", hint="give at least 1")
+        if self.disk_mib < 0:
+            raise UsageError(f"--disk-mib {self.disk_mib} is out of range", hint="0 for no disk tier")
         if self.gpus_per_worker % self.nodes_per_worker:
             raise UsageError(
                 f"--gpus-per-worker {self.gpus_per_worker} cannot be shared out evenly among "
                 f"--nodes-per-worker {self.nodes_per_worker}",
                 hint="give the GPUs of all nodes of a worker together",
+            )
+        if self.disk_mib and not self.host_memory_mib:
+            raise UsageError("--disk-mib without --host-memory-mib", hint="a disk is read to there: give some of both")
+        if self.disk_mib and self.gpus_per_worker > 1:
+            raise UsageError(
+                f"--disk-mib: a model that {self.gpus_per_worker} GPUs share has no disk tier", hint="leave it out"
             )
         if self.workers_max < self.workers:
             raise UsageError(f"--workers-max {self.workers_max} is less than --workers {self.workers}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coppice.tls.identity import ANY_GRPC_NAME, Role, grpc_name
-from coppice_render.description import ANY_ADDRESS, GRACE_S, STATE, USER, Service, filled
+from coppice_render.description import ANY_ADDRESS, DISK, GRACE_S, STATE, USER, Service, filled
 from coppice_render.options import RenderOptions
 
 Object = dict[str, Any]
@@ -78,6 +78,8 @@ def _environment(service: Service, options: RenderOptions) -> list[Object]:
         "worker_host": f"{_OF_POD}.worker",
         "device": "cpu",
         "host_memory_mib": str(options.host_memory_mib),
+        "disk_folder": DISK if options.disk_mib else "",
+        "disk_mib": str(options.disk_mib),
         "metrics_host": ANY_ADDRESS,
         "otlp": options.otlp_endpoint,
     }
@@ -100,6 +102,8 @@ def _mounts(service: Service, options: RenderOptions) -> list[Object]:
         mounts.append({"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True})
     if service.state:
         mounts.append({"name": "state", "mountPath": STATE})
+    if service.disk and options.disk_mib:
+        mounts.append({"name": "disk", "mountPath": DISK})
     return mounts
 
 
@@ -116,6 +120,9 @@ def _volumes(service: Service, options: RenderOptions, role: Role) -> list[Objec
         volumes.append({"name": "model", "persistentVolumeClaim": claim})
     if service.name == "worker":
         volumes.append({"name": "state", "emptyDir": {}})
+    if service.disk and options.disk_mib:
+        # A container that starts again has what it had before until that is taken away.
+        volumes.append({"name": "disk", "emptyDir": {"sizeLimit": f"{2 * options.disk_mib}Mi"}})
     return volumes
 
 

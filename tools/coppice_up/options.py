@@ -45,6 +45,8 @@ class UpOptions:
     num_blocks: int = 0
     block_size: int = 16
     host_memory_mib: int = 0
+    disk_folder: Path | None = None
+    disk_mib: int = 0
     workers: int = 1
     tensor_parallel: int = 1
     threads: int = 0
@@ -120,8 +122,7 @@ class UpOptions:
             raise UsageError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization} is out of range", hint="above 0, at most 1"
             )
-        if self.host_memory_mib < 0:
-            raise UsageError(f"--host-memory-mib {self.host_memory_mib} is out of range", hint="0 for no host tier")
+        self._check_tiers()
         if self.threads < 0:
             raise UsageError(f"--threads {self.threads} is out of range", hint="leave it out to share the machine out")
         if self.max_queued_tokens < 0:
@@ -143,6 +144,21 @@ class UpOptions:
                 f"--host {self.host} can be reached from other machines, and without a tenants file everybody who "
                 "reaches it may use it",
                 hint="give --tenants FILE (see deploy/tenants.example.yaml), or stay on 127.0.0.1",
+            )
+
+    def _check_tiers(self) -> None:
+        """Raise UsageError for sizes below the device's that can never work."""
+        if self.host_memory_mib < 0:
+            raise UsageError(f"--host-memory-mib {self.host_memory_mib} is out of range", hint="0 for no host tier")
+        if self.disk_mib < 0:
+            raise UsageError(f"--disk-mib {self.disk_mib} is out of range", hint="0 for no disk tier")
+        if bool(self.disk_mib) != (self.disk_folder is not None):
+            raise UsageError("--disk-folder and --disk-mib belong together", hint="give both, or none")
+        if self.disk_mib and not self.host_memory_mib:
+            raise UsageError("--disk-mib without --host-memory-mib", hint="a disk is read to there: give some of both")
+        if self.disk_mib and self.ranks > 1:
+            raise UsageError(
+                f"--disk-mib: a model that {self.ranks} processes share has no disk tier", hint="leave it out"
             )
 
     def _check_ports(self) -> None:

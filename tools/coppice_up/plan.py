@@ -303,6 +303,8 @@ def _computing(
         argv += ["--nnodes", str(options.nodes_per_worker), "--node-rank", str(node), "--dist-init-addr", str(meets_at)]
     if options.host_memory_mib:
         argv += ["--host-memory-mib", str(options.host_memory_mib)]
+    if options.disk_folder is not None:
+        argv += ["--disk-folder", str(options.disk_folder.absolute() / worker), "--disk-mib", str(options.disk_mib)]
     threads = _threads(options)
     if threads:
         argv += ["--threads", str(threads)]

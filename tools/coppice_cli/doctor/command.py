@@ -26,12 +26,17 @@ def doctor(
     ] = 8000,
     workers: Annotated[int, typer.Option(min=1, max=16, help="As `coppice up` would be given it.")] = 1,
     log_dir: Annotated[Path | None, typer.Option(help="As `coppice up` would be given it.")] = None,
+    disk_folder: Annotated[Path | None, typer.Option(help="As `coppice up` would be given it.")] = None,
+    disk_mib: Annotated[int, typer.Option(min=0, help="As `coppice up` would be given it.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line and nothing else.")] = False,
 ) -> None:
     """Whether a stack would run here: ports, GPU, compiler, packages, Redis, clock, files. Exit code 1 where not."""
     from coppice_cli.doctor.findings import State, worst
+    from coppice_cli.doctor.machine import check_disk
 
     findings = _findings(redis_url, port, workers, log_dir)
+    if disk_folder is not None:
+        findings += check_disk(disk_folder, workers * (disk_mib << 20))
     state = worst(findings)
     if as_json:
         told = [

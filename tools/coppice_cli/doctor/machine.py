@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from coppice_cli.doctor.findings import Finding, fail, ok, warn
+from coppice_cli.doctor.findings import Finding, State, fail, ok, warn
 
 FILES_FEW = 4096  # connections of clients are files
 FILES_LEAST = 512  # that the processes of a stack need for themselves
@@ -80,6 +80,28 @@ def check_folders(folders: dict[str, Path]) -> Iterable[Finding]:
             yield warn(subject, f"{folder}: {free / _GIB:.1f} GiB of disk are free", "a model of the hub may not fit")
         else:
             yield ok(subject, f"{folder}: {free / _GIB:.0f} GiB free")
+
+
+def check_disk(folder: Path, needed_bytes: int) -> Iterable[Finding]:
+    """Whether workers can keep blocks there, and whether there is room for all of them."""
+    subject = "folder of the disk tier"
+    for finding in check_folders({"the disk tier": folder}):
+        if finding.state is State.FAIL:
+            yield finding
+            return
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        yield fail(subject, f"{there}: {error.strerror}", "choose a folder on a local disk")
+        return
+    free = shutil.disk_usage(there).free
+    said = f"{folder}: {free / _GIB:.1f} GiB are free, {needed_bytes / _GIB:.1f} GiB are asked for"
+    if free < needed_bytes:
+        yield warn(subject, said, "a smaller --disk-mib; a disk that is full takes no more, which fails nobody")
+    else:
+        yield ok(subject, said)
 
 
 def check_clock(

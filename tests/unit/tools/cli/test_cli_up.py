@@ -53,6 +53,14 @@ def flag(argv: tuple[str, ...], name: str) -> str:
         (UpOptions(num_blocks=-1), "--num-blocks -1"),
         (UpOptions(threads=-3), "--threads -3"),
         (UpOptions(host_memory_mib=-1), "--host-memory-mib -1"),
+        (UpOptions(disk_mib=-1), "--disk-mib -1"),
+        (UpOptions(disk_mib=5, host_memory_mib=5), "--disk-folder and --disk-mib belong together"),
+        (UpOptions(disk_folder=Path("d"), host_memory_mib=5), "--disk-folder and --disk-mib belong together"),
+        (UpOptions(disk_folder=Path("d"), disk_mib=5), "--disk-mib without --host-memory-mib"),
+        (
+            UpOptions(disk_folder=Path("d"), disk_mib=5, host_memory_mib=5, tensor_parallel=2),
+            "a model that 2 processes share has no disk tier",
+        ),
         (UpOptions(max_queued_tokens=-1), "--max-queued-tokens -1"),
         (UpOptions(port=70000), "--port 70000"),
         (UpOptions(grpc_port=-1), "--grpc-port -1"),
@@ -95,6 +103,8 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
             workers=2,
             num_blocks=64,
             host_memory_mib=7,
+            disk_folder=tmp_path / "disk",
+            disk_mib=9,
             kv_dtype="fp8",
             otlp_endpoint="http://c:4317",
             max_queued_tokens=9,
@@ -110,6 +120,9 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     assert flag(cache.argv, "--redis-url") == f"redis://127.0.0.1:{flag(valkey.argv, '--port')}/0"
     assert flag(first.argv, "--num-blocks") == "64"
     assert flag(first.argv, "--host-memory-mib") == "7"
+    assert [flag(child.argv, "--disk-mib") for child in (first, second)] == ["9", "9"]
+    folders = [flag(child.argv, "--disk-folder") for child in (first, second)]
+    assert folders == [str(tmp_path / "disk" / name) for name in ("worker-0", "worker-1")]
     assert flag(first.argv, "--kv-dtype") == "fp8"
     assert flag(scheduler.argv, "--max-queued-tokens") == "9"
     assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"

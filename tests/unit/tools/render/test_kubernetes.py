@@ -15,7 +15,7 @@ from coppice.settings import Settings, parse_settings, variable_of
 from coppice.tls.identity import Role, parse_identity
 from coppice_cache.edge.settings import CacheSettings
 from coppice_cli.app import app
-from coppice_render.description import PLANNERS_HOST, SERVICES, TLS, Service
+from coppice_render.description import DISK, PLANNERS_HOST, SERVICES, TLS, Service
 from coppice_scheduler.edge.base.settings import ServiceSettings
 from coppice_worker.edge.settings import WorkerSettings
 from tests.fakes.tools.kustomize import built
@@ -95,6 +95,18 @@ def test_services_take_the_variables_that_are_set(objects: Objects, name: str, t
     assert settings.model_dump()["tls_cert"] == "/etc/coppice/tls/cert.pem"
     if isinstance(settings, WorkerSettings):
         assert (settings.worker_id, settings.advertise) == ("worker-0", "worker-0.worker:7082")
+
+
+def test_a_disk_tier_has_a_volume_of_its_own(tmp_path: Path) -> None:
+    objects = built(rendered(tmp_path, "--host-memory-mib", "64", "--disk-mib", "512"), "overlays/cpu")
+    worker = pods(objects)["worker"]
+    said = environment(worker, "worker-0")
+    settings = parse_settings(WorkerSettings, [], said, "worker")
+    assert (settings.disk_folder, settings.disk_mib) == (DISK, 512)
+    assert {"name": "disk", "mountPath": DISK} in container(worker)["volumeMounts"]
+    (volume,) = [one for one in worker["spec"]["volumes"] if one["name"] == "disk"]
+    assert volume["emptyDir"] == {"sizeLimit": "1024Mi"}, "what a container had before is taken away beside its work"
+    test_what_is_mounted_is_there_and_nothing_else(objects)
 
 
 def test_overlays_choose_the_device(files: dict[str, str]) -> None:
@@ -311,6 +323,8 @@ def test_the_compose_file_sets_the_same(described: str, name: str) -> None:
         "worker_host": name,
         "device": "cuda" if name == "worker-gpu" else "cpu",
         "host_memory_mib": "${COPPICE_HOST_MEMORY_MIB:-0}",
+        "disk_folder": DISK,
+        "disk_mib": "${COPPICE_DISK_MIB:-0}",
         "metrics_host": "0.0.0.0",
         "otlp": "https://otel-collector:4317",
     }
@@ -323,6 +337,7 @@ def test_the_compose_file_sets_the_same(described: str, name: str) -> None:
     assert ("/opt/coppice/model" in mounted) == service.reads_model
     assert ("/etc/coppice/tenants" in mounted) == service.reads_tenants
     assert ("/var/lib/coppice" in mounted) == bool(service.state)
+    assert (DISK in mounted) == bool(service.disk)
 
 
 # ---- the command ----
@@ -343,6 +358,9 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
         (("--workers", "0"), "--workers 0"),
         (("--gpus-per-worker", "-1"), "--gpus-per-worker -1"),
         (("--workers", "9"), "--workers-max 4 is less"),
+        (("--disk-mib", "-1"), "--disk-mib -1"),
+        (("--disk-mib", "9"), "--disk-mib without --host-memory-mib"),
+        (("--disk-mib", "9", "--host-memory-mib", "9", "--gpus-per-worker", "2"), "2 GPUs share has no disk tier"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import shutil
@@ -163,6 +164,32 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Pat
     assert found["new"].state is not State.FAIL
     assert not (tmp_path / "a").exists(), "nothing is made"
     assert (found["wrong"].state, found["wrong"].what) == (State.FAIL, f"{tmp_path / 'file'} is no folder")
+
+
+def test_the_disk_tier_wants_room_for_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(0, 0, 3 * GIB))
+    for needed, state in ((2 * GIB, State.OK), (4 * GIB, State.WARN)):
+        (found,) = machine.check_disk(tmp_path / "new", needed)
+        assert (found.state, found.subject) == (state, "folder of the disk tier")
+    assert list(tmp_path.iterdir()) == [], "nothing is left there"
+    (tmp_path / "file").touch()
+    (found,) = machine.check_disk(tmp_path / "file", GIB)
+    assert (found.state, found.what) == (State.FAIL, f"{tmp_path / 'file'} is no folder")
+
+
+def test_a_disk_that_takes_no_file_has_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(machine.os, "fsync", full)
+    (found,) = machine.check_disk(tmp_path, 0)
+    assert (found.state, found.what) == (State.FAIL, f"{tmp_path}: No space left on device")
+
+
+def test_the_disk_tier_is_looked_at_where_it_is_named(tmp_path: Path) -> None:
+    words = ["doctor", "--json", "--disk-folder", str(tmp_path), "--disk-mib", "1"]
+    said = json.loads(CliRunner().invoke(app, words).stdout)
+    assert "folder of the disk tier" in [finding["subject"] for finding in said["findings"]]
 
 
 def test_clocks_that_stand_or_are_wrong() -> None:
