@@ -19,6 +19,7 @@ from coppice_sim.run import run
 from coppice_sim.shrink import Case, name_of, shrink
 from coppice_sim.world import Scope
 from tests.simulation import test_cell
+from tests.unit.cache.host_tier import test_disk_kept as test_cache_disk_kept
 from tests.unit.cache.ops import test_distrust as test_cache_distrust
 from tests.unit.cache.ops import test_reclaim as test_cache_reclaim
 from tests.unit.cache.recovery import test_claims as test_cache_claims
@@ -55,6 +56,7 @@ SOONER = {
     "copies answered early": 2,
     "full disks are believed": 9,
     "torn files are read": 13,
+    "kept files are believed": 13,
     "queue without shares": 3,
     "reclaim from guarantees": 3,
     "replay without generations": 4,
@@ -163,6 +165,7 @@ DIRECT: dict[str, Callable[[], None]] = {
     "lost blocks keep their seals": (
         test_worker_core_disk_copies.test_what_the_disk_did_not_give_is_read_no_more_and_its_target_has_no_seal
     ),
+    "set aside hears nothing": test_cache_disk_kept.test_a_prefix_that_is_invalidated_meanwhile_does_not_come_back,
     "answers of another cache service": (
         test_worker_core_copies.test_a_new_cache_epoch_hears_nothing_of_the_orders_of_the_old_one
     ),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -194,6 +195,13 @@ def test_what_is_on_a_disk_is_right_or_computed_again() -> None:
         sometimes += held(run(seed, steps=STEPS, scope=WITH_DISKS)).sometimes
     names = ("stored", "loaded", "not stored", "not loaded", "promoted")
     assert [name for name in names if not sometimes[name]] == []
+
+
+def test_disks_outlive_their_workers() -> None:
+    """Files are lost and torn in crashes, too."""
+    report = held(run(10, steps=3_000, faults=replace(FaultProfile.none(), crashes=2.5), scope=WITH_DISKS))
+    for name in ("disk kept", "loaded", "crash of w", "crash of c", "log: replayed_to_disk"):
+        assert report.sometimes[name] > 1, name
 
 
 @pytest.mark.wide

@@ -106,6 +106,8 @@ def serve(
     listener, server = _listen(settings, tls, audit)
     guides = GuideMaker(partial(grammars_of, Path(settings.model), loaded.executor.info))
     core = WorkerCore(_core_settings(settings, loaded, str(listener.address)), guides.open)
+    if loaded.disk is not None:
+        core.disk_pool.load(*loaded.disk.reported())
     observers = Observers(WorkerMetrics(registry, settings.worker_id), WorkerSpans(tracing.tracer("coppice.worker")))
     service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit, compute.disk)
     server.add(service.add_to)

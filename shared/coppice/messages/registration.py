@@ -39,6 +39,7 @@ class Register(Message, frozen=True):
     num_disk_blocks: U32 = 0  # size of the disk tier's pool, below the host tier; 0 = there is none
     disk_generations: PackedGenerations = b""
     disk_seals: PackedSeals = b""
+    disk_epoch: WorkerEpoch = WorkerEpoch(0)  # which the blocks on the disk belong to, of an earlier process perhaps
 
 
 class Registered(Message, frozen=True):
@@ -49,6 +50,7 @@ class Registered(Message, frozen=True):
     voucher: bytes = b""  # for both; to be shown in the next Register
     scheduler_key: bytes = b""  # by which it knows scheduler epochs that the cache service vouches for
     owner: SchedulerEpoch = SchedulerEpoch(0)  # whose plans it takes, and nobody else's; 0: nobody is named
+    keeps_disk: bool = False  # in a new epoch: what is on the disk belongs to it as well; False: nothing is there
 
 
 class Owner(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from coppice.handles import UInt64
 from coppice.ids import WorkerEpoch
@@ -17,8 +19,10 @@ from coppice_worker.core.batch.step_batch import Bool, Int32
 from coppice_worker.disk.disk_pool import Bytes, DiskPool
 from coppice_worker.disk.folder import DiskFolder
 from coppice_worker.edge import copies
+from tests.contract.worker import test_worker_copies
 from tests.contract.worker.test_worker_copies import NOW, TierStack, demotion, promotion, seal
 from tests.contract.worker.test_worker_service import WAIT_S, handle
+from tests.fakes.cache import registrar
 from tests.fakes.cache.registrar import registered
 from tests.fakes.waiting import wait_for
 
@@ -51,17 +55,22 @@ class HangingPool(DiskPool):
 class DiskStack(TierStack):
     """Block 3 of the device is in block 0 of the host, too, whose content is that of `host`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.host = np.arange(6 * BLOCK_BYTES, dtype=np.uint32).astype(np.uint8).reshape(6, BLOCK_BYTES)
-        self.disk = HangingPool(DiskFolder(path, "identity", 4), self.host)
+    def __init__(self, path: Path, *, demotes: bool = True) -> None:
+        self.path, self.is_closed = path, False
+        self.host = np.random.default_rng(1).integers(0, 256, (6, BLOCK_BYTES), np.uint8)
+        self.folder = DiskFolder(path, "identity", 4)
+        self.disk = HangingPool(self.folder, self.host)
         super().__init__(self.disk)
-        self.order(demotion(1))
-        assert self.next() == CopiesDone(NOW, (1,))
+        if demotes:
+            self.order(demotion(1))
+            assert self.next() == CopiesDone(NOW, (1,))
 
     def close(self) -> None:
-        self.disk.may_answer.set()
-        super().close()
+        if not self.is_closed:
+            self.is_closed = True
+            self.disk.may_answer.set()
+            super().close()
+            self.folder.close()
 
     def hang(self) -> None:
         """What is stored from now on does not come back; one order is on its way."""
@@ -132,6 +141,35 @@ def test_a_new_worker_epoch_begins_an_empty_pool(stack: DiskStack) -> None:
     wait_for(lambda: stack.service.runner.with_core(lambda core: core.worker_epoch) == after, "the new worker epoch")
     stack.order(load(3), epoch=after)
     assert stack.next() == CopiesDone(after, (), (3,))
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "over"])
+def test_the_next_process_says_what_the_files_are_and_goes_on_with_them_if_it_may(
+    stack: DiskStack, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    stack.order(store(2))
+    assert stack.next() == CopiesDone(NOW, (2,))
+    (file,) = stack.files()
+    stack.close()
+    after = WorkerEpoch(NOW + 1)
+    monkeypatch.setattr(registrar, "registered", lambda _: replace(registered(after), keeps_disk=keeps))
+    monkeypatch.setattr(test_worker_copies, "NOW", after)
+    monkeypatch.setattr(sys.modules[__name__], "NOW", after)
+    again = DiskStack(stack.path, demotes=False)
+    said = again.register
+    assert (said.worker_epoch, said.disk_epoch) == (0, after - 1)
+    assert said.disk_seals == bytes(32) + seal(3) + bytes(16)
+    again.order(load(3), epoch=after)
+    assert again.next() == (CopiesDone(after, (3,)) if keeps else CopiesDone(after, (), (3,)))
+    assert bool((again.host[5] == again.host[0]).all()) is keeps
+    again.order(demotion(5), epoch=after)
+    assert again.next() == CopiesDone(after, (5,))
+    again.order(store(6, counter=2), epoch=after)
+    assert again.next() == CopiesDone(after, (6,))
+    (newer,) = again.files()
+    assert newer.parent.parent.name == f"{after:016x}"
+    assert newer.name != file.name
+    again.close()
 
 
 def test_a_disk_that_hangs_is_closed_and_ends_nobody(

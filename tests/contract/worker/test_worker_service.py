@@ -85,6 +85,8 @@ class Stack:
                 num_disk_blocks=0 if disk is None else disk.num_blocks,
             )
         )
+        if disk is not None:
+            core.disk_pool.load(*disk.reported())
         self.service = WorkerService(
             core, self.executor, observer or StepObserver(), self.failures.append, tiers, disk=disk
         )

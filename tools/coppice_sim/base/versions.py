@@ -24,9 +24,15 @@ BEFORE = Versions(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MIN)
 OLDER_SHARE = 0.5  # of the processes of a cell that is being upgraded, at first
 # What the version before does not have, with its defaults.
 LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
-    Register: {"knows_owners": False, "num_disk_blocks": 0, "disk_generations": b"", "disk_seals": b""},
+    Register: {
+        "knows_owners": False,
+        "num_disk_blocks": 0,
+        "disk_generations": b"",
+        "disk_seals": b"",
+        "disk_epoch": 0,
+    },
     FenceAck: {"disk_generations": b"", "disk_seals": b""},
-    Registered: {"owner": 0},
+    Registered: {"owner": 0, "keeps_disk": False},
     WorkerInfo: {"is_owned": True, "yields": False},
     Acquire: {"call_kind": 0},
     CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0, "disk_ns_per_block": 0},

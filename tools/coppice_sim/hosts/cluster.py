@@ -15,6 +15,7 @@ from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
 from coppice_sim.base.versions import Builds
 from coppice_sim.hosts.cache import CacheHost
+from coppice_sim.hosts.disk_files import DiskFiles
 from coppice_sim.hosts.epochs import EpochRegistry
 from coppice_sim.hosts.monitor import Monitor
 from coppice_sim.hosts.recovery import SimLog
@@ -22,6 +23,7 @@ from coppice_sim.hosts.scheduler import Clients, SchedulerHost
 from coppice_sim.hosts.seal_keys import SealKeys
 from coppice_sim.hosts.worker import WorkerHost
 from coppice_sim.settings import WorldSettings
+from coppice_worker.core.batch.step_batch import PoolSpec
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Cluster:
         self._monitor = Monitor(self.env.record, self.settings.index.domains)
         self._log = SimLog(self.env, self.settings.domains)
         self._seal_keys = SealKeys(self.env)
+        self._files: dict[str, DiskFiles] = {}
         self._succession = Random(f"succession of {self.env.seed}")
         self._start_cache("cache")
         for number in range(self.settings.num_workers):
@@ -64,12 +67,16 @@ class Cluster:
 
     def _start_worker(self, name: str) -> None:
         sizes = self.settings
+        if name not in self._files:
+            pool = PoolSpec(sizes.num_disk_blocks, sizes.worker(name).pool.block_size)
+            self._files[name] = DiskFiles(pool, Random(f"files of {name} in {self.env.seed}"), sizes.disk_faults)
         self.workers[name] = WorkerHost(
             self.env,
             sizes.worker(name),
             sizes.step_ms,
             sizes.copy_ms,
             sizes.disk_faults,
+            self._files[name],
             self._monitor,
             self.builds.of(name),
         )

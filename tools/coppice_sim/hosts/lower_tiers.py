@@ -1,7 +1,8 @@
 """The lower tiers of a simulated worker: copies take a while, beside steps, and what they write is garbage until then.
 
 host    as the device: what is copied is there at the end
-disk    may take nothing, as it is full, or give nothing, as a file is torn: the copy fails, and its target is garbage
+disk    may take nothing, as it is full, or give nothing, as a file is torn: the copy fails, and its target is garbage;
+        what is there outlives the process
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from coppice.messages.registration import CopyOrders, Direction
+from coppice.messages.registration import CopyOrders, Direction, Registered
 from coppice_sim.base.timeline import MS
+from coppice_sim.hosts.disk_files import DiskFiles
 from coppice_sim.hosts.kv_honest import KvHonest
 from coppice_worker.core.batch.step_batch import PoolSpec
 from coppice_worker.core.batch.steps import WorkerCoreSettings
@@ -31,14 +33,18 @@ _OF_A_DISK = (Direction.STORE, Direction.LOAD)
 class LowerTiers:
     """Copies what is ordered. All of a copy happens at its end, so what is taken from under it is noticed."""
 
-    def __init__(self, owner: WorkerHost, settings: WorkerCoreSettings, copy_ms: float, disk_faults: float) -> None:
+    def __init__(
+        self, owner: WorkerHost, settings: WorkerCoreSettings, copy_ms: float, disk_faults: float, files: DiskFiles
+    ) -> None:
         """`disk_faults` is the share of the copies of a disk that fail."""
         self._owner = owner
         self._copy_ms = copy_ms
         self._disk_faults = disk_faults
         self._disk_rng = Random(f"disk of {settings.worker_id} in {owner.env.seed}")
         self.host = KvHonest(PoolSpec(settings.num_host_blocks, settings.pool.block_size))
-        self.disk = KvHonest(PoolSpec(settings.num_disk_blocks, settings.pool.block_size))
+        self.files = files
+        self.disk = files.memory
+        owner.env.record.sometimes["files found"] += files.found_by(owner.core.disk_pool) > 0
         self._epoch = 0  # a copy of an earlier one never ends
 
     def order(self, message: CopyOrders, attachment: int) -> None:
@@ -53,9 +59,11 @@ class LowerTiers:
             owner.answer_cache(ordered.answer, attachment)
         owner.env.record.touched.add(owner)
 
-    def quiesce(self) -> None:
+    def begin(self, message: Registered) -> None:
         """What is under way is over, one way or the other, before the epoch changes."""
         self._epoch += 1
+        self.files.begin(message.worker_epoch, keeps=message.keeps_disk)
+        self._owner.env.record.sometimes["disk kept"] += message.keeps_disk
 
     def _memories(self, work: CopyWork) -> tuple[KvHonest, KvHonest]:
         """Source and target."""
@@ -70,6 +78,8 @@ class LowerTiers:
     def _begin(self, work: CopyWork) -> None:
         _, target = self._memories(work)
         target.zero_blocks(work.dst)
+        if work.direction is Direction.STORE:
+            self.files.remove(work.dst)
         owner, epoch = self._owner, self._epoch
         duration_ms = self._copy_ms * (0.2 + owner.rng.expovariate(1.0))
         owner.after(int(duration_ms * MS) + 1, lambda: self._end(work, epoch))
@@ -79,12 +89,15 @@ class LowerTiers:
             return
         owner = self._owner
         failed: tuple[int, ...] = ()
-        if work.direction in _OF_A_DISK and self._disk_rng.random() < self._disk_faults:
+        is_torn = work.direction is Direction.LOAD and not self.files.are_whole(work.order)
+        if is_torn or (work.direction in _OF_A_DISK and self._disk_rng.random() < self._disk_faults):
             owner.env.record.sometimes[f"not {_PAST[work.direction]}"] += 1
             failed = (work.number,)
         else:
             source, target = self._memories(work)
             target.copy_from(source, work.src, work.dst)
+            if work.direction is Direction.STORE:
+                self.files.written(work.order)
         answer, acknowledged = owner.core.copied((work.number,), failed)
         owner.env.record.sometimes["fence held up by a copy"] += len(acknowledged)
         for message in (answer, *acknowledged):

@@ -20,7 +20,7 @@ from coppice.messages.index import (
     Reclaim,
     Release,
 )
-from coppice.messages.registration import CopyOrders
+from coppice.messages.registration import CopyOrders, Registered
 from coppice.request_log.stages import Preemption
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import DomainConfig
@@ -89,6 +89,13 @@ class Monitor:
                 self._reclaimed(core, effect.message)
             if isinstance(effect, ToWorkerEffect) and isinstance(effect.message, CopyOrders):
                 self._salts.moved(effect.worker_id, effect.message)
+            if (
+                isinstance(effect, ToWorkerEffect)
+                and isinstance(effect.message, Registered)
+                and effect.message.keeps_disk
+            ):
+                before = core.state.workers[effect.worker_id].kept_from
+                self._salts.kept(effect.worker_id, before, effect.message.worker_epoch)
         for worker in core.state.workers.values():
             for domain, account in worker.quotas.accounts.items():
                 key = (worker.worker_id, worker.epoch, domain)

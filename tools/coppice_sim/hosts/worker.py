@@ -19,6 +19,7 @@ from coppice_sim.base.links import ClientEnd, ServerEnd
 from coppice_sim.base.names import CACHE_FOR_WORKERS, LIAR
 from coppice_sim.base.process import Process
 from coppice_sim.base.timeline import MS
+from coppice_sim.hosts.disk_files import DiskFiles
 from coppice_sim.hosts.kv_honest import KvHonest
 from coppice_sim.hosts.lower_tiers import LowerTiers
 from coppice_sim.hosts.monitor import Monitor
@@ -29,7 +30,8 @@ from coppice_worker.core.worker import WorkerCore
 
 
 class WorkerHost(Process):
-    """`step_ms` and `copy_ms`: how long a step and a copy take about. `disk_faults`: see `LowerTiers`."""
+    """`step_ms` and `copy_ms`: how long a step and a copy take about. `disk_faults`: see `LowerTiers`; `files` are
+    those that processes of this name left."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class WorkerHost(Process):
         step_ms: float,
         copy_ms: float,
         disk_faults: float,
+        files: DiskFiles,
         monitor: Monitor,
         speaks: Versions = SPOKEN,
     ) -> None:
@@ -48,7 +51,7 @@ class WorkerHost(Process):
         self._monitor = monitor
         self.core = WorkerCore(settings)
         self.executor = KvHonest(settings.pool, env.vocabulary)
-        self.tiers = LowerTiers(self, settings, copy_ms, disk_faults)
+        self.tiers = LowerTiers(self, settings, copy_ms, disk_faults, files)
         self.outstanding: Applied | None = None
         self._began_ns = 0  # when the device began the outstanding plan
         self._attachment = 0  # what was meant for an earlier one is not sent
@@ -124,7 +127,7 @@ class WorkerHost(Process):
 
     def _registered(self, message: Registered, attachment: int) -> None:
         if message.worker_epoch != self.core.worker_epoch:
-            self.tiers.quiesce()
+            self.tiers.begin(message)
         if self.core.registered(message):
             self.executor.zero_blocks(np.arange(self.core.settings.pool.num_blocks, dtype=np.int32))
             self._links.clear()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from coppice.messages.registration import Direction
+from coppice_cache.core.recovery import registration, regrowth
+from coppice_cache.core.state.set_aside import SetAside
 from coppice_sim.mutants.registry import Mutant, Patches
+from coppice_sim.nemesis import FaultProfile
 from coppice_worker.core.blocks.copies import CopyBooks, Ordered
 from coppice_worker.core.blocks.pool import BlockPool
 
@@ -43,6 +49,25 @@ def _lost_blocks_keep_their_seals() -> Patches:
     return [(BlockPool, "lose", lambda self, blocks: None)]
 
 
+def _kept_files_are_believed() -> Patches:
+    def believed(same_generation: regrowth.Bool, same_seal: regrowth.Bool) -> regrowth.Bool:
+        return np.ones_like(same_generation)
+
+    def regrow(*args: Any) -> None:
+        compared, regrowth.judged = regrowth.judged, believed
+        try:
+            original(*args)
+        finally:
+            regrowth.judged = compared
+
+    original = regrowth.regrow_disk
+    return [(registration, "regrow_disk", regrow)]
+
+
+def _set_aside_hears_nothing() -> Patches:
+    return [(SetAside, "distrust", lambda self, domain, namespace: None)]
+
+
 def _answers_of_another_cache_service() -> Patches:
     return [(CopyBooks, "forget_orders", lambda self: None)]
 
@@ -55,13 +80,19 @@ def _takeover_ends_holds() -> Patches:
     return [(CopyBooks, "hold_device_blocks", lambda self: None)]
 
 
+_CRASHES = replace(FaultProfile.none(), crashes=8.0)
+
 COPIES = (
+    Mutant(
+        "kept files are believed", "I8: what the crash took is found", _kept_files_are_believed, _CRASHES, disks=True
+    ),
     Mutant("copies answered early", "I8: found before it is there", _answered_early, tiers=True),
     Mutant("torn files are read", "I8: what the disk did not give is found", _torn_files_are_read, disks=True),
     Mutant("full disks are believed", "I8: what the disk did not take is found", _full_disks_are_believed, disks=True),
 )
 # Another protection covers the loss of each of these in whole runs; unit tests ask for it directly.
 COPIES_MASKED = (
+    Mutant("set aside hears nothing", "what is invalidated comes back with its worker", _set_aside_hears_nothing),
     Mutant("lost blocks keep their seals", "I8: covered by the cache, which cuts them", _lost_blocks_keep_their_seals),
     Mutant("answers of another cache service", "I8: few numbers meet", _answers_of_another_cache_service),
     Mutant("fence beside copies", "I9: covered by the worker's own check", _fence_beside_copies),

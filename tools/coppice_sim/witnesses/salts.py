@@ -50,6 +50,12 @@ class SaltWitness:
                 found = self._of_handle[worker_id, message.worker_epoch, tiers[0], source]
                 self._of_handle[worker_id, message.worker_epoch, tiers[1], target] = found
 
+    def kept(self, worker_id: WorkerId, before: WorkerEpoch, epoch: WorkerEpoch) -> None:
+        """What was on its disk in an epoch that is over is there in this one."""
+        for key, salt in list(self._of_handle.items()):
+            if key[:3] == (worker_id, before, Tier.DISK):
+                self._of_handle[worker_id, epoch, Tier.DISK, key[3]] = salt
+
     def forked(self, core: WorkerCore, block: int, lease: LeaseId) -> None:
         """This block is about to be copied for this lease."""
         handle = pack_handle(BlockId(block), Generation(int(core.pool.generation[block])))

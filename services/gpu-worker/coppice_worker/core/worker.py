@@ -88,8 +88,7 @@ class WorkerCore:
         """
         self._copies.forget_fences()
         self._drains_as = None
-        generations, seals = self.pool.packed()
-        host, disk = self.host_pool.packed(), self.disk_pool.packed()
+        device, host, disk = (pool.packed() for pool in (self.pool, self.host_pool, self.disk_pool))
         return Register(
             worker_id=self.settings.worker_id,
             worker_epoch=self.worker_epoch,
@@ -99,8 +98,8 @@ class WorkerCore:
             namespace=self.settings.namespace,
             model=self.settings.model,
             highest_cache_epoch=self._registered.cache_epoch,
-            generations=generations,
-            seals=seals,
+            generations=device[0],
+            seals=device[1],
             scheduler_epochs=() if self.planning is None else (self.planning,),
             max_sequences=self.settings.max_sequences,
             max_step_tokens=self.settings.max_step_tokens,
@@ -114,6 +113,7 @@ class WorkerCore:
             num_disk_blocks=self.settings.num_disk_blocks,
             disk_generations=disk[0],
             disk_seals=disk[1],
+            disk_epoch=self.disk_pool.epoch,
         )
 
     def drain(self) -> Draining:
@@ -147,7 +147,7 @@ class WorkerCore:
         self._who = WhoPlans()
         self._who.name(message.owner)
         self._fenced_leases.clear()
-        self._copies.forget()
+        self._copies.forget(message)
         self.pool.reset()
         return True
 

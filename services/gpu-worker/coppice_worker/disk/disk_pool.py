@@ -55,7 +55,7 @@ class DiskPool:
         self._touching = Lock()  # blocks of the host
         self._clock = clock
         self._rests_until_s = -np.inf
-        self._is_closed = False
+        self._is_closed = self._keeps = False
         self.num_blocks = folder.num_blocks
         self.num_lost = 0  # blocks whose file was gone or wrong when it was read
         try:
@@ -72,40 +72,48 @@ class DiskPool:
         """The disk failed lately, so nothing is written."""
         return self._clock() < self._rests_until_s
 
-    def reported(self) -> tuple[UInt64, UInt64]:
-        """Generations [num_blocks] and seals [num_blocks, 2] by the names of the files; zeros where there is none."""
+    def reported(self) -> tuple[WorkerEpoch, UInt64, UInt64]:
+        """Their epoch, generations [num_blocks] and seals [num_blocks, 2] by the names of the files; zeros where there
+        is none. Before anything is copied."""
         generations, seals = np.zeros(self.num_blocks, np.uint64), np.zeros((self.num_blocks, 2), np.uint64)
         for block, name in self._names.items():
             generations[block] = generation_of(name.handle)
             seals[block] = np.frombuffer(name.seal, "<u8")
-        return generations, seals
+        return self.epoch, generations, seals
 
-    def begin(self, epoch: WorkerEpoch) -> None:
-        """All that is there is over, and so are the copies of the epoch before. This waits for no disk: the folder is
-        told before the first block is written, and again where that fails."""
+    def begin(self, epoch: WorkerEpoch, *, keeps: bool = False) -> None:
+        """What is there belongs to this epoch from now on, or is over, and so are the copies of the epoch before. This
+        waits for no disk: the folder is told before the next block is copied, and again where that fails."""
         with self._touching:
+            self._keeps = keeps and (self._keeps or self._begun == self.epoch)
             self.epoch = epoch
-
-    def go_on(self, epoch: WorkerEpoch) -> None:
-        """What is there is known under this epoch from now on. While nothing is copied. Where the folder keeps its
-        name, the next process says the epoch of before, and may have to begin anew."""
-        self.epoch = self._begun = epoch
-        try:
-            self._folder.go_on(epoch)
-        except OSError as error:
-            self._rest("rename", error)
 
     def close(self) -> None:
         """Nothing is kept there any more."""
         with self._touching:
             self._is_closed = True
 
-    def _begin(self, epoch: WorkerEpoch) -> None:
-        """Raises OSError."""
-        self._names.clear()
-        self._folder.begin(epoch)
+    def _enter(self, epoch: WorkerEpoch) -> None:
+        """Before blocks are copied under this epoch. Raises OSError, and _IsOver."""
+        with self._touching:
+            self._check(epoch)
+            keeps = self._keeps
+        if self._begun == epoch:
+            return
+        if keeps:
+            self._go_on(epoch)
+        else:
+            self._names.clear()
+            self._folder.begin(epoch)
         self._begun = epoch
         self._take_leftovers_away()
+
+    def _go_on(self, epoch: WorkerEpoch) -> None:
+        """Where the folder keeps its name, the next process says the epoch of before, and may have to begin anew."""
+        try:
+            self._folder.go_on(epoch)
+        except OSError as error:
+            self._rest("rename", error)
 
     def _take_leftovers_away(self) -> None:
         """Beside the work: there may be a million files."""
@@ -122,8 +130,7 @@ class DiskPool:
         if self.is_resting:
             return whole
         try:
-            if self._begun != epoch:
-                self._begin(epoch)
+            self._enter(epoch)
             for index, (block, name) in enumerate(zip(src.tolist(), names, strict=True)):
                 self._store(epoch, block, name)
                 whole[index] = True
@@ -150,7 +157,10 @@ class DiskPool:
         Which of them have come, [N]; the others are lost.
         """
         come: Bool = np.zeros(len(handles), np.bool_)
-        if self._begun != epoch:
+        try:
+            self._enter(epoch)
+        except (OSError, _IsOver) as error:
+            _log.debug("nothing is loaded: %s", error)
             return come
         lost: list[str] = []
         for index, (name, block) in enumerate(zip(_names(handles, seals), dst.tolist(), strict=True)):

@@ -6,8 +6,8 @@
                 <handle>-<seal>           a block
         000100000001f.over-0/             of an epoch that is over; taken away beside the work
 
-An identity is all that the KV of a block depends on beside its tokens. Whoever has another model, type, block size or
-build gets another folder.
+An identity is all that the KV of a block depends on beside its tokens. A worker that has another model, type, block
+size or build by now gets another folder, and takes the one before away.
 
 Nothing here is trusted before it is read: what the names say is told to the cache service, which compares it with what
 it knows, and a block is used only when its file is what its name says.
@@ -34,6 +34,8 @@ _PART_BLOCKS = 4_096
 _PRIVATE = 0o700
 _EPOCH_DIGITS = 16
 _OVER = ".over-"
+_HEX = "0123456789abcdef"
+_IDENTITY_DIGITS = 32
 _NONE = "none"  # before a pool has begun
 
 
@@ -55,7 +57,7 @@ class Found:
 
 def identity_of(*parts: str | bytes) -> str:
     """A name for all of these: 32 hex digits. Two lists that differ anywhere have two names."""
-    digest = blake2b(digest_size=16)
+    digest = blake2b(digest_size=_IDENTITY_DIGITS // 2)
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
         digest.update(len(raw).to_bytes(8, "little") + raw)
@@ -162,5 +164,19 @@ def take_away(leftovers: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
+def take_others_away(folder: Path, identity: str) -> None:
+    """Pools of other identities in the folder of a worker, as another model or build left them: nobody reads them
+    again. Those that a process has are left alone, and so is what is none of ours. May take long."""
+    for entry in os.listdir(folder):
+        if entry == identity or len(entry) != _IDENTITY_DIGITS or entry.strip(_HEX):
+            continue
+        try:
+            other = DiskFolder(folder, entry, 0)
+        except (OSError, FolderInUse):
+            continue
+        shutil.rmtree(folder / entry, ignore_errors=True)
+        other.close()
+
+
 def _is_epoch(entry: str) -> bool:
-    return len(entry) == _EPOCH_DIGITS and not entry.strip("0123456789abcdef")
+    return len(entry) == _EPOCH_DIGITS and not entry.strip(_HEX)

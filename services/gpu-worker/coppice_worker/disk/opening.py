@@ -9,7 +9,7 @@ from threading import Thread
 
 from coppice_worker.disk.block_file import HEAD_BYTES
 from coppice_worker.disk.disk_pool import Bytes, DiskPool
-from coppice_worker.disk.folder import DISK_BLOCKS_MAX, DiskFolder, FolderInUse
+from coppice_worker.disk.folder import DISK_BLOCKS_MAX, DiskFolder, FolderInUse, take_others_away
 
 OPEN_S = 60.0  # what hangs in the kernel may do so for ever; a scan alone has a bound of its own
 _PAGE_BYTES = 4_096  # of a file system: a file takes whole ones
@@ -24,14 +24,16 @@ def blocks_within(num_bytes: int, bytes_per_block: int) -> int:
 
 
 def open_pool(folder: Path, identity: str, num_blocks: int, host: Bytes) -> DiskPool | None:
-    """None, with a line in the log, where the folder cannot be had, or does not answer."""
+    """In the folder of one worker. None, with a line in the log, where it cannot be had, or does not answer."""
     made: Future[DiskPool] = Future()
 
     def make() -> None:
         try:
             made.set_result(DiskPool(DiskFolder(folder, identity, num_blocks), host))
+            take_others_away(folder, identity)
         except Exception as error:
-            made.set_exception(error)
+            if not made.done():
+                made.set_exception(error)
 
     Thread(target=make, name="opening the disk tier", daemon=True).start()
     try:

@@ -54,8 +54,9 @@ class DiskCopier(Protocol):
     """Copies between blocks of the host and of a disk, by handles [N] and packed seals. It never fails as a whole:
     which blocks were copied is the answer, [N]."""
 
-    def begin(self, epoch: WorkerEpoch) -> None:
-        """Nothing is there any more. What is copied under another epoch touches no block of the host from now on."""
+    def begin(self, epoch: WorkerEpoch, *, keeps: bool) -> None:
+        """What is there belongs to this epoch, or nothing is there any more. What is copied under another one touches
+        no block of the host from now on."""
 
     def close(self) -> None:
         """No copy touches a block of the host any more."""
@@ -277,13 +278,13 @@ class Copier:
         `time.monotonic_ns`."""
         return max(lane.busy_ns(now_ns) for lane in self._lanes)
 
-    def begin(self, epoch: WorkerEpoch) -> None:
+    def begin(self, epoch: WorkerEpoch, *, keeps_disk: bool) -> None:
         """A new worker epoch: drop what waits and wait for what runs, but for the disk, where what runs is nobody's
-        from now on, and what is there too. With the core held, so that nothing new is started meanwhile."""
+        from now on. With the core held, so that nothing new is started meanwhile."""
         for lane in self._lanes:
             lane.quiesce()
         if self._disk is not None:
-            self._disk.begin(epoch)
+            self._disk.begin(epoch, keeps=keeps_disk)
 
     def _say_costs(self) -> None:
         """On the step thread."""

@@ -166,8 +166,10 @@ def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool
     files = [checkpoint / CONFIG_FILE, *weight_files(checkpoint)]
     stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     namespace = encode_namespace(replace(executor.namespace, model=name))
-    identity = identity_of(__version__, settings.worker_id, namespace, str(host.bytes_per_block), *stamps)
-    pool = open_pool(Path(settings.disk_folder), identity, num_blocks, host.blocks.numpy())
+    how = dtype_of(settings), settings.device, settings.kernels, str(host.bytes_per_block)
+    identity = identity_of(__version__, namespace, *how, *stamps)
+    folder = Path(settings.disk_folder) / identity_of(settings.worker_id)
+    pool = open_pool(folder, identity, num_blocks, host.blocks.numpy())
     if pool is not None:
         _log.info("%d blocks on the disk", num_blocks)
     return pool

@@ -147,7 +147,7 @@ class WorkerService:
 
     def _take_epoch(self, core: WorkerCore, message: Registered) -> bool:
         if self._copier is not None and message.worker_epoch != core.worker_epoch:
-            self._copier.begin(message.worker_epoch)
+            self._copier.begin(message.worker_epoch, keeps_disk=message.keeps_disk)
         return core.registered(message)
 
     def _fenced(self, word: Fence | Owner) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coppice.ids import CacheEpoch, WorkerEpoch
 from coppice.messages.registration import CopiesDone, CopyOrder, Direction, Fence, FenceAck, Registered
 from coppice_worker.core.worker import WorkerCore
@@ -40,6 +42,31 @@ def on_disk() -> WorkerCore:
 
 def sealed(core: WorkerCore, block: int) -> bool:
     return bool(core.disk_pool.seal[block].any())
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "over"])
+def test_in_a_new_epoch_the_disk_is_as_it_was_if_the_cache_service_says_so(keeps: bool) -> None:
+    core = on_disk()
+    assert core.registration().disk_epoch == NOW
+    give(core, load())  # which never ends
+    after = WorkerEpoch(NOW + 1)
+    core.registered(Registered(after, CacheEpoch(1), keeps_disk=keeps))
+    core.check()
+    said = core.registration()
+    assert said.disk_epoch == after
+    assert any(said.disk_seals) is any(said.disk_generations) is keeps
+    assert not any(said.host_generations)
+    (works, answer) = give(core, load(12, generation=30), epoch=after)
+    assert len(works) == keeps
+    assert (answer is None) is keeps
+
+
+def test_a_process_begins_with_what_the_one_before_left() -> None:
+    before, core = on_disk(), cached_core(num_disk_blocks=8)
+    core.disk_pool.load(NOW, before.disk_pool.generation, before.disk_pool.seal)
+    said = core.registration()
+    assert (said.disk_epoch, said.disk_generations) == (NOW, before.registration().disk_generations)
+    core.check()
 
 
 def test_what_is_stored_is_sealed_when_it_is_whole() -> None:

@@ -39,7 +39,7 @@ def test_what_was_said_to_be_there_is_there_unless_a_newer_one_was_being_written
         said = _killed_writer(tmp_path, life * 1_000_000, rng.random() * 0.05)
         host = host_memory()
         folder, pool = opened(tmp_path, host)
-        generations, seals = pool.reported()
+        _, generations, seals = pool.reported()
         assert len(block_files(tmp_path)) == int(np.count_nonzero(generations)) <= NUM_BLOCKS
         for block in np.flatnonzero(generations).tolist():
             handle = np.array([(int(generations[block]) << 24) | block], np.uint64)

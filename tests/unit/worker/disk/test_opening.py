@@ -14,6 +14,7 @@ from coppice_worker.disk import opening
 from coppice_worker.disk.block_file import HEAD_BYTES
 from coppice_worker.disk.opening import blocks_within, open_pool
 from coppice_worker.edge.settings import WorkerSettings
+from tests.fakes.waiting import wait_for
 from tests.unit.worker.disk.files import BLOCK_BYTES, IDENTITY, host_memory, opened
 
 
@@ -54,6 +55,18 @@ def test_a_folder_that_another_process_has_is_done_without(tmp_path: Path, caplo
     assert "is used by another process" in caplog.text
     folder.close()
     assert open_pool(tmp_path, IDENTITY, 8, host_memory()) is not None
+
+
+def test_what_another_build_or_model_left_is_taken_away_unless_somebody_has_it(tmp_path: Path) -> None:
+    held, _ = opened(tmp_path, host_memory())
+    over, mine = "1" * 32, "2" * 32
+    (tmp_path / over / "000000000000002a" / "000").mkdir(parents=True)
+    (tmp_path / "keep").mkdir()
+    (tmp_path / ("z" * 32)).mkdir()
+    assert open_pool(tmp_path, mine, 8, host_memory()) is not None
+    wait_for(lambda: not (tmp_path / over).exists(), "the other folder to go")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([IDENTITY, mine, "keep", "z" * 32])
+    held.close()
 
 
 def test_a_place_where_no_folder_can_be_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

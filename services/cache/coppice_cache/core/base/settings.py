@@ -166,6 +166,8 @@ class CoreSettings:
     disk_costs: TierCosts = COSTS_OF_A_DISK
     disk_rest_ms: int = 10_000  # without an order to store after one that failed: a full disk stays full for a while
     demote_below_share: float = 0.1  # of a pool: so many blocks, and as a burst takes, are free or one tier lower too
+    set_aside_ms: int = 3_600_000  # that what a worker's disk had is remembered after its end
+    set_aside_blocks_max: int = 1 << 21  # of all workers that are not here
     copy_orders_max: int = 64  # under way at once, per worker and direction
     demote_blocks_max: int = 1_024  # under way at once, per worker: they cannot be evicted meanwhile
     reclaim_grace_ms: int = 2_000  # that sessions have to give borrowed blocks back; then they are fenced

@@ -49,6 +49,7 @@ def invalidate(
         raise MessageRefused(f"tokens have {len(tokens)} bytes; they must be packed u32, and at least one")
     if state.replay.worker_ids:
         state.replay.distrusted.add((domain, namespace))
+    state.aside.distrust(domain, namespace)
     for tier in [tier for worker in state.workers.values() for tier in worker.lower_tiers]:
         _cut_prefix(tier.store, domain, namespace, tokens)
     return sum(_cut_prefix(worker, domain, namespace, tokens) for worker in state.workers.values())

@@ -45,6 +45,7 @@ class Clock:
             tick_demotions(state, worker)
             for store in reversed(worker.stores):
                 store.sweep(state.settings.nodes_dismantled_per_tick)
+        state.dismantling += state.aside.expire(now_ns)
         _dismantle(state)
 
 
@@ -90,6 +91,8 @@ def _give_up_claims(state: State, now_ns: int) -> None:
         refuse_held_claims(state)
     for worker_id in state.replay.worker_ids:
         if worker_id not in state.workers:
+            if (found := state.replay.take_disk(worker_id)) is not None:
+                state.set_aside(worker_id, (found[0],), found[1])
             state.drop_replay(worker_id)
 
 

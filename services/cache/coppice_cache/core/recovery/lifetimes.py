@@ -10,6 +10,7 @@ from coppice_cache.core.base.results import SessionEnded, WorkerEnded
 from coppice_cache.core.ops.ops import drop_claim
 from coppice_cache.core.ops.reclaim import end_reservations_of_session, end_reservations_of_worker
 from coppice_cache.core.pool.leases import Lease
+from coppice_cache.core.state.replay import copied
 from coppice_cache.core.state.sessions import Session
 from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Phase, Worker
@@ -98,12 +99,27 @@ def end_worker(state: State, worker_id: WorkerId) -> None:
     end_reservations_of_worker(state, worker)
     for lease in worker.leases.values():
         forget_lease(state, lease)
+    _set_aside(state, worker)
     for store in worker.stores:
         state.dismantling += store.roots()
     worker.changes.cleared()
     state.drop_replay(worker_id)
     state.effects.append(WorkerEnded(worker_id, worker.epoch))
     state.workers_changed = state.owners_changed = True
+
+
+def _set_aside(state: State, worker: Worker) -> None:
+    """Its files outlive it, and it may come back. One whose window is open has found nothing of them yet."""
+    if worker.disk is None:
+        return
+    if not worker.is_open:
+        if (found := state.replay.take_disk(worker.worker_id)) is not None:
+            state.set_aside(worker.worker_id, (found[0],), found[1])
+        return
+    store = worker.disk.store
+    current = [tree for tree in store.trees.values() if store.is_current(tree)]
+    forest = copied(current, store.ledger.seals_of, store.block_bytes)
+    state.set_aside(worker.worker_id, (worker.epoch, worker.kept_from), forest)
 
 
 def forget_lease(state: State, lease: Lease) -> None:

@@ -55,7 +55,10 @@ def tell_registered(state: State, worker: Worker) -> None:
     vouchers, named = state.vouchers, (worker.worker_id, worker.epoch)
     voucher = vouchers.of_registration(state.incarnation, *named, state.cache_epoch)
     key = vouchers.scheduler_key(*named)
-    state.tell_worker(worker.worker_id, Registered(worker.epoch, state.cache_epoch, voucher, key, worker.owner))
+    keeps_disk = worker.kept_from != 0
+    state.tell_worker(
+        worker.worker_id, Registered(worker.epoch, state.cache_epoch, voucher, key, worker.owner, keeps_disk)
+    )
 
 
 def _own(state: State, worker: Worker, epoch: SchedulerEpoch) -> None:

@@ -31,6 +31,8 @@ from coppice_cache.core.pool.store import BlockStore
 from coppice_cache.core.recovery.lifetimes import end_worker, finish_fenced
 from coppice_cache.core.recovery.ownership import tell_registered
 from coppice_cache.core.recovery.reattach import accept_window_ack, close_windows, judge_held_claims
+from coppice_cache.core.recovery.regrowth import regrow_disk
+from coppice_cache.core.state.replay import Forest
 from coppice_cache.core.state.sessions import minted_by
 from coppice_cache.core.state.state import NS_PER_MS, State
 from coppice_cache.core.state.workers import LowerTier, Phase, Window, Worker
@@ -39,6 +41,7 @@ from coppice_cache.core.state.workers import LowerTier, Phase, Window, Worker
 def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) -> None:
     """Raises MessageRefused for a message that contradicts itself or a limit."""
     _check(state, worker_id, message)
+    said = message
     message, is_ours = believed(state, message)
     highest = message.highest_cache_epoch
     if highest >= state.cache_epoch and not is_ours:
@@ -57,7 +60,13 @@ def register(state: State, worker_id: WorkerId, message: Register, now_ns: int) 
     survived = not is_ours and _survived(state, message)
     epoch = message.worker_epoch if survived else state.mint_worker_epoch()
     reported = message if survived else _as_new(message)  # of another epoch it begins again, whatever it was
+    on_disk = None if survived else _on_disk(state, said)
+    if on_disk is not None:
+        reported = replace(reported, disk_generations=said.disk_generations, disk_seals=said.disk_seals)
     worker = _new_worker(state, reported, epoch, now_ns, survived=survived)
+    if on_disk is not None:
+        worker.kept_from = said.disk_epoch
+        regrow_disk(state, worker, on_disk, now_ns)
     worker.owner = _owner_of(message, survived, before)
     state.workers[worker_id] = worker
     state.remember_worker(worker_id)
@@ -109,6 +118,23 @@ def _survived(state: State, message: Register) -> bool:
     same_era = era_of(minted_by(message.worker_epoch)) == era_of(state.cache_epoch)
     known = not state.may_survive(message.worker_id) or _is_buried(state, message)
     return message.worker_epoch != 0 and same_era and not known
+
+
+def _on_disk(state: State, said: Register) -> Forest | None:
+    """What we know of the blocks that a new epoch finds on its disk; None: it begins an empty pool.
+
+    No voucher is asked for: a block counts where generation and seal are what our own trees, or our log, say. New
+    generations have to be above all that are there.
+    """
+    epoch, forest = said.disk_epoch, None
+    if epoch and said.num_disk_blocks and said.disk_generations:
+        newest = int(np.frombuffer(said.disk_generations, "<u8").max()) >> COUNTER_BITS
+        goes_on = era_of(minted_by(epoch)) == era_of(state.cache_epoch) and newest <= epoch_in_era(state.cache_epoch)
+        if goes_on:
+            forest = state.aside.take(said.worker_id, epoch)
+            forest = forest or state.replay.take(said.worker_id, epoch, Tier.DISK)
+    state.dismantling += state.aside.drop(said.worker_id)
+    return forest if forest is not None and len(forest.handles) else None
 
 
 def _owner_of(message: Register, survived: bool, before: Worker | None) -> SchedulerEpoch:

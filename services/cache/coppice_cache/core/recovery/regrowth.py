@@ -162,6 +162,14 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_below: tuple
         state.effects.append(Regrown(worker.worker_id))
 
 
+def regrow_disk(state: State, worker: Worker, forest: Forest, now_ns: int) -> None:
+    """At the registration of a new epoch that keeps its disk: no lease or copy is there, so it is compared at once."""
+    store = worker.stores[Tier.DISK]
+    _regrow_below(state, worker, Tier.DISK, store, forest, now_ns)
+    if store.num_nodes:
+        state.effects.append(Regrown(worker.worker_id))
+
+
 def _regrow_below(state: State, worker: Worker, tier: Tier, store: BlockStore, forest: Forest, now_ns: int) -> None:
     """The same in a lower tier, where no lease is.
 
@@ -181,10 +189,8 @@ def _regrow_below(state: State, worker: Worker, tier: Tier, store: BlockStore, f
     store.ledger.open(set(entries.blocks[entries.alive].tolist()))
     nodes = _hang_up(state, entries, accounts, now_ns)
     num_left = _offer(store, entries, accounts, nodes, counts)
-    if tier is Tier.HOST:
-        counts.replayed_to_host += num_left
-    else:
-        counts.replayed_to_disk += num_left
+    counts.replayed_to_host += num_left if tier is Tier.HOST else 0
+    counts.replayed_to_disk += num_left if tier is Tier.DISK else 0
 
 
 def _uses(state: State, store: BlockStore, forest: Forest, *, is_below: bool = False) -> list[Account | None]:

@@ -13,7 +13,7 @@ All of this happens before the service opens, so that at a worker's opening ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -138,6 +138,11 @@ class ReplayBook:
     def take(self, worker_id: WorkerId, epoch: WorkerEpoch, tier: Tier) -> Forest:
         """For the worker that came back with this epoch; an empty one where the log has nothing of it."""
         return self._forests.get(worker_id, {}).pop((epoch, tier), None) or _side_by_side(0, [], [])
+
+    def take_disk(self, worker_id: WorkerId) -> tuple[WorkerEpoch, Forest] | None:
+        """What the log has of the disk of a worker that did not come back, under the latest epoch."""
+        epochs = [epoch for epoch, tier in self._forests.get(worker_id, {}) if tier is Tier.DISK]
+        return (max(epochs), self.take(worker_id, max(epochs), Tier.DISK)) if epochs else None
 
     def drop(self, worker_id: WorkerId) -> list[Tree]:
         """The trees of what is left of a worker, to be taken apart."""
@@ -286,6 +291,23 @@ def _attach(tree: Tree, index: int, above: int, piece: Run, grown: list[_Grown],
     depth = 0 if parent is None else parent.first_depth + node.num_blocks
     grown.append(_Grown(child, index, above, depth, [piece.seals], piece.number))
     return len(grown) - 1
+
+
+def copied(trees: Iterable[Tree], seals_of: Callable[[bytes], bytes], block_bytes: int) -> Forest:
+    """What can be found in trees that are hung up, in trees of its own. `seals_of` gives those of handles."""
+    copies: list[Tree] = []
+    grown: list[_Grown] = []
+    for tree in trees:
+        copies.append(Tree(tree.domain, tree.namespace, tree.chain_key, block_bytes, tree.stamp))
+        waiting = [(node, -1, 0) for node in tree.children.values()]
+        while waiting:
+            node, above, depth = waiting.pop()
+            parent = copies[-1] if above < 0 else grown[above].node
+            child = add_child(parent, node.tokens, node.handles, block_bytes=block_bytes, now_ns=0)
+            seals = [seals_of(node.handles)]
+            grown.append(_Grown(child, len(copies) - 1, above, depth, seals, node.last_use_ns))
+            waiting += [(each, len(grown) - 1, depth + node.num_blocks) for each in node.children.values()]
+    return _side_by_side(block_bytes, copies, grown)
 
 
 def _side_by_side(block_bytes: int, trees: list[Tree], grown: list[_Grown]) -> Forest:

@@ -20,8 +20,9 @@ from coppice_cache.core.pool.leases import Lease
 from coppice_cache.core.pool.reservations import ReservationKey
 from coppice_cache.core.radix.incarnations import Incarnations
 from coppice_cache.core.radix.tree import Node
-from coppice_cache.core.state.replay import ReplayBook
+from coppice_cache.core.state.replay import Forest, ReplayBook
 from coppice_cache.core.state.sessions import EPOCH_SHIFT, Session, minted_by
+from coppice_cache.core.state.set_aside import Aside, SetAside
 from coppice_cache.core.state.single_flight import Waiter
 from coppice_cache.core.state.statements import EndedWorkers
 from coppice_cache.core.state.workers import PendingFence, Worker
@@ -91,6 +92,7 @@ class State:
         self.dead_epochs: set[SchedulerEpoch] = set()  # of earlier cache epochs, ended here: never back
         self.dismantling: list[Node] = []
         self.replay = ReplayBook()
+        self.aside = SetAside()
         self.incarnations = Incarnations()
         self.pins = PinSpecs()
         self.owed: dict[ReservationKey, Worker] = {}  # which worker each reservation waits for; see `reclaim`
@@ -162,6 +164,13 @@ class State:
     def drop_replay(self, worker_id: WorkerId) -> None:
         """What the log says of it is not needed, or not true, any more."""
         self.dismantling += self.replay.drop(worker_id)
+
+    def set_aside(self, worker_id: WorkerId, epochs: tuple[WorkerEpoch, ...], forest: Forest) -> None:
+        """What the disk of a worker had that is not here now."""
+        until_ns = self.call_time.now_ns + self.settings.set_aside_ms * NS_PER_MS
+        self.dismantling += self.aside.put(
+            worker_id, Aside(epochs, forest, until_ns), self.settings.set_aside_blocks_max
+        )
 
     # effects
 

@@ -164,6 +164,7 @@ class Worker(BlockStore):
         self.reservations = Reservations(quotas, ledger)
         self.host: LowerTier | None = None
         self.disk: LowerTier | None = None  # below that of the host
+        self.kept_from = WorkerEpoch(0)  # the epoch that what is on the disk was of; 0: the pool began with this one
         self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
 
     @property

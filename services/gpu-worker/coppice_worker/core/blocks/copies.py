@@ -22,7 +22,7 @@ import numpy as np
 
 from coppice.handles import block_ids, handles_array
 from coppice.ids import WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction, Fence
+from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction, Fence, Registered
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.step_batch import Int32, UInt64
 from coppice_worker.core.blocks.pool import COPIER, BlockPool
@@ -140,13 +140,18 @@ class CopyBooks:
         self._numbers.clear()
         self._answers.clear()
 
-    def forget(self) -> None:
-        """A new worker epoch. No copy is under way any more, and what the lower tiers have is unknown."""
+    def forget(self, message: Registered) -> None:
+        """A new worker epoch. No copy is under way any more, and what the lower tiers have is unknown, unless the cache
+        service knows what is on the disk, and says so."""
         self.forget_orders()
         self.forget_fences()
         self._under_way.clear()
-        for pool in self._lower.values():
-            pool.reset()
+        for name, pool in self._lower.items():
+            if name == "disk" and message.keeps_disk:
+                pool.forget_users()
+            else:
+                pool.reset()
+            pool.epoch = message.worker_epoch
 
     def hold_device_blocks(self) -> None:
         """The device pool has forgotten all users; those that copies use are used all the same."""

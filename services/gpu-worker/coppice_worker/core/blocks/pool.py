@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coppice.handles import BLOCK_BITS, BLOCKS_MAX
-from coppice.ids import LeaseId
+from coppice.ids import LeaseId, WorkerEpoch
 from coppice.messages.step import RefusalCode
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.step_batch import Bool, Int32, UInt64
@@ -49,6 +49,7 @@ class BlockPool:
         self.readers: Int32 = np.zeros(num_blocks, np.int32)
         self.seal: UInt64 = np.zeros((num_blocks, 2), np.uint64)
         self.lease: UInt64 = np.zeros((num_blocks, 2), np.uint64)
+        self.epoch = WorkerEpoch(0)  # of a pool below the device: which its blocks belong to
 
     # -- questions
 
@@ -132,6 +133,10 @@ class BlockPool:
     def lose(self, blocks: Int32) -> None:
         """What was in `blocks` [N] is gone: they have no seal, so nobody reads them, until they are opened again."""
         self.seal[blocks] = 0
+
+    def load(self, epoch: WorkerEpoch, generations: UInt64, seals: UInt64) -> None:
+        """What an earlier process left, which nobody uses: generations [num_blocks], seals [num_blocks, 2]."""
+        self.epoch, self.generation[:], self.seal[:] = epoch, generations, seals
 
     def forget_users(self) -> None:
         self.writer[:] = 0
