@@ -100,6 +100,27 @@ def test_files_that_are_wrong_are_never_served(stack: Stack, oracle: Oracle) -> 
     assert cached_tokens(stack, oracle, prompt_of(0)) == PROMPT_BLOCKS * BLOCK, "and it is cached again"
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("names", [("worker-0",), ("worker-0", "cache")], ids=["worker", "both"])
+def test_what_is_on_the_disk_outlives_the_worker(stack: Stack, oracle: Oracle, names: tuple[str, ...]) -> None:
+    """But for files that are wrong by then."""
+    fill(stack, oracle)
+    log_is_written(stack)
+    for name in names:
+        stack.services[name].kill()
+    spoilt = Random(2).sample(files(stack), PROMPT_BLOCKS)
+    for path in spoilt:
+        path.write_bytes(path.read_bytes()[:-1])
+    for name in names:
+        stack.services[name].start()
+    stack.restore()
+    wait_until(lambda: disk_cached(stack) == PROMPT_BLOCKS * NUM_PROMPTS, "the disk to be found again")
+    found = [cached_tokens(stack, oracle, prompt_of(number)) for number in range(NUM_PROMPTS)]
+    assert sum(found) > 0
+    assert copied_blocks(stack, "load") > 0
+    assert cached_tokens(stack, oracle, prompt_of(NUM_PROMPTS - 1)) == PROMPT_BLOCKS * BLOCK
+
+
 def busy_disk(stack: Stack) -> None:
     """Blocks go to it and come from it."""
     for direction in ("store", "load"):
