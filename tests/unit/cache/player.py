@@ -46,6 +46,7 @@ MOVES: dict[str, tuple[float, Draw]] = {  # how often, and with what
     "wait": (1, lambda r: {"ms": r.choice([100, 600, 2_500]), "silent": r.randrange(10)}),
     "follow_late": (1, lambda r: {"count": r.randrange(1, 5)}),
     "swap": (1, lambda r: {"start": r.randrange(20, 23)}),
+    "restart_worker": (0.3, lambda r: _which(r) | {"lost": r.randrange(4)}),
     "sink": (0.4, lambda r: {"start": r.randrange(30, 33)}),
 }
 

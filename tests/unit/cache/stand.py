@@ -18,8 +18,8 @@ from coppice.messages.index import (
     Release,
 )
 from coppice.messages.registration import CopiesDone, FenceAck, Register, Registered
-from coppice_cache.core.base.events import Tier
-from coppice_cache.core.base.results import ToWorkerEffect
+from coppice_cache.core.base.events import IndexEvent, Tier
+from coppice_cache.core.base.results import Regrown, ToWorkerEffect
 from coppice_cache.core.base.settings import DomainConfig, Mode, TierCosts
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.inspection.snapshots import Cursor
@@ -58,6 +58,10 @@ def prompt(length: int, differs_at: int, tail: int) -> bytes:
     if differs_at < length:
         words[differs_at:] = [5 + tail + position % 2 for position in range(length - differs_at)]
     return b"".join(word.to_bytes(4, "little") for word in words)
+
+
+def other_words(start: int, count: int) -> bytes:
+    return b"".join((start + word).to_bytes(4, "little") for word in range(count))
 
 
 def one_of(choices: Sequence[Choice], which: int) -> Choice:
@@ -105,7 +109,9 @@ class CacheStand:
 
     def settle(self) -> None:
         """Take the effects of what was just done, and compare everything."""
+        regrown = False
         for effect in self.core.take_effects():
+            regrown |= isinstance(effect, Regrown)
             if isinstance(effect, ToWorkerEffect) and isinstance(effect.message, Registered):
                 self._registered(effect.worker_id, effect.message)
             self.model.effect(effect, self.world.now_ns)
@@ -113,6 +119,8 @@ class CacheStand:
         self.world.meter.compare(later_ns=7)
         self.model.learn(findable(self.core))
         events = self.core.take_events()
+        if regrown:
+            events = self._start_over()
         self.follower.apply(events)
         assert self.follower.findable() == self.model.found
         if self.late is not None:
@@ -121,6 +129,15 @@ class CacheStand:
             for told in self.view.tell(event):
                 self.reader.hear(told.topic, told.event)
         assert self.follower.names() <= self.reader.has(), "a router is told that what is there is gone"
+
+    def _start_over(self) -> list[IndexEvent]:
+        """Followers and routers get a snapshot, as trees regrew."""
+        self.follower, self.late, self.cursor = Follower(self.core), None, None
+        self.view.forget()
+        self.reader = NameReader()
+        told, cursor = self.core.snapshot_slice(None, 1 << 20)
+        assert cursor is None
+        return list(told)
 
     def do(self, op: Op, session: SchedulerEpoch) -> Answer:
         self.world.now_ns += MS
@@ -140,7 +157,7 @@ class CacheStand:
         assert self.do(op, session) == expected
         assert fingerprint(self.core) == before
 
-    def register(self, worker_id: WorkerId, *, fresh: bool) -> None:
+    def register(self, worker_id: WorkerId, *, fresh: bool, **more: object) -> None:
         num_blocks, num_host, num_disk = POOLS[worker_id]
         newest = {} if fresh else self.model.newest
         epoch = self.told.get(worker_id, WorkerEpoch(0))
@@ -161,7 +178,7 @@ class CacheStand:
             if count:
                 below[f"num_{name}_blocks"] = count
                 below[f"{name}_generations"], below[f"{name}_seals"] = reported(tier, count), bytes(16 * count)
-        self.core.receive_worker(worker_id, replace(message, **below), self.world.now_ns)
+        self.core.receive_worker(worker_id, replace(message, **below | more), self.world.now_ns)
 
     def candidates(self, which: int) -> tuple[Candidate, ...]:
         both = (Candidate(WorkerId("w"), which % 5), Candidate(WorkerId("v"), which % 3))
@@ -207,6 +224,40 @@ class CacheStand:
         bound_ns = self.world.now_ns - CONFIG.flight_wait_ms * MS
         late = [key for key, (since_ns, *_) in self.model.waiting.items() if since_ns <= bound_ns]
         assert not late, f"never woken: {late}"
+
+    def restart(self, worker_id: WorkerId, lost: Sequence[int]) -> None:
+        """Its process ends, and another one finds its files, without those of some blocks."""
+        worker = self.core.state.workers.get(worker_id)
+        if worker is None or worker.disk is None:
+            return
+        ledger, epoch, place = worker.disk.store.ledger, worker.epoch, (worker_id, Tier.DISK)
+        generations, seals = ledger.generations.copy(), ledger.seal_words.copy()
+        for block in lost:
+            seals[block % len(seals)] = 0
+        kept = set(self.model.found.get(place, ()))
+        content = {key: value for key, value in self.model.content.items() if key[0] == place}
+        newest = {key: value for key, value in self.model.newest.items() if key[0] == place}
+        self.model.died(worker_id)
+        self.core.end_worker(worker_id, self.world.now_ns)
+        self.settle()
+        files = {"disk_epoch": epoch, "disk_generations": generations.tobytes(), "disk_seals": seals.tobytes()}
+        self.register(worker_id, fresh=True, **files)
+        self.model.content |= content
+        self.model.may_appear[place] = kept
+        self.settle()
+        self.model.newest |= newest
+        found = self.model.found.get(place, set())
+        assert lost or found == kept, "what is on the disk is found again"
+        self.model.happened["disk kept"] += bool(found)
+        self.model.happened["disk cut"] += found < kept
+
+    def make_copies(self) -> None:
+        self.wait_for(100)
+        for order_id, job in list(self.model.jobs.items()):
+            self.model.copied_or_not(order_id, failed=False)
+            done = CopiesDone(job.worker_epoch, (order_id,))
+            self.core.receive_worker(job.worker_id, done, self.world.now_ns)
+            self.settle()
 
     def teardown(self) -> None:
         """Everybody goes; nothing is left behind (I18)."""

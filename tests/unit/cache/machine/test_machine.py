@@ -39,15 +39,23 @@ from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import ToClientEffect
 from tests.unit.cache.follower import Follower
 from tests.unit.cache.player import play
-from tests.unit.cache.stand import BLOCK, CAPPED, DOMAINS, LENDS, POOLS, SPACES, CacheStand, fingerprint, one_of, prompt
+from tests.unit.cache.stand import (
+    BLOCK,
+    CAPPED,
+    DOMAINS,
+    LENDS,
+    POOLS,
+    SPACES,
+    CacheStand,
+    fingerprint,
+    one_of,
+    other_words,
+    prompt,
+)
 from tests.unit.cache.world import MS, lease_id
 
 WORDS = st.builds(prompt, st.integers(1, 13), st.sampled_from([1, 3, 4, 5, 7, 8, 99, 99, 99]), st.integers(0, 1))
 WHICH = st.integers(0, 1 << 12)
-
-
-def other_words(start: int, count: int) -> bytes:
-    return b"".join((start + word).to_bytes(4, "little") for word in range(count))
 
 
 class CacheMachine(CacheStand, RuleBasedStateMachine):
@@ -255,14 +263,6 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
         self.fill(LENDS, other_words(start, 14), 1)
         self.make_copies()
 
-    def make_copies(self) -> None:
-        self.wait_for(100)
-        for order_id, job in list(self.model.jobs.items()):
-            self.model.copied_or_not(order_id, failed=False)
-            done = CopiesDone(job.worker_epoch, (order_id,))
-            self.core.receive_worker(job.worker_id, done, self.world.now_ns)
-            self.settle()
-
     @precondition(lambda self: self.model.fences)
     @rule(which=WHICH)
     def acknowledge(self, which: int) -> None:
@@ -284,6 +284,11 @@ class CacheMachine(CacheStand, RuleBasedStateMachine):
             self.core.end_worker(worker_id, self.world.now_ns)
             self.register(worker_id, fresh=which % 8 == 0)
             self.settle()
+
+    @rule(which=WHICH, lost=st.integers(0, 3))
+    def restart_worker(self, which: int, lost: int) -> None:
+        """Its process ends and another one finds its files, or what is left of them."""
+        self.restart(next(iter(POOLS)), [which + 7 * number for number in range(lost)])
 
     # sessions and time
 
@@ -354,6 +359,8 @@ def test_all_that_matters_happens() -> None:
         "promote",
         "store",
         "load",
+        "disk kept",
+        "disk cut",
         "session expired",
         "no match wanted",
     }
