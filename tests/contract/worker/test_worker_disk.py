@@ -30,13 +30,23 @@ BLOCK_BYTES = 512
 
 
 class HangingPool(DiskPool):
-    """Reads and writes when it is let, which may be much later."""
+    """Reads and writes when it is let, which may be much later; one that is slow gets on between two looks."""
 
     def __init__(self, folder: DiskFolder, host: Bytes) -> None:
+        self.is_slow, self.num_looks = False, 0
         super().__init__(folder, host)
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.num_begun = self.num_ended = 0
+
+    @property
+    def num_tried(self) -> int:
+        self.num_looks += 1
+        return self.num_looks if self.is_slow else 0
+
+    @num_tried.setter
+    def num_tried(self, count: int) -> None:
+        """Whoever looks is told something else."""
 
     def store(self, epoch: WorkerEpoch, src: Int32, handles: UInt64, seals: bytes) -> Bool:
         return self._hang(lambda: super(HangingPool, self).store(epoch, src, handles, seals))
@@ -193,6 +203,16 @@ def test_a_disk_that_hangs_is_closed_and_ends_nobody(
         "the disk tier has not answered for 0 s: it is closed for as long as this process lives"
     ]
     assert not stack.failures
+
+
+def test_a_disk_that_is_slow_with_many_blocks_does_not_hang(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.02)
+    stack.disk.is_slow = True
+    stack.disk.may_answer.clear()
+    stack.order(store(2))
+    wait_for(lambda: stack.disk.num_looks > 5, "somebody to look again and again")
+    stack.disk.may_answer.set()
+    assert stack.next() == CopiesDone(NOW, (2,))
 
 
 def test_what_is_loaded_too_late_does_not_touch_the_host(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:

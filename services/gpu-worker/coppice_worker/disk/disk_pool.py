@@ -57,6 +57,7 @@ class DiskPool:
         self._rests_until_s = -np.inf
         self._is_closed = self._keeps = False
         self.num_blocks = folder.num_blocks
+        self.num_tried = 0  # blocks that were to be copied so far
         self.num_lost = 0  # blocks whose file was gone or wrong when it was read
         try:
             found = folder.scan()
@@ -132,6 +133,7 @@ class DiskPool:
         try:
             self._enter(epoch)
             for index, (block, name) in enumerate(zip(src.tolist(), names, strict=True)):
+                self.num_tried += 1
                 self._store(epoch, block, name)
                 whole[index] = True
             for folder in {self._folder.part_of(block_of(name.handle)) for name in names}:
@@ -164,6 +166,7 @@ class DiskPool:
             return come
         lost: list[str] = []
         for index, (name, block) in enumerate(zip(_names(handles, seals), dst.tolist(), strict=True)):
+            self.num_tried += 1
             try:
                 read_block(self._folder.part_of(block_of(name.handle)), name, self._buffer.data)
                 with self._touching:

@@ -33,7 +33,7 @@ from coppice_worker.edge.runner import StepObserver, StepRunner
 _log = logging.getLogger(__name__)
 BATCH_BLOCKS = 256  # copied before the next look at what waits
 DISK_BATCH_BLOCKS = 32
-DISK_PATIENCE_S = 30.0  # with one batch; what hangs in the kernel may go on for ever
+DISK_PATIENCE_S = 30.0  # with one block; what hangs in the kernel may go on for ever
 DISK_STOP_S = 5.0  # with the batch that runs when the process ends
 Works = list[CopyWork]
 
@@ -53,6 +53,8 @@ class TierCopier(Protocol):
 class DiskCopier(Protocol):
     """Copies between blocks of the host and of a disk, by handles [N] and packed seals. It never fails as a whole:
     which blocks were copied is the answer, [N]."""
+
+    num_tried: int  # blocks so far
 
     def begin(self, epoch: WorkerEpoch, *, keeps: bool) -> None:
         """What is there belongs to this epoch, or nothing is there any more. What is copied under another one touches
@@ -165,6 +167,7 @@ class _Lane:
                 batch.append(waiting.popleft())
                 num_blocks += len(batch[-1].src)
             self._batch, self._began_ns = batch, time.monotonic_ns()
+            self._changed.notify_all()
             return batch
 
     def _end_batch(self) -> bool:
@@ -180,8 +183,9 @@ class _DiskLane(_Lane):
     """Its thread may be held in the kernel for ever. Nobody waits for that: a second thread, which watches it, calls
     `hung` once with what was ordered, and from then on nothing is copied here."""
 
-    def __init__(self, hung: Callable[[Works], None], *rest: Any) -> None:
+    def __init__(self, disk: DiskCopier, hung: Callable[[Works], None], *rest: Any) -> None:
         super().__init__(*rest)
+        self._disk = disk
         self._hung = hung
         self._watcher = threading.Thread(target=self._watch, name=f"watch of {self._thread.name}", daemon=True)
 
@@ -212,13 +216,21 @@ class _DiskLane(_Lane):
     def _watch(self) -> None:
         while (began_ns := self._next_began_ns()) is not None:
             with self._changed:
-                if self._changed.wait_for(partial(self._has_ended, began_ns), timeout=DISK_PATIENCE_S):
+                if not self._hangs(began_ns):
                     continue
                 ordered = [*self._batch, *self._up, *self._down]
                 self._drop()
                 self._is_over, self._began_ns = True, None
                 self._changed.notify_all()
             self._hung(ordered)
+
+    def _hangs(self, began_ns: int) -> bool:
+        """Waits for the batch to end, or for too long without another block."""
+        num_tried = -1
+        while num_tried != (num_tried := self._disk.num_tried):
+            if self._changed.wait_for(partial(self._has_ended, began_ns), timeout=DISK_PATIENCE_S):
+                return False
+        return True
 
     def _has_ended(self, began_ns: int) -> bool:
         return self._began_ns != began_ns
@@ -251,7 +263,7 @@ class Copier:
         if disk is not None:
             ways, name = (Direction.LOAD, Direction.STORE), "copies of the disk"
             rest = name, ways, DISK_BATCH_BLOCKS, self._copy_on_disk, self._copied, failed
-            self._lanes.append(_DiskLane(self._disk_hangs, *rest))
+            self._lanes.append(_DiskLane(disk, self._disk_hangs, *rest))
 
     def start(self, answers: Answers) -> None:
         self._answers = answers
