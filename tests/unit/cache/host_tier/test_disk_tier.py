@@ -137,6 +137,17 @@ def test_what_cannot_be_loaded_is_on_the_disk_no_more_and_is_computed() -> None:
     assert grant.num_cached_tokens == 0
 
 
+def test_how_much_of_the_disk_is_used_is_told() -> None:
+    here = stored()
+    ask(here, 10)
+    (worker,) = here.core.stats().workers
+    counts = worker.disk_free_blocks, worker.disk_leased_blocks, worker.disk_cached_blocks
+    assert (worker.num_disk_blocks, sum(counts)) == (64, 64)
+    assert worker.disk_cached_blocks >= 4
+    assert worker.num_host_blocks == 8
+    assert worker.copies == sum(len(tier.jobs) for tier in worker_of(here).lower_tiers) > 0
+
+
 def test_nothing_is_found_on_the_host_before_it_is_loaded() -> None:
     here = stored()
     ask(here, 10)
