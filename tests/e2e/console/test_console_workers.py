@@ -23,6 +23,13 @@ class DrainingWorker(FakeWorker):
         return replace(super().register_message(), draining=True)
 
 
+class TieredWorker(FakeWorker):
+    """With a host tier and a disk tier, of which nothing is used."""
+
+    def register_message(self) -> Register:
+        return replace(super().register_message(), num_host_blocks=8, num_disk_blocks=32)
+
+
 @pytest.fixture
 def keep() -> Iterator[Keep]:
     """`keep(thing)` returns it, and stops it at the end of the test."""
@@ -114,6 +121,20 @@ def test_copies_between_tiers_are_told_by_how_many_there_were(shown: Console, ca
     more["total_promoted"] = 0  # of a cache service that has begun anew: nothing happened
     shown.page.wait_for_timeout(2_500)
     assert shown.page.locator(".log li").count() == 2
+
+
+def test_the_disk_tier_has_a_map_of_its_own(shown: Console, cache: Cache, keep: Keep) -> None:
+    keep(TieredWorker(cache)).wait_registered()
+    more = {"total_promoted": 0, "num_promoting": 3}
+    shown.page.route("**/v1/blocks?*", lambda route: changed(route, more))
+    shown.open("blocks")
+    shown.see(".bars")
+    assert "host memory: 0 of 8 used · disk: 0 of 32 used" in shown.text(".map [role=status]")
+    shown.page.select_option("select[aria-label=Tier]", "disk")
+    shown.page.locator(".map [role=status]", has_text="32 blocks of").wait_for()
+    assert "3 blocks come from the disk" in shown.text(".map [role=status]")
+    more["total_promoted"] = 5
+    assert told(shown, "promoted") == "w: 5 blocks came from the disk"
 
 
 def changed(route: Any, more: dict[str, int]) -> None:
