@@ -108,7 +108,7 @@ def test_what_is_on_the_disk_outlives_the_worker(stack: Stack, oracle: Oracle, n
     log_is_written(stack)
     for name in names:
         stack.services[name].kill()
-    spoilt = Random(2).sample(files(stack), PROMPT_BLOCKS)
+    spoilt = Random(2).sample(files(stack), 4)
     for path in spoilt:
         path.write_bytes(path.read_bytes()[:-1])
     for name in names:
@@ -116,7 +116,7 @@ def test_what_is_on_the_disk_outlives_the_worker(stack: Stack, oracle: Oracle, n
     stack.restore()
     wait_until(lambda: disk_cached(stack) == PROMPT_BLOCKS * NUM_PROMPTS, "the disk to be found again")
     found = [cached_tokens(stack, oracle, prompt_of(number)) for number in range(NUM_PROMPTS)]
-    assert sum(found) > 0
+    assert sum(map(bool, found)) >= NUM_PROMPTS - len(spoilt)
     assert copied_blocks(stack, "load") > 0
     assert cached_tokens(stack, oracle, prompt_of(NUM_PROMPTS - 1)) == PROMPT_BLOCKS * BLOCK, "or computed by now"
 
