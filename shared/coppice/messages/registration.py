@@ -115,6 +115,9 @@ class CopyOrders(Message, frozen=True):
     orders: tuple[CopyOrder, ...]
 
 
+NOTHING_LOST = (1 << 32) - 1  # the order failed, and its source has all that it had
+
+
 class CopiesDone(Message, frozen=True):
     """How copies ended, and what the worker measured of late; also without any copy, when that has changed."""
 
@@ -123,7 +126,9 @@ class CopiesDone(Message, frozen=True):
     failed_ids: tuple[U64, ...] = ()  # refused or broken off: the destinations hold nothing
     prefill_ns_per_token: U32 = 0  # 0 = not known
     copy_ns_per_block: U32 = 0  # between device and host; 0 = not known
-    disk_ns_per_block: U32 = 0  # between host and disk; 0 = not known
+    disk_ns_per_block: U32 = 0  # of a load between host and disk; 0 = not known
+    # Of each failed order the first of its blocks that its source has lost; of one that is not named, all of them.
+    lost_from: tuple[U32, ...] = ()
 
 
 FromWorker = Register | FenceAck | Draining | CopiesDone

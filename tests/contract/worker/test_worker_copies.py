@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from coppice.ids import WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction, Fence, FenceAck
+from coppice.messages.registration import NOTHING_LOST, CopiesDone, CopyOrder, CopyOrders, Direction, Fence, FenceAck
 from coppice.messages.step import StepPlan
 from coppice.session.link import Attached
 from coppice_worker.core.batch.step_batch import Int32, StepBatch, StepOutput
@@ -177,7 +177,9 @@ def test_a_fence_is_acknowledged_after_the_copies_before_it(stack: TierStack) ->
     stack.order(demotion(1))
     stack.registrar.tell(Fence(5, NOW, report=True))
     stack.registrar.tell(CopyOrders(WorkerEpoch(8), (demotion(2),)))
-    assert stack.next() == CopiesDone(WorkerEpoch(8), (), (2,)), "all that came before was taken"
+    assert stack.next() == CopiesDone(WorkerEpoch(8), (), (2,), lost_from=(NOTHING_LOST,)), (
+        "all that came before was taken"
+    )
     stack.tiers.may_copy.set()
     # Two threads say these: where the fence comes to its turn just as the copy ends, either may be first.
     said = [stack.next(), stack.next()]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from coppice.handles import UInt64
 from coppice.ids import WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrder, Direction, Fence, FenceAck
+from coppice.messages.registration import NOTHING_LOST, CopiesDone, CopyOrder, Direction, Fence, FenceAck
 from coppice_worker.core.batch.step_batch import Bool, Int32
 from coppice_worker.disk.disk_pool import Bytes, DiskPool
 from coppice_worker.disk.folder import DiskFolder
@@ -33,7 +34,7 @@ class HangingPool(DiskPool):
     """Reads and writes when it is let, which may be much later; one that is slow gets on between two looks."""
 
     def __init__(self, folder: DiskFolder, host: Bytes) -> None:
-        self.is_slow, self.num_looks = False, 0
+        self.is_slow, self.num_looks, self._num_tried = False, 0, 0
         super().__init__(folder, host)
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -41,20 +42,22 @@ class HangingPool(DiskPool):
 
     @property
     def num_tried(self) -> int:
-        self.num_looks += 1
-        return self.num_looks if self.is_slow else 0
+        self.num_looks += self.is_slow
+        return self._num_tried + self.num_looks
 
     @num_tried.setter
     def num_tried(self, count: int) -> None:
-        """Whoever looks is told something else."""
+        self._num_tried = count - self.num_looks
 
     def store(self, epoch: WorkerEpoch, src: Int32, handles: UInt64, seals: bytes) -> Bool:
+        if not src.size:  # it has begun
+            return super().store(epoch, src, handles, seals)
         return self._hang(lambda: super(HangingPool, self).store(epoch, src, handles, seals))
 
-    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> Bool:
+    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> tuple[Bool, Bool]:
         return self._hang(lambda: super(HangingPool, self).load(epoch, handles, seals, dst))
 
-    def _hang(self, copy: Callable[[], Bool]) -> Bool:
+    def _hang(self, copy: Callable[[], Any]) -> Any:
         self.num_begun += 1
         assert self.may_answer.wait(WAIT_S)
         copied = copy()
@@ -186,11 +189,13 @@ def test_a_disk_that_hangs_is_closed_and_ends_nobody(
     stack: DiskStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
+    stack.disk.is_slow = True
     stack.hang()
     stack.order(CopyOrder(91, Direction.STORE, handle(0), handle(3, 1), seal(3)))
     stack.order(demotion(5, block=4, to=1))
     assert stack.next() == CopiesDone(NOW, (5,)), "others do not wait"
     assert stack.service.busy_ns(time.monotonic_ns()) == 0, "nobody takes the worker for one that hangs"
+    stack.disk.is_slow = False
     assert stack.next() == CopiesDone(NOW, (), (90, 91))
     stack.order(store(92, counter=2))
     assert stack.next() == CopiesDone(NOW, (), (92,))
@@ -215,13 +220,37 @@ def test_a_disk_that_is_slow_with_many_blocks_does_not_hang(stack: DiskStack, mo
     assert stack.next() == CopiesDone(NOW, (2,))
 
 
+def test_a_disk_that_breaks_is_closed_and_ends_nobody(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def store_it(*_: object) -> Bool:
+        raise MemoryError("no thread can be started")
+
+    monkeypatch.setattr(stack.disk, "store", store_it)
+    stack.order(store(90))
+    assert stack.next() == CopiesDone(NOW, (), (90,))
+    stack.order(load(91), demotion(6, block=4, to=2))
+    assert stack.next() == CopiesDone(NOW, (), (91,))
+    assert stack.next() == CopiesDone(NOW, (6,))
+    assert not stack.failures
+
+
+def test_a_worker_that_ends_waits_for_no_disk_that_hangs(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "STOP_S", 3_600.0)
+    monkeypatch.setattr(copies, "DISK_STOP_S", 0.1)
+    stack.hang()
+    ending = threading.Thread(target=stack.service.stop, args=(0.0,), daemon=True)
+    ending.start()
+    ending.join(WAIT_S)
+    assert not ending.is_alive()
+    assert stack.disk.num_ended == 0, "it still hangs"
+
+
 def test_what_is_loaded_too_late_does_not_touch_the_host(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.order(store(2))
     assert stack.next() == CopiesDone(NOW, (2,))
     monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
     stack.disk.may_answer.clear()
     stack.order(load(3))
-    assert stack.next() == CopiesDone(NOW, (), (3,))
+    assert stack.next() == CopiesDone(NOW, (), (3,), lost_from=(NOTHING_LOST,)), "it may be there, for all one knows"
     stack.host[5] = 77  # granted again
     stack.disk.may_answer.set()
     wait_for(lambda: stack.disk.num_ended == 2, "the disk to answer after all")

@@ -35,7 +35,7 @@ LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
     Registered: {"owner": 0, "keeps_disk": False},
     WorkerInfo: {"is_owned": True, "yields": False},
     Acquire: {"call_kind": 0},
-    CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0, "disk_ns_per_block": 0},
+    CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0, "disk_ns_per_block": 0, "lost_from": ()},
     SequenceStart: {"copy_source": b"", "copy_seal": b""},
 }
 # Messages that have such records within: in which field.

@@ -46,11 +46,12 @@ class DiskFiles:
         self._generations[blocks] = generations(order.dst)
         self._seals[blocks] = np.frombuffer(order.seals, "<u8").reshape(-1, 2)
 
-    def are_whole(self, order: CopyOrder) -> bool:
-        """What is to be read."""
+    def lost_from(self, order: CopyOrder) -> int | None:
+        """Of what is to be read, the first block whose file is torn or gone; None when all are whole."""
         blocks, claimed = block_ids(order.src), handles_array(order.src)
         named = (self._generations[blocks] << np.uint64(24)) | blocks.astype(np.uint64)
-        return bool((named == claimed).all()) and not self._is_torn[blocks].any()
+        lost = np.flatnonzero((named != claimed) | self._is_torn[blocks])
+        return int(lost[0]) if lost.size else None
 
     def begin(self, epoch: WorkerEpoch, *, keeps: bool) -> None:
         if not keeps:

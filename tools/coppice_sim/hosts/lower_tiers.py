@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from coppice.messages.registration import CopyOrders, Direction, Registered
+from coppice.messages.registration import NOTHING_LOST, CopyOrders, Direction, Registered
 from coppice_sim.base.timeline import MS
 from coppice_sim.hosts.disk_files import DiskFiles
 from coppice_sim.hosts.kv_honest import KvHonest
@@ -88,11 +88,14 @@ class LowerTiers:
         if epoch != self._epoch:
             return
         owner = self._owner
-        failed: tuple[int, ...] = ()
-        is_torn = work.direction is Direction.LOAD and not self.files.are_whole(work.order)
-        if is_torn or (work.direction in _OF_A_DISK and self._disk_rng.random() < self._disk_faults):
+        failed: dict[int, int] = {}
+        lost_from = self.files.lost_from(work.order) if work.direction is Direction.LOAD else None
+        if lost_from is None and work.direction in _OF_A_DISK and self._disk_rng.random() < self._disk_faults:
+            lost_from = NOTHING_LOST
+        if lost_from is not None:
             owner.env.record.sometimes[f"not {_PAST[work.direction]}"] += 1
-            failed = (work.number,)
+            owner.env.record.sometimes["lost in the middle"] += 0 < lost_from < NOTHING_LOST
+            failed = {work.number: lost_from}
         else:
             source, target = self._memories(work)
             target.copy_from(source, work.src, work.dst)

@@ -258,6 +258,7 @@ class IndexCore:
         What its workers had not asked for yet of the log waits for them here, and what operators said stays said.
         """
         self.state.replay = before.state.replay
+        self.state.aside = before.state.aside
         self.state.incarnations = before.state.incarnations
         self.state.pins = before.state.pins
         self.state.dismantling += before.state.dismantling

@@ -13,7 +13,7 @@ its way already and must skip it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -40,7 +40,7 @@ from coppice_worker.core.batch.steps import (
     WorkerCoreSettings,
     WorkerStats,
 )
-from coppice_worker.core.blocks.copies import CopyBooks, Ordered
+from coppice_worker.core.blocks.copies import NONE_FAILED, CopyBooks, Ordered
 from coppice_worker.core.blocks.fences import FencedLeases
 from coppice_worker.core.blocks.pool import BlockPool
 from coppice_worker.core.check import check_users
@@ -182,8 +182,9 @@ class WorkerCore:
         """What the caller copies now, in whatever order and beside steps, and what it answers at once."""
         return self._copies.take(message, self.worker_epoch)
 
-    def copied(self, numbers: tuple[int, ...], failed: Container[int] = ()) -> Said:
-        """These copies are over, those in `failed` in vain. What is of an earlier worker epoch is nobody's."""
+    def copied(self, numbers: tuple[int, ...], failed: Mapping[int, int] = NONE_FAILED) -> Said:
+        """These copies are over, those in `failed` in vain: from which of its blocks on the source has lost them. What
+        is of an earlier worker epoch is nobody's."""
         answer, fences = self._copies.finish(numbers, self.worker_epoch, failed)
         return answer, tuple(self._acknowledge(fence) for fence in fences)
 

@@ -12,6 +12,7 @@ another one, so a file is either what its name says or it is lost.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -72,11 +73,18 @@ def write_block(folder: Path, name: BlockName, content: memoryview) -> None:
 
 
 def read_block(folder: Path, name: BlockName, content: memoryview) -> None:
-    """Fills `content`, a memory of as many bytes as the block has. Raises NotWhole; then `content` is garbage."""
+    """Fills `content`, a memory of as many bytes as the block has.
+
+    Raises NotWhole, and OSError where the file may be right and cannot be read now; then `content` is garbage.
+    """
     try:
         descriptor = os.open(folder / str(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotWhole(str(error.strerror)) from error
     except OSError as error:
-        raise NotWhole(error.strerror or str(error)) from error
+        if error.errno == errno.ELOOP:
+            raise NotWhole("it is a link") from error
+        raise
     try:
         if os.fstat(descriptor).st_size != HEAD_BYTES + len(content):
             raise NotWhole("it has another length")
@@ -84,8 +92,6 @@ def read_block(folder: Path, name: BlockName, content: memoryview) -> None:
         _fill(descriptor, memoryview(head))
         _fill(descriptor, content)
         _uncache(descriptor)
-    except OSError as error:
-        raise NotWhole(error.strerror or str(error)) from error
     finally:
         os.close(descriptor)
     if bytes(head) != _head(name, content):

@@ -1,7 +1,7 @@
 """Blocks of KV on a disk, and copies between them and the blocks of the host's memory.
 
     store   the block's older file goes -> KV to NAME.part, synced -> renamed -> folder synced       whole, or not there
-    load    NAME read -> head and checksum are those of its name                                     right, or lost
+    load    NAME read -> head and checksum are those of its name              right, or lost, or not to be read now
 
 At most one file for each block, so the pool never takes more than `num_blocks` of them. A process that is killed
 leaves, for the blocks that it was writing, the older file, no file, or a whole new one.
@@ -26,7 +26,7 @@ from threading import Lock, Thread
 import numpy as np
 import numpy.typing as npt
 
-from coppice.handles import UInt64, block_of, generation_of
+from coppice.handles import BLOCK_BITS, UInt64, block_of
 from coppice.ids import WorkerEpoch
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.step_batch import Bool, Int32
@@ -65,7 +65,11 @@ class DiskPool:
             _log.warning("the disk tier begins anew: %s", error)
             found = Found(WorkerEpoch(0), ())
         self.epoch = self._begun = found.epoch  # `_begun` is what the folder is named by
-        self._names: dict[int, BlockName] = {block_of(name.handle): name for name in found.names}
+        # Of the block with this id; handle 0 where there is none, as every generation is above 0.
+        self._handles: UInt64 = np.zeros(folder.num_blocks, np.uint64)
+        self._seals: UInt64 = np.zeros((folder.num_blocks, 2), np.uint64)
+        for name in found.names:
+            self._note(name)
         self._take_leftovers_away()
 
     @property
@@ -76,11 +80,7 @@ class DiskPool:
     def reported(self) -> tuple[WorkerEpoch, UInt64, UInt64]:
         """Their epoch, generations [num_blocks] and seals [num_blocks, 2] by the names of the files; zeros where there
         is none. Before anything is copied."""
-        generations, seals = np.zeros(self.num_blocks, np.uint64), np.zeros((self.num_blocks, 2), np.uint64)
-        for block, name in self._names.items():
-            generations[block] = generation_of(name.handle)
-            seals[block] = np.frombuffer(name.seal, "<u8")
-        return self.epoch, generations, seals
+        return self.epoch, self._handles >> np.uint64(BLOCK_BITS), self._seals.copy()
 
     def begin(self, epoch: WorkerEpoch, *, keeps: bool = False) -> None:
         """What is there belongs to this epoch from now on, or is over, and so are the copies of the epoch before. This
@@ -104,7 +104,7 @@ class DiskPool:
         if keeps:
             self._go_on(epoch)
         else:
-            self._names.clear()
+            self._handles[:], self._seals[:] = 0, 0
             self._folder.begin(epoch)
         self._begun = epoch
         self._take_leftovers_away()
@@ -151,19 +151,19 @@ class DiskPool:
             self._buffer[:] = self._host[block]
         self._forget(block_of(name.handle))
         write_block(self._folder.part_of(block_of(name.handle)), name, self._buffer.data)
-        self._names[block_of(name.handle)] = name
+        self._note(name)
 
-    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> Bool:
+    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> tuple[Bool, Bool]:
         """Copies blocks `handles` [N] of the disk, whose packed `seals` these are, to blocks dst [N] of the host.
 
-        Which of them have come, [N]; the others are lost.
+        Which of them have come, and which are lost, [N] each. One that is neither may come another time.
         """
-        come: Bool = np.zeros(len(handles), np.bool_)
+        come, is_lost = np.zeros((2, len(handles)), np.bool_)
         try:
             self._enter(epoch)
         except (OSError, _IsOver) as error:
             _log.debug("nothing is loaded: %s", error)
-            return come
+            return come, is_lost
         lost: list[str] = []
         for index, (name, block) in enumerate(zip(_names(handles, seals), dst.tolist(), strict=True)):
             self.num_tried += 1
@@ -175,13 +175,17 @@ class DiskPool:
                 come[index] = True
             except NotWhole as error:
                 lost.append(f"{name}: {error}")
+                is_lost[index] = True
                 self._lose(name)
+            except OSError as error:
+                self._rest("read from", error)
+                break
             except _IsOver:
                 break
         if lost:
             self.num_lost += len(lost)
             _log.warning("%d blocks of the disk tier are lost, the first: %s", len(lost), lost[0])
-        return come
+        return come, is_lost
 
     def _check(self, epoch: WorkerEpoch) -> None:
         """Raises _IsOver."""
@@ -189,7 +193,7 @@ class DiskPool:
             raise _IsOver
 
     def _lose(self, name: BlockName) -> None:
-        if self._names.get(block_of(name.handle)) == name:
+        if self._name_at(block_of(name.handle)) == name:
             try:
                 self._forget(block_of(name.handle))
             except OSError as error:
@@ -197,9 +201,17 @@ class DiskPool:
 
     def _forget(self, block: int) -> None:
         """Its file goes, which is of no use to anybody: the block is granted again, or the file is bad."""
-        if (name := self._names.get(block)) is not None:
+        if (name := self._name_at(block)) is not None:
             (self._folder.part_of(block) / str(name)).unlink(missing_ok=True)
-            del self._names[block]
+            self._handles[block], self._seals[block] = 0, 0
+
+    def _note(self, name: BlockName) -> None:
+        block = block_of(name.handle)
+        self._handles[block], self._seals[block] = name.handle, np.frombuffer(name.seal, "<u8")
+
+    def _name_at(self, block: int) -> BlockName | None:
+        handle = int(self._handles[block])
+        return BlockName(handle, self._seals[block].tobytes()) if handle else None
 
     def _rest(self, what: str, error: OSError) -> None:
         if not self.is_resting:

@@ -1,6 +1,6 @@
 """The folder of one disk pool: who has it, under which epoch it is kept, and what is left there from before.
 
-    FOLDER/<identity>/                    0700; locked by the one process that uses it
+    FOLDER/<identity>/                    0700 and ours, as FOLDER is; locked by the one process that uses it
         000100000002a/                    the worker epoch that it belongs to; there is one
             000/ 001/ ...                 4,096 block ids each
                 <handle>-<seal>           a block
@@ -18,8 +18,10 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -47,6 +49,10 @@ class FolderInUse(Exception):
     """Another process has it."""
 
 
+class FolderNotOurs(OSError):
+    """Somebody else may read it, or say what tenants read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the names in the folder say: one block each."""
@@ -68,13 +74,18 @@ class DiskFolder:
     """For `num_blocks` blocks. Held from its creation until `close`, or until the process is gone, however it ends."""
 
     def __init__(self, folder: Path, identity: str, num_blocks: int) -> None:
-        """Raises FolderInUse, and OSError where nothing can be kept there."""
+        """`folder` is made if what it is in is there: a disk that is not mounted must not be taken for one that is.
+
+        Raises FolderInUse, and OSError where nothing can be kept there.
+        """
+        os.close(_own(folder))
         self._top = folder / identity
-        self._top.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-        self._lock = os.open(self._top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._lock = _own(self._top)
         try:
             # Let go by the kernel. No process that is started here inherits it.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(self._lock), os.stat(self._top)):
+                raise BlockingIOError("it was taken away, and made again by another process")
         except BlockingIOError as error:
             os.close(self._lock)
             raise FolderInUse(f"{self._top} is used by another process") from error
@@ -98,12 +109,12 @@ class DiskFolder:
 
         Of several epochs none counts, as nobody knows which one was begun last. Raises OSError and ScanTooLong.
         """
-        kept = [entry for entry in os.listdir(self._top) if _is_epoch(entry)]
+        kept = [entry for entry in os.listdir(self._top) if _is_epoch(entry) and _is_folder(self._top / entry)]
         if len(kept) != 1:
             return Found(WorkerEpoch(0), ())
         self._pool = self._top / kept[0]
         for entry in os.listdir(self._pool):
-            if entry not in self._parts:  # of a larger pool
+            if entry not in self._parts or not _is_folder(self._pool / entry):  # of a larger pool
                 self._set_aside(self._pool / entry)
         newest: dict[int, BlockName] = {}
         ends_s = clock() + SCAN_S
@@ -117,6 +128,9 @@ class DiskFolder:
         folder = self._pool / part
         folder.mkdir(mode=_PRIVATE, exist_ok=True)  # of a smaller pool, or the process died while it began
         for text in os.listdir(folder):
+            if _is_folder(folder / text):
+                self._set_aside(folder / text)
+                continue
             name = parse_name(text)
             block = self.num_blocks if name is None else block_of(name.handle)
             if name is None or block >= self.num_blocks or self.part_of(block) != folder:
@@ -134,8 +148,11 @@ class DiskFolder:
             if _is_epoch(entry):
                 self._set_aside(self._top / entry)
         self._pool = self._top / f"{epoch:0{_EPOCH_DIGITS}x}"
+        self._pool.mkdir(mode=_PRIVATE)
         for part in self._parts:
-            (self._pool / part).mkdir(mode=_PRIVATE, parents=True)
+            (self._pool / part).mkdir(mode=_PRIVATE)
+        sync_folder(self._pool)
+        sync_folder(self._top)
 
     def go_on(self, epoch: WorkerEpoch) -> None:
         """What is there belongs to this epoch from now on. Raises OSError; then it belongs to the one before still."""
@@ -158,7 +175,7 @@ class DiskFolder:
 def take_away(leftovers: Iterable[Path]) -> None:
     """May take long. What cannot be removed stays for the next time."""
     for path in leftovers:
-        if path.is_dir():
+        if _is_folder(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
@@ -176,6 +193,28 @@ def take_others_away(folder: Path, identity: str) -> None:
             continue
         shutil.rmtree(folder / entry, ignore_errors=True)
         other.close()
+
+
+def _own(folder: Path) -> int:
+    """Open it, or make it, for nobody but us. Raises OSError."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=_PRIVATE)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    try:
+        if found.st_uid != os.geteuid():
+            raise FolderNotOurs(f"{folder} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}")
+        if stat.S_IMODE(found.st_mode) & ~_PRIVATE:
+            os.fchmod(descriptor, _PRIVATE)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_folder(path: Path) -> bool:
+    """And no link to one."""
+    return stat.S_ISDIR(path.lstat().st_mode)
 
 
 def _is_epoch(entry: str) -> bool:

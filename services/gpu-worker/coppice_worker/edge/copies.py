@@ -24,7 +24,7 @@ import numpy as np
 
 from coppice.handles import UInt64, handles_array
 from coppice.ids import WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrders, Direction, FenceAck
+from coppice.messages.registration import NOTHING_LOST, CopiesDone, CopyOrder, CopyOrders, Direction, FenceAck
 from coppice_worker.core.batch.step_batch import Bool, Int32
 from coppice_worker.core.blocks.copies import CopyWork
 from coppice_worker.core.worker import WorkerCore
@@ -34,8 +34,11 @@ _log = logging.getLogger(__name__)
 BATCH_BLOCKS = 256  # copied before the next look at what waits
 DISK_BATCH_BLOCKS = 32
 DISK_PATIENCE_S = 30.0  # with one block; what hangs in the kernel may go on for ever
+_DISK_LOOKS = 6  # in that time: to a process that was paused all of it is over at once, but for the looks
+STOP_S = 30.0  # with the batch that runs when the process ends
 DISK_STOP_S = 5.0  # with the batch that runs when the process ends
 Works = list[CopyWork]
+Failed = dict[int, int]  # by number: from which of its blocks on the source has lost them
 
 
 class TierCopier(Protocol):
@@ -52,7 +55,7 @@ class TierCopier(Protocol):
 
 class DiskCopier(Protocol):
     """Copies between blocks of the host and of a disk, by handles [N] and packed seals. It never fails as a whole:
-    which blocks were copied is the answer, [N]."""
+    which blocks were copied is the answer, [N], and of loads which are lost, [N]."""
 
     num_tried: int  # blocks so far
 
@@ -65,7 +68,7 @@ class DiskCopier(Protocol):
 
     def store(self, epoch: WorkerEpoch, src: Int32, handles: UInt64, seals: bytes) -> Bool: ...
 
-    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> Bool: ...
+    def load(self, epoch: WorkerEpoch, handles: UInt64, seals: bytes, dst: Int32) -> tuple[Bool, Bool]: ...
 
 
 class Answers(Protocol):
@@ -80,16 +83,16 @@ class Answers(Protocol):
 
 
 class _Lane:
-    """One thread, and what waits for it: `up` goes before `down`. `copy` gives the numbers of what failed, and `done`
-    is called with them and the time that it took, once the thread counts as idle again."""
+    """One thread, and what waits for it: `up` goes before `down`. `copy` gives what failed, and `done` is called with
+    that and the time that it took, once the thread counts as idle again."""
 
     def __init__(
         self,
         name: str,
         ways: tuple[Direction, Direction],
         batch_blocks: int,
-        copy: Callable[[Works], set[int]],
-        done: Callable[[Works, set[int], int], None],
+        copy: Callable[[Works], Failed],
+        done: Callable[[Works, Failed, int], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._batch_blocks = batch_blocks
@@ -112,7 +115,7 @@ class _Lane:
             self._is_over = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join(timeout=30)
+            self._thread.join(timeout=STOP_S)
 
     def add(self, work: CopyWork) -> bool:
         """False: nothing is copied here any more."""
@@ -135,9 +138,15 @@ class _Lane:
             self._drop()
             self._changed.wait_for(lambda: self._began_ns is None)
 
-    def _drop(self) -> None:
+    def give_back(self) -> Works:
+        """Drop and return what waits, if it may be long until its turn."""
+        return []
+
+    def _drop(self) -> Works:
+        waiting = [*self._up, *self._down]
         self._up.clear()
         self._down.clear()
+        return waiting
 
     # ---- the thread ----
 
@@ -151,8 +160,11 @@ class _Lane:
                     self._done(batch, failed, duration_ns)
         except Exception as error:
             _log.exception("the thread of the %s failed", self._thread.name)
-            self._end_batch()
-            self._failed(error)
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        self._end_batch()
+        self._failed(error)
 
     def _next_batch(self) -> Works:
         """Empty when there will be no more."""
@@ -208,29 +220,43 @@ class _DiskLane(_Lane):
     def busy_ns(self, now_ns: int) -> int:
         return 0
 
+    def give_back(self) -> Works:
+        with self._changed:
+            return self._drop()
+
     def quiesce(self) -> None:
         """Drop what waits. What runs is of an epoch that is over, which the disk is told."""
         with self._changed:
             self._drop()
 
+    def _break(self, error: Exception) -> None:
+        """Nobody else is the worse for it."""
+        self._close()
+
     def _watch(self) -> None:
         while (began_ns := self._next_began_ns()) is not None:
-            with self._changed:
-                if not self._hangs(began_ns):
-                    continue
-                ordered = [*self._batch, *self._up, *self._down]
-                self._drop()
-                self._is_over, self._began_ns = True, None
-                self._changed.notify_all()
-            self._hung(ordered)
+            if self._hangs(began_ns):
+                self._close()
+
+    def _close(self) -> None:
+        with self._changed:
+            if self._is_over:
+                return
+            ordered = [*self._batch, *self._drop()]
+            self._is_over, self._began_ns = True, None
+            self._changed.notify_all()
+        self._hung(ordered)
 
     def _hangs(self, began_ns: int) -> bool:
         """Waits for the batch to end, or for too long without another block."""
-        num_tried = -1
-        while num_tried != (num_tried := self._disk.num_tried):
-            if self._changed.wait_for(partial(self._has_ended, began_ns), timeout=DISK_PATIENCE_S):
-                return False
-        return True
+        num_tried, num_looks = self._disk.num_tried, 0
+        with self._changed:
+            while num_looks < _DISK_LOOKS:
+                if self._changed.wait_for(partial(self._has_ended, began_ns), timeout=DISK_PATIENCE_S / _DISK_LOOKS):
+                    return False
+                is_alive = num_tried != (num_tried := self._disk.num_tried)
+                num_looks = 0 if is_alive else num_looks + 1
+            return True
 
     def _has_ended(self, began_ns: int) -> bool:
         return self._began_ns != began_ns
@@ -297,6 +323,12 @@ class Copier:
             lane.quiesce()
         if self._disk is not None:
             self._disk.begin(epoch, keeps=keeps_disk)
+            self._lanes[-1].add(_nothing(epoch))  # it tells the folder, beside the work
+
+    def hurry(self) -> None:
+        """A report waits for the copies that are under way. What only waits for its turn at the disk has failed."""
+        if works := [work for lane in self._lanes for work in lane.give_back()]:
+            self._end(works, _nothing_lost(works))
 
     def _say_costs(self) -> None:
         """On the step thread."""
@@ -309,42 +341,41 @@ class Copier:
         """With the core held: a copy of an epoch that is over must not be handed over late."""
         ordered = core.order_copies(message)
         lanes = [next(lane for lane in self._lanes if lane.takes(work)) for work in ordered.works]
-        refused = tuple(work.number for work, lane in zip(ordered.works, lanes, strict=True) if not lane.add(work))
-        answer, fences = core.copied(refused, refused)
+        refused = _nothing_lost([work for work, lane in zip(ordered.works, lanes, strict=True) if not lane.add(work)])
+        answer, fences = core.copied(tuple(refused), refused)
         return [said for said in (ordered.answer, answer, *fences) if said is not None]
 
     # ---- on the threads of the lanes ----
 
-    def _copy(self, batch: Works) -> set[int]:
+    def _copy(self, batch: Works) -> Failed:
         src, dst = _together(batch)
         copy = self._tiers.promote if batch[0].direction is Direction.PROMOTE else self._tiers.demote
         copy(src, dst)
-        return set()
+        return {}
 
-    def _copy_on_disk(self, batch: Works) -> set[int]:
+    def _copy_on_disk(self, batch: Works) -> Failed:
         assert self._disk is not None
         src, dst = _together(batch)
         seals = b"".join(work.order.seals for work in batch)
         if batch[0].direction is Direction.STORE:
             handles = handles_array(b"".join(work.order.dst for work in batch))
-            are_copied = self._disk.store(batch[0].worker_epoch, src, handles, seals)
+            come = self._disk.store(batch[0].worker_epoch, src, handles, seals, self._disk_lane.let_up)
+            lost = ~come
         else:
             handles = handles_array(b"".join(work.order.src for work in batch))
-            are_copied = self._disk.load(batch[0].worker_epoch, handles, seals, dst)
-        ends = np.cumsum([len(work.src) for work in batch])
-        parts = np.split(are_copied, ends[:-1])
-        return {work.number for work, part in zip(batch, parts, strict=True) if not part.all()}
+            come, lost = self._disk.load(batch[0].worker_epoch, handles, seals, dst)
+        return _failed(batch, come, lost)
 
-    def _copied(self, batch: Works, failed: set[int], duration_ns: int) -> None:
+    def _copied(self, batch: Works, failed: Failed, duration_ns: int) -> None:
         direction = batch[0].direction
         num_blocks = sum(len(work.src) for work in batch if work.number not in failed)
-        if not failed:
+        if num_blocks and not failed:
             self._runner.costs.copied(direction, num_blocks, duration_ns)
         self._end(batch, failed)
         if num_blocks:
             self._observer.copied(direction, num_blocks, num_blocks * self._tiers.bytes_per_block, duration_ns)
 
-    def _end(self, works: Works, failed: set[int]) -> None:
+    def _end(self, works: Works, failed: Failed) -> None:
         numbers = tuple(work.number for work in works)
         assert self._answers is not None
         answers = self._answers
@@ -366,7 +397,29 @@ class Copier:
         _log.error(
             "the disk tier has not answered for %.0f s: it is closed for as long as this process lives", DISK_PATIENCE_S
         )
-        self._end(ordered, {work.number for work in ordered})
+        self._end(ordered, _nothing_lost(ordered))
+
+
+def _failed(batch: Works, come: Bool, lost: Bool) -> Failed:
+    """Those of which not all has come."""
+    failed: Failed = {}
+    end = 0
+    for work in batch:
+        start, end = end, end + len(work.src)
+        if not come[start:end].all():
+            failed[work.number] = int(lost[start:end].argmax()) if lost[start:end].any() else NOTHING_LOST
+    return failed
+
+
+def _nothing_lost(works: Works) -> Failed:
+    """None of them was copied, and their sources are as they were."""
+    return {work.number: NOTHING_LOST for work in works}
+
+
+def _nothing(epoch: WorkerEpoch) -> CopyWork:
+    """A copy of no block, which nobody has ordered."""
+    none = np.zeros(0, np.int32)
+    return CopyWork(0, Direction.STORE, none, none, CopyOrder(0, Direction.STORE, b"", b"", b""), epoch)
 
 
 def _together(batch: Works) -> tuple[Int32, Int32]:

@@ -11,10 +11,11 @@ from coppice.messages.registration import CopiesDone, Direction
 from coppice.messages.step import StepResult
 
 CHUNK_TOKENS_MIN = 16  # of a step that says something: a smaller one is mostly what any step costs
-NUM_UNUSUAL = 4  # steps, and copies, at first that touch memory for the first time, or compile kernels
+NUM_UNUSUAL = 4  # steps, and copies, at first that touch memory or files for the first time, or compile kernels
 NEWS = 1.25  # a change by this factor is said at once; else with the next answer
 _KEPT = 7 / 8  # of the steps before, with each new one
 _SLOWER = 1.02  # by which the time of a block grows with each copy that took longer: it may have waited for a step
+_SOONER = 0.98  # by which that of a load falls with each store: who is told that loads are dear orders none
 _NS_PER_US = 1_000
 _U32_MAX = (1 << 32) - 1
 
@@ -27,10 +28,8 @@ class MeasuredCosts:
         self.on_news: Callable[[], None] = lambda: None
         self._num_steps = 0
         self._num_tokens = self._tokens_ns = 0.0
-        self._num_copies = 0  # between device and host
-        self._block_ns = 0.0
-        self._disk_ns = 0.0  # of a block that is loaded; until one was, of one that is stored
-        self._has_loaded = False
+        self._copies = _Fastest()  # between device and host
+        self._stores, self._loads = _Fastest(), _Fastest()  # between host and disk
         self._said_ns = 0.0  # of a token
 
     def computed(self, result: StepResult) -> None:
@@ -46,31 +45,46 @@ class MeasuredCosts:
                 self.on_news()
 
     def copied(self, direction: Direction, num_blocks: int, duration_ns: int) -> None:
-        """Whoever asks what a disk costs wants to load: what is stored is synced, and says little of that."""
         block_ns = duration_ns / num_blocks
-        if direction in (Direction.DEMOTE, Direction.PROMOTE):
-            self._block_ns = min(block_ns, self._block_ns * _SLOWER or block_ns)
-            self._num_copies += 1
-        elif direction is Direction.STORE:
-            self._disk_ns = self._disk_ns if self._has_loaded else min(block_ns, self._disk_ns * _SLOWER or block_ns)
+        if direction is Direction.STORE:
+            self._stores.note(block_ns)
+            self._loads.block_ns *= _SOONER
+        elif direction is Direction.LOAD:
+            self._loads.note(block_ns)
         else:
-            known_ns = self._disk_ns * _SLOWER if self._has_loaded else 0.0
-            self._disk_ns, self._has_loaded = min(block_ns, known_ns or block_ns), True
+            self._copies.note(block_ns)
 
     def added_to(self, answer: CopiesDone) -> CopiesDone:
-        """0 for what is not known yet."""
+        """0 for what is not known yet. What a disk costs is what loads take, as who asks wants to load: stores are
+        synced, and count until there were loads."""
         self._said_ns = self._token_ns
-        block_ns = self._block_ns if self._num_copies >= NUM_UNUSUAL else 0.0
         return replace(
             answer,
             prefill_ns_per_token=_u32(self._said_ns),
-            copy_ns_per_block=_u32(block_ns),
-            disk_ns_per_block=_u32(self._disk_ns),
+            copy_ns_per_block=_u32(self._copies.known_ns),
+            disk_ns_per_block=_u32(self._loads.known_ns or self._stores.known_ns),
         )
 
     @property
     def _token_ns(self) -> float:
         return self._tokens_ns / self._num_tokens if self._num_tokens else 0.0
+
+
+class _Fastest:
+    """The time of a block by the fastest copies of late."""
+
+    def __init__(self) -> None:
+        self.block_ns = 0.0
+        self._num_noted = 0
+
+    def note(self, block_ns: float) -> None:
+        self.block_ns = min(block_ns, self.block_ns * _SLOWER or block_ns)
+        self._num_noted += 1
+
+    @property
+    def known_ns(self) -> float:
+        """0 after few of them."""
+        return self.block_ns if self._num_noted >= NUM_UNUSUAL else 0.0
 
 
 def _u32(value: float) -> int:

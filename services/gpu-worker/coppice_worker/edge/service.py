@@ -177,6 +177,7 @@ class _CacheSession:
         self._registered = registered
         self._fenced = fenced
         self._attachment = 0
+        self._num_told = self._num_taken = 0  # registrations: on the link's thread, and on that of the steps
         self.reported = 0
         self._address = cache_address
         self._link = LinkClient(codec.WORKERS, cache_address, self, core.settings.worker_id, "cache", tls=tls)
@@ -206,13 +207,18 @@ class _CacheSession:
     def link_body(self, body: Any, attachment: int) -> None:
         match body:
             case Registered():
+                self._num_told += 1
                 self._runner.later(lambda: self._take_registered(body, attachment))
             case Owner():
                 self._runner.later(lambda: self._owned(body))
             case Fence():
                 self._runner.later(lambda: self._fence(body, attachment))
             case CopyOrders() if self._copier is not None:
-                self._copier.order(body, attachment)
+                copier = self._copier
+                if self._num_taken == self._num_told:
+                    copier.order(body, attachment)
+                else:  # orders of an epoch that begins only there
+                    self._runner.later(lambda: copier.order(body, attachment))
 
     def link_lost(self, reason: str) -> None:
         _log.warning("lost the cache service (%s); computing goes on", reason)
@@ -231,6 +237,7 @@ class _CacheSession:
 
     def _take_registered(self, registered: Registered, attachment: int) -> None:
         self._registered(registered)
+        self._num_taken += 1
         if (draining := self._runner.with_core(lambda core: core.said_again())) is not None:
             self._link.post(draining, attachment)
 
@@ -239,6 +246,8 @@ class _CacheSession:
         self._fenced(owner)
 
     def _fence(self, fence: Fence, attachment: int) -> None:
+        if fence.report and self._copier is not None:
+            self._copier.hurry()
         acknowledgement = self._runner.with_core(lambda core: core.fence(fence))
         self._fenced(fence)
         if acknowledgement is not None:

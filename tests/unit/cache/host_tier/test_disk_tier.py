@@ -286,13 +286,14 @@ def test_arrays_of_another_size_are_refused() -> None:
 class After:
     """The service that comes next: it loads the log, and the worker registers with what it has."""
 
-    def __init__(self, before: World, **changes: object) -> None:
+    def __init__(self, before: World, *, away_ms: int = 0, **changes: object) -> None:
         old = worker_of(before)
         events, cursor = before.core.snapshot_slice(None, 1 << 20)
         assert cursor is None
         config = replace(before.core.state.settings, record_events=True, **changes)  # type: ignore[arg-type]
         self.here = World(config, epoch=2)
         self.here.core.load_replay({W: events})
+        self.here.tick(away_ms)
         self.arrays = {"": old.ledger} | {
             name: tier.store.ledger for name, tier in zip(("host_", "disk_"), old.lower_tiers, strict=True)
         }

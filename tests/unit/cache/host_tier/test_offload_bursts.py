@@ -118,16 +118,18 @@ def test_what_the_link_would_bring_too_late_is_computed() -> None:
 
 def test_copies_that_were_slow_are_measured_again_once_in_a_while() -> None:
     here = world(num_blocks=16, host=64)
-    sizes = []
-    for number in range(20):
+    ordered_at = []
+    for number in range(150):  # seconds
         measured(here, copy_ns_per_block=10_000_000)
+        before = len(orders(here))
         here.fill(number, tokens(16, 1_000 * number))
-        here.tick(100, alive=(here.session,))
-        sizes.append(len(orders(here)))
-        for order in orders(here)[sizes[-2] if number else 0 :]:
+        here.tick(1_000, alive=(here.session,))
+        ordered_at += [number] * (len(orders(here)) - before)
+        for order in orders(here)[before:]:
             answer(here, order)
-    assert here.core.state.workers[W].num_evicted == 64
-    assert sizes[-1] == 5, "at first, and with every sixteenth eviction"
+    first, second = ordered_at
+    assert first >= 55
+    assert second - first == 60, "once a minute"
     measured(here, copy_ns_per_block=1_000)
-    here.tick(100, alive=(here.session,))
-    assert len(orders(here)) > 6, "all that is next"
+    here.tick(1_000, alive=(here.session,))
+    assert len(orders(here)) > 3, "all that is next"

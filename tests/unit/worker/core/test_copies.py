@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coppice.ids import CacheEpoch, SchedulerEpoch, WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction, Fence, FenceAck, Registered
+from coppice.messages.registration import (
+    NOTHING_LOST,
+    CopiesDone,
+    CopyOrder,
+    CopyOrders,
+    Direction,
+    Fence,
+    FenceAck,
+    Registered,
+)
 from coppice.messages.step import StepPlan
 from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.blocks.copies import CopyWork
@@ -180,7 +189,7 @@ def test_answers_of_one_message_come_together() -> None:
 
 def test_an_order_of_another_worker_epoch_fails_under_that_epoch() -> None:
     core = cached_core()
-    assert give(core, demotion(), epoch=2) == ((), CopiesDone(WorkerEpoch(2), (), (1,)))
+    assert give(core, demotion(), epoch=2) == ((), CopiesDone(WorkerEpoch(2), (), (1,), lost_from=(NOTHING_LOST,)))
 
 
 def test_without_a_host_tier_every_order_fails() -> None:

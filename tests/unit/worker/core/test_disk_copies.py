@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from coppice.ids import CacheEpoch, WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrder, Direction, Fence, FenceAck, Registered
+from coppice.messages.registration import (
+    NOTHING_LOST,
+    CopiesDone,
+    CopyOrder,
+    CopyOrders,
+    Direction,
+    Fence,
+    FenceAck,
+    Registered,
+)
 from coppice_worker.core.worker import WorkerCore
 from tests.fakes.worker.worker_plans import h, handles, seal
 from tests.unit.worker.core.test_copies import NOW, cached_core, demotion, give, order, promotion
@@ -92,7 +101,7 @@ def test_what_comes_from_the_disk_can_go_on_to_the_device() -> None:
 def test_what_the_disk_did_not_take_is_not_there_and_may_be_written_again() -> None:
     core = on_host()
     (work,), _ = give(core, store())
-    assert core.copied((work.number,), failed={work.number}) == (CopiesDone(NOW, (), (10,)), ())
+    assert core.copied((work.number,), failed={work.number: 0}) == (CopiesDone(NOW, (), (10,)), ())
     core.check()
     assert not sealed(core, 1)
     assert give(core, store(10))[1] == CopiesDone(NOW, (), (10,)), "the same order has the same answer"
@@ -102,7 +111,7 @@ def test_what_the_disk_did_not_take_is_not_there_and_may_be_written_again() -> N
 def test_what_the_disk_did_not_give_is_read_no_more_and_its_target_has_no_seal() -> None:
     core = on_disk()
     (work,), _ = give(core, load())
-    assert core.copied((work.number,), failed=(work.number,)) == (CopiesDone(NOW, (), (11,)), ())
+    assert core.copied((work.number,), failed={work.number: 0}) == (CopiesDone(NOW, (), (11,)), ())
     core.check()
     assert not core.host_pool.seal[[2, 3]].any()
     assert give(core, load(12, generation=21))[1] == CopiesDone(NOW, (), (12,)), "the disk has lost it"
@@ -111,7 +120,7 @@ def test_what_the_disk_did_not_give_is_read_no_more_and_its_target_has_no_seal()
 def test_of_copies_that_end_together_each_has_its_answer() -> None:
     core = on_disk()
     (one, other), _ = give(core, load(11), promotion())
-    assert core.copied((one.number, other.number), failed=(one.number,)) == (CopiesDone(NOW, (2,), (11,)), ())
+    assert core.copied((one.number, other.number), failed={one.number: 0}) == (CopiesDone(NOW, (2,), (11,)), ())
 
 
 def test_a_block_that_is_read_from_the_disk_is_not_written_there() -> None:
@@ -156,3 +165,19 @@ def test_a_worker_without_a_disk_refuses_such_orders() -> None:
     core.copied((work.number,))
     assert give(core, store())[1] == CopiesDone(NOW, (), (10,))
     assert give(core, load())[1] == CopiesDone(NOW, (), (11,))
+
+
+def test_of_a_load_that_failed_only_what_the_disk_has_lost_is_lost() -> None:
+    core = on_disk()
+    (work,), _ = give(core, load())
+    lost = CopiesDone(NOW, (), (11,), lost_from=(1,))
+    assert core.copied((work.number,), failed={work.number: 1}) == (lost, ())
+    assert core.disk_pool.seal[work.src[0]].any()
+    assert not core.disk_pool.seal[work.src[1:]].any()
+    assert give(core, load())[1] == lost, "the same order has the same answer"
+
+
+def test_a_load_of_an_epoch_that_is_over_has_lost_nothing() -> None:
+    core = on_disk()
+    answer = core.order_copies(CopyOrders(WorkerEpoch(NOW + 1), (load(),))).answer
+    assert answer == CopiesDone(WorkerEpoch(NOW + 1), (), (11,), lost_from=(NOTHING_LOST,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -63,7 +64,7 @@ def test_what_is_stored_is_loaded_into_other_blocks_of_the_host(tmp_path: Path) 
     _, pool = opened(tmp_path, host)
     pool.begin(EPOCH)
     assert pool.store(EPOCH, ids(1, 2), handles(5, 6), seals(1, 2)).all()
-    assert pool.load(EPOCH, handles(6, 5), seals(2, 1), ids(10, 11)).all()
+    assert pool.load(EPOCH, handles(6, 5), seals(2, 1), ids(10, 11))[0].all()
     assert (host[10] == content(2)).all()
     assert (host[11] == content(1)).all()
 
@@ -76,7 +77,8 @@ def test_a_new_process_has_what_the_one_before_was_told_is_there(tmp_path: Path)
     _, generations, found = pool.reported()
     assert generations.tolist() == [0] * 5 + [generation_of(handle(5))] * 3
     assert found.tobytes() == bytes(5 * 16) + seals(1, 2, 3)
-    assert pool.load(EPOCH, handles(5, 6, 7), seals(1, 2, 3), ids(0, 1, 2)).all()
+    assert pool.load(EPOCH, handles(5, 6, 7), seals(1, 2, 3), ids(0, 1, 2))[0].all()
+    assert pool.num_tried == 3
     assert (host[:3] == np.stack([content(number) for number in (1, 2, 3)])).all()
 
 
@@ -84,14 +86,14 @@ def test_a_block_that_is_stored_again_has_one_file(tmp_path: Path) -> None:
     folder, pool = begun(tmp_path)
     assert pool.store(EPOCH, ids(4), handles(5, counter=2), seals(4)).all()
     assert len(block_files(tmp_path)) == 3
-    assert pool.load(EPOCH, handles(5), seals(1), ids(0)).tolist() == [False], "that occupancy is over"
-    assert pool.load(EPOCH, handles(5, counter=2), seals(4), ids(0)).all()
+    assert pool.load(EPOCH, handles(5), seals(1), ids(0))[0].tolist() == [False], "that occupancy is over"
+    assert pool.load(EPOCH, handles(5, counter=2), seals(4), ids(0))[0].all()
     folder.close()
 
 
 def test_the_right_block_under_another_seal_is_not_loaded(tmp_path: Path) -> None:
     _, pool = begun(tmp_path)
-    assert pool.load(EPOCH, handles(5, 6), seals(9, 2), ids(0, 1)).tolist() == [False, True]
+    assert pool.load(EPOCH, handles(5, 6), seals(9, 2), ids(0, 1))[0].tolist() == [False, True]
 
 
 def test_a_bad_file_is_lost_and_goes_and_the_others_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +103,7 @@ def test_a_bad_file_is_lost_and_goes_and_the_others_come(tmp_path: Path, caplog:
     data[-1] ^= 1
     bad.write_bytes(data)
     with caplog.at_level(logging.WARNING):
-        assert pool.load(EPOCH, handles(5, 6, 7), seals(1, 2, 3), ids(0, 1, 2)).tolist() == [True, False, True]
+        assert pool.load(EPOCH, handles(5, 6, 7), seals(1, 2, 3), ids(0, 1, 2))[0].tolist() == [True, False, True]
     assert pool.num_lost == 1
     assert len(caplog.records) == 1
     assert not bad.exists()
@@ -119,7 +121,7 @@ def test_a_full_disk_is_said_once_and_left_alone_for_a_while(tmp_path: Path, cap
     assert len(caplog.records) == 1
     assert pool.is_resting
     assert not pool.store(EPOCH, ids(2), handles(6), seals(2)).any(), "it takes more by now, which nobody has tried"
-    assert pool.load(EPOCH, handles(5), seals(1), ids(0)).all(), "what is there can be read"
+    assert pool.load(EPOCH, handles(5), seals(1), ids(0))[0].all(), "what is there can be read"
     now[0] += REST_S
     assert pool.store(EPOCH, ids(2), handles(6), seals(2)).all()
 
@@ -127,7 +129,7 @@ def test_a_full_disk_is_said_once_and_left_alone_for_a_while(tmp_path: Path, cap
 def test_a_disk_that_is_taken_away_loses_what_it_had_and_fails_nobody(tmp_path: Path) -> None:
     folder, pool = begun(tmp_path)
     os.rename(tmp_path / IDENTITY, tmp_path / "away")
-    assert not pool.load(EPOCH, handles(5), seals(1), ids(0)).any()
+    assert not pool.load(EPOCH, handles(5), seals(1), ids(0))[0].any()
     assert not pool.store(EPOCH, ids(4), handles(4), seals(4)).any()
     pool.begin(LATER)
     assert not pool.store(LATER, ids(4), handles(4), seals(4)).any()
@@ -150,20 +152,20 @@ def test_a_pool_that_could_not_begin_tries_again_before_it_writes(tmp_path: Path
 def test_a_pool_goes_on_under_another_epoch(tmp_path: Path) -> None:
     folder, pool = begun(tmp_path)
     pool.begin(LATER, keeps=True)
-    assert pool.load(LATER, handles(5), seals(1), ids(0)).all()
+    assert pool.load(LATER, handles(5), seals(1), ids(0))[0].all()
     assert pool.store(LATER, ids(4), handles(4), seals(4)).all()
     folder.close()
     host = host_memory()
     _, after = opened(tmp_path, host)
     assert after.epoch == LATER
-    assert after.load(LATER, handles(4, 5), seals(4, 1), ids(0, 1)).all()
+    assert after.load(LATER, handles(4, 5), seals(4, 1), ids(0, 1))[0].all()
     assert (host[0] == content(4)).all()
 
 
 def test_a_pool_that_begins_anew_has_nothing(tmp_path: Path) -> None:
     folder, pool = begun(tmp_path)
     pool.begin(LATER)
-    assert not pool.load(LATER, handles(5), seals(1), ids(0)).any()
+    assert not pool.load(LATER, handles(5), seals(1), ids(0))[0].any()
     assert pool.store(LATER, ids(4), handles(4), seals(4)).all()
     assert np.flatnonzero(pool.reported()[1]).tolist() == [4]
     folder.close()
@@ -188,7 +190,7 @@ def test_a_copy_that_hung_until_it_was_over_touches_no_block_of_the_host(
 
     original: Callable[..., None] = disk_pool.read_block
     monkeypatch.setattr(disk_pool, "read_block", hung)
-    assert not pool.load(EPOCH, handles(5, 6), seals(1, 2), ids(10, 11)).any()
+    assert not pool.load(EPOCH, handles(5, 6), seals(1, 2), ids(10, 11))[0].any()
     assert not host.any()
 
 
@@ -211,5 +213,57 @@ def test_what_is_written_late_is_what_was_there_when_it_was_ordered(
     host = host_memory()
     _, after = opened(tmp_path, host)
     assert np.flatnonzero(after.reported()[1]).tolist() == [3]
-    assert after.load(EPOCH, handles(3), seals(3), ids(0)).all()
+    assert after.load(EPOCH, handles(3), seals(3), ids(0))[0].all()
     assert (host[0] == content(3)).all()
+
+
+def test_what_cannot_be_read_now_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, pool = begun(tmp_path)
+
+    def out_of_files(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk_pool, "read_block", out_of_files)
+        come, lost = pool.load(EPOCH, handles(5, 6), seals(1, 2), ids(0, 1))
+    assert not come.any()
+    assert not lost.any()
+    assert pool.num_lost == 0
+    assert len(block_files(tmp_path)) == 3
+    assert pool.load(EPOCH, handles(5, 6), seals(1, 2), ids(0, 1))[0].all()
+    folder.close()
+
+
+STEPS = ("open", "write", "fdatasync", "rename", "fsync")
+
+
+def test_a_block_is_on_the_disk_before_its_name_and_its_name_before_the_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, pool = begun(tmp_path)
+    done: list[str] = []
+    for step in STEPS:
+        real = getattr(os, step)
+        monkeypatch.setattr(
+            os, step, lambda *args, step=step, real=real, **more: (done.append(step), real(*args, **more))[1]
+        )
+    assert pool.store(EPOCH, ids(4), handles(4), seals(4)).all()
+    assert done == ["open", "write", "write", "fdatasync", "rename", "open", "fsync"]
+    folder.close()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_whatever_fails_the_block_is_not_said_to_be_there_and_the_older_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    folder, pool = begun(tmp_path)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, fails)
+        assert not pool.store(EPOCH, ids(4), handles(5, counter=2), seals(4)).any()
+    assert not [file for file in block_files(tmp_path) if file.endswith(".part")]
+    assert not pool.load(EPOCH, handles(5), seals(1), ids(0))[0].any()
+    folder.close()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import stat
 import subprocess
 import sys
 from itertools import count
@@ -11,7 +15,15 @@ import pytest
 
 from coppice.ids import WorkerEpoch
 from coppice_worker.disk.block_file import PART, BlockName
-from coppice_worker.disk.folder import DiskFolder, FolderInUse, Found, ScanTooLong, identity_of, take_away
+from coppice_worker.disk.folder import (
+    DiskFolder,
+    FolderInUse,
+    FolderNotOurs,
+    Found,
+    ScanTooLong,
+    identity_of,
+    take_away,
+)
 from tests.unit.worker.disk.files import EPOCH, IDENTITY, block_files, handle, seal
 
 NOTHING = Found(WorkerEpoch(0), ())
@@ -35,7 +47,60 @@ def scanned(path: Path, num_blocks: int = 8) -> Found:
 
 
 def test_a_new_folder_has_nothing(tmp_path: Path) -> None:
-    assert scanned(tmp_path / "not" / "there") == NOTHING
+    assert scanned(tmp_path / "worker") == NOTHING
+
+
+def test_a_disk_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        DiskFolder(tmp_path / "mount" / "worker", IDENTITY, 8)
+
+
+def test_all_folders_are_for_nobody_else_also_those_that_were_there(tmp_path: Path) -> None:
+    worker = tmp_path / "worker"
+    worker.mkdir(mode=0o755)
+    (worker / IDENTITY).mkdir(mode=0o770)
+    begun(worker).close()
+    folders = [worker, *(path for path in worker.rglob("*") if path.is_dir())]
+    assert len(folders) == 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+
+
+def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(FolderNotOurs):
+        DiskFolder(tmp_path, IDENTITY, 8)
+
+
+@pytest.mark.parametrize("place", ["epoch", "part"])
+def test_no_link_is_followed(tmp_path: Path, place: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a note").touch()
+    worker = tmp_path / "worker"
+    folder = begun(worker)
+    path = folder.part_of(0) if place == "part" else folder.part_of(0).parent
+    shutil.rmtree(path)
+    path.symlink_to(elsewhere)
+    folder.close()
+    assert scanned(worker).names == ()
+    again = DiskFolder(worker, IDENTITY, 8)
+    again.begin(EPOCH)
+    take_away(again.leftovers())
+    assert again.leftovers() == ()
+    assert [file.name for file in elsewhere.iterdir()] == ["a note"]
+    again.close()
+
+
+def test_a_folder_that_is_taken_away_as_it_is_opened_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object) -> None:
+        os.rename(tmp_path / IDENTITY, tmp_path / "old")
+        (tmp_path / IDENTITY).mkdir()
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    with pytest.raises(FolderInUse):
+        DiskFolder(tmp_path, IDENTITY, 8)
 
 
 def test_what_is_there_is_found_by_its_name(tmp_path: Path) -> None:

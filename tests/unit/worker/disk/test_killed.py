@@ -45,7 +45,7 @@ def test_what_was_said_to_be_there_is_there_unless_a_newer_one_was_being_written
             handle = np.array([(int(generations[block]) << 24) | block], np.uint64)
             raw = seals[block].tobytes()
             number = next(number for number in range(16) if seal(number) == raw)
-            assert pool.load(EPOCH, handle, raw, np.array([0], np.int32)).all(), "a name without its block"
+            assert pool.load(EPOCH, handle, raw, np.array([0], np.int32))[0].all(), "a name without its block"
             assert (host[0] == content(number)).all()
             counter = int(generations[block]) & 0xFFFFFF
             assert counter >= said.get(block, (0, 0))[0], "older than what was said to be there"

@@ -99,13 +99,25 @@ def test_what_is_too_much_for_the_message_is_cut() -> None:
     assert costs.added_to(ANSWER).copy_ns_per_block == (1 << 32) - 1
 
 
-def test_what_a_disk_costs_is_what_loads_take_as_soon_as_there_was_one() -> None:
+def copied(costs: MeasuredCosts, direction: Direction, block_ns: int, times: int = 1) -> int:
+    """What a block of the disk costs after that."""
+    for _ in range(times):
+        costs.copied(direction, 10, 10 * block_ns)
+    return costs.added_to(ANSWER).disk_ns_per_block
+
+
+def test_what_a_disk_costs_is_what_loads_take_once_there_were_some() -> None:
     costs = MeasuredCosts()
-    costs.copied(Direction.STORE, 10, 9_000_000)
-    assert costs.added_to(ANSWER).disk_ns_per_block == 900_000
-    costs.copied(Direction.LOAD, 10, 2_000_000)
-    costs.copied(Direction.STORE, 10, 100_000)
-    assert costs.added_to(ANSWER).disk_ns_per_block == 200_000
-    costs.copied(Direction.LOAD, 10, 9_000_000)
-    assert costs.added_to(ANSWER).disk_ns_per_block == 204_000, "it may have been one time"
+    assert copied(costs, Direction.STORE, 900_000, NUM_UNUSUAL - 1) == 0
+    assert copied(costs, Direction.STORE, 900_000) == 900_000
+    assert copied(costs, Direction.LOAD, 7_000_000) == 900_000, "it opened a folder that was never read"
+    assert copied(costs, Direction.LOAD, 200_000, NUM_UNUSUAL - 1) == 200_000
+    assert copied(costs, Direction.LOAD, 900_000) == 204_000, "it may have been one time"
     assert costs.added_to(ANSWER).copy_ns_per_block == 0
+
+
+def test_loads_that_are_too_dear_to_be_ordered_are_tried_again_after_some_stores() -> None:
+    costs = MeasuredCosts()
+    assert copied(costs, Direction.LOAD, 5_000_000, NUM_UNUSUAL) == 5_000_000
+    assert copied(costs, Direction.STORE, 2_000_000, 100) < 1_000_000
+    assert copied(costs, Direction.LOAD, 300_000) == 300_000

@@ -61,7 +61,7 @@ def test_what_went_to_the_disk_is_on_the_device_again_bit_by_bit(
     assert np.flatnonzero(disk.reported()[1]).tolist() == [5, 6]
     after = WorkerEpoch(EPOCH + 1)
     disk.begin(after, keeps=True)
-    assert disk.load(after, handles(6, 5), seals(2, 1), ids(8, 7)).all()
+    assert disk.load(after, handles(6, 5), seals(2, 1), ids(8, 7))[0].all()
     host.promote(ids(7, 8), ids(2, 3))
     for plane, expected in zip(again.executor._pool.planes(), before, strict=True):
         assert torch.equal(plane[:, 2:4], expected)

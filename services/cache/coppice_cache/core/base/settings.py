@@ -164,7 +164,7 @@ class CoreSettings:
     flight_wait_ms: int = 2_000  # nobody waits longer for a leader
     tiers: TierCosts = TierCosts()
     disk_costs: TierCosts = COSTS_OF_A_DISK
-    disk_rest_ms: int = 10_000  # without an order to store after one that failed: a full disk stays full for a while
+    disk_rest_ms: int = 10_000  # without an order of a kind after one that failed: a full disk stays full for a while
     demote_below_share: float = 0.1  # of a pool: so many blocks, and as a burst takes, are free or one tier lower too
     set_aside_ms: int = 3_600_000  # that what a worker's disk had is remembered after its end
     set_aside_blocks_max: int = 1 << 21  # of all workers that are not here

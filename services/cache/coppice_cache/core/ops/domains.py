@@ -30,7 +30,8 @@ def set_domains(state: State, configs: tuple[DomainConfig, ...], now_ns: int) ->
     now = {config.domain: config for config in configs}
     removed = before.keys() - now.keys()
     for domain, config in before.items():
-        if domain in removed or now[domain].mode is not config.mode:
+        # What is to be zeroed from now on may lie below the device, where nothing is.
+        if domain in removed or now[domain].mode is not config.mode or (now[domain].wipes and not config.wipes):
             invalidate(state, domain, None, None, now_ns)
     domains.any_wipes |= state.domains.any_wipes  # what a strict domain has left lies there still
     state.settings, state.domains = settings, domains

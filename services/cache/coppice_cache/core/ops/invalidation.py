@@ -47,8 +47,7 @@ def invalidate(
         raise MessageRefused("tokens name a prefix: give its domain and namespace too")
     if len(tokens) % TOKEN_BYTES or not tokens:
         raise MessageRefused(f"tokens have {len(tokens)} bytes; they must be packed u32, and at least one")
-    if state.replay.worker_ids:
-        state.replay.distrusted.add((domain, namespace))
+    state.replay.distrust(domain, namespace)
     state.aside.distrust(domain, namespace)
     for tier in [tier for worker in state.workers.values() for tier in worker.lower_tiers]:
         _cut_prefix(tier.store, domain, namespace, tokens)

@@ -17,13 +17,12 @@ A promotion is a flight: whoever asks for that prefix is told to wait for it, li
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoch, WorkerId
 from coppice.messages.index import Grant
-from coppice.messages.registration import CopiesDone, CopyOrder, Direction
+from coppice.messages.registration import NOTHING_LOST, CopiesDone, CopyOrder, Direction
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.ops.invalidation import cut
 from coppice_cache.core.ops.pins import extend_pins
@@ -70,16 +69,19 @@ def promote(
     account: Account,
     tokens: bytes,
     num_blocks: int,
+    least: int,
 ) -> bool:
-    """Order the `num_blocks` that the tier has beyond `position`, in a tree of the store above it.
+    """Order the `num_blocks` that the tier has beyond `position`, in a tree of the store above it; where the link is
+    busy some of them, `least` at least.
 
     Returns whether it was worth it and there was room.
     """
     upper, lower = tier.upper, tier.store
     count = min(num_blocks, _promotions_left(state, tier))
-    if _is_waited_for(worker, upper) or count <= 0:
+    if _is_waited_for(worker, upper) or count < max(1, least):
         return False
-    if not tier.costs.is_worth_promoting(count, worker.block_size, blocks_ahead(tier, tree.domain)):
+    costs = tier.costs_of(tier.up, state.call_time.now_ns)
+    if not costs.is_worth_promoting(count, worker.block_size, blocks_ahead(tier, tree.domain)):
         return False
     plan = upper.quotas.plan(
         account, count, num_free=upper.ledger.num_free, newly_protected=unprotected_blocks(position)
@@ -163,6 +165,7 @@ def copies_done(state: State, worker: Worker, message: CopiesDone, now_ns: int) 
 def _end_jobs(state: State, worker: Worker, tier: LowerTier, message: CopiesDone, now_ns: int) -> bool:
     """Those of one tier. Returns whether one was done, which has made place for another."""
     has_made_place = False
+    lost_from = dict(zip(message.failed_ids, message.lost_from, strict=False))
     for order_id in (*message.order_ids, *message.failed_ids):
         job = tier.jobs.pop(order_id, None)
         if job is None:
@@ -181,8 +184,10 @@ def _end_jobs(state: State, worker: Worker, tier: LowerTier, message: CopiesDone
         elif demoted:
             job.source.node.copied_use_ns = NEVER_COPIED  # what stood in the way may be gone by the next look
             tier.rests_until_ns = now_ns + tier.rest_ms * NS_PER_MS
+        elif (index := lost_from.get(order_id, 0)) == NOTHING_LOST:
+            tier.keeps_until_ns = now_ns + tier.rest_ms * NS_PER_MS
         else:
-            _forget(from_store, job)
+            _forget(from_store, job, index)
         worker.flights.end(job.target)
         _let_go(to_store, job.target)
         _let_go(from_store, job.source)
@@ -203,19 +208,22 @@ def _demote(state: State, worker: Worker, tier: LowerTier, account: Account, nod
     if is_cut_off(node) or not has_place:
         return 0  # invalidated, and not taken apart yet; or the accounts of the tier are full
     tree, nodes = root_of(node), path(node)
+    costs, path_blocks = tier.costs_of(tier.down, state.call_time.now_ns), sum(part.num_blocks for part in nodes)
+    if not costs.is_worth_demoting(path_blocks, worker.block_size):
+        return 0  # a part of it even less
     tokens = b"".join(part.tokens for part in nodes)
     lower_use = lower.quotas.use_of(account.config.by_shares())
     there = lower.find_tree(tree.domain, tree.namespace)
     if there is None:
         there = lower.new_tree(tree.domain, tree.namespace, tree.chain_key)
     position = walk(there, tokens, worker.block_bytes)
-    missing = len(tokens) // worker.block_bytes - position.num_blocks
+    missing = path_blocks - position.num_blocks
     if not missing:
         node.copied_use_ns = node.last_use_ns
     count = min(missing, blocks_max)
     if not count or not upper.is_current(tree):
         return 0
-    if not _is_worth_demoting(tier, count, worker.block_size):
+    if not costs.is_worth_demoting(count, worker.block_size):
         return 0
     plan = lower.quotas.plan(
         lower_use, count, num_free=lower.ledger.num_free, newly_protected=unprotected_blocks(position)
@@ -223,19 +231,11 @@ def _demote(state: State, worker: Worker, tier: LowerTier, account: Account, nod
     if not isinstance(plan, EvictionPlan):
         return 0
     target = _claim(state, lower, lower_use, there, position, plan, count)
-    source = _hold(state, upper, account, tree, node, len(tokens) // worker.block_bytes)
+    source = _hold(state, upper, account, tree, node, path_blocks)
     _order(state, worker, tier, tier.down, source, target, tokens)
     if count == missing:
         node.copied_use_ns = node.last_use_ns
     return count
-
-
-def _is_worth_demoting(tier: LowerTier, num_blocks: int, block_size: int) -> bool:
-    """By what copies cost of late, or now and then by what they should: without copies their cost is not measured."""
-    if tier.costs.is_worth_demoting(num_blocks, block_size):
-        return True
-    expected = replace(tier.costs, copy_us_per_block=tier.expected_copy_us)
-    return expected.is_worth_demoting(num_blocks, block_size) and tier.may_measure()
 
 
 def blocks_ahead(tier: LowerTier, domain: DomainId) -> int:
@@ -249,7 +249,7 @@ def _promotions_left(state: State, tier: LowerTier) -> int:
     if num_orders >= state.settings.copy_orders_max:
         return 0
     bound_us = state.settings.flight_wait_ms * _US_PER_MS * _SHARE_OF_A_WAIT
-    return int(bound_us / tier.costs.copy_us_per_block) - num_blocks
+    return int(bound_us / tier.costs_of(tier.up, state.call_time.now_ns).copy_us_per_block) - num_blocks
 
 
 def _order(
@@ -266,6 +266,7 @@ def _order(
     src, dst = source.handles(target.num_settled, target.num_blocks), target.own_handles()
     order = CopyOrder(state.next_order_id(), direction, src, dst, read_from.ledger.seals_of(src))
     copied = tokens[target.num_settled * worker.block_bytes : target.num_blocks * worker.block_bytes]
+    tier.tried_ns[direction] = state.call_time.now_ns
     tier.jobs[order.order_id] = CopyJob(order, source, target, copied)
     state.order_copy(worker, order)
 
@@ -319,11 +320,12 @@ def _store(state: State, store: BlockStore, job: CopyJob, now_ns: int) -> None:
         store.quotas.refresh(target.account)
 
 
-def _forget(store: BlockStore, job: CopyJob) -> None:
-    """The lower tier could not be read: whoever asks computes, and is not made to wait for another attempt."""
-    source = job.source
-    if source.tree is not None and store.is_findable(source):
-        first = source.num_settled - len(job.order.src) // HANDLE_BYTES
+def _forget(store: BlockStore, job: CopyJob, index: int) -> None:
+    """The lower tier has lost what it was to read from this block of the order on: whoever asks computes, and is not
+    made to wait for another attempt."""
+    source, num_blocks = job.source, len(job.order.src) // HANDLE_BYTES
+    if index < num_blocks and source.tree is not None and store.is_findable(source):
+        first = source.num_settled - num_blocks + index
         tokens = b"".join(part.tokens for part in path(source.node))
         position = walk(source.tree, tokens, store.block_bytes, (first + 1) * store.block_bytes)
         cut(store, MatchPosition(position.node, position.blocks_into - 1, 0))

@@ -64,7 +64,10 @@ def _weigh_below(state: State, op: Acquire, placement: Placement) -> Placement:
     options: list[Below] = []
     above = reached = own
     found: MatchPosition | None = None  # in the lower tier above
+    now_ns = state.call_time.now_ns
     for tier in worker.lower_tiers:
+        if not tier.gives(now_ns):
+            break  # nor does any below it
         coming = None if found is None else _find_coming(state, op, worker, found)
         if coming is not None and coming.num_blocks > own:
             return placement._replace(coming=coming, cost=placement.cost - (coming.num_blocks - own) * size)
@@ -75,7 +78,9 @@ def _weigh_below(state: State, op: Acquire, placement: Placement) -> Placement:
         if (above - reached) * size < max(1, state.settings.flight_tokens_min):
             continue
         reached = above
-        takes_us = sum(hop.costs.takes_us(above - has, blocks_ahead(hop, op.domain)) for hop, has in hops)
+        takes_us = sum(
+            hop.costs_of(hop.up, now_ns).takes_us(above - has, blocks_ahead(hop, op.domain)) for hop, has in hops
+        )
         num_tokens, prefill_us = (above - own) * size, tier.costs.prefill_us_per_token
         if takes_us < num_tokens * prefill_us:
             options.append(Below(tier, above, num_tokens - int(takes_us / prefill_us)))
@@ -138,8 +143,10 @@ def _promoted(state: State, op: Acquire, placement: Placement, below: Below) -> 
         tree, position, account = found
     else:
         return None
-    count = below.num_blocks - position.num_blocks
-    if not promote(state, worker, tier, tree, position, account, op.tokens, count):
+    count, has_more = below.num_blocks - position.num_blocks, placement.position.num_blocks - position.num_blocks
+    # What the device has already, and as few tokens as nobody waits for, are not worth the first hop alone.
+    least = max(0, has_more) + -(-state.settings.flight_tokens_min // worker.block_size)
+    if not promote(state, worker, tier, tree, position, account, op.tokens, count, min(count, least)):
         return None
     return worker.flights.coming(walk(tree, op.tokens, worker.block_bytes, end), op.tokens, end)
 

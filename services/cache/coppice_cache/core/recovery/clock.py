@@ -39,7 +39,9 @@ class Clock:
             for epoch, session in state.sessions.items():
                 state.tell_client(epoch, session.lease_digest)
         for worker in state.workers.values():
-            worker.flights.tick(now_ns)
+            if late := worker.flights.tick(now_ns):
+                for tier in worker.lower_tiers:
+                    tier.note_late(late)
             reclaim.tick(state, worker, now_ns)
             drop_dead_pins(worker)
             tick_demotions(state, worker)

@@ -216,13 +216,12 @@ def _add_lower_tiers(state: State, worker: Worker, message: Register) -> None:
     if message.num_host_blocks:
         arrays = message.num_host_blocks, message.host_generations, message.host_seals
         host = _lower_store(state, worker, Tier.HOST, *arrays)
-        worker.host = LowerTier(host, worker, settings.tiers, down=Direction.DEMOTE, up=Direction.PROMOTE)
+        worker.add_below(LowerTier(host, worker, settings.tiers, down=Direction.DEMOTE, up=Direction.PROMOTE))
         if message.num_disk_blocks:
             arrays = message.num_disk_blocks, message.disk_generations, message.disk_seals
             disk = _lower_store(state, worker, Tier.DISK, *arrays)
-            worker.disk = LowerTier(
-                disk, host, settings.disk_costs, down=Direction.STORE, up=Direction.LOAD, rest_ms=settings.disk_rest_ms
-            )
+            ways, rest_ms = {"down": Direction.STORE, "up": Direction.LOAD}, settings.disk_rest_ms
+            worker.add_below(LowerTier(disk, host, settings.disk_costs, **ways, rest_ms=rest_ms))
 
 
 def _lower_store(

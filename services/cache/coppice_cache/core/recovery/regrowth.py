@@ -138,7 +138,7 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_below: tuple
     of its lower tiers that `knows_below` says."""
     entries = Entries(worker, state.replay.take(worker.worker_id, worker.epoch, Tier.DEVICE))
     below = [
-        (tier, store, state.replay.take(worker.worker_id, worker.epoch, tier))
+        (tier, store, _of_tier(state, worker, tier))
         for tier, store, is_known in zip(Tier, worker.stores, (False, *knows_below), strict=False)
         if is_known
     ]
@@ -160,6 +160,12 @@ def open_worker(state: State, worker: Worker, now_ns: int, *, knows_below: tuple
     counts.replayed += _offer(worker, entries, accounts, nodes, counts)
     if any(store.num_nodes for store in worker.stores):
         state.effects.append(Regrown(worker.worker_id))
+
+
+def _of_tier(state: State, worker: Worker, tier: Tier) -> Forest:
+    """What the log has of it. That of a disk may be set aside by now, as the worker took long to come back."""
+    forest = state.aside.take(worker.worker_id, worker.epoch) if tier is Tier.DISK else None
+    return forest or state.replay.take(worker.worker_id, worker.epoch, tier)
 
 
 def regrow_disk(state: State, worker: Worker, forest: Forest, now_ns: int) -> None:
@@ -201,7 +207,7 @@ def _uses(state: State, store: BlockStore, forest: Forest, *, is_below: bool = F
 
 
 def _account_of(state: State, store: BlockStore, tree: Tree, *, is_below: bool) -> Account | None:
-    if state.replay.is_distrusted(tree) or not store.is_current(tree):
+    if not store.is_current(tree):
         return None
     try:
         config = state.domains.config(tree.domain)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from coppice.handles import BLOCKS_MAX, HANDLE_BYTES, UInt64
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
-from coppice.namespaces import salt_of, without_salt
+from coppice.namespaces import covers, salt_of
 from coppice.seals import NO_SEAL, SEAL_BYTES, ChainKey, chain_seals, proved_again
 from coppice_cache.core.base.events import Cleared, IndexEvent, Removed, Stored, Tier
 from coppice_cache.core.pool.free_ring import Blocks, unpack_handles
@@ -32,6 +32,7 @@ from coppice_cache.core.radix.tree import EDGE_BLOCKS_MAX, Node, Tree, add_child
 TreeKey = tuple[DomainId, Namespace]
 Cuts = dict[bytes, int]  # seal -> number of the first run that counts below it
 Ints = npt.NDArray[np.int64]
+_NEVER = -1  # a stamp that no incarnation has
 
 
 @dataclass(slots=True)
@@ -110,6 +111,12 @@ class Forest:
         """Block id per entry."""
         return self.handles.view(np.int64) & (BLOCKS_MAX - 1)
 
+    def distrust(self, domain: DomainId, namespace: Namespace) -> None:
+        """Nothing of this tree is found any more, under each salt."""
+        for tree in self.trees:
+            if tree.domain == domain and covers(namespace, tree.namespace):
+                tree.stamp = _NEVER
+
 
 Forests = dict[tuple[WorkerEpoch, Tier], Forest]  # of one worker
 
@@ -119,16 +126,17 @@ class ReplayBook:
 
     def __init__(self) -> None:
         self.counts = ReplayCounts()
-        self.distrusted: set[TreeKey] = set()  # invalidated in part since the start: nothing of them is replayed
         self._forests: dict[WorkerId, Forests] = {}
 
     @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
         return tuple(self._forests)
 
-    def is_distrusted(self, tree: Tree) -> bool:
-        names = (tree.namespace, without_salt(tree.namespace))
-        return any((tree.domain, name) in self.distrusted for name in names)
+    def distrust(self, domain: DomainId, namespace: Namespace) -> None:
+        """A part of this tree was invalidated, under each salt: nothing of it is replayed."""
+        for forests in self._forests.values():
+            for forest in forests.values():
+                forest.distrust(domain, namespace)
 
     def load(self, seal_keys: tuple[bytes, ...], worker_id: WorkerId, events: Iterable[IndexEvent]) -> None:
         forests = grow(seal_keys, events, self.counts)

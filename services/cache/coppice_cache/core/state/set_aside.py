@@ -14,11 +14,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from coppice.ids import DomainId, Namespace, WorkerEpoch, WorkerId
-from coppice.namespaces import covers
 from coppice_cache.core.radix.tree import Tree
 from coppice_cache.core.state.replay import Forest
-
-_NEVER = -1  # a stamp that no incarnation has
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +62,7 @@ class SetAside:
     def distrust(self, domain: DomainId, namespace: Namespace) -> None:
         """A part of this tree was invalidated, under each salt: nothing of it comes back."""
         for aside in self._by_worker.values():
-            for tree in aside.forest.trees:
-                if tree.domain == domain and covers(namespace, tree.namespace):
-                    tree.stamp = _NEVER
+            aside.forest.distrust(domain, namespace)
 
     def _remove(self, worker_id: WorkerId) -> list[Tree]:
         aside = self._by_worker.pop(worker_id, None)

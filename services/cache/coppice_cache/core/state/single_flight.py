@@ -205,10 +205,13 @@ class Flights:
         if waiter is not None:
             self._detach(waiter)
 
-    def tick(self, now_ns: int) -> None:
-        """Wake who waited long enough: the bound on waiting, whatever became of the leader."""
-        for waiter in [waiter for waiter in self._waiters.values() if waiter.wake_ns <= now_ns]:
+    def tick(self, now_ns: int) -> set[int]:
+        """Wake who waited long enough: the bound on waiting, whatever became of the leader. Returns for whom."""
+        late = [waiter for waiter in self._waiters.values() if waiter.wake_ns <= now_ns]
+        leaders = {waiter.flight.lease.number for waiter in late if waiter.flight is not None}
+        for waiter in late:
             self._wake(waiter)
+        return leaders
 
     def wake_all(self) -> None:
         """The worker is gone and all leaders with it, or it takes no new lease."""

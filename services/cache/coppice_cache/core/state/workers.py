@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from coppice.handles import HANDLE_BYTES
@@ -38,8 +38,10 @@ class CopyJob:
     source: Lease
     target: Lease
     tokens: bytes  # of the blocks that are copied
+    is_late: bool = False  # somebody waited for it too long
 
 
+_TRIAL_NS = 60 * 10**9
 _BURST_KEPT = 0.98  # of the largest burst, per tick: a few seconds
 
 
@@ -63,23 +65,32 @@ class LowerTier:
         self.expected_copy_us = costs.copy_us_per_block
         self.down = down  # how orders from the upper store to this one name it
         self.up = up
-        self.rest_ms = rest_ms  # in which nothing goes down, after a copy has failed to
-        self.rests_until_ns = 0
+        self.rest_ms = rest_ms  # in which nothing goes that way, after a copy has failed and the content was right
+        self.rests_until_ns = 0  # on the way down
+        self.keeps_until_ns = 0  # on the way up
+        self.tried_ns = dict.fromkeys((down, up), 0)  # when the last copy was ordered
         self.jobs: dict[int, CopyJob] = {}
         self.burst = 0.0  # most blocks that were evicted above between two ticks lately
         self.look_at = 1  # of the upper `num_evicted`: from there on victims are looked at before the next tick
         self.is_short = False  # there were more to copy than may be under way
         self.num_copied = dict.fromkeys((down, up), 0)  # blocks that copies brought to the other store so far
         self._ticked_at = 0
-        self._measure_at = 0  # of `num_evicted`
 
-    def may_measure(self) -> bool:
-        """Whether something is copied that costs too much by what was measured: once while the upper pool is evicted
-        once."""
-        if self.upper.num_evicted < self._measure_at:
-            return False
-        self._measure_at = self.upper.num_evicted + self.upper.num_blocks
-        return True
+    def costs_of(self, direction: Direction, now_ns: int) -> TierCosts:
+        """By which a copy is worth it: what was measured, or, once in a while, what is expected if that is less. Copies
+        that were slow would else be the last ones, and nothing would be measured again."""
+        if self.costs.copy_us_per_block <= self.expected_copy_us or now_ns < self.tried_ns[direction] + _TRIAL_NS:
+            return self.costs
+        return replace(self.costs, copy_us_per_block=self.expected_copy_us)
+
+    def gives(self, now_ns: int) -> bool:
+        """Whether whoever asks should wait for copies from here."""
+        return now_ns >= self.keeps_until_ns and not any(job.is_late for job in self.jobs.values())
+
+    def note_late(self, leaders: set[int]) -> None:
+        """By their lease numbers, flights that somebody waited for too long."""
+        for job in self.jobs.values():
+            job.is_late |= job.target.number in leaders
 
     def ticked(self) -> None:
         """The upper store's count of evictions only grows."""
@@ -162,8 +173,8 @@ class Worker(BlockStore):
         self.mean_hold_ms = 1_000.0
         self.flights = Flights(self.block_bytes, woken)
         self.reservations = Reservations(quotas, ledger)
-        self.host: LowerTier | None = None
-        self.disk: LowerTier | None = None  # below that of the host
+        self.lower_tiers: tuple[LowerTier, ...] = ()  # from the device down: the host's, and a disk's below that
+        self.stores: tuple[BlockStore, ...] = (self,)  # of all tiers
         self.kept_from = WorkerEpoch(0)  # the epoch that what is on the disk was of; 0: the pool began with this one
         self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
 
@@ -171,15 +182,17 @@ class Worker(BlockStore):
     def is_open(self) -> bool:
         return self.phase is Phase.OPEN
 
-    @property
-    def lower_tiers(self) -> tuple[LowerTier, ...]:
-        """From the device down."""
-        return tuple(tier for tier in (self.host, self.disk) if tier is not None)
+    def add_below(self, tier: LowerTier) -> None:
+        self.lower_tiers = (*self.lower_tiers, tier)
+        self.stores = (*self.stores, tier.store)
 
     @property
-    def stores(self) -> tuple[BlockStore, ...]:
-        """Of all tiers, from the device down."""
-        return (self, *(tier.store for tier in self.lower_tiers))
+    def host(self) -> LowerTier | None:
+        return self.lower_tiers[0] if self.lower_tiers else None
+
+    @property
+    def disk(self) -> LowerTier | None:
+        return self.lower_tiers[1] if len(self.lower_tiers) > 1 else None
 
     @property
     def info(self) -> WorkerInfo:

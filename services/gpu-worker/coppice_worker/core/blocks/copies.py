@@ -15,19 +15,29 @@ take long, and no lease has blocks there: only a fence that reports what is ther
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from coppice.handles import block_ids, handles_array
 from coppice.ids import WorkerEpoch
-from coppice.messages.registration import CopiesDone, CopyOrder, CopyOrders, Direction, Fence, Registered
+from coppice.messages.registration import (
+    NOTHING_LOST,
+    CopiesDone,
+    CopyOrder,
+    CopyOrders,
+    Direction,
+    Fence,
+    Registered,
+)
 from coppice.seals import SEAL_BYTES
 from coppice_worker.core.batch.step_batch import Int32, UInt64
 from coppice_worker.core.blocks.pool import COPIER, BlockPool
 
 _OF_A_DISK = (Direction.STORE, Direction.LOAD)
+NONE_FAILED: Mapping[int, int] = MappingProxyType({})
 _NOBODYS_LEASE: UInt64 = np.full(2, np.iinfo(np.uint64).max, np.uint64)
 
 
@@ -72,7 +82,8 @@ class CopyBooks:
         self._max_orders = max_orders  # under way at once; twice as many answers are remembered
         self._under_way: dict[int, CopyWork] = {}  # by number
         self._numbers: dict[int, int] = {}  # by order id, of the present cache epoch
-        self._answers: OrderedDict[int, bool] = OrderedDict()  # order id -> whether it was done
+        # By order id what of its source is lost, from which block on; None: it was done.
+        self._answers: OrderedDict[int, int | None] = OrderedDict()
         self._last_number = 0
         self._held_up: list[tuple[Fence, set[int]]] = []  # and the copies that each waits for
 
@@ -80,7 +91,8 @@ class CopyBooks:
         """Starts what can be started. An order that is repeated starts nothing: it gets its answer again."""
         if message.worker_epoch != worker_epoch:
             failed = tuple(order.order_id for order in message.orders)
-            return Ordered((), CopiesDone(message.worker_epoch, (), failed))
+            lost_from = (NOTHING_LOST,) * len(failed)
+            return Ordered((), CopiesDone(message.worker_epoch, (), failed, lost_from=lost_from))
         works = []
         for order in message.orders:
             if order.order_id in self._numbers or order.order_id in self._answers:
@@ -88,40 +100,44 @@ class CopyBooks:
             if self._may_start(order):
                 works.append(self._start(order, worker_epoch))
             else:
-                self._answer(order.order_id, done=False)
-        return Ordered(tuple(works), self._answers_to(message))
+                self._answer(order.order_id, 0)
+        return Ordered(
+            tuple(works), self._answers_to([order.order_id for order in message.orders], message.worker_epoch)
+        )
 
     def finish(
-        self, numbers: tuple[int, ...], worker_epoch: WorkerEpoch, failed: Container[int] = ()
+        self, numbers: tuple[int, ...], worker_epoch: WorkerEpoch, failed: Mapping[int, int] = NONE_FAILED
     ) -> tuple[CopiesDone | None, tuple[Fence, ...]]:
-        """These copies are over, and what they wrote is whole, but for those in `failed`. Gives the answer, if anybody
-        waits for one, and the fences that nothing holds up any more."""
-        ended: dict[bool, list[int]] = {True: [], False: []}
+        """These copies are over, and what they wrote is whole, but for those in `failed`: from which of its blocks on
+        the source has lost them, perhaps NOTHING_LOST. Gives the answer, if anybody waits for one, and the fences that
+        nothing holds up any more."""
+        ended: list[int] = []
         for number in numbers:
             work = self._under_way.pop(number, None)
             if work is None:
                 continue  # of an earlier worker epoch
-            is_done = number not in failed
-            self._end(work, is_done=is_done)
+            lost_from = failed.get(number)
+            if lost_from is not None and work.direction is not Direction.LOAD:
+                lost_from = 0  # nobody asks
+            self._end(work, lost_from)
             if self._numbers.get(work.order.order_id) == number:
                 del self._numbers[work.order.order_id]
-                self._answer(work.order.order_id, done=is_done)
-                ended[is_done].append(work.order.order_id)
+                self._answer(work.order.order_id, lost_from)
+                ended.append(work.order.order_id)
         for _, copies in self._held_up:
             copies.difference_update(numbers)
         fences = tuple(fence for fence, copies in self._held_up if not copies)
         self._held_up = [(fence, copies) for fence, copies in self._held_up if copies]
-        answer = CopiesDone(worker_epoch, tuple(ended[True]), tuple(ended[False]))
-        return answer if answer.order_ids or answer.failed_ids else None, fences
+        return self._answers_to(ended, worker_epoch), fences
 
-    def _end(self, work: CopyWork, *, is_done: bool) -> None:
+    def _end(self, work: CopyWork, lost_from: int | None) -> None:
         pools = self._pools[work.direction]
         pools.source.leave(work.src, COPIER)
         pools.target.leave(work.dst, COPIER)
-        if is_done:
+        if lost_from is None:
             pools.target.set_seals(handles_array(work.order.dst), work.order.seals)
         elif work.direction is Direction.LOAD:
-            pools.source.lose(work.src)  # some of it, and the cache service forgets it all
+            pools.source.lose(work.src[lost_from:])  # perhaps not all of them; the cache service forgets them
 
     def hold_up(self, fence: Fence) -> bool:
         """Whether it waits for copies that are under way; then `finish` gives it when the last of them is over."""
@@ -215,14 +231,17 @@ class CopyBooks:
         self._numbers[order.order_id] = work.number
         return work
 
-    def _answer(self, order_id: int, *, done: bool) -> None:
-        self._answers[order_id] = done
+    def _answer(self, order_id: int, lost_from: int | None) -> None:
+        self._answers[order_id] = lost_from
         while len(self._answers) > 2 * self._max_orders:
             self._answers.popitem(last=False)
 
-    def _answers_to(self, message: CopyOrders) -> CopiesDone | None:
-        known = [order.order_id for order in message.orders if order.order_id in self._answers]
+    def _answers_to(self, order_ids: Iterable[int], worker_epoch: WorkerEpoch) -> CopiesDone | None:
+        """None where none of them is over."""
+        known = {order_id: self._answers[order_id] for order_id in order_ids if order_id in self._answers}
         if not known:
             return None
-        done = tuple(order_id for order_id in known if self._answers[order_id])
-        return CopiesDone(message.worker_epoch, done, tuple(i for i in known if not self._answers[i]))
+        failed = {order_id: lost_from for order_id, lost_from in known.items() if lost_from is not None}
+        done = tuple(order_id for order_id in known if order_id not in failed)
+        lost_from = tuple(failed.values()) if any(failed.values()) else ()
+        return CopiesDone(worker_epoch, done, tuple(failed), lost_from=lost_from)
