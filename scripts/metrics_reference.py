@@ -28,6 +28,7 @@ from coppice_scheduler.edge.base.engine import NO_STATS
 from coppice_scheduler.edge.base.metrics import FrontDoorMetrics
 from coppice_scheduler.edge.planner.metrics import PlannerCollector
 from coppice_scheduler.edge.request_log.call_metrics import CallMetrics
+from coppice_worker.disk.metrics import DiskMetrics
 from coppice_worker.edge.metrics import WorkerMetrics
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +134,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     FrontDoorMetrics(scheduler, _MODEL).moved("example")
     CallMetrics(scheduler, _MODEL, ("POST /v1/chat/completions",))
     cache = _registry("cache", _cache_metrics(), RecoveryMetrics(_NoRecovery()), watch)  # type: ignore[arg-type]
-    worker = _registry("worker")
+    worker = _registry("worker", DiskMetrics(None))
     WorkerMetrics(worker, "worker-0")
     canary = _registry("canary")
     AuditMetrics(canary)

@@ -13,6 +13,7 @@ TLS_FOLDER, SECRETS_FOLDER, TENANTS_FOLDER = "/etc/coppice/tls", "/etc/coppice/s
 MODEL_FOLDER = "/opt/coppice/model"
 POD_NAME = "COPPICE_POD_NAME"
 # A worker advertises the name that its StatefulSet gives it.
+_DISKS_AT_ONCE = 2  # until what a container before had is taken away
 _OF_POD = f"$({POD_NAME})"
 
 UNPRIVILEGED: Object = {  # of a container
@@ -47,7 +48,7 @@ def pod(service: Service, options: RenderOptions, role: Role) -> Object:
         "env": _environment(service, options),
         "ports": [{"name": port.name, "containerPort": port.number} for port in service.ports],
         **probes,
-        "resources": _RESOURCES[service.name],
+        "resources": _resources(service, options),
         "securityContext": UNPRIVILEGED,
         "volumeMounts": _mounts(service, options),
     }
@@ -121,8 +122,7 @@ def _volumes(service: Service, options: RenderOptions, role: Role) -> list[Objec
     if service.name == "worker":
         volumes.append({"name": "state", "emptyDir": {}})
     if service.disk and options.disk_mib:
-        # A container that starts again has what it had before until that is taken away.
-        volumes.append({"name": "disk", "emptyDir": {"sizeLimit": f"{2 * options.disk_mib}Mi"}})
+        volumes.append({"name": "disk", "emptyDir": {"sizeLimit": f"{_DISKS_AT_ONCE * options.disk_mib}Mi"}})
     return volumes
 
 
@@ -177,6 +177,16 @@ _PROBES: dict[str, Object] = {
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 10, "failureThreshold": 6},
     },
 }
+
+
+def _resources(service: Service, options: RenderOptions) -> Object:
+    resources = _RESOURCES[service.name]
+    if not (service.disk and options.disk_mib):
+        return resources
+    room = {"ephemeral-storage": f"{_DISKS_AT_ONCE * options.disk_mib}Mi"}
+    return {**resources, "requests": {**resources["requests"], **room}}
+
+
 _RESOURCES: dict[str, Object] = {
     "cache": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
     "worker": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "16Gi"}},

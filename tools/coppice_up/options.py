@@ -160,6 +160,9 @@ class UpOptions:
             raise UsageError(
                 f"--disk-mib: a model that {self.ranks} processes share has no disk tier", hint="leave it out"
             )
+        folder = self.disk_folder
+        if folder is not None and not self.on.startswith(RAY) and not folder.is_dir():
+            raise UsageError(f"--disk-folder {folder} is not there", hint="mount the disk, or make the folder")
 
     def _check_ports(self) -> None:
         """Raise UsageError for ports that are none, and for those that were given twice."""

@@ -304,7 +304,7 @@ def _computing(
     if options.host_memory_mib:
         argv += ["--host-memory-mib", str(options.host_memory_mib)]
     if options.disk_folder is not None:
-        argv += ["--disk-folder", str(options.disk_folder.absolute() / worker), "--disk-mib", str(options.disk_mib)]
+        argv += ["--disk-folder", str(options.disk_folder.absolute()), "--disk-mib", str(options.disk_mib)]
     threads = _threads(options)
     if threads:
         argv += ["--threads", str(threads)]

@@ -35,6 +35,7 @@ from coppice.tls.credentials import Credentials
 from coppice.tls.identity import Role
 from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
+from coppice_worker.disk.metrics import DiskMetrics
 from coppice_worker.edge.draining import StopRequests
 from coppice_worker.edge.loading import Compute, Loaded, load, resolve_settings
 from coppice_worker.edge.metrics import WorkerMetrics
@@ -109,6 +110,8 @@ def serve(
     if loaded.disk is not None:
         core.disk_pool.load(*loaded.disk.reported())
     observers = Observers(WorkerMetrics(registry, settings.worker_id), WorkerSpans(tracing.tracer("coppice.worker")))
+    if settings.disk_mib:
+        registry.register(DiskMetrics(loaded.disk))
     service = WorkerService(core, compute.executor, observers, failed, compute.tiers, audit, compute.disk)
     server.add(service.add_to)
     host, port = settings.http_listens_on, settings.http_port

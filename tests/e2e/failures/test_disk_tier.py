@@ -36,6 +36,7 @@ def valkey() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 def stack(checkpoint: Path, tmp_path: Path, valkey: ValkeyServer) -> Iterator[Stack]:
+    (tmp_path / "disk").mkdir()
     worker = ["--host-memory-mib=1", f"--disk-folder={tmp_path / 'disk'}", "--disk-mib=16"]
     cache = [*CACHE, f"--redis-url=redis://127.0.0.1:{valkey.port}/0"]
     with Stack(checkpoint, tmp_path, num_blocks=NUM_BLOCKS, cache_args=cache, worker_args=worker) as stack:

@@ -12,6 +12,7 @@ from coppice.errors import EXIT_FAILURE, EXIT_OK
 from coppice_cli.variables import Command
 
 if TYPE_CHECKING:
+    from coppice.errors import UsageError
     from coppice_cli.doctor.findings import Finding
 
 
@@ -34,6 +35,8 @@ def doctor(
     from coppice_cli.doctor.findings import State, worst
     from coppice_cli.doctor.machine import check_disk
 
+    if disk_mib and disk_folder is None:
+        raise UsageError("--disk-mib without --disk-folder", hint="say where the blocks are to be")
     findings = _findings(redis_url, port, workers, log_dir)
     if disk_folder is not None:
         findings += check_disk(disk_folder, workers * (disk_mib << 20))

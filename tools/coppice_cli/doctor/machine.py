@@ -85,18 +85,20 @@ def check_folders(folders: dict[str, Path]) -> Iterable[Finding]:
 def check_disk(folder: Path, needed_bytes: int) -> Iterable[Finding]:
     """Whether workers can keep blocks there, and whether there is room for all of them."""
     subject = "folder of the disk tier"
+    if not folder.exists():
+        yield fail(subject, f"{folder} is not there", "mount the disk, or make the folder")
+        return
     for finding in check_folders({"the disk tier": folder}):
         if finding.state is State.FAIL:
             yield finding
             return
-    there = next(each for each in (folder, *folder.parents) if each.exists())
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             os.fsync(file.fileno())
     except OSError as error:
-        yield fail(subject, f"{there}: {error.strerror}", "choose a folder on a local disk")
+        yield fail(subject, f"{folder}: {error.strerror}", "choose a folder on a local disk")
         return
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(folder).free
     said = f"{folder}: {free / _GIB:.1f} GiB are free, {needed_bytes / _GIB:.1f} GiB are asked for"
     if free < needed_bytes:
         yield warn(subject, said, "a smaller --disk-mib; a disk that is full takes no more, which fails nobody")

@@ -55,7 +55,7 @@ class DiskPool:
         self._touching = Lock()  # blocks of the host
         self._clock = clock
         self._rests_until_s = -np.inf
-        self._is_closed = self._keeps = False
+        self._is_closed = self._keeps = self._has_failed = False
         self.num_blocks = folder.num_blocks
         self.num_tried = 0  # blocks that were to be copied so far
         self.num_lost = 0  # blocks whose file was gone or wrong when it was read
@@ -76,6 +76,11 @@ class DiskPool:
     def is_resting(self) -> bool:
         """The disk failed lately, so nothing is written."""
         return self._clock() < self._rests_until_s
+
+    @property
+    def takes_blocks(self) -> bool:
+        """False from an error on, until something was stored again."""
+        return not self._is_closed and not self._has_failed
 
     def reported(self) -> tuple[WorkerEpoch, UInt64, UInt64]:
         """Their epoch, generations [num_blocks] and seals [num_blocks, 2] by the names of the files; zeros where there
@@ -138,6 +143,7 @@ class DiskPool:
                 whole[index] = True
             for folder in {self._folder.part_of(block_of(name.handle)) for name in names}:
                 sync_folder(folder)
+            self._has_failed = self._has_failed and not names
         except OSError as error:
             self._rest("write to", error)
             whole[:] = False
@@ -216,7 +222,7 @@ class DiskPool:
     def _rest(self, what: str, error: OSError) -> None:
         if not self.is_resting:
             _log.warning("cannot %s the disk tier (%s); nothing is kept there for %.0f s", what, error, REST_S)
-        self._rests_until_s = self._clock() + REST_S
+        self._rests_until_s, self._has_failed = self._clock() + REST_S, True
 
 
 def _names(handles: UInt64, seals: bytes) -> list[BlockName]:

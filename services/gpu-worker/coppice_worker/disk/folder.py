@@ -30,7 +30,7 @@ from coppice.handles import block_of
 from coppice.ids import WorkerEpoch
 from coppice_worker.disk.block_file import BlockName, parse_name, sync_folder
 
-DISK_BLOCKS_MAX = 1 << 20  # of one pool: a worker's registration tells of each of them
+DISK_BLOCKS_MAX = 1 << 20  # of one pool
 SCAN_S = 20.0  # a folder that takes longer to list begins anew
 _PART_BLOCKS = 4_096
 _PRIVATE = 0o700

@@ -15,7 +15,6 @@ NUM_UNUSUAL = 4  # steps, and copies, at first that touch memory or files for th
 NEWS = 1.25  # a change by this factor is said at once; else with the next answer
 _KEPT = 7 / 8  # of the steps before, with each new one
 _SLOWER = 1.02  # by which the time of a block grows with each copy that took longer: it may have waited for a step
-_SOONER = 0.98  # by which that of a load falls with each store: who is told that loads are dear orders none
 _NS_PER_US = 1_000
 _U32_MAX = (1 << 32) - 1
 
@@ -48,7 +47,6 @@ class MeasuredCosts:
         block_ns = duration_ns / num_blocks
         if direction is Direction.STORE:
             self._stores.note(block_ns)
-            self._loads.block_ns *= _SOONER
         elif direction is Direction.LOAD:
             self._loads.note(block_ns)
         else:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 
-from coppice import __version__
 from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
 from coppice.namespaces import encode_namespace
 from coppice_worker.core.batch.step_batch import Executor, StepLimits
 from coppice_worker.disk.disk_pool import DiskPool
 from coppice_worker.disk.folder import identity_of
-from coppice_worker.disk.opening import blocks_within, open_pool
+from coppice_worker.disk.opening import REPORTED_BLOCKS_MAX, blocks_within, digest_of_sources, open_pool
 from coppice_worker.edge.copies import TierCopier
 from coppice_worker.edge.cores import default_threads
 from coppice_worker.edge.load_report import LoadReport
@@ -155,7 +154,8 @@ def _host_pool(settings: WorkerSettings, executor: TorchExecutor) -> HostPool | 
 def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool, name: str) -> DiskPool | None:
     """None where the folder cannot be had: a worker without it serves all the same."""
     assert settings.disk_folder is not None
-    num_blocks = blocks_within(settings.disk_mib << 20, host.bytes_per_block)
+    most = REPORTED_BLOCKS_MAX - executor.pool.num_blocks - len(host.blocks)
+    num_blocks = blocks_within(settings.disk_mib << 20, host.bytes_per_block, most)
     if not num_blocks:
         raise UsageError(
             f"--disk-mib {settings.disk_mib}: a block has {host.bytes_per_block} bytes",
@@ -166,13 +166,18 @@ def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool
     files = [checkpoint / CONFIG_FILE, *weight_files(checkpoint)]
     stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     namespace = encode_namespace(replace(executor.namespace, model=name))
-    how = dtype_of(settings), settings.device, settings.kernels, str(host.bytes_per_block)
-    identity = identity_of(__version__, namespace, *how, *stamps)
+    how = dtype_of(settings), _device_name(settings), executor.kernels_name, str(host.bytes_per_block)
+    identity = identity_of(digest_of_sources(), namespace, *how, *stamps)
     folder = Path(settings.disk_folder) / identity_of(settings.worker_id)
     pool = open_pool(folder, identity, num_blocks, host.blocks.numpy())
     if pool is not None:
         _log.info("%d blocks on the disk", num_blocks)
     return pool
+
+
+def _device_name(settings: WorkerSettings) -> str:
+    """Two GPUs do not compute the same bits."""
+    return torch.cuda.get_device_name(settings.device) if settings.device.startswith("cuda") else settings.device
 
 
 def _default_blocks(

@@ -116,4 +116,3 @@ def test_a_worker_that_lives_and_comes_back_late_finds_what_the_log_had_of_its_d
     here = After(left_behind(), away_ms=40_000).open()
     assert where(here)[2] == 4
     assert here.core.state.aside.num_blocks == 0
-

@@ -57,6 +57,7 @@ def flag(argv: tuple[str, ...], name: str) -> str:
         (UpOptions(disk_mib=5, host_memory_mib=5), "--disk-folder and --disk-mib belong together"),
         (UpOptions(disk_folder=Path("d"), host_memory_mib=5), "--disk-folder and --disk-mib belong together"),
         (UpOptions(disk_folder=Path("d"), disk_mib=5), "--disk-mib without --host-memory-mib"),
+        (UpOptions(disk_folder=Path("d"), disk_mib=5, host_memory_mib=5), "--disk-folder d is not there"),
         (
             UpOptions(disk_folder=Path("d"), disk_mib=5, host_memory_mib=5, tensor_parallel=2),
             "a model that 2 processes share has no disk tier",
@@ -96,6 +97,8 @@ def test_a_certificate_for_clients_goes_to_the_scheduler_alone(tmp_path: Path) -
 
 
 def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
     stack = plan(
         tmp_path,
         UpOptions(
@@ -103,7 +106,7 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
             workers=2,
             num_blocks=64,
             host_memory_mib=7,
-            disk_folder=tmp_path / "disk",
+            disk_folder=folder,
             disk_mib=9,
             kv_dtype="fp8",
             otlp_endpoint="http://c:4317",
@@ -122,7 +125,7 @@ def test_children_start_in_order_and_know_each_other(tmp_path: Path) -> None:
     assert flag(first.argv, "--host-memory-mib") == "7"
     assert [flag(child.argv, "--disk-mib") for child in (first, second)] == ["9", "9"]
     folders = [flag(child.argv, "--disk-folder") for child in (first, second)]
-    assert folders == [str(tmp_path / "disk" / name) for name in ("worker-0", "worker-1")]
+    assert folders == [str(tmp_path / "disk")] * 2, "each makes one of its own there"
     assert flag(first.argv, "--kv-dtype") == "fp8"
     assert flag(scheduler.argv, "--max-queued-tokens") == "9"
     assert flag(scheduler.argv, "--model-name") == flag(first.argv, "--model-name") == "m"

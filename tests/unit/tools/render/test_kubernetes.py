@@ -106,6 +106,7 @@ def test_a_disk_tier_has_a_volume_of_its_own(tmp_path: Path) -> None:
     assert {"name": "disk", "mountPath": DISK} in container(worker)["volumeMounts"]
     (volume,) = [one for one in worker["spec"]["volumes"] if one["name"] == "disk"]
     assert volume["emptyDir"] == {"sizeLimit": "1024Mi"}, "what a container had before is taken away beside its work"
+    assert container(worker)["resources"]["requests"]["ephemeral-storage"] == "1024Mi"
     test_what_is_mounted_is_there_and_nothing_else(objects)
 
 

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from coppice.handles import generation_of
 from coppice.ids import WorkerEpoch
 from coppice_worker.disk import disk_pool
 from coppice_worker.disk.disk_pool import REST_S, DiskPool
 from coppice_worker.disk.folder import DiskFolder
+from coppice_worker.disk.metrics import DiskMetrics
 from tests.unit.worker.disk.files import (
     BLOCK_BYTES,
     EPOCH,
@@ -53,6 +55,19 @@ def begun(path: Path) -> tuple[DiskFolder, DiskPool]:
     pool.begin(EPOCH)
     assert pool.store(EPOCH, ids(1, 2, 3), handles(5, 6, 7), seals(1, 2, 3)).all()
     return folder, pool
+
+
+def seen(pool: DiskPool | None) -> tuple[float | None, float | None]:
+    """By whoever scrapes: whether it takes blocks, and how many were lost."""
+    registry = CollectorRegistry()
+    registry.register(DiskMetrics(pool))
+    names = "coppice_worker_disk_up", "coppice_worker_disk_lost_blocks_total"
+    up, lost = (registry.get_sample_value(name) for name in names)
+    return up, lost
+
+
+def test_a_disk_that_is_not_there_is_seen() -> None:
+    assert seen(None) == (0, 0)
 
 
 def file_of(folder: DiskFolder, block: int, number: int) -> Path:
@@ -104,7 +119,7 @@ def test_a_bad_file_is_lost_and_goes_and_the_others_come(tmp_path: Path, caplog:
     bad.write_bytes(data)
     with caplog.at_level(logging.WARNING):
         assert pool.load(EPOCH, handles(5, 6, 7), seals(1, 2, 3), ids(0, 1, 2))[0].tolist() == [True, False, True]
-    assert pool.num_lost == 1
+    assert seen(pool) == (1, 1)
     assert len(caplog.records) == 1
     assert not bad.exists()
     assert pool.reported()[1][6] == 0
@@ -120,10 +135,13 @@ def test_a_full_disk_is_said_once_and_left_alone_for_a_while(tmp_path: Path, cap
         assert not pool.store(EPOCH, ids(2), handles(6), seals(2)).any()
     assert len(caplog.records) == 1
     assert pool.is_resting
+    assert seen(pool) == (0, 0)
     assert not pool.store(EPOCH, ids(2), handles(6), seals(2)).any(), "it takes more by now, which nobody has tried"
     assert pool.load(EPOCH, handles(5), seals(1), ids(0))[0].all(), "what is there can be read"
     now[0] += REST_S
+    assert seen(pool) == (0, 0), "nobody knows yet"
     assert pool.store(EPOCH, ids(2), handles(6), seals(2)).all()
+    assert seen(pool) == (1, 0)
 
 
 def test_a_disk_that_is_taken_away_loses_what_it_had_and_fails_nobody(tmp_path: Path) -> None:

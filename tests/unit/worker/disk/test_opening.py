@@ -42,11 +42,31 @@ def test_a_folder_alone_is_no_tier() -> None:
     assert settings("--disk-folder=d").disk_mib == 0
 
 
-def test_a_file_takes_whole_pages_of_the_disk() -> None:
-    assert blocks_within(1 << 20, 4_096 - HEAD_BYTES) == 256
-    assert blocks_within(1 << 20, BLOCK_BYTES) == 128
-    assert blocks_within(1 << 40, BLOCK_BYTES) == 1 << 20, "a registration tells of each"
-    assert blocks_within(4_096, BLOCK_BYTES) == 0
+def test_a_file_takes_whole_pages_of_the_disk(caplog: pytest.LogCaptureFixture) -> None:
+    assert blocks_within(1 << 20, 4_096 - HEAD_BYTES, 1_000) == 256
+    assert blocks_within(1 << 20, BLOCK_BYTES, 1_000) == 128
+    assert blocks_within(4_096, BLOCK_BYTES, 1_000) == 0
+    assert not caplog.records
+    assert blocks_within(1 << 40, BLOCK_BYTES, 1 << 30) == 1 << 20
+    assert blocks_within(1 << 20, BLOCK_BYTES, 100) == 100, "a registration tells of each"
+    assert caplog.messages[-1] == "the disk tier has 100 blocks at most, 0 MiB of 1"
+    assert blocks_within(1 << 20, BLOCK_BYTES, -5) == 0
+
+
+def test_a_build_is_named_by_its_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(opening, "__file__", str(tmp_path / "disk" / "opening.py"))
+    found = [opening.digest_of_sources()]
+    for path, text in (("a.py", "1"), ("a.py", "2"), ("disk/a.c", "2"), ("a.md", "2")):
+        (tmp_path / path).write_text(text)
+        found.append(opening.digest_of_sources())
+    assert found[3] == found[4], "a text is no source"
+    assert len(set(found)) == 4
+
+
+def test_a_disk_that_is_not_mounted_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert open_pool(tmp_path / "mount" / "worker", "0" * 32, 4, host_memory()) is None
+    assert f"{tmp_path / 'mount'} is not there" in caplog.text
 
 
 def test_a_folder_that_another_process_has_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -114,10 +114,3 @@ def test_what_a_disk_costs_is_what_loads_take_once_there_were_some() -> None:
     assert copied(costs, Direction.LOAD, 200_000, NUM_UNUSUAL - 1) == 200_000
     assert copied(costs, Direction.LOAD, 900_000) == 204_000, "it may have been one time"
     assert costs.added_to(ANSWER).copy_ns_per_block == 0
-
-
-def test_loads_that_are_too_dear_to_be_ordered_are_tried_again_after_some_stores() -> None:
-    costs = MeasuredCosts()
-    assert copied(costs, Direction.LOAD, 5_000_000, NUM_UNUSUAL) == 5_000_000
-    assert copied(costs, Direction.STORE, 2_000_000, 100) < 1_000_000
-    assert copied(costs, Direction.LOAD, 300_000) == 300_000

@@ -169,9 +169,11 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Pat
 def test_the_disk_tier_wants_room_for_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(0, 0, 3 * GIB))
     for needed, state in ((2 * GIB, State.OK), (4 * GIB, State.WARN)):
-        (found,) = machine.check_disk(tmp_path / "new", needed)
+        (found,) = machine.check_disk(tmp_path, needed)
         assert (found.state, found.subject) == (state, "folder of the disk tier")
     assert list(tmp_path.iterdir()) == [], "nothing is left there"
+    (found,) = machine.check_disk(tmp_path / "mount", GIB)
+    assert (found.state, found.what) == (State.FAIL, f"{tmp_path / 'mount'} is not there")
     (tmp_path / "file").touch()
     (found,) = machine.check_disk(tmp_path / "file", GIB)
     assert (found.state, found.what) == (State.FAIL, f"{tmp_path / 'file'} is no folder")
