@@ -36,14 +36,6 @@ from coppice_sim.hosts.recovery import SimLog
 TICK_MS = 40
 
 
-class _OlderIndexCore(IndexCore):
-    """As in the version before: no worker has an owner."""
-
-    def _flush(self) -> None:
-        self.state.owners_changed = False
-        self.state.flush()
-
-
 class CacheHost(Process):
     """`settings` gives what a core that starts now reads."""
 
@@ -75,8 +67,9 @@ class CacheHost(Process):
         self.every(TICK_MS * MS, self._tick)
 
     def _start_core(self, epoch: CacheEpoch) -> IndexCore:
-        kind = IndexCore if self.speaks == SPOKEN else _OlderIndexCore
-        return kind(self._settings(), epoch, self.now_ns, self._epochs.begin(epoch).randrange(FIRST_EPOCHS))
+        core = IndexCore(self._settings(), epoch, self.now_ns, self._epochs.begin(epoch).randrange(FIRST_EPOCHS))
+        core.names_owners = self.speaks == SPOKEN
+        return core
 
     def _open_ports(self) -> None:
         incarnation = (self.core.cache_epoch << 32) | self._epochs.next_incarnation()

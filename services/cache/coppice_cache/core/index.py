@@ -80,6 +80,7 @@ class IndexCore:
     def __init__(self, settings: CoreSettings, cache_epoch: CacheEpoch, now_ns: int, first_epoch: int = 0) -> None:
         assert 0 <= first_epoch < FIRST_EPOCHS
         self.cache_epoch = cache_epoch
+        self.names_owners = True  # False: as in the version before, where no worker has an owner; for the simulator
         self.state = State(settings, cache_epoch, now_ns, first_epoch)
         self._clock = Clock(now_ns)
         self._listings = Listings()
@@ -88,8 +89,9 @@ class IndexCore:
         """At the end of each call: who plans where, then what was collected."""
         if self.state.owners_changed:
             self.state.owners_changed = False
-            share_out(self.state)
-        if self.state.planners_changed:
+            if self.names_owners:
+                share_out(self.state)
+        if self.state.planners_changed and self.names_owners:
             self.state.planners_changed = False
             tell_planners(self.state)
         self.state.flush()

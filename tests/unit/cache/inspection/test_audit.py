@@ -219,7 +219,7 @@ def miscount_blocks(worker: Worker, leaf: Node, lease: Lease) -> None:
 def list_free_twice(worker: Worker, leaf: Node, lease: Lease) -> None:
     free = worker.ledger.free
     free.popleft()
-    free.append(free.blocks()[-1])
+    free.append(int(free.blocks()[-1]))
 
 
 def drain_without_a_fence(worker: Worker, leaf: Node, lease: Lease) -> None:

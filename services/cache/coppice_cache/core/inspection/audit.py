@@ -104,9 +104,9 @@ def _audit_session(state: State, session: Session) -> Iterator[None]:
 
 def _audit_worker(state: State, worker: Worker, looked: Looked) -> Iterator[None]:
     for tier, store in zip(Tier, worker.stores, strict=False):
-        for stage in _StoreAudit(state, worker, store, looked).stages():
+        for _ in _StoreAudit(state, worker, store, looked).stages():
             looked.stage = f"{tier.name.lower()} of worker {worker.worker_id}"
-            yield stage
+            yield
     check.check_flights(state, worker)
     yield
     worker.reservations.check()

@@ -263,8 +263,7 @@ def _may_be_settled(entries: Entries, lease: Lease, handles: UInt64, blocks: Blo
     """A lease with a block that is someone else's by now is over, and what it says of the rest counts for nothing."""
     if not len(entries.alive) or lease.account.config.mode is Mode.DISABLED:
         return False
-    current: bool = (entries.store.ledger.generations[blocks] == handles >> np.uint64(BLOCK_BITS)).all()
-    return current
+    return bool((entries.store.ledger.generations[blocks] == handles >> np.uint64(BLOCK_BITS)).all())
 
 
 def _place_lease(state: State, worker: Worker, entries: Entries, place: _Place) -> None:

@@ -69,7 +69,7 @@ def take_result(life: Lifecycle, worker: Worker, result: StepResult, now_ns: int
             sequence.request.history.was(late)
     _visit(life, worker, step, good, accepted, now_ns)
     for row in np.flatnonzero(live & ~good).tolist():
-        _failed_row(life, worker, rows.slots[row], result, now_ns)
+        _failed_row(life, worker, int(rows.slots[row]), result, now_ns)
     for sequence in step.removed:
         life.removed(sequence)
 
@@ -142,7 +142,7 @@ def _is_stop(table: SlotTable[Sequence], slots: Int64, sampled: UInt32) -> Bool:
     special = table.is_special[slots]
     if special.any():
         for column in np.flatnonzero(special).tolist():
-            sequence = table.sequences[slots[column]]
+            sequence = table.sequences[int(slots[column])]
             assert sequence is not None
             stops = sequence.request.request.stop_token_ids
             is_stop[:, column] = [token in stops for token in sampled[:, column].tolist()]

@@ -89,8 +89,8 @@ class OwnSums:
         return {one.tenant: one for one in self._named(sums, numbers)}
 
     def _named(self, sums: Sums, numbers: NDArray[np.intp]) -> tuple[TenantSums, ...]:
-        rows = self._of_session(sums)[numbers].tolist()
-        return tuple(tenant_sums(self._shares.tenant(number), row) for number, row in zip(numbers, rows, strict=True))
+        rows = zip(numbers.tolist(), self._of_session(sums)[numbers].tolist(), strict=True)
+        return tuple(tenant_sums(self._shares.tenant(number), row) for number, row in rows)
 
     def _of_session(self, sums: Sums) -> Sums:
         self._base = with_rows(self._base, len(sums))

@@ -108,7 +108,7 @@ class FairShares:
     def counters_with(self, num_tokens: list[float]) -> list[float]:
         """The same of all tenants, so many tokens for each."""
         count = len(num_tokens)
-        counters: list[float] = (self._served[:count] + num_tokens * self._token_price[:count]).tolist()
+        counters: list[float] = (self._served[:count] + np.array(num_tokens) * self._token_price[:count]).tolist()
         return counters
 
     def weight(self, number: int) -> float:
