@@ -16,6 +16,7 @@
 # make boards      write the Grafana boards of deploy/grafana
 # make docs        build the documentation as a site, in build/site
 # make docs-serve  show it on http://127.0.0.1:8003 while it is written
+# make compiled    compile the cores of the cache service and of the scheduler; some minutes, and a C compiler
 # make demo-model  train the demo model again (about half an hour)
 # make venv        only set up
 # make lock        lock all dependencies again         make lock ARGS="--upgrade" or ARGS="--upgrade-package fastapi"
@@ -42,7 +43,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I shared/protos --python_out=$(1) -
 	--mypy_out=$(1) --mypy_grpc_out=$(1) shared/protos/coppice_rpc/v1/*.proto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: up test test-wide test-long test-long-alone test-containers test-programs test-compilers gpu flaky seeds check model proto proto-drift api-tables metrics-reference boards docs docs-env docs-serve demo-model venv venv-up lock
+.PHONY: up compiled test test-wide test-long test-long-alone test-containers test-programs test-compilers gpu flaky seeds check model proto proto-drift api-tables metrics-reference boards docs docs-env docs-serve demo-model venv venv-up lock
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -63,6 +64,9 @@ venv:
 
 up: venv-up
 	@exec $(BIN)/coppice up $(ARGS)
+
+compiled: venv
+	$(BIN)/python -m scripts.compile_cores $(ARGS)
 
 test: venv
 	$(TEST_ENV) $(PYTEST) $(ARGS)

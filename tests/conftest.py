@@ -19,6 +19,11 @@ from hypothesis import HealthCheck, settings
 
 from tests.shares import Shares
 
+# Before anything of a service is imported: tests put other things in the place of functions of cores, which compiled
+# code does not see. Processes that tests start inherit it. `tests/unit/shared/compiled/test_on_compiled_cores.py` says
+# otherwise.
+os.environ.setdefault("COPPICE_COMPILED", "never")
+
 # No time is asserted: a neighbour may keep the machine busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from coppice import compiled
 from coppice.versions import describe_machine
 
 _DIGITS = 3
@@ -27,9 +28,10 @@ def warn_if_busy() -> None:
 
 
 def describe_run() -> dict[str, Any]:
-    """When and on what, and how busy the machine was when the run ended."""
+    """When and on what, whether with compiled cores, and how busy the machine was when the run ended."""
     loads = [round(load, 2) for load in os.getloadavg()]
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "load_average": loads, **describe_machine()}
+    date, cores = datetime.now(UTC).isoformat(timespec="seconds"), compiled.kinds()
+    return {"date": date, "load_average": loads, "cores": cores, **describe_machine()}
 
 
 def rounded(value: Any) -> Any:

@@ -63,6 +63,7 @@ def _findings(redis_url: str, port: int, workers: int, log_dir: Path | None) -> 
         software.check_python(),
         *software.check_packages(),
         software.check_compiler(has_gpu=num_gpus > 0),
+        *software.check_cores(),
         gpu,
         *check_ports(usual),
         *(check_redis_url(redis_url) if redis_url else [check_valkey()]),

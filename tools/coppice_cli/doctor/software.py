@@ -12,12 +12,16 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
+from coppice import compiled
+from coppice.errors import UsageError
 from coppice_cli.doctor.findings import Finding, fail, ok, warn
 
 PYTHON_FIRST, PYTHON_LAST = (3, 11), (3, 13)
 GPU_LOOK_S = 60.0
+_WITH_CORES = {"coppice_cache": "cache", "coppice_scheduler": "scheduler"}
 _EXTRA = "up"  # that `coppice up` needs
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?([^;]*)(?:;(.*))?")
 _BOUND = re.compile(r"(>=|<|==)\s*([0-9][0-9.]*)")
@@ -112,6 +116,37 @@ def check_compiler(*, has_gpu: bool, which: Callable[[str], str | None] = shutil
     if not header.exists():
         return fail("compiler", f"{header} is not there, which Triton needs on a GPU", to_do)
     return ok("compiler", f"{compiler} and {header}, for kernels on the GPU")
+
+
+def _folder_of(package: str) -> Path | None:
+    """Nothing is imported."""
+    spec = find_spec(package)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def check_cores(folder_of: Callable[[str], Path | None] = _folder_of) -> Iterable[Finding]:
+    """Whether the services that are installed here run compiled cores."""
+    try:
+        wanted = compiled.wanted()
+    except UsageError as error:
+        yield fail("compiled cores", error.what, f"unset {compiled.VARIABLE}")
+        return
+    for package, service in _WITH_CORES.items():
+        folder = folder_of(package)
+        if folder is not None:
+            yield _core(f"core of the {service}", wanted, compiled.build_of(folder))
+
+
+def _core(subject: str, wanted: str, build: compiled.Build) -> Finding:
+    if wanted == compiled.NEVER:
+        return ok(subject, f"its source, as {compiled.VARIABLE} is {wanted}")
+    if build is compiled.Build.CURRENT:
+        return ok(subject, "compiled")
+    if wanted == compiled.ALWAYS:
+        return fail(subject, f"{compiled.VARIABLE} is {wanted}, and there is {build.value}", compiled.HINT)
+    if build is compiled.Build.STALE:
+        return warn(subject, f"its source, slower: there is {build.value}", compiled.HINT)
+    return ok(subject, f"its source; there is {build.value}")
 
 
 def check_gpu(program: str = _LOOK_AT_GPU, limit_s: float = GPU_LOOK_S) -> tuple[Finding, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from coppice.compiled import is_compiled
 from coppice.handles import block_ids, block_of, generation_of, generations, handles_array
 from coppice.ids import TOKEN_BYTES, DomainId, LeaseId, WorkerEpoch, WorkerId
 from coppice.messages.index import (
@@ -241,7 +242,9 @@ class Monitor:
         return fits or not waiting
 
     def watch_scheduler(self, core: SchedulerCore) -> None:
-        """Count what only the scheduler knows, by standing in front of some of its methods."""
+        """Count what only the scheduler knows, by standing in front of some of its methods; compiled ones cannot be."""
+        if is_compiled("coppice_scheduler"):
+            return
         life, sometimes = core._life, self._record.sometimes
         preempt, take, leave = life.preempt, life.start, life.leave_family
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from coppice.compiled import PACKAGES, is_compiled
 from coppice.ids import CacheEpoch, SchedulerEpoch
 from coppice.messages.index import Acquire, Release
 from coppice.messages.registration import Fence
@@ -56,6 +57,7 @@ class Mutant:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
+        assert not any(map(is_compiled, PACKAGES)), "compiled code does not see what is put in its place"
         patches = self.patches()
         originals = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
         for owner, name, replacement in patches:
@@ -354,12 +356,7 @@ MUTANTS = (
     Mutant("fork of another domain, copied", "I19: neither core looks", fork_mutants.copy_of_another_domain),
     Mutant("step order unchecked", "rule 1: a doubled plan is applied again", _step_order_unchecked),
     Mutant("fence without effect", "I9: acknowledged and not done", _fence_without_effect, _ABSENCES),
-    Mutant(
-        "queue without shares",
-        "O3: others fill a tenant's share of the queue",
-        queue_mutants.without_shares,
-        demands=True,
-    ),
+    Mutant("queue without shares", "O3: others fill a tenant's share", queue_mutants.without_shares, demands=True),
     Mutant("reclaim from guarantees", "I14: who holds only its own is asked", _reclaim_from_guarantees),
     Mutant("replay without generations", "I5: the block was granted again", _replay_without_generations, _LOGS),
     Mutant("sessions are believed", "rule 9: a forged Hello", epoch_mutants.sessions_are_believed, _LIES),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coppice import __version__
+from coppice import __version__, compiled
 from coppice.errors import UnavailableError
 from coppice_up.host import ChildSpec, Needs, Place
 from coppice_up.on_ray.agent import Agent, Ask, Refused, new_stack_name
@@ -31,7 +31,7 @@ PLACE_S = 1800.0  # a node may have to download the model
 CLEAN_S = 10.0
 _POLL_S = 0.2
 # Settings of services that whoever starts the stack has in the environment; the rest of it is that of each node.
-_SETTINGS = ("COPPICE_CACHE_", "COPPICE_WORKER_", "COPPICE_SCHEDULER_", "COPPICE_SEAL_KEY")
+_SETTINGS = ("COPPICE_CACHE_", "COPPICE_WORKER_", "COPPICE_SCHEDULER_", "COPPICE_SEAL_KEY", compiled.VARIABLE)
 
 
 class RayHost:

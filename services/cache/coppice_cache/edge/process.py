@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from coppice.addresses import Address, PortInUse
 from coppice.audit_log import AuditLog
+from coppice.compiled import kind_of
 from coppice.edge.grpc_server import GrpcServer
 from coppice.edge.session_listener import SessionListener
 from coppice.edge.signal_event import SignalEvent
@@ -144,6 +145,7 @@ class CacheProcess:
             "cache epoch %d; gRPC on %s, sessions on %s; for operators REST on %s, gRPC on %s",
             *(self._service.cache_epoch, grpc, self.session_address, rest, Address(operators, self.admin_grpc_port)),
         )
+        _log.info("core: %s", kind_of("coppice_cache"))
 
     def look_at_tenants(self, *, always: bool = False) -> None:
         """Take a tenants file that changed; `always`: read it in any case."""

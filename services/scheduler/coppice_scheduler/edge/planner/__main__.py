@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from coppice.compiled import kind_of
 from coppice.edge.acceptor import Acceptor
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError
 from coppice.garbage import shorten_pauses
@@ -97,6 +98,7 @@ class _PlannerService:
         settings = self._settings = ServiceSettings.model_validate_json(plan.settings)
         configure_logging(settings.log_level, settings.log_format)
         raise_file_limit()
+        _log.info("core: %s", kind_of("coppice_scheduler"))
         try:
             directory = self._directory(plan.tenants) if settings.tenants else None
             tls = settings.credentials(Role.SCHEDULER)

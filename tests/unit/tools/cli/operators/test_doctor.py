@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from coppice.compiled import digest
 from coppice_cli.app import app
 from coppice_cli.doctor import command, machine, services, software
 from coppice_cli.doctor.findings import Finding, State, fail, ok, warn, worst
@@ -231,6 +232,35 @@ def test_redis_answers_and_its_clock_is_compared() -> None:
     assert "geheim" not in gone.what + gone.to_do
 
 
+@pytest.mark.parametrize(
+    ("word", "made_of", "state", "what"),
+    [
+        ("auto", None, State.OK, "its source; there is no compiled core"),
+        ("auto", "this", State.OK, "compiled"),
+        ("auto", "another", State.WARN, "its source, slower: there is a compiled core that was made of another source"),
+        ("always", None, State.FAIL, "COPPICE_COMPILED is always, and there is no compiled core"),
+        ("never", "this", State.OK, "its source, as COPPICE_COMPILED is never"),
+    ],
+)
+def test_whether_cores_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, made_of: str | None, state: State, what: str
+) -> None:
+    monkeypatch.setenv("COPPICE_COMPILED", word)
+    if made_of is not None:
+        (tmp_path / "_compiled").mkdir()
+        (tmp_path / "_compiled" / "made_of").write_text(digest(tmp_path) if made_of == "this" else made_of)
+    (found,) = software.check_cores({"coppice_cache": tmp_path}.get)
+    assert (found.state, found.subject) == (state, "core of the cache")
+    assert found.what.startswith(what)
+    assert ("make compiled" in found.to_do) is (state is not State.OK)
+
+
+def test_a_word_that_is_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COPPICE_COMPILED", "yes")
+    (found,) = software.check_cores()
+    assert (found.state, found.to_do) == (State.FAIL, "unset COPPICE_COMPILED")
+
+
 def test_the_embedded_valkey_is_there() -> None:
     assert services.check_valkey().state is State.OK
 
@@ -256,6 +286,7 @@ def test_the_exit_code_says_whether_a_stack_would_run(
 def test_everything_is_looked_at() -> None:
     subjects = {each.subject for each in command._findings("", free_port(), 1, None)}
     wanted = {"Python", "compiler", "GPU", "Valkey", "clock", "open files", "/dev/shm", "folder of temporary files"}
+    wanted |= {"core of the cache", "core of the scheduler"}
     assert wanted <= subjects
     assert any(subject.startswith("package") for subject in subjects)
     assert any(subject.startswith("port") for subject in subjects)
