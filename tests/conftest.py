@@ -42,6 +42,7 @@ LONG_FILES = frozenset(
         "tests/kernels/test_interpreted_attention.py",
         "tests/simulation/test_mutants.py",
         "tests/simulation/test_seeds.py",
+        "tests/unit/shared/compiled/test_on_compiled_cores.py",
     }
 )
 

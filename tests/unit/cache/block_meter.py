@@ -12,6 +12,7 @@ from weakref import proxy
 
 import numpy as np
 
+from coppice.compiled import is_compiled
 from coppice.ids import WorkerEpoch
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.settings import Mode
@@ -25,7 +26,11 @@ PoolId = tuple[WorkerEpoch, Tier]
 
 
 class BlockMeter:
+    """Of a core from its source. Nobody can stand before the methods of a compiled one: nothing is added up there."""
+
     def __init__(self, core: IndexCore) -> None:
+        if is_compiled("coppice_cache"):
+            return
         self.core = proxy(core)  # the core holds this: a cycle would keep what tests expect to be gone
         self.sums: dict[PoolId, Counter[tuple[str, str]]] = {}
         self.ended: dict[Tier, Counter[tuple[str, str]]] = {}
@@ -60,10 +65,14 @@ class BlockMeter:
 
     def is_of(self, core: IndexCore) -> bool:
         """False once a test has put another core in place of this one."""
+        if is_compiled("coppice_cache"):
+            return True
         return core._flush == self._flush_and_observe
 
     def compare(self, later_ns: int = 0) -> None:
         """The core's statement is what was added up, to the nanosecond, so many nanoseconds after the last call too."""
+        if is_compiled("coppice_cache"):
+            return
         statement = self.core.statement(self._now_ns + later_ns)
         sums = {pool: Counter(found) for pool, found in self.sums.items()}
         self._add(sums, later_ns)
