@@ -53,6 +53,12 @@ def test_the_cpu_worker_has_no_cuda_and_a_compiler(stack: Stack) -> None:
     assert compiled.returncode == 0, "the native kernels were not compiled"
 
 
+@pytest.mark.parametrize("service", ["cache", "scheduler"])
+def test_cores_are_compiled_and_the_compiler_is_left_behind(stack: Stack, service: str) -> None:
+    assert "core: compiled" in stack.logs(service)
+    assert stack.in_container(service, "test", "-e", "/opt/compiler").returncode == 1
+
+
 @pytest.mark.parametrize("service", OURS)
 def test_a_service_has_no_privileges_and_writes_nothing_but_its_state(stack: Stack, service: str) -> None:
     assert stack.in_container(service, "id", "-u").stdout.strip() == "10001"
