@@ -10,6 +10,7 @@ changed meanwhile, it does not appear.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import os
 import shutil
@@ -27,6 +28,8 @@ PACKAGES = {
     "cache": Path("services/cache/coppice_cache"),
     "scheduler": Path("services/scheduler/coppice_scheduler"),
 }
+# What msgspec makes of a class it takes from annotations and keywords of the class, of which mypyc leaves neither.
+_RECORDS = ("Record", "Message", "Struct")
 # With -O3 -g gcc takes minutes: docs/decisions/0059-compiled-cores.md.
 OPTIMISED, DEBUG_SYMBOLS = "1", "0"
 
@@ -42,14 +45,14 @@ def compile_core(package: Path, target: Path, made: Path) -> None:
 
 
 def run_mypyc(package: Path, made: Path) -> None:
-    """Extension modules of all that is in the core, in `made/lib`."""
+    """Extension modules of what is compiled of the core, in `made/lib`."""
     try:
         from mypyc.build import mypycify
         from setuptools import Distribution
         from setuptools.errors import BaseError
     except ImportError as error:
         raise UnavailableError(f"{error.name} is not installed", hint="make venv") from error
-    modules = [str(path) for path in sorted((package / "core").rglob("*.py")) if path.name != "__init__.py"]
+    modules = [str(path) for path in sorted((package / "core").rglob("*.py")) if not stays_source(path)]
     with contextlib.chdir(ROOT):  # where mypy finds its settings
         extensions = mypycify(
             # What cores import is looked into, and judged elsewhere: where an image is made, not all of it is there.
@@ -69,13 +72,27 @@ def run_mypyc(package: Path, made: Path) -> None:
             raise UnavailableError(f"the C compiler failed: {error}", hint=hint) from error
 
 
+def stays_source(path: Path) -> bool:
+    """Modules of a core that are taken as they are. Raises CoppiceError for one that can be neither."""
+    if path.name == "__init__.py":
+        return True
+    classes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef)]
+    if any(isinstance(base, ast.Name) and base.id in _RECORDS for each in classes for base in each.bases):
+        return True
+    for each in classes:
+        if each.keywords:
+            raise CoppiceError(f"{path}: class {each.name} has keywords, which mypyc leaves out", hint="do without")
+    return False
+
+
 def put(library: Path, package: Path, made_of: str) -> None:
     """Make `library` the compiled core of the package, instead of the one that is there."""
     new, old = (package / f"{FOLDER}.{word}-{os.getpid()}" for word in ("new", "old"))
     try:
         shutil.copytree(library, new)
-        for file in (package / "core").rglob("__init__.py"):
-            shutil.copy(file, new / file.relative_to(package))
+        for file in (package / "core").rglob("*.py"):
+            if stays_source(file):
+                shutil.copy(file, new / file.relative_to(package))
         (new / MADE_OF).write_text(made_of)
         with contextlib.suppress(FileNotFoundError):
             (package / FOLDER).rename(old)

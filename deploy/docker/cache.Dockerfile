@@ -20,7 +20,8 @@ COPY tools/coppice_up tools/coppice_up
 COPY services/cache services/cache
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d \( -name tests -o -name demo_model \) -exec rm -r {} + \
-    && mv /opt/compiled /opt/coppice/lib/python3*/site-packages/coppice_cache/_compiled
+    && mv /opt/compiled /opt/coppice/lib/python3*/site-packages/coppice_cache/_compiled \
+    && COPPICE_COMPILED=always /opt/coppice/bin/python -c 'import coppice_cache.core.index'
 
 FROM docker.io/library/python:3.11.14-slim-bookworm
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/coppice --skel /nonexistent coppice

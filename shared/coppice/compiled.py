@@ -1,7 +1,7 @@
 """Compiled cores: what `scripts/compile_cores.py` made of a service's core, taken instead of the source.
 
     coppice_cache/core/             the source
-    coppice_cache/_compiled/core/   the same modules, compiled; beside it a digest of what they were made of
+    coppice_cache/_compiled/core/   the same modules, compiled but for records; beside it a digest of what they are of
 
 A service's package looks for its modules in the second folder first, if COPPICE_COMPILED has it so:
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -52,12 +53,15 @@ def build_of(package: Path) -> Build:
         made_of = (package / FOLDER / MADE_OF).read_text()
     except OSError:
         return Build.NONE
-    return Build.CURRENT if made_of == digest(package) else Build.STALE
+    try:
+        return Build.CURRENT if made_of == digest(package) else Build.STALE
+    except OSError:  # an editor's lock, or a file that is written just now
+        return Build.STALE
 
 
 def digest(package: Path) -> str:
     """Of the core's source, of the common package, whose types it is compiled for, and of which Python may load it."""
-    made_of = hashlib.sha256(EXTENSION_SUFFIXES[0].encode())
+    made_of = hashlib.sha256(f"{EXTENSION_SUFFIXES[0]} {platform.machine()}".encode())
     for root in (package / "core", _SHARED):
         for file in sorted(root.rglob("*.py")):
             content = file.read_bytes()

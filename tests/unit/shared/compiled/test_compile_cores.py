@@ -11,7 +11,7 @@ import pytest
 from coppice.compiled import FOLDER, Build, build_of
 from coppice.errors import CoppiceError
 from scripts import compile_cores
-from scripts.compile_cores import compile_core, put
+from scripts.compile_cores import compile_core, put, stays_source
 
 
 @pytest.fixture
@@ -52,6 +52,36 @@ def test_a_build_lies_beside_the_source(source: Path, tmp_path: Path, monkeypatc
         *("core/__init__.py", "core/rooms/__init__.py", "core/rooms/index.so", "core__mypyc.so", "made_of")
     }
     assert {path.name for path in source.iterdir()} == {"core", FOLDER}
+
+
+RECORD = "class Request(Record, frozen=True):\n    name: str | None\n"
+
+
+def test_records_stay_source_and_lie_beside_what_is_compiled(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "core" / "request.py").write_text(RECORD)
+    compiles(monkeypatch)
+    compile_core(source, source, tmp_path / "made")
+    assert (source / FOLDER / "core" / "request.py").read_text() == RECORD
+    assert not (source / FOLDER / "core" / "rooms" / "index.py").exists()
+
+
+def test_classes_that_would_lose_something_are_refused(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    for text, stays in (("class A: ...\n", False), ("class A(Enum):\n    B = 1\n", False), (RECORD, True)):
+        module.write_text(text)
+        assert stays_source(module) is stays
+    module.write_text("class A(Base, tag=1): ...\n")
+    with pytest.raises(CoppiceError, match="class A has keywords"):
+        stays_source(module)
+
+
+def test_a_source_that_cannot_be_read_has_no_build(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles(monkeypatch)
+    compile_core(source, source, tmp_path / "made")
+    (source / "core" / ".#index.py").symlink_to("nobody@nowhere")
+    assert build_of(source) is Build.STALE
 
 
 def test_a_build_for_a_copy_lies_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,8 @@ OF_THE_SOURCE = (
     "tests/unit/scheduler/policy/test_reclaim.py::test_without_the_reclaim_the_guarantee_would_wait",
     "tests/unit/scheduler/policy/test_running_slots.py::test_everybody_ends_and_nobody_gives_way_too_often",
 )
+CONTRACTS = ("tests/contract/planner", "tests/contract/links", "tests/contract/cache")
+STACKS = ("tests/e2e/test_front_doors.py",)
 CAN_COMPILE = shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 pytestmark = [
@@ -66,14 +68,16 @@ def run(packages: Path, *command: str) -> None:
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-20_000:]
 
 
-@pytest.mark.parametrize("service", PACKAGES)
-def test_the_tests_of_a_service_pass_on_its_compiled_core(packages: Path, service: str) -> None:
+def test_units_contracts_and_seeds_pass_on_compiled_cores(packages: Path) -> None:
+    """One test: two processes would compile twice."""
     for name in OF_THE_SOURCE:
         file, _, test = name.partition("::")
         assert f"def {test}" in (ROOT / file).read_text(), f"{name} is gone"
     left_out = [f"--deselect={name}" if "::" in name else f"--ignore={name}" for name in OF_THE_SOURCE]
-    run(packages, "pytest", f"tests/unit/{service}", *left_out)
-
-
-def test_seeds_of_the_simulator_pass_on_compiled_cores(packages: Path) -> None:
+    for tests in ("tests/unit/cache", "tests/unit/scheduler", *CONTRACTS):
+        run(packages, "pytest", tests, *left_out)
     run(packages, "coppice_sim.command", "--runs", "20", "--steps", "2000", "--check-every", "5", "--brief")
+
+
+def test_a_stack_answers_on_compiled_cores(packages: Path) -> None:
+    run(packages, "pytest", "-m", "not long", *STACKS)
