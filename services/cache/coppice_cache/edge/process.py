@@ -100,7 +100,7 @@ class CacheProcess:
 
     def start(self) -> None:
         metrics = CollectorRegistry()
-        metrics.register(BuildInfo("cache"))
+        metrics.register(BuildInfo("cache", kind_of("coppice_cache")))
         metrics.register(
             CacheMetrics(
                 self._service.stats,

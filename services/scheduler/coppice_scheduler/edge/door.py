@@ -26,6 +26,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from coppice.addresses import parse_address
+from coppice.compiled import kind_of
 from coppice.edge.wire import Splitter, packed
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, UsageError
 from coppice.garbage import shorten_pauses
@@ -156,7 +157,7 @@ async def _serve(start: Start, settings: ServiceSettings, connection: socket.soc
     engine.tenants_changed = lambda content: frontdoor.set_tenants(_directory(settings, content))
     # Metrics name tenants and tell how busy each is, which is no tenant's to know.
     is_public = not tenants.needs_key
-    gauges = (PlannerCollector(engine.stats, start.model.id), BuildInfo("scheduler"))
+    gauges = (PlannerCollector(engine.stats, start.model.id), BuildInfo("scheduler", kind_of("coppice_scheduler")))
     registry = merged_registry(start.metrics_dir, gauges) if is_public else None
     connections = connections_within_limit()
     limits = HttpLimits(max_connections=connections.rest)

@@ -23,6 +23,7 @@ from typing import Any
 
 from coppice.addresses import Address, is_loopback
 from coppice.audit_log import AuditLog
+from coppice.compiled import kind_of
 from coppice.edge.signal_event import SignalEvent
 from coppice.errors import UnavailableError, UsageError
 from coppice.garbage import shorten_pauses
@@ -205,7 +206,10 @@ class _Service:
     @contextlib.contextmanager
     def _metrics(self, planners: PlannerProcesses, start: Start) -> Iterator[TenantsAgreement]:
         """/metrics on a port of its own, where one is wanted."""
-        gauges = (PlannerCollector(lambda: planners.stats, start.model.id), BuildInfo("scheduler"))
+        gauges = (
+            PlannerCollector(lambda: planners.stats, start.model.id),
+            BuildInfo("scheduler", kind_of("coppice_scheduler")),
+        )
         registry = merged_registry(start.metrics_dir, gauges)
         if self._watch is not None:
             registry.register(self._watch)

@@ -77,7 +77,9 @@ def test_classes_that_would_lose_something_are_refused(tmp_path: Path) -> None:
         stays_source(module)
 
 
-def test_a_source_that_cannot_be_read_has_no_build(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_cannot_be_read_has_no_build(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiles(monkeypatch)
     compile_core(source, source, tmp_path / "made")
     (source / "core" / ".#index.py").symlink_to("nobody@nowhere")
