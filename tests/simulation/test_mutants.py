@@ -41,7 +41,7 @@ from tests.unit.worker.core import test_disk_copies as test_worker_core_disk_cop
 from tests.unit.worker.core import test_epochs as test_worker_core_epochs
 from tests.unit.worker.core import test_sources as test_worker_core_sources
 
-SEEDS = range(1, 16)
+SEEDS = range(1, 21)
 STEPS = 2_500
 WHOLE_RUNS = (*MUTANTS, *MOVES, *OWNERS, *CELL, *COPIES, *DRAINS, *VERSIONS)
 # Seeds that notice these sooner than the first ones. They are asked first, and the others when runs have changed.
@@ -55,7 +55,7 @@ SOONER = {
     "fork of another domain, copied": 10,
     "copies answered early": 2,
     "full disks are believed": 9,
-    "torn files are read": 13,
+    "torn files are read": 20,
     "kept files are believed": 13,
     "queue without shares": 3,
     "reclaim from guarantees": 3,

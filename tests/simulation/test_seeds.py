@@ -197,6 +197,7 @@ def test_what_is_on_a_disk_is_right_or_computed_again() -> None:
     assert [name for name in names if not sometimes[name]] == []
 
 
+@pytest.mark.wide
 def test_disks_outlive_their_workers() -> None:
     """Files are lost and torn in crashes, too."""
     report = held(run(10, steps=3_000, faults=replace(FaultProfile.none(), crashes=2.5), scope=WITH_DISKS))
@@ -206,7 +207,7 @@ def test_disks_outlive_their_workers() -> None:
 
 @pytest.mark.wide
 def test_disks_come_back_after_crashes_of_the_cache() -> None:
-    sometimes = crash_the_cache(140, 6_000, WITH_DISKS)
+    sometimes = crash_the_cache(140, 6_087, WITH_DISKS)
     assert sometimes["log: replayed_to_disk"] > 20
     assert sometimes["loaded"] > 5
 

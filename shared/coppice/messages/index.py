@@ -10,12 +10,12 @@ stand in the order of its ops. Tokens are packed u32, handles packed u64, seals 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
 
 from coppice.ids import U32, U64, CacheEpoch, DomainId, LeaseId, Namespace, WorkerEpoch, WorkerId
 from coppice.messages.cell import CellNews, Served
 from coppice.messages.ownership import Succeed, Yielded
 from coppice.messages.record import Message, PackedHandles, PackedSeals, PackedU32, Record
+from coppice.messages.reuse import Outcome, Reuse
 
 
 class NoCapacityReason(Enum):
@@ -29,17 +29,6 @@ class NoCapacityReason(Enum):
 class NotPublishedReason(Enum):
     TREE_GONE = "tree_gone"  # the tree was invalidated, or the lease was re-attached after a restart
     DOMAIN_DISABLED = "domain_disabled"
-
-
-class Reuse(Enum):
-    """What the client knows of the future of a prompt; eviction weighs it."""
-
-    UNKNOWN = "unknown"
-    LIKELY = "likely"  # its conversation stays open, or an agent loops over it
-    UNLIKELY = "unlikely"  # one of a kind, or its conversation is over
-
-
-CALL_KINDS: Final = 16  # that a scheduler may tell apart
 
 
 class Candidate(Record, frozen=True):
@@ -89,6 +78,7 @@ class Release(Message, frozen=True):
 
     lease_id: LeaseId
     reuse: Reuse = Reuse.UNKNOWN
+    outcome: Outcome = Outcome.UNKNOWN
 
 
 class Abandon(Message, frozen=True):

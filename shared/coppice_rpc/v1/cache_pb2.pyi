@@ -40,6 +40,24 @@ REUSE_LIKELY: Reuse.ValueType  # 1
 REUSE_UNLIKELY: Reuse.ValueType  # 2
 Global___Reuse: _TypeAlias = Reuse  # noqa: Y015
 
+class _Outcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTCOME_UNKNOWN: _Outcome.ValueType  # 0
+    OUTCOME_CALLED_TOOLS: _Outcome.ValueType  # 1
+    OUTCOME_CALLED_NONE: _Outcome.ValueType  # 2
+
+class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
+    """How an answer ended that could call tools; eviction learns how often prompts come again after each."""
+
+OUTCOME_UNKNOWN: Outcome.ValueType  # 0
+OUTCOME_CALLED_TOOLS: Outcome.ValueType  # 1
+OUTCOME_CALLED_NONE: Outcome.ValueType  # 2
+Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
+
 @_typing.final
 class Candidate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -174,17 +192,20 @@ class Release(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     REUSE_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     reuse: Global___Reuse.ValueType
+    outcome: Global___Outcome.ValueType
     def __init__(
         self,
         *,
         lease_id: _builtins.bytes = ...,
         reuse: Global___Reuse.ValueType = ...,
+        outcome: Global___Outcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "reuse", b"reuse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "outcome", b"outcome", "reuse", b"reuse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

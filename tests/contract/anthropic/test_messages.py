@@ -11,7 +11,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_scheduler.edge.frontend.admission import call_kind_of
 from coppice_scheduler.edge.frontend.generation_spec import Endpoint, GenerationSpec
 from coppice_scheduler.edge.text.checkpoint_text import load_checkpoint_text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coppice.messages.index import CALL_KINDS, Reuse
+from coppice.messages.reuse import CALL_KINDS, Reuse
 from coppice.messages.sampling import CHOICES_MAX
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason, Request
 from tests.contract.rest_fixture import served, shared_server

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.core.state.request import OutputError, OutputErrorCode, Refused, RefusedReason
 from coppice_scheduler.edge.frontend.admission import call_kind_of

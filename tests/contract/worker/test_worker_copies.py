@@ -16,7 +16,7 @@ from coppice.messages.step import StepPlan
 from coppice.session.link import Attached
 from coppice_worker.core.batch.step_batch import Int32, StepBatch, StepOutput
 from coppice_worker.disk.disk_pool import DiskPool
-from coppice_worker.edge.costs import NUM_UNUSUAL
+from coppice_worker.edge.copies.costs import NUM_UNUSUAL
 from coppice_worker.edge.metrics import WorkerMetrics
 from tests.contract.worker.test_worker_service import WAIT_S, CountingExecutor, Planner, Stack, handle, start, u32
 from tests.fakes.cache.registrar import registered

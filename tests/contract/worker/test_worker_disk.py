@@ -19,7 +19,7 @@ from coppice.messages.registration import NOTHING_LOST, CopiesDone, CopyOrder, D
 from coppice_worker.core.batch.step_batch import Bool, Int32
 from coppice_worker.disk.disk_pool import Bytes, DiskPool
 from coppice_worker.disk.folder import DiskFolder
-from coppice_worker.edge import copies
+from coppice_worker.edge.copies import lanes
 from tests.contract.worker import test_worker_copies
 from tests.contract.worker.test_worker_copies import NOW, TierStack, demotion, promotion, seal
 from tests.contract.worker.test_worker_service import WAIT_S, handle
@@ -188,7 +188,7 @@ def test_the_next_process_says_what_the_files_are_and_goes_on_with_them_if_it_ma
 def test_a_disk_that_hangs_is_closed_and_ends_nobody(
     stack: DiskStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
+    monkeypatch.setattr(lanes, "DISK_PATIENCE_S", 0.3)
     stack.disk.is_slow = True
     stack.hang()
     stack.order(CopyOrder(91, Direction.STORE, handle(0), handle(3, 1), seal(3)))
@@ -211,7 +211,7 @@ def test_a_disk_that_hangs_is_closed_and_ends_nobody(
 
 
 def test_a_disk_that_is_slow_with_many_blocks_does_not_hang(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.02)
+    monkeypatch.setattr(lanes, "DISK_PATIENCE_S", 0.02)
     stack.disk.is_slow = True
     stack.disk.may_answer.clear()
     stack.order(store(2))
@@ -234,8 +234,8 @@ def test_a_disk_that_breaks_is_closed_and_ends_nobody(stack: DiskStack, monkeypa
 
 
 def test_a_worker_that_ends_waits_for_no_disk_that_hangs(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "STOP_S", 3_600.0)
-    monkeypatch.setattr(copies, "DISK_STOP_S", 0.1)
+    monkeypatch.setattr(lanes, "STOP_S", 3_600.0)
+    monkeypatch.setattr(lanes, "DISK_STOP_S", 0.1)
     stack.hang()
     ending = threading.Thread(target=stack.service.stop, args=(0.0,), daemon=True)
     ending.start()
@@ -247,7 +247,7 @@ def test_a_worker_that_ends_waits_for_no_disk_that_hangs(stack: DiskStack, monke
 def test_what_is_loaded_too_late_does_not_touch_the_host(stack: DiskStack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.order(store(2))
     assert stack.next() == CopiesDone(NOW, (2,))
-    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
+    monkeypatch.setattr(lanes, "DISK_PATIENCE_S", 0.3)
     stack.disk.may_answer.clear()
     stack.order(load(3))
     assert stack.next() == CopiesDone(NOW, (), (3,), lost_from=(NOTHING_LOST,)), "it may be there, for all one knows"
@@ -260,7 +260,7 @@ def test_what_is_loaded_too_late_does_not_touch_the_host(stack: DiskStack, monke
 def test_a_report_to_a_new_cache_service_waits_for_a_disk_that_hangs_no_longer_than_its_patience(
     stack: DiskStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "DISK_PATIENCE_S", 0.3)
+    monkeypatch.setattr(lanes, "DISK_PATIENCE_S", 0.3)
     stack.hang()
     stack.registrar.tell(Fence(5, NOW, report=True))
     said = [stack.next(), stack.next()]

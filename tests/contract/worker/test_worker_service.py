@@ -28,7 +28,7 @@ from coppice_worker.core.batch.step_batch import Int32, PoolSpec, StepBatch, Ste
 from coppice_worker.core.batch.steps import WorkerCoreSettings
 from coppice_worker.core.worker import WorkerCore
 from coppice_worker.disk.disk_pool import DiskPool
-from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.copies.copier import TierCopier
 from coppice_worker.edge.runner import StepObserver
 from coppice_worker.edge.service import WorkerService
 from tests.fakes.cache.registrar import SCHEDULER_KEY, Registrar

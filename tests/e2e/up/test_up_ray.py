@@ -208,6 +208,7 @@ def nothing_is_left(up: Up) -> None:
     wait_until(lambda: what_is_left(up.cluster) == "left [] 0.0", "no placement group is left")
 
 
+@pytest.mark.wide
 def test_an_answer_from_another_node_and_an_orderly_end(cluster: RayCluster, tmp_path: Path) -> None:
     asked, num_tokens = prompts()[:1], 60
     with started(cluster, tmp_path, *from_outside(cluster, tmp_path)) as up:

@@ -23,9 +23,9 @@ from coppice.messages.index import (
     NoCapacityReason,
     Publish,
     Release,
-    Reuse,
 )
 from coppice.messages.registration import Fence, FenceAck, Register, Registered
+from coppice.messages.reuse import Reuse
 from coppice.session.vouchers import Vouchers
 from coppice_cache.core.base.results import Effect, ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig

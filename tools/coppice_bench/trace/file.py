@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coppice.errors import UsageError
+from coppice.messages.reuse import Outcome
 
 _HINT = "a line of Mooncake's format has hash_ids, and mostly timestamp, input_length and output_length"
 _BLOCK_SIZES = tuple(1 << power for power in range(4, 13))
@@ -29,6 +30,7 @@ class Request:
     input_tokens: int  # 0 when the trace does not say
     hash_ids: tuple[int, ...]
     call_kind: int = 0  # 0 when the trace does not say
+    outcome: Outcome = Outcome.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

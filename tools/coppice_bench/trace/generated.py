@@ -22,12 +22,13 @@ from itertools import accumulate
 from random import Random
 from types import MappingProxyType
 
+from coppice.messages.reuse import Outcome
 from coppice_bench.trace.file import Request, Trace
 
 Run = tuple[int, ...]
 _MS_APART = 100
 _PROMPT_BLOCKS_MAX = 120
-CHAT, BATCH = 2, 9  # kinds of calls, numbered as by front doors
+CHAT, AGENT, BATCH = 2, 3, 9  # kinds of calls, numbered as by front doors
 
 
 class _Load:
@@ -43,8 +44,8 @@ class _Load:
         self._next_id += self.random.randint(least, most)
         return tuple(range(start, self._next_id))
 
-    def ask(self, prompt: Run, call_kind: int = 0) -> None:
-        self._requests.append(Request(len(self._requests) * _MS_APART, 0, prompt, call_kind))
+    def ask(self, prompt: Run, call_kind: int = 0, outcome: Outcome = Outcome.UNKNOWN) -> None:
+        self._requests.append(Request(len(self._requests) * _MS_APART, 0, prompt, call_kind, outcome))
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -69,8 +70,8 @@ def agents(seed: int, requests: int, *, live: int = 60) -> Trace:
     loops = [begun() for _ in range(live)]
     while len(load) < requests:
         place = load.random.randrange(live)
-        load.ask(loops[place])
         has_ended = load.random.random() < 0.08 or len(loops[place]) > _PROMPT_BLOCKS_MAX
+        load.ask(loops[place], AGENT, Outcome.CALLED_NONE if has_ended else Outcome.CALLED_TOOLS)
         loops[place] = begun() if has_ended else loops[place] + load.fresh(1, 4)
     return load.trace()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_bench.trace.file import Trace
 
 

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from coppice.handles import HANDLE_BYTES
 from coppice.ids import DomainId, Namespace
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Outcome, Reuse
 from coppice.seals import NO_CHAIN_KEY
 from coppice_bench.trace.file import Trace
 from coppice_cache.core.eviction.policy import NO_HINT, EvictionPolicy, ReuseHint
@@ -64,12 +64,15 @@ class Replay:
         if node is not spot.node:
             self._policy.split(node, spot.node)
         new = len(tokens) // _BLOCK_BYTES - spot.num_blocks
-        self._policy.touched(path(node), new, hint, self.num_cached, now_ns)
+        asked = hint._replace(outcome=Outcome.UNKNOWN)  # what is known before it has an answer
+        self._policy.touched(path(node), new, asked, self.num_cached, now_ns)
         node.pin(_LEASE)
         node.last_use_ns = now_ns
         self._evict(self.num_cached + new - self._capacity)
-        parts = self._parts(tokens[spot.num_blocks * _BLOCK_BYTES :], hint, ends_in_part)
+        parts = self._parts(tokens[spot.num_blocks * _BLOCK_BYTES :], asked, ends_in_part)
         deepest = self._store(node, parts, new, now_ns)
+        if hint.outcome is not Outcome.UNKNOWN and not deepest.children and not ends_in_part:
+            self._policy.hinted(deepest, hint)
         node.unpin(_LEASE)
         self._policy.offer(deepest)
         return spot.num_blocks

@@ -59,7 +59,8 @@ def run_trace(*, path: Path, capacity_blocks: int, policy: str, accuracies: Sequ
 def run_traces(
     *, paths: Iterable[Path], capacities: Sequence[int], generated: bool, accuracies: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """All policies on all traces in all sizes; the adaptive one also told kinds of calls, and hints. Raises UsageError.
+    """All policies on all traces in all sizes; the adaptive one also told kinds of calls and which answers call tools,
+    and hints. Raises UsageError.
 
     `traces`: hit rates by trace, size and policy. `worst` and `mean` of each policy: points above LRU, in percent of
     blocks; `gap_closed` is the mean share of what the optimum has and LRU has not, where that is a point or more.
@@ -92,7 +93,7 @@ def _hinted_rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> d
 def _rates(trace: Trace, capacity: int, accuracies: Sequence[float]) -> dict[str, float]:
     prompts = [request.hash_ids for request in trace.requests]
     found = {name: replay(trace, make(), capacity).hit_rate for name, make in _OURS.items()}
-    kinds = [ReuseHint(call_kind=request.call_kind) for request in trace.requests]
+    kinds = [ReuseHint(call_kind=request.call_kind, outcome=request.outcome) for request in trace.requests]
     has_kinds = any(request.call_kind for request in trace.requests)
     adaptive = found[Eviction.ADAPTIVE.value]
     found[_BY_KIND] = replay(trace, AdaptivePolicy(), capacity, kinds).hit_rate if has_kinds else adaptive

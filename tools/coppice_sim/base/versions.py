@@ -14,9 +14,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coppice.messages.index import Acquire, OpBatch, WorkerInfo, Workers
+from coppice.messages.index import Acquire, OpBatch, Release, WorkerInfo, Workers
 from coppice.messages.record import Message, Record
 from coppice.messages.registration import CopiesDone, FenceAck, Register, Registered
+from coppice.messages.reuse import Outcome
 from coppice.messages.step import SequenceStart, StepPlan
 from coppice.session.versions import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, SPOKEN, Versions
 
@@ -35,6 +36,7 @@ LATER_FIELDS: dict[type[Record], dict[str, Any]] = {
     Registered: {"owner": 0, "keeps_disk": False},
     WorkerInfo: {"is_owned": True, "yields": False},
     Acquire: {"call_kind": 0},
+    Release: {"outcome": Outcome.UNKNOWN},
     CopiesDone: {"prefill_ns_per_token": 0, "copy_ns_per_block": 0, "disk_ns_per_block": 0, "lost_from": ()},
     SequenceStart: {"copy_source": b"", "copy_seal": b""},
 }

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from coppice.messages.registration import Direction
-from coppice_cache.core.recovery import registration, regrowth
+from coppice_cache.core.recovery import entries, registration, regrowth
 from coppice_cache.core.state.set_aside import SetAside
 from coppice_sim.mutants.registry import Mutant, Patches
 from coppice_sim.nemesis import FaultProfile
-from coppice_worker.core.blocks.copies import CopyBooks, Ordered
+from coppice_worker.core.blocks.copies import NONE_FAILED, CopyBooks, Ordered
 from coppice_worker.core.blocks.pool import BlockPool
 
 
@@ -28,9 +28,11 @@ def _answered_early() -> Patches:
 
 
 def _failures_unnoticed(direction: Direction) -> Patches:
-    def finish(self: CopyBooks, numbers: tuple[int, ...], worker_epoch: Any, failed: Container[int] = ()) -> Any:
-        under_way = [self._under_way[number] for number in numbers if number in self._under_way]
-        noticed = {work.number for work in under_way if work.number in failed and work.direction is not direction}
+    def finish(
+        self: CopyBooks, numbers: tuple[int, ...], worker_epoch: Any, failed: Mapping[int, int] = NONE_FAILED
+    ) -> Any:
+        ways = {work.number: work.direction for work in self._under_way.values()}
+        noticed = {number: lost for number, lost in failed.items() if ways.get(number) is not direction}
         return original(self, numbers, worker_epoch, noticed)
 
     original = CopyBooks.finish
@@ -50,15 +52,15 @@ def _lost_blocks_keep_their_seals() -> Patches:
 
 
 def _kept_files_are_believed() -> Patches:
-    def believed(same_generation: regrowth.Bool, same_seal: regrowth.Bool) -> regrowth.Bool:
+    def believed(same_generation: entries.Bool, same_seal: entries.Bool) -> entries.Bool:
         return np.ones_like(same_generation)
 
     def regrow(*args: Any) -> None:
-        compared, regrowth.judged = regrowth.judged, believed
+        compared, entries.judged = entries.judged, believed
         try:
             original(*args)
         finally:
-            regrowth.judged = compared
+            entries.judged = compared
 
     original = regrowth.regrow_disk
     return [(registration, "regrow_disk", regrow)]

@@ -25,7 +25,7 @@ from coppice_cache.core.pool.ledger import Ledger
 from coppice_cache.core.pool.quotas import Account
 from coppice_cache.core.pool.reservations import Reservations
 from coppice_cache.core.radix.tree import Node, walk
-from coppice_cache.core.recovery import clock, lifetimes, reattach, registration, regrowth
+from coppice_cache.core.recovery import clock, entries, lifetimes, reattach, registration
 from coppice_cache.core.state.state import State
 from coppice_cache.core.state.workers import Phase, Worker
 from coppice_scheduler.core import engine
@@ -216,11 +216,11 @@ def _reclaim_from_guarantees() -> Patches:
 
 
 def _replay_without_generations() -> Patches:
-    return [(regrowth, "judged", lambda same_generation, same_seal: same_seal)]
+    return [(entries, "judged", lambda same_generation, same_seal: same_seal)]
 
 
 def _replay_without_seals() -> Patches:
-    return [(regrowth, "judged", lambda same_generation, same_seal: same_generation)]
+    return [(entries, "judged", lambda same_generation, same_seal: same_generation)]
 
 
 def _trees_miss_the_second_look() -> Patches:
@@ -238,8 +238,8 @@ def _trees_miss_the_second_look() -> Patches:
         original_judge(self, good_trees, counts)
         ledger.generations, ledger.seal_words = now
 
-    original_look, original_judge = reattach._second_look, regrowth.Entries.judge
-    return [(reattach, "_second_look", second_look), (regrowth.Entries, "judge", judge)]
+    original_look, original_judge = reattach._second_look, entries.Entries.judge
+    return [(reattach, "_second_look", second_look), (entries.Entries, "judge", judge)]
 
 
 # -- the scheduler

@@ -1,5 +1,5 @@
 """What tenants, their requests and the operator want beside tokens: limits, weights, priorities, log-probabilities,
-retention, salts, zeroing, invalidations, pins.
+calls of tools, retention, salts, zeroing, invalidations, pins.
 
 Drawn from a generator of its own, so that runs without any of it are what they were before it was there.
 """
@@ -12,13 +12,14 @@ from random import Random
 import msgspec
 
 from coppice.ids import DomainId
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice.messages.step import SamplingParams
 from coppice.namespaces import digest_salt
 from coppice_cache.core.base.settings import CoreSettings, DomainConfig, Mode
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.core.state.settings import Maximum, TenantLimits
 
+_TOKENS = 1_000  # that a worker may say; in one answer of a hundred the one that opens calls
 _USERS = ("", "user 1", "user 2")  # of each domain, by their salts
 
 
@@ -40,6 +41,8 @@ class Demands:
         self._reporting = Random(f"log-probabilities of {seed}")
         self._salting = Random(f"salts of {seed}")
         self._has_salts = self._salting.random() < 0.25
+        self._calling = Random(f"calls of tools of {seed}")
+        self._has_tools = self._calling.random() < 0.5
         self._salt_of: dict[str, bytes] = {}  # by request
 
     # -- what is configured
@@ -110,6 +113,7 @@ class Demands:
             sampling=sampling,
             priority=rng.randrange(self._priorities),
             reuse=rng.choice(tuple(Reuse)) if rng.random() < self._hints else request.reuse,
+            call_opens=self._calling.randrange(_TOKENS) if self._has_tools else None,
             retain_ms=rng.choice((50, 2_000)) if rng.random() < self._retention else 0,
         )
 

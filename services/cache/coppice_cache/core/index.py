@@ -265,7 +265,7 @@ class IndexCore:
         self.state.pins = before.state.pins
         self.state.dismantling += before.state.dismantling
         for worker in before.state.workers.values():
-            self.state.dismantling += worker.roots()
+            self.state.dismantling += worker.leave()
 
     def take_effects(self) -> list[Effect]:
         """What happened since the last call, in order."""

@@ -341,10 +341,8 @@ class WorkerCore:
         return None if is_last else self._rows.ahead()
 
     def complete(self, applied: Applied, output: StepOutput, duration_us: int = 0) -> StepResult:
-        """The device has done `applied`, the last step of its plan.
-
-        The result is kept for a repeated plan. A step of a scheduler that was replaced meanwhile leaves no trace.
-        """
+        """The device has done `applied`, the last step of its plan. The result is kept for a repeated plan; a step of a
+        scheduler that was replaced meanwhile leaves no trace."""
         assert applied is self._outstanding, "complete what was applied last"
         self._outstanding = None
         if applied.attachment != self._attachment:

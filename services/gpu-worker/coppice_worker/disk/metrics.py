@@ -29,7 +29,7 @@ class DiskMetrics(Collector):
         pool = self._pool
         yield GaugeMetricFamily(
             "coppice_worker_disk_up",
-            "1 while blocks can be stored on the disk; 0 from an error until one was again, where it hung or is not there.",
+            "1 while blocks can be stored on the disk; 0 after an error until one is stored, or without a folder.",
             value=0 if pool is None else int(pool.takes_blocks),
         )
         yield CounterMetricFamily(

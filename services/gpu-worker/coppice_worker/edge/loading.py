@@ -18,7 +18,7 @@ from coppice_worker.core.batch.step_batch import Executor, StepLimits
 from coppice_worker.disk.disk_pool import DiskPool
 from coppice_worker.disk.folder import identity_of
 from coppice_worker.disk.opening import REPORTED_BLOCKS_MAX, blocks_within, digest_of_sources, open_pool
-from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.copies.copier import TierCopier
 from coppice_worker.edge.cores import default_threads
 from coppice_worker.edge.load_report import LoadReport
 from coppice_worker.edge.settings import WorkerSettings

@@ -27,7 +27,7 @@ from coppice_worker.core.batch.run import run
 from coppice_worker.core.batch.step_batch import Executor, StepBatch, StepOutput
 from coppice_worker.core.batch.steps import Applied, MalformedPlanError, Replayed, StepGap
 from coppice_worker.core.worker import WorkerCore
-from coppice_worker.edge.costs import MeasuredCosts
+from coppice_worker.edge.copies.costs import MeasuredCosts
 
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
 from coppice_worker.core.batch.step_batch import Executor
 from coppice_worker.core.batch.steps import SchedulerAccepted, SchedulerRefused
 from coppice_worker.core.worker import WorkerCore
-from coppice_worker.edge.copies import Copier, DiskCopier, TierCopier
+from coppice_worker.edge.copies.copier import Copier, DiskCopier, TierCopier
 from coppice_worker.edge.draining import Running, wait_until_quiet
 from coppice_worker.edge.runner import StepObserver, StepRunner
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from coppice_worker.core.batch.step_batch import AheadExecutor, Executor, Int32, Pending, StepBatch
-from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.copies.copier import TierCopier
 from coppice_worker.parallel.channels import Channel
 from coppice_worker.parallel.commands import CopyBlocks, Demote, Promote, ZeroBlocks, receive
 from coppice_worker.parallel.tiers import DONE, Progress

@@ -16,7 +16,7 @@ import torch
 from coppice.errors import EXIT_FAILURE, EXIT_OK, CoppiceError, run_main
 from coppice.garbage import shorten_pauses
 from coppice.telemetry.logs import configure_logging
-from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.copies.copier import TierCopier
 from coppice_worker.edge.loading import Loaded, load
 from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.parallel.channels import Channel

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from coppice_worker.core.batch.step_batch import Int32
-from coppice_worker.edge.copies import TierCopier
+from coppice_worker.edge.copies.copier import TierCopier
 from coppice_worker.parallel.channels import Channel, await_byte, send_all
 from coppice_worker.parallel.commands import Demote, Promote, encode
 

@@ -12,7 +12,8 @@ close a sequence:  GRANTED, nothing told to the worker   -> release at once
 from __future__ import annotations
 
 from coppice.ids import LeaseId, SequenceId, WorkerId
-from coppice.messages.index import Grant, Reuse
+from coppice.messages.index import Grant
+from coppice.messages.reuse import Reuse
 from coppice.request_log.stages import History, Preemption, StageKind
 from coppice_scheduler.core.cell.elsewhere import Elsewhere
 from coppice_scheduler.core.cell.own_sums import OwnSums
@@ -311,6 +312,8 @@ class Lifecycle:
             self.recent.ended(request.request.tenant, request.num_output_tokens, took_ns)
             self.quarantine.completed(request.request)
         if request.status is RequestStatus.RUNNING:
+            if finish is Finish.STOP and request.lease is not None:
+                request.lease.outcome = request.outcome
             self._stop_running(request)
         else:
             if request.status is RequestStatus.ASKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_scheduler.core.state.request import Request
 from coppice_scheduler.edge.frontend.admission import call_kind_of
 from coppice_scheduler.edge.frontend.generation_spec import Endpoint, GenerationSpec

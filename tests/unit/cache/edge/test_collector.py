@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -13,8 +12,8 @@ from coppice.ids import CacheEpoch
 from coppice.messages.index import Distrust
 from coppice_cache.core.index import IndexCore
 from coppice_cache.core.radix.tree import Node
-from coppice_cache.edge.service import collector
-from coppice_cache.edge.service.collector import Collector
+from coppice_cache.edge.service.collector import THRESHOLDS, Collector
+from tests.unit.cache.host_tier.test_disk_tier import settle, with_disk, worker_of
 from tests.unit.cache.world import W, World, lease_id, settings, tokens
 
 
@@ -67,18 +66,49 @@ def test_nothing_of_an_earlier_incarnation_is_left(quiet: None) -> None:
     assert num_nodes() == before
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["dead", "earlier"])
+def test_nothing_of_lower_tiers_is_left(quiet: None, ends: bool) -> None:
+    before = num_nodes()
+    here = with_disk()
+    for number in range(1, 8):
+        here.fill(number, tokens(16, 1_000 * number))
+        settle(here)
+    assert all(store.num_nodes for store in worker_of(here).stores)
+    assert num_nodes() > before + 3
+    core = here.core
+    if ends:
+        core.end_worker(W, here.now_ns)
+        core.tick(here.now_ns + 10**15)  # nor of what was set aside for its return
+    else:
+        core = IndexCore(settings(), CacheEpoch(2), here.now_ns)
+        core.dismantle(here.core)
+        del here
+    take_apart(core)
+    if ends:
+        here.log.clear()
+    assert num_nodes() == before
+
+
 @pytest.fixture
-def unfrozen() -> Iterator[None]:
+def ours() -> Iterator[Collector]:
     """As in a process that has just begun."""
     gc.unfreeze()
-    yield
+    one = Collector()
+    one.start()
+    yield one
+    one.stop()
     gc.freeze()
 
 
-def num_frozen(things: list[list[int]]) -> int:
-    """How many of these no collection looks at. A count of all frozen objects would fall whenever any of them dies."""
-    looked_at = {id(thing) for generation in range(3) for thing in gc.get_objects(generation=generation)}
-    return sum(id(thing) not in looked_at for thing in things)
+class Cycle:
+    """One that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def num_full() -> int:
+    return int(gc.get_stats()[2]["collections"])
 
 
 def test_what_others_had_frozen_stays_so() -> None:
@@ -90,49 +120,32 @@ def test_what_others_had_frozen_stays_so() -> None:
     assert gc.get_freeze_count()
 
 
-def test_survivors_are_frozen_and_everything_is_put_back(monkeypatch: pytest.MonkeyPatch, unfrozen: None) -> None:
-    monkeypatch.setattr(collector, "SURVIVORS_MAX", 100_000)
-    assert gc.isenabled()
-    ours = Collector()
-    ours.start()
-    try:
-        assert not gc.isenabled()
-        ours.tick()
-        few = [[number] for number in range(900)]
-        ours.tick()
-        assert num_frozen(few) == 0, "not yet"
-        many = [[number] for number in range(110_000)]
-        ours.tick()
-        assert num_frozen(few) == len(few)
-        assert num_frozen(many) == len(many)
-    finally:
-        ours.stop()
-    assert gc.isenabled()
-    assert num_frozen(few) == 0
+def test_what_lives_is_looked_at_twice_and_never_again(ours: Collector) -> None:
+    before = num_full()
+    kept = [[number] for number in range(200_000)]
+    looked_at = {id(thing) for generation in range(2) for thing in gc.get_objects(generation=generation)}
+    assert sum(id(thing) in looked_at for thing in kept) <= THRESHOLDS[0] * (THRESHOLDS[1] + 2)
+    assert num_full() == before
 
 
-def test_who_builds_a_tuple_beside_it_is_not_disturbed() -> None:
-    """A tuple that is built from a generator may be looked at by nobody else meanwhile."""
-    failures: list[SystemError] = []
-    over = threading.Event()
+def test_a_cycle_that_dies_soon_is_freed(ours: Collector) -> None:
+    dead = weakref.ref(Cycle())
+    assert dead() is not None
+    kept = [[number] for number in range(2 * THRESHOLDS[0])]
+    assert dead() is None
+    assert kept
 
-    def build() -> None:
-        while not over.is_set():
-            try:
-                tuple([number] for number in range(40))
-            except SystemError as error:
-                failures.append(error)
 
-    builder, ours, interval_s = threading.Thread(target=build), Collector(), sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    builder.start()
-    ours.start()
-    try:
-        for _ in range(30_000):
-            ours.tick()
-    finally:
-        ours.stop()
-        over.set()
-        builder.join()
-        sys.setswitchinterval(interval_s)
-    assert not failures
+def test_everything_is_put_back_whoever_stops_first() -> None:
+    before, others = gc.get_threshold(), (Collector(), Collector())
+    for one in others:
+        one.start()
+    assert gc.get_threshold() == THRESHOLDS
+    for one in others:
+        one.stop()
+    assert (gc.get_threshold(), gc.isenabled()) == (before, True)
+    gc.disable()
+    others[0].start()
+    others[0].stop()
+    assert not gc.isenabled()
+    gc.enable()

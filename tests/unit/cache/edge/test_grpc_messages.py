@@ -16,9 +16,9 @@ from coppice.messages.index import (
     MatchHint,
     MatchHints,
     Release,
-    Reuse,
     Workers,
 )
+from coppice.messages.reuse import Reuse
 from coppice_cache.edge.api.grpc_messages import UnknownValue, answer_to_wire, record_from_wire, wire_from_record
 from coppice_rpc.v1 import cache_pb2 as pb
 from tests.fakes.message_values import examples

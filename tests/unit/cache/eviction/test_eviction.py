@@ -11,7 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from coppice.ids import DomainId, Namespace
-from coppice.messages.index import Grant, Reuse
+from coppice.messages.index import Grant
+from coppice.messages.reuse import Reuse
 from coppice.seals import NO_CHAIN_KEY
 from coppice_bench.trace.file import Request, Trace
 from coppice_bench.trace.policies import lru

@@ -32,9 +32,9 @@ from coppice.messages.index import (
     Publish,
     Release,
     Released,
-    Reuse,
 )
 from coppice.messages.registration import CopiesDone, FenceAck
+from coppice.messages.reuse import Reuse
 from coppice_cache.core.base.events import Tier
 from coppice_cache.core.base.results import ToClientEffect
 from tests.unit.cache.follower import Follower

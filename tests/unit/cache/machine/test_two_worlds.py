@@ -28,10 +28,10 @@ from coppice.messages.index import (
     Publish,
     Published,
     Release,
-    Reuse,
     Wake,
 )
 from coppice.messages.registration import CopiesDone, CopyOrders, Fence, FenceAck
+from coppice.messages.reuse import Reuse
 from coppice_cache.core.base.results import ToClientEffect, ToWorkerEffect
 from coppice_cache.core.base.settings import Mode
 from coppice_cache.core.index import IndexCore

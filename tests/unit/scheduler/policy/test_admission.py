@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from coppice.ids import DomainId, WorkerEpoch, WorkerId
-from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release, Reuse, WorkerInfo, Workers
+from coppice.messages.index import Acquire, Extend, NoCapacityReason, Release, WorkerInfo, Workers
+from coppice.messages.reuse import Outcome, Reuse
 from coppice.messages.step import StepResult
 from coppice_scheduler.core.queue.limits import RateLimits
 from coppice_scheduler.core.state.estimates import RecentRequests, ServiceRate
@@ -287,6 +288,26 @@ def test_a_preempted_request_says_that_its_prefix_will_be_asked_for_again() -> N
     (release,) = bench.ops(Release)
     assert isinstance(release, Release)
     assert release.reuse is Reuse.LIKELY
+
+
+# --- ended
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [([9, 7], Outcome.CALLED_TOOLS), ([8, 7], Outcome.CALLED_NONE), ([9, 9, 9], Outcome.UNKNOWN)],
+)
+def test_a_release_says_whether_the_answer_called_tools(answer: list[int], outcome: Outcome) -> None:
+    """One that was cut at its length has called none whole."""
+    bench = Bench(settings())
+    bench.submit("a", 3, max_new=3, call_opens=9, stop_token_ids=frozenset({7}))
+    bench.settle()
+    tokens = iter([*answer, *answer[-1:] * 3])  # a plan may be made of steps after the last one
+    while not bench.ops(Release):
+        bench.result({1: [next(tokens) for _ in range(bench.plans[0].num_decode_steps)]})
+    (release,) = bench.ops(Release)
+    assert isinstance(release, Release)
+    assert release.outcome is outcome
 
 
 # --- placement

@@ -15,8 +15,8 @@ from coppice.messages.index import (
     Release,
     Retain,
     Retained,
-    Reuse,
 )
+from coppice.messages.reuse import Reuse
 from coppice.messages.step import SamplingParams
 from coppice_scheduler.core.state.request import Finish, OutputErrorCode
 from coppice_scheduler.core.state.settings import SchedulerSettings

@@ -17,6 +17,10 @@ from scripts.compile_cores import PACKAGES, compile_core
 ROOT = Path(__file__).resolve().parents[4]
 # They put something of theirs in the place of a function or a method of a core, which compiled code does not see.
 OF_THE_SOURCE = (
+    "tests/contract/cache/test_cache_admin.py::test_a_broken_core_ends_the_process",
+    "tests/contract/cache/test_cache_inspection.py::test_an_audit_that_fails_itself_is_a_finding",
+    "tests/contract/cache/test_cache_inspection.py::test_one_audit_at_a_time",
+    "tests/contract/planner/test_planner_turns.py",
     "tests/unit/cache/eviction/test_floor.py::test_by_age_it_hits_what_lru_hits",
     "tests/unit/cache/eviction/test_floor.py::test_marks_follow_their_blocks",
     "tests/unit/cache/eviction/test_reuse_hints.py",
@@ -68,7 +72,7 @@ def run(packages: Path, *command: str) -> None:
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-20_000:]
 
 
-def test_units_contracts_and_seeds_pass_on_compiled_cores(packages: Path) -> None:
+def test_units_contracts_seeds_and_a_stack_pass_on_compiled_cores(packages: Path) -> None:
     """One test: two processes would compile twice."""
     for name in OF_THE_SOURCE:
         file, _, test = name.partition("::")
@@ -77,7 +81,4 @@ def test_units_contracts_and_seeds_pass_on_compiled_cores(packages: Path) -> Non
     for tests in ("tests/unit/cache", "tests/unit/scheduler", *CONTRACTS):
         run(packages, "pytest", tests, *left_out)
     run(packages, "coppice_sim.command", "--runs", "20", "--steps", "2000", "--check-every", "5", "--brief")
-
-
-def test_a_stack_answers_on_compiled_cores(packages: Path) -> None:
     run(packages, "pytest", "-m", "not long", *STACKS)

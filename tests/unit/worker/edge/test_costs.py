@@ -5,7 +5,7 @@ from __future__ import annotations
 from coppice.ids import TOKEN_BYTES, WorkerEpoch
 from coppice.messages.registration import CopiesDone, Direction
 from coppice.messages.step import StepResult
-from coppice_worker.edge.costs import NUM_UNUSUAL, MeasuredCosts
+from coppice_worker.edge.copies.costs import NUM_UNUSUAL, MeasuredCosts
 
 ANSWER = CopiesDone(WorkerEpoch(1), (7,), (8,))
 

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import Final
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Outcome, Reuse
 from coppice.seals import SEAL_BYTES
 from coppice_cache.core.base.settings import Eviction
 from coppice_cache.core.eviction.floor import Floor
@@ -31,6 +31,7 @@ from coppice_cache.core.eviction.hazard import (
     NUM_CELLS,
     NUM_LEVELS,
     USED,
+    Features,
     HazardModel,
     Ranking,
     age_ranking,
@@ -52,6 +53,7 @@ _CELL_MASK: Final = (1 << _CELL_BITS) - 1
 _USES_MAX: Final = 255
 _TICKS: Final = 64  # of the clock that leaves remember, per round through the cache: neighbours share one integer
 _HINTS: Final = {Reuse.UNKNOWN: 0, Reuse.LIKELY: 1, Reuse.UNLIKELY: 2}
+_OUTCOMES: Final = {Outcome.UNKNOWN: 0, Outcome.CALLED_TOOLS: 1, Outcome.CALLED_NONE: 2}
 
 
 class AdaptivePolicy(EvictionPolicy):
@@ -139,14 +141,19 @@ class AdaptivePolicy(EvictionPolicy):
         self._floor.split(upper, lower)
 
     def hinted(self, node: Node, hint: ReuseHint) -> None:
-        known = self._samples.seen(node)
-        said = features(node.uses, 0, access=USED, hint=_HINTS[hint.reuse], call_kind=hint.call_kind)
+        self._hint(node, hint)
+        parent = node.parent
+        while parent is not None and parent.parent is not None and len(parent.children) == 1:
+            self._hint(parent, hint)
+            parent = parent.parent
+
+    def _hint(self, node: Node, hint: ReuseHint) -> None:
+        known, said = self._samples.seen(node), _features(node, 0, hint, USED)
         seen = said if known is None else (known[0], known[1], said[2])
         self._samples.hint(node, seen)
         node.level = self._model.level(seen)
-        if node.colder is not None:
-            node.unlink()
-            self._link(node)
+        self._floor.hinted(node)
+        self._relink(node)
 
     def evicted(self, node: Node, seal: bytes, *, is_whole: bool) -> None:
         self._samples.bury(node, seal, is_whole=is_whole)
@@ -234,8 +241,7 @@ class AdaptivePolicy(EvictionPolicy):
             caches.make_room(self._taught_ranking(), self._model.low, self._model.top, self._clock)
 
     def _begin(self, node: Node, new_blocks: int, hint: ReuseHint, access: int) -> None:
-        reuse, call_kind = hint
-        seen = features(node.uses, new_blocks, access=access, hint=_HINTS[reuse], call_kind=call_kind)
+        seen = _features(node, new_blocks, hint, access)
         node.level = self._model.level(seen)
         self._samples.begin(node, seen, self._clock)
 
@@ -338,6 +344,11 @@ class AdaptivePolicy(EvictionPolicy):
                 del self._cells[cell]
             elif ring.warmer is not ring:
                 self._mask |= 1 << (self._ranking.rank[cell] if cell < NUM_CELLS else cell)
+
+
+def _features(node: Node, new_blocks: int, hint: ReuseHint, access: int) -> Features:
+    hinted, outcome = _HINTS[hint.reuse], _OUTCOMES[hint.outcome]
+    return features(node.uses, new_blocks, access=access, hint=hinted, call_kind=hint.call_kind, outcome=outcome)
 
 
 def _oldest_first(rings: list[list[Node]]) -> list[Node]:

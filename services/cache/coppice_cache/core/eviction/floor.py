@@ -53,6 +53,12 @@ class Floor:
             self._keep(node, [mark for mark in self._marks.pop(node, ()) if mark[0] < first] + found)
             self._tell(node, found, clock)
 
+    def hinted(self, node: Node) -> None:
+        """It has another level, though it is not used."""
+        for place, seal in self._marks.get(node, ()):
+            if place < node.num_blocks:
+                self.caches.hinted(seal, node.level)
+
     def split(self, upper: Node, lower: Node) -> None:
         """`upper` was cut off the front of `lower`."""
         marks = self._marks.pop(lower, None)

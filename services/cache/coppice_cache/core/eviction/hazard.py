@@ -9,12 +9,12 @@ lowest goes first. With equal hazards in all buckets it falls with age, so an un
 is counted in blocks used rather than seconds, so that neither the rate of arrivals nor a coarse clock matters. Ages far
 below what the cache can hold are one bucket, for no decision depends on them.
 
-Features are few: how often the run was used; how much of the request that used it last was new, and whether the run was
-used before, is new, or is new after a run that itself is rarely used, so that a conversation goes on and is not begun;
-and what the client said, by the kind of its call: so the model learns how often prompts of each kind come again, and
-how far the client's word can be trusted there. Logistic loss, weighted by blocks; AdaGrad (Duchi, Hazan, Singer 2011),
-steps of 0.1, and a moving mean of what it arrives at. The prior says that frequent use is a good sign, and believes the
-client.
+Features are few: how often the run was used; how much of the request that used it last was new, and whether the run
+was used before, is new, or is new after a run that itself is rarely used, so that a conversation goes on and is not
+begun; what the client said, by the kind of its call; and whether the answer called tools. So the model learns how
+often prompts of each kind come again, and how far the client's word can be trusted there. Logistic loss, weighted by
+blocks; AdaGrad (Duchi, Hazan, Singer 2011), steps of 0.1, and a moving mean of what it arrives at. The prior says
+that frequent use is a good sign, and believes the client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coppice.messages.index import CALL_KINDS
+from coppice.messages.reuse import CALL_KINDS
 
 NUM_BUCKETS: Final = 48  # of all ages, up to 16 million blocks
 USED, BEGUN, CONTINUED = 0, 1, 2  # accesses; see `features`
@@ -50,9 +50,15 @@ _NEW_CLASSES = 24  # log2 of the number of new blocks
 _HINT_PRIOR = (0.0, 1.4, -1.4)  # unknown, likely, unlikely: right four times in five, log(0.8 / 0.2)
 _NEW_AT = len(_USES_PRIOR)
 _HINT_AT = _NEW_AT + 3 * _NEW_CLASSES
-_NUM_WEIGHTS = _HINT_AT + CALL_KINDS * len(_HINT_PRIOR)
+_NUM_HINTS = CALL_KINDS * len(_HINT_PRIOR)
+_OUTCOME_PRIOR = (0.0, 1.4, 0.0)  # unknown, called tools, called none: results of tools come back four times in five
+_NUM_WEIGHTS = _HINT_AT + len(_OUTCOME_PRIOR) * _NUM_HINTS
 _PRIOR_HAZARDS = [_PRIOR_HAZARD] * NUM_BUCKETS
-_PRIOR = [*_USES_PRIOR, *([0.0] * (3 * _NEW_CLASSES)), *(CALL_KINDS * _HINT_PRIOR)]
+_HINTS_PRIOR = CALL_KINDS * _HINT_PRIOR
+_PRIOR = [
+    *(*_USES_PRIOR, *([0.0] * (3 * _NEW_CLASSES))),
+    *(weight + outcome for outcome in _OUTCOME_PRIOR for weight in _HINTS_PRIOR),
+]
 
 Features = tuple[int, int, int]  # places in the table of weights
 
@@ -78,12 +84,14 @@ def end_of(bucket: int) -> int:
     return _EDGES[bucket]
 
 
-def features(uses: int, new_blocks: int, *, access: int, hint: int, call_kind: int) -> Features:
+def features(uses: int, new_blocks: int, *, access: int, hint: int, call_kind: int, outcome: int = 0) -> Features:
     """`uses` counts the present one; `access` is USED, BEGUN or CONTINUED; `hint` is 0 for unknown, 1 likely, 2
-    unlikely, and `call_kind`, below CALL_KINDS, that of the call that said it."""
+    unlikely, and `call_kind`, below CALL_KINDS, that of the call that said it; `outcome` of the answer is 0 where it
+    is unknown, 1 where it called tools and 2 where it could have."""
     used = _USES[uses] if uses < len(_USES) else 7
     extent = min(new_blocks.bit_length(), _NEW_CLASSES - 1)
-    return used, _NEW_AT + extent + _NEW_CLASSES * access, _HINT_AT + len(_HINT_PRIOR) * call_kind + hint
+    said = _HINT_AT + len(_HINT_PRIOR) * call_kind + hint + _NUM_HINTS * outcome
+    return used, _NEW_AT + extent + _NEW_CLASSES * access, said
 
 
 class HazardModel:

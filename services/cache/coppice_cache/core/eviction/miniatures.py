@@ -74,6 +74,10 @@ class Miniatures:
             self.age_ahead /= 2
             self.hazard_ahead /= 2
 
+    def hinted(self, seal: bytes, level: int) -> None:
+        """More is known of a block since it was used."""
+        self._by_hazard.hint(seal, level)
+
     @property
     def is_over(self) -> bool:
         """Whether blocks have to leave."""
@@ -120,6 +124,11 @@ class _ByHazard:
         self._levels[place] = level
         self._used_at[place] = clock
         return was_there
+
+    def hint(self, key: bytes, level: int) -> None:
+        place = self._places.get(key)
+        if place is not None:
+            self._levels[place] = level
 
     def _grow(self) -> None:
         count = len(self._keys)

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from coppice.messages.index import CALL_KINDS, Acquire, Reuse
+from coppice.messages.index import Acquire
+from coppice.messages.reuse import CALL_KINDS, Outcome, Reuse
 from coppice_cache.core.radix.tree import Node, Retention
 
 _SLACK = 64
@@ -22,10 +23,11 @@ NOT_QUEUED = -1  # in a node's `used_at`, which is the use that its entry was ma
 
 
 class ReuseHint(NamedTuple):
-    """What is known of the future of a prompt: the client's word, and what kind of call it came with."""
+    """What is known of the future of a prompt."""
 
-    reuse: Reuse = Reuse.UNKNOWN
+    reuse: Reuse = Reuse.UNKNOWN  # the client's word
     call_kind: int = 0  # below CALL_KINDS
+    outcome: Outcome = Outcome.UNKNOWN  # of its answer, once there is one
 
 
 NO_HINT = ReuseHint()
@@ -68,7 +70,8 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def hinted(self, node: Node, hint: ReuseHint) -> None:
-        """The client said this of a prompt that ends with the run, since it was used."""
+        """This became known of a prompt that ends with the run, since it was used. It holds for what others begin
+        with no more than what an access says."""
 
     @abstractmethod
     def evicted(self, node: Node, seal: bytes, *, is_whole: bool) -> None:

@@ -24,8 +24,8 @@ from coppice.messages.index import (
     Released,
     Retain,
     Retained,
-    Reuse,
 )
+from coppice.messages.reuse import Outcome, Reuse
 from coppice_cache.core.base.errors import OpRefused
 from coppice_cache.core.eviction.policy import ReuseHint
 from coppice_cache.core.ops.grants import acquire, extend
@@ -75,7 +75,7 @@ def _dispatch(state: State, session: Session, op: Op, now_ns: int) -> Answer:
         if lease is not None:
             worker = session.workers[op.lease_id]
             if isinstance(op, Release):
-                release(session, worker, lease, now_ns, op.reuse)
+                release(session, worker, lease, now_ns, op.reuse, op.outcome)
             else:
                 abandon(state, session, worker, lease)
         return Released(op.lease_id)
@@ -90,17 +90,25 @@ def _dispatch(state: State, session: Session, op: Op, now_ns: int) -> Answer:
     return publish(state, session.workers[op.lease_id], lease, op, now_ns)
 
 
-def release(session: Session, worker: Worker, lease: Lease, now_ns: int, reuse: Reuse = Reuse.UNKNOWN) -> None:
+def release(
+    session: Session,
+    worker: Worker,
+    lease: Lease,
+    now_ns: int,
+    reuse: Reuse = Reuse.UNKNOWN,
+    outcome: Outcome = Outcome.UNKNOWN,
+) -> None:
     """The holder's word that nothing of the lease runs, and what it knows of the future of the sequence."""
     session.remove(lease.lease_id)
     held_ms = (now_ns - lease.granted_ns) / NS_PER_MS
     worker.mean_hold_ms += _HOLD_WEIGHT * (held_ms - worker.mean_hold_ms)
     lease.account.mean_hold_ms += _HOLD_WEIGHT * (held_ms - lease.account.mean_hold_ms)
     lease.node.last_use_ns = now_ns
-    if reuse is not Reuse.UNKNOWN and lease.tree is not None and not lease.node.children:
+    says_more = reuse is not Reuse.UNKNOWN or outcome is not Outcome.UNKNOWN
+    if says_more and lease.tree is not None and not lease.node.children:
         # Another word than the client's first one is the scheduler's own: it says nothing of calls of that kind.
         hint = lease.hint if reuse is lease.hint.reuse else ReuseHint(reuse)
-        lease.account.eviction.hinted(lease.node, hint)
+        lease.account.eviction.hinted(lease.node, hint._replace(outcome=outcome))
     worker.finish(lease)
 
 

@@ -100,8 +100,7 @@ def end_worker(state: State, worker_id: WorkerId) -> None:
     for lease in worker.leases.values():
         forget_lease(state, lease)
     _set_aside(state, worker)
-    for store in worker.stores:
-        state.dismantling += store.roots()
+    state.dismantling += worker.leave()
     worker.changes.cleared()
     state.drop_replay(worker_id)
     state.effects.append(WorkerEnded(worker_id, worker.epoch))

@@ -27,6 +27,7 @@ from coppice_cache.core.pool.quotas import Account, Quotas
 from coppice_cache.core.pool.reservations import Reservations
 from coppice_cache.core.pool.store import BlockStore, HeldPin
 from coppice_cache.core.radix.incarnations import Incarnations
+from coppice_cache.core.radix.tree import Node
 from coppice_cache.core.state.single_flight import Flights, Waiter
 
 
@@ -174,7 +175,6 @@ class Worker(BlockStore):
         self.flights = Flights(self.block_bytes, woken)
         self.reservations = Reservations(quotas, ledger)
         self.lower_tiers: tuple[LowerTier, ...] = ()  # from the device down: the host's, and a disk's below that
-        self.stores: tuple[BlockStore, ...] = (self,)  # of all tiers
         self.kept_from = WorkerEpoch(0)  # the epoch that what is on the disk was of; 0: the pool began with this one
         self.pins: dict[str, HeldPin] = {}  # by name; see `pins`
 
@@ -184,7 +184,17 @@ class Worker(BlockStore):
 
     def add_below(self, tier: LowerTier) -> None:
         self.lower_tiers = (*self.lower_tiers, tier)
-        self.stores = (*self.stores, tier.store)
+
+    @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """Of all tiers. Not kept: what refers to itself is only freed by the cyclic collector."""
+        return (self, *[tier.store for tier in self.lower_tiers])
+
+    def leave(self) -> list[Node]:
+        """It is over: what its trees hang from, in all tiers."""
+        roots = [root for store in self.stores for root in store.roots()]
+        self.lower_tiers = ()  # which refer to it
+        return roots
 
     @property
     def host(self) -> LowerTier | None:

@@ -242,7 +242,6 @@ class IndexService:
             except Exception:
                 _log.exception("the core broke in a tick")
                 return
-            self._collector.tick()
             self._audit_a_slice()
 
     def _audit_a_slice(self) -> None:

@@ -40,9 +40,9 @@ from coppice.messages.index import (
     Reattach,
     Release,
     Retain,
-    Reuse,
     lease_hash,
 )
+from coppice.messages.reuse import Outcome, Reuse
 
 OPS_PER_BATCH_MAX = 1024  # the cache service refuses batches beyond its own, higher, limit
 OPS_BYTES_MAX = 8 << 20  # of tokens in one batch, but for its first op, well below a message's limit
@@ -93,6 +93,7 @@ class Lease:
     num_publish_sent: int = 0
     num_published: int = 0
     reuse: Reuse = Reuse.UNKNOWN  # said with its Release
+    outcome: Outcome = Outcome.UNKNOWN  # that, too
     retain_tokens: int = 0  # that are to be kept once they are findable, for
     retain_ms: int = 0
     awaits_verdict: bool = False  # claimed in a Reattach that is not answered yet
@@ -198,7 +199,7 @@ class LeaseTable:
         self.digest ^= lease_hash(lease.lease_id)
 
     def release(self, lease: Lease) -> None:
-        self._give_back(lease, Release(lease.lease_id, lease.reuse))
+        self._give_back(lease, Release(lease.lease_id, lease.reuse, lease.outcome))
 
     def abandon(self, lease: Lease) -> None:
         """Its sequence may run on where nobody reaches it. Until it is known not to, a cache service that lost its

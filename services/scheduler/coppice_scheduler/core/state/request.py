@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from coppice.ids import U32, DomainId, WorkerId
-from coppice.messages.index import FromClient, Reuse
+from coppice.messages.index import FromClient
 from coppice.messages.record import PackedU32, Record
+from coppice.messages.reuse import Reuse
 from coppice.messages.step import SamplingParams, StepPlan, TokenLogprobs
 from coppice.request_log.stages import Stage
 
@@ -55,6 +56,7 @@ class Request(Record, frozen=True):
     step_of: str | None = None  # request id of the open call that this is a step of
     resumed: Resumed | None = None  # it was served by another planner before
     call_kind: U32 = 0  # below CALL_KINDS; 0: not told apart
+    call_opens: U32 | None = None  # the token with which its answer begins a call of a tool, where one token does
 
 
 NOT_SERVED = "the tenant was removed or moved to another domain by the operator of this service"

@@ -24,8 +24,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from coppice.ids import TOKEN_BYTES, LeaseId, SequenceId
 from coppice.messages.index import NoCapacityReason
+from coppice.messages.reuse import Outcome
 from coppice.messages.step import TokenLogprobs
 from coppice.request_log.stages import History, StageKind
 from coppice_scheduler.core.state.fairness import FairShares
@@ -141,6 +144,15 @@ class RequestState:
     def num_kv_tokens_max(self) -> int:
         """KV positions that it can ever need: the last token's KV is never computed."""
         return self.num_prompt_tokens + self.max_output_tokens - 1
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the answer, which is whole."""
+        opens = self.request.call_opens
+        if opens is None:
+            return Outcome.UNKNOWN
+        has_called = (np.frombuffer(bytes(self.all_output()), "<u4") == opens).any()
+        return Outcome.CALLED_TOOLS if has_called else Outcome.CALLED_NONE
 
     @property
     def wants_logprobs(self) -> bool:

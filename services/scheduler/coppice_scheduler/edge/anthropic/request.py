@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_scheduler.edge.anthropic.blocks import Block, MessageNotes
 from coppice_scheduler.edge.anthropic.conversation import conversation_of
 from coppice_scheduler.edge.anthropic.fields import COUNT, MESSAGES

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_scheduler.core.state.request import Output, Request
 from coppice_scheduler.edge.base.errors import ApiError, ErrorKind, failure_of, no_ending
 from coppice_scheduler.edge.beams.search import Beam, BeamOptions, BeamSearch, Finished, Likely
@@ -38,7 +38,7 @@ class BeamSteps:
         self._search = BeamSearch(options)
         sampling = replace(request.sampling, temperature=0.0, num_logprobs=options.num_likely)
         # What a step leaves comes again with the next one, whatever the client says of the prompt.
-        step = replace(request, reuse=Reuse.LIKELY, call_kind=0, max_new_tokens=1, streams=False)
+        step = replace(request, reuse=Reuse.LIKELY, call_kind=0, call_opens=None, max_new_tokens=1, streams=False)
         self._prompt = replace(step, sampling=sampling, stop_token_ids=frozenset())
         self._outputs_of = outputs_of
         self._turn = turn

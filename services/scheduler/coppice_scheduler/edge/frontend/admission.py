@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coppice.ids import DomainId
-from coppice.messages.index import CALL_KINDS
+from coppice.messages.reuse import CALL_KINDS
 from coppice.messages.sampling import COMPLETION_TOKENS
 from coppice.namespaces import digest_salt
 from coppice.tenants.tenant import Tenant

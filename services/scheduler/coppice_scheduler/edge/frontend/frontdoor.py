@@ -43,11 +43,7 @@ from coppice_scheduler.edge.frontend.body_budget import BodyBudget
 from coppice_scheduler.edge.frontend.calls import Call, Run, abort_calls, outputs_of
 from coppice_scheduler.edge.frontend.calls_by_key import CallsByKey
 from coppice_scheduler.edge.frontend.door_limits import DoorLimits
-from coppice_scheduler.edge.frontend.generation_spec import (
-    MAX_LOGIT_BIASES,
-    GenerationSpec,
-    Prompt,
-)
+from coppice_scheduler.edge.frontend.generation_spec import MAX_LOGIT_BIASES, GenerationSpec, Prompt
 from coppice_scheduler.edge.frontend.grammar_check import GrammarCheck
 from coppice_scheduler.edge.frontend.grammars.compiler import GrammarCompiler
 from coppice_scheduler.edge.frontend.loop_share import LoopShare, units_to_open
@@ -263,6 +259,7 @@ class FrontDoor:
             deadline_ns=deadline_ns,
             reuse=spec.reuse,
             call_kind=call_kind_of(spec),
+            call_opens=None if tool_use is None else self.syntax.tools.opening_token(tool_use),
             retain_ms=capped_retain_ms(spec, tenant, self._max_retain_ms),
             names=request_id.names,
             salt=salt,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_scheduler.edge.text.chat import ChatMessage, PromptEnd
 from coppice_scheduler.edge.text.output_format import OutputFormat
 from coppice_scheduler.edge.text.tools.tool import Tool, ToolUse

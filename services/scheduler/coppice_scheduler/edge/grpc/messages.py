@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_scheduler.edge.base.errors import invalid
 from coppice_scheduler.edge.frontend.generation_spec import (

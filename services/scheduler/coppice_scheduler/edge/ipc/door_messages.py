@@ -41,7 +41,7 @@ DOOR_SHIFT = 24  # a request's number names its door in the bits above
 DOORS_MAX = 256  # at once, with those that died a moment ago
 MESSAGE_BYTES_MAX = 512 * 1024 * 1024  # one turn carries the prompts of many requests, or their log-probabilities
 BACKLOG_BYTES_MAX = 32 * 1024 * 1024
-PEERS_VERSION = 3  # of all that a door and a planner say to each other; any change of that is another version
+PEERS_VERSION = 4  # of all that a door and a planner say to each other; any change of that is another version
 
 
 class Start(Message, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from coppice.messages.index import CALL_KINDS
+from coppice.messages.reuse import CALL_KINDS
 from coppice_bench.trace import generated
 from coppice_scheduler.edge.frontend.admission import call_kind_of
 from coppice_scheduler.edge.frontend.generation_spec import Endpoint, GenerationSpec

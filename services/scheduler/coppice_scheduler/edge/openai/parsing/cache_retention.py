@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from coppice.messages.index import Reuse
+from coppice.messages.reuse import Reuse
 from coppice_scheduler.edge.base.errors import ApiError, invalid
 from coppice_scheduler.edge.http.json_body import Fields
 

@@ -53,6 +53,12 @@ class ToolSupport:
             return None
         return self._raw.token_to_id(tool_format.opens)
 
+    def opening_token(self, use: ToolUse) -> int | None:
+        """The one that opens calls, where there may be some; None where it takes several, or looks like an answer."""
+        if use.mode is ToolMode.NONE or self._format is None or self._format.is_bare:
+            return None
+        return self._raw.token_to_id(self._format.opens)
+
     def ignores_strict(self, use: ToolUse) -> bool:
         """Whether tools are strict, and that changes nothing here."""
         if use.mode is not ToolMode.AUTO or self._format is None or not any(tool.is_strict for tool in use.allowed):

@@ -164,6 +164,9 @@ def test_nothing_is_read_and_calls_are_forbidden_where_none_may_be_called() -> N
     marked = ToolSupport(checkpoint, ChatTemplate(checkpoint))
     assert marked.forbidden_token(use) == checkpoint.raw.token_to_id("<tool_call>")
     assert marked.forbidden_token(USE) is None
+    assert marked.opening_token(USE) == checkpoint.raw.token_to_id("<tool_call>")
+    assert marked.opening_token(use) is None
+    assert hermes.opening_token(USE) is None
 
 
 @pytest.mark.parametrize("name", FORMATS)
