@@ -9,7 +9,7 @@ from coppice_worker.kernels.backend import Activation, ProjectionKernels
 from coppice_worker.kernels.choice import choose_projections
 from coppice_worker.kernels.native import build as native_build
 from coppice_worker.kernels.native.build import BuildError
-from coppice_worker.kernels.native.packed import Packer, onednn_packs_bfloat16
+from coppice_worker.kernels.native.packed import Packer, onednn_is_quicker, onednn_packs_bfloat16
 from coppice_worker.kernels.torch_arithmetic import TorchArithmetic
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -134,12 +134,28 @@ def test_where_they_are_chosen(packer: Packer) -> None:
     ours = chosen("native", packer.dtype)
     if ours is None:
         assert packer.dtype == torch.bfloat16
-        assert onednn_packs_bfloat16(), "else there is nothing quick for it"
+        assert onednn_is_quicker()
     else:
         assert isinstance(ours, Packer)
         assert ours.tiles >= packer.tiles
     assert chosen("torch", packer.dtype) is None
     assert chosen("auto", torch.float16) is None
+
+
+@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD", ""])
+def test_without_tiles_onednn_takes_bfloat16_where_nobody_compared(
+    monkeypatch: pytest.MonkeyPatch, vendor: str
+) -> None:
+    if not onednn_packs_bfloat16():
+        pytest.skip("oneDNN has nothing for bfloat16 here")
+    monkeypatch.setattr("coppice_worker.kernels.native.library.cpu_flags", frozenset)
+    monkeypatch.setattr("coppice_worker.kernels.native.packed.cpu_vendor", lambda: vendor)
+    ours = chosen("auto", torch.bfloat16)
+    if vendor == "GenuineIntel":
+        assert isinstance(ours, Packer)
+        assert not ours.tiles
+    else:
+        assert ours is None
 
 
 @pytest.mark.parametrize("kernels", ["auto", "triton", "flashinfer"])

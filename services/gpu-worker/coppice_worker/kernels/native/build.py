@@ -85,11 +85,16 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(word for line in lines for word in line.partition(":")[2].split())
 
 
+def cpu_vendor() -> str:
+    """As Linux names it; empty where that is not known."""
+    return next((line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("vendor_id")), "")
+
+
 def _cpu_lines() -> list[str]:
     """What `-march=native` depends on; a cache folder may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    wanted = ("model name", "flags", "Features", "CPU part")
+    wanted = ("vendor_id", "model name", "flags", "Features", "CPU part")
     return sorted({line for line in lines if line.startswith(wanted)})

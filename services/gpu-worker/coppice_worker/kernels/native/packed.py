@@ -1,8 +1,8 @@
 """Projections by kernels of ours, with weights packed in the order in which they are read.
 
-bfloat16 is for CPUs with tiles for it, and for those where oneDNN has nothing for it; float32 is for any. Milliseconds
-for all projections of a model, beside oneDNN's packed ones in bfloat16 and beside torch's of transposed weights in
-float32:
+bfloat16 is for CPUs with tiles for it, for Intel's, and for those where oneDNN has nothing for it; float32 is for any.
+Milliseconds for all projections of a model, beside oneDNN's packed ones in bfloat16 and beside torch's of transposed
+weights in float32:
 
     rows                                  1      8     16     32     64    512   2048
     bfloat16, 57M, two cores    oneDNN  7.9                 13.0                  170
@@ -10,7 +10,13 @@ float32:
     float32, 40M, one core      torch  12.3   25.6   32.3   32.2   53.5    338
                                 here   11.2   12.8   12.7   21.9   49.6    394
 
-The same without AVX-512, 40M on one core: torch's are not packed, and slow in bfloat16.
+Without tiles, on an Intel Xeon whose tiles were not used, 40M in bfloat16 on two cores:
+
+    rows                                  1      8     16     32     64    512   2048
+    AVX-512                   oneDNN    5.8    7.9     11     19     36    276   1057
+                                here    4.0    4.6    7.6     12     22    169    645
+
+Without AVX-512, 40M on one core: torch's are not packed, and slow in bfloat16.
 
     rows                                  1      8     32    512   2048
     bfloat16                    torch   9.8     68    266   2585  10047
@@ -31,7 +37,7 @@ import torch
 
 from coppice_worker.kernels.backend import Activation
 from coppice_worker.kernels.host_memory import zeros_in_huge_pages
-from coppice_worker.kernels.native.build import build
+from coppice_worker.kernels.native.build import build, cpu_vendor
 from coppice_worker.kernels.native.library import ACTIVATIONS, TILE_DEPTH, function, open_library, tile_library
 
 _ARENA = 64 << 20  # bytes of memory that weights share
@@ -99,6 +105,12 @@ class Packer:
             self._arena = zeros_in_huge_pages(max(_ARENA, size * self._arena.itemsize)).view(self.dtype)
         taken, self._arena = self._arena[:size], self._arena[size:]
         return taken
+
+
+def onednn_is_quicker() -> bool:
+    """In bfloat16 without tiles. On Intel's CPUs it is not, whose two units for float32 do as much as what multiplies
+    pairs of bfloat16; on others nobody has compared."""
+    return onednn_packs_bfloat16() and cpu_vendor() != "GenuineIntel"
 
 
 def onednn_packs_bfloat16() -> bool:
