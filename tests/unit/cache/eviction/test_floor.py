@@ -167,3 +167,17 @@ def test_the_array_of_buckets_is_as_one_by_one() -> None:
 
     ages = [*range(3000), 10**5, 10**6, 1 << 30]
     assert buckets_of(np.array(ages, np.int64)).tolist() == [bucket_of(age) for age in ages]
+
+
+@pytest.mark.parametrize("blocks", [3, 300])
+def test_what_one_request_shows_is_one_observation(blocks: int) -> None:
+    """However many blocks it has: age takes over by the second one, the model by the fifth."""
+    for_age, for_model = Miniatures(), Miniatures()
+    by_age = []
+    for _ in range(5):
+        for_age.age_ahead += blocks
+        for_model.hazard_ahead += blocks
+        for_age.begin()
+        for_model.begin()
+        by_age.append((for_age.prefers_age(now=False), for_model.prefers_age(now=True)))
+    assert by_age == [(False, True), (True, True), (True, True), (True, True), (True, False)]

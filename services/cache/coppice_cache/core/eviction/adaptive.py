@@ -105,6 +105,7 @@ class AdaptivePolicy(EvictionPolicy):
         self.expire(now_ns)
         self._num_cached = num_cached
         self._floor.fit(num_cached)
+        self._floor.caches.begin()
         self._samples.grow_old(self._clock, num_cached)
         self._cross()
         used_at, num_blocks, num_shared = self._used_at(), 0, _num_shared(nodes)

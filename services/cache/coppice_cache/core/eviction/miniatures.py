@@ -27,12 +27,23 @@ from coppice_cache.core.eviction.hazard import NUM_LEVELS, Ranking, buckets_of
 BLOCKS_MAX: Final = 512  # of a small cache
 _SHIFT_MIN: Final = 2  # also of few blocks only one in four is sampled: an access must stay cheap
 _BATCH: Final = 16  # blocks that leave at once, at least, so that an order is made for several
-_SURE: Final = 2.0  # standard deviations by which the hazard model must be ahead
+_SURE: Final = 2.0  # standard deviations by which the hazard model must be ahead to decide again
+_IN_DOUBT: Final = 1.0  # by which it must be behind to decide no more
 _ROUNDS: Final = 4  # through a small cache, after which what was counted counts half
 
 
 class Miniatures:
-    __slots__ = ("_by_age", "_by_hazard", "_capacity", "_num_accesses", "_shift", "age_ahead", "hazard_ahead")
+    __slots__ = (
+        "_by_age",
+        "_by_hazard",
+        "_capacity",
+        "_lead_before",
+        "_num_accesses",
+        "_shift",
+        "_squares",
+        "age_ahead",
+        "hazard_ahead",
+    )
 
     def __init__(self) -> None:
         self._by_age: OrderedDict[bytes, None] = OrderedDict()
@@ -42,6 +53,8 @@ class Miniatures:
         self._num_accesses = 0
         self.age_ahead = 0.0  # accesses that only LRU would have hit
         self.hazard_ahead = 0.0  # and that only the other would have
+        self._lead_before = 0.0  # of the other, before this request
+        self._squares = 0.0  # of what requests changed of that
 
     def fit(self, num_cached: int) -> bool:
         """To a domain of so many blocks. Whether fewer of them are sampled from now on."""
@@ -58,6 +71,12 @@ class Miniatures:
     def samples(self, seal: bytes) -> bool:
         return not crc32(seal) & ((1 << self._shift) - 1)
 
+    def begin(self) -> None:
+        """Another request. Its blocks are hit or missed together: what it changes is one observation, not many."""
+        lead = self.hazard_ahead - self.age_ahead
+        self._squares += (lead - self._lead_before) ** 2
+        self._lead_before = lead
+
     def used(self, seal: bytes, level: int, clock: int) -> None:
         """A sampled block is used, or stored. What stands before others in a prompt comes after them."""
         by_age, by_hazard = seal in self._by_age, self._by_hazard.use(seal, level, clock)
@@ -73,6 +92,8 @@ class Miniatures:
             self._num_accesses = 0
             self.age_ahead /= 2
             self.hazard_ahead /= 2
+            self._lead_before /= 2
+            self._squares /= 4
 
     def hinted(self, seal: bytes, level: int) -> None:
         """More is known of a block since it was used."""
@@ -90,11 +111,9 @@ class Miniatures:
             self._by_age.popitem(last=False)
 
     def prefers_age(self, *, now: bool) -> bool:
-        """Which order is to decide; `now`: whether that by age does. It takes over as soon as it is ahead."""
-        lead = self.hazard_ahead - self.age_ahead
-        if now:
-            return lead <= _SURE * sqrt(self.hazard_ahead + self.age_ahead + 1)
-        return lead < 0
+        """Which order is to decide; `now`: whether that by age does."""
+        lead, deviation = self.hazard_ahead - self.age_ahead, sqrt(self._squares + 1)
+        return lead <= _SURE * deviation if now else lead < -_IN_DOUBT * deviation
 
 
 class _ByHazard:
