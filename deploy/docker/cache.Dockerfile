@@ -25,7 +25,7 @@ COPY services/cache services/cache
 RUN pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps --force-reinstall . \
     && find /opt/coppice -depth -type d \( -name tests -o -name demo_model \) -exec rm -r {} + \
     && { [ "$COMPILED" = no ] || { \
-    mv /opt/compiled /opt/coppice/lib/python3*/site-packages/coppice_cache/_compiled \
+    mv /opt/compiled "$(echo /opt/coppice/lib/python3*/site-packages/coppice_cache)/_compiled" \
     && COPPICE_COMPILED=always /opt/coppice/bin/python -c 'import coppice_cache.core.index'; }; }
 
 FROM docker.io/library/python:3.11.14-slim-bookworm
