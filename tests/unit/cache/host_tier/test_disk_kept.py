@@ -17,7 +17,7 @@ from coppice_cache.core.base.events import IndexEvent
 from coppice_cache.core.base.results import Regrown, ToWorkerEffect
 from coppice_cache.core.base.settings import DomainConfig, Mode
 from coppice_cache.core.pool.ledger import BlockState
-from tests.unit.cache.host_tier.test_disk_tier import last, settle, stored, where, with_disk, worker_of
+from tests.unit.cache.host_tier.test_disk_tier import last, send_down, settle, stored, where, with_disk, worker_of
 from tests.unit.cache.host_tier.tier_world import BLOCK, PROMPT, answer, ask, orders
 from tests.unit.cache.world import ALICE, NAMESPACE, W, World, registration, tokens
 
@@ -169,11 +169,7 @@ def test_a_prefix_that_is_invalidated_meanwhile_does_not_come_back() -> None:
 
 def test_a_domain_that_changed_its_mode_meanwhile_is_forgotten() -> None:
     here = with_disk(DomainConfig(ALICE))
-    here.fill(1, PROMPT)
-    settle(here)
-    for number in range(2, 8):
-        here.fill(number, tokens(16, 1_000 * number))
-        settle(here)
+    send_down(here)
     gone = ended(here)
     for mode in (Mode.STRICT, Mode.PRIVATE):
         here.core.set_domains((DomainConfig(ALICE, mode=mode, guarantee_share=0.5),), here.now_ns)
@@ -184,11 +180,7 @@ def test_a_domain_that_changed_its_mode_meanwhile_is_forgotten() -> None:
 
 def test_who_asks_for_zeroing_by_now_finds_nothing_there() -> None:
     here = with_disk(DomainConfig(ALICE))
-    here.fill(1, PROMPT)
-    settle(here)
-    for number in range(2, 8):
-        here.fill(number, tokens(16, 1_000 * number))
-        settle(here)
+    send_down(here)
     gone = ended(here)
     here.core.set_domains((DomainConfig(ALICE, zero_on_change=True),), here.now_ns)
     here.collect()

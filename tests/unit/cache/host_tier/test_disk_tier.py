@@ -47,14 +47,19 @@ def with_disk(*domains: DomainConfig, **changes: object) -> World:
     return world(*domains, **values)  # type: ignore[arg-type]
 
 
-def stored() -> World:
-    """PROMPT is on the disk alone; nothing more goes down from here on."""
-    here = with_disk()
+def send_down(here: World) -> None:
+    """PROMPT is on the disk, and what came after it in all tiers."""
     here.fill(1, PROMPT)
     settle(here)
     for number in range(2, 8):
         here.fill(number, tokens(16, 1_000 * number))
         settle(here)
+
+
+def stored() -> World:
+    """PROMPT is on the disk alone; nothing more goes down from here on."""
+    here = with_disk()
+    send_down(here)
     object.__setattr__(here.core.state.settings, "demote_below_share", 0.0)
     push_out(here)
     assert where(here) == [0, 0, 4]
@@ -177,7 +182,8 @@ def test_costs_of_the_two_copies_are_told_apart() -> None:
     assert [tier.costs.copy_us_per_block for tier in worker.lower_tiers] == [7.0, 90.0]
 
 
-def test_a_disk_that_takes_nothing_is_left_alone_for_a_while() -> None:
+def not_taken() -> World:
+    """PROMPT is in the host tier, and the disk took none of it."""
     here = with_disk(demote_below_share=1.0)
     here.fill(1, PROMPT)
     here.tick(100, alive=(here.session,))
@@ -185,6 +191,11 @@ def test_a_disk_that_takes_nothing_is_left_alone_for_a_while() -> None:
     here.tick(100, alive=(here.session,))
     assert last(here)[0] is Direction.STORE
     answer(here, orders(here)[-1], failed=True)
+    return here
+
+
+def test_a_disk_that_takes_nothing_is_left_alone_for_a_while() -> None:
+    here = not_taken()
     num_orders = len(orders(here))
     for _ in range(50):
         here.tick(100, alive=(here.session,))
@@ -196,13 +207,7 @@ def test_a_disk_that_takes_nothing_is_left_alone_for_a_while() -> None:
 
 
 def test_what_the_disk_did_not_take_is_not_found_there() -> None:
-    here = with_disk(demote_below_share=1.0)
-    here.fill(1, PROMPT)
-    here.tick(100, alive=(here.session,))
-    answer(here, orders(here)[-1])
-    here.tick(100, alive=(here.session,))
-    assert last(here)[0] is Direction.STORE
-    answer(here, orders(here)[-1], failed=True)
+    here = not_taken()
     assert where(here) == [4, 4, 0]
 
 
