@@ -247,7 +247,8 @@ def say_missing_compiler(has_gpu: bool) -> None:
         if shutil.which(os.environ.get("CXX", "g++")) is None:
             say("There is no C++ compiler: serving will be slower without (Debian, Ubuntu: apt-get install g++).")
         return
-    has_compiler = "CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang")))
+    named = os.environ.get("CC")
+    has_compiler = any(map(shutil.which, [named] if named else ("gcc", "clang")))  # Triton looks for no others
     if not has_compiler or not Path(sysconfig.get_path("include"), "Python.h").exists():
         say(
             "Triton will need a C compiler and Python's headers on the GPU"

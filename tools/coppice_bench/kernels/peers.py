@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -111,6 +112,8 @@ def _varlen(rows: Contiguous) -> Kernel:
     ]
     longest = int(rows.new.max()), int(rows.lens.max())
     window = (-1, -1) if longest[0] == 1 else (-1, 0)
+    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+        raise _LeftOut("this torch's takes as many heads of keys as of queries")
     return lambda: varlen_attn(
         rows.query, rows.key, rows.value, starts[0], starts[1], *longest, window_size=window, enable_gqa=True
     )

@@ -22,6 +22,7 @@ from coppice_cli.doctor.findings import Finding, fail, ok, warn
 PYTHON_FIRST, PYTHON_LAST = (3, 11), (3, 13)
 GPU_LOOK_S = 60.0
 _WITH_CORES = {"coppice_cache": "cache", "coppice_scheduler": "scheduler"}
+TRITON_COMPILERS = ("gcc", "clang")  # it looks for no others, unless CC names one
 _EXTRA = "up"  # that `coppice up` needs
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?([^;]*)(?:;(.*))?")
 _BOUND = re.compile(r"(>=|<|==)\s*([0-9][0-9.]*)")
@@ -108,11 +109,13 @@ def check_compiler(*, has_gpu: bool, which: Callable[[str], str | None] = shutil
             to_do = "apt-get install g++, or name one with CXX"
             return warn("compiler", "there is no C++ compiler: computing on the CPU is slower without", to_do)
         return ok("compiler", f"{compiler}, for kernels on the CPU")
-    compiler = os.environ.get("CC") or next(filter(None, map(which, ("cc", "gcc", "clang"))), None)
+    named = os.environ.get("CC")
+    compiler = next(filter(None, map(which, [named] if named else TRITON_COMPILERS)), None)
     header = Path(include or sysconfig.get_path("include"), "Python.h")
     to_do = "apt-get install gcc libc6-dev python3-dev"
     if compiler is None:
-        return fail("compiler", "there is no C compiler, which Triton needs on a GPU", to_do)
+        what = f"CC names {named}, which is not there" if named else "there is neither gcc nor clang"
+        return fail("compiler", f"{what}: Triton needs a C compiler on a GPU", to_do)
     if not header.exists():
         return fail("compiler", f"{header} is not there, which Triton needs on a GPU", to_do)
     return ok("compiler", f"{compiler} and {header}, for kernels on the GPU")

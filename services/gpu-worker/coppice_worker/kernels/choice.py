@@ -13,7 +13,7 @@ from coppice_worker.kernels.backend import Arithmetic, Backend, Heads, Projectio
 from coppice_worker.kernels.native.backend import NativeBackend
 from coppice_worker.kernels.native.build import BuildError
 from coppice_worker.kernels.native.library import TILE_KEYS, load, load_tile_attention, unsupported
-from coppice_worker.kernels.native.packed import PACKED_DTYPES, Packer, onednn_is_quicker
+from coppice_worker.kernels.native.packed import PACKED_DTYPES, Packer, leaves_bfloat16_to_onednn
 from coppice_worker.kernels.pool import KvPool
 from coppice_worker.kernels.torch_backend import TorchBackend
 
@@ -99,7 +99,8 @@ def _packer(kernels: str, dtype: torch.dtype) -> Packer | None:
             return Packer(dtype, tiles=True)
         except BuildError as error:
             _log.info("projections without the CPU's tiles: %s", error)
-        if onednn_is_quicker():
+        if kernels == "auto" and leaves_bfloat16_to_onednn():
+            _log.info("projections by oneDNN, as nobody has compared here; --kernels native takes compiled ones")
             return None
     try:
         return Packer(dtype)

@@ -215,6 +215,7 @@ extern "C" void pack(const Element* weight, Element* packed, int64_t columns, in
 
 extern "C" void product(const Product* call, int64_t threads) {
     const Product& p = *call;
+    if (p.rows == 0) return;
     int64_t panels = panels_of(p.columns, p.activation), blocks = (p.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t rows = ((p.rows + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
     int64_t group = panels_at_once(panels, blocks, threads), groups = (panels + group - 1) / group;

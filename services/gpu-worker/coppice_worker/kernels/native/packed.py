@@ -1,6 +1,7 @@
 """Projections by kernels of ours, with weights packed in the order in which they are read.
 
-bfloat16 is for CPUs with tiles for it, for Intel's, and for those where oneDNN has nothing for it; float32 is for any.
+bfloat16 is for CPUs with tiles for it, for Intel's, for those where oneDNN has nothing for it, and for whoever asks for
+it; float32 is for any.
 Milliseconds for all projections of a model, beside oneDNN's packed ones in bfloat16 and beside torch's of transposed
 weights in float32:
 
@@ -107,9 +108,10 @@ class Packer:
         return taken
 
 
-def onednn_is_quicker() -> bool:
-    """In bfloat16 without tiles. On Intel's CPUs it is not, whose two units for float32 do as much as what multiplies
-    pairs of bfloat16; on others nobody has compared."""
+def leaves_bfloat16_to_onednn() -> bool:
+    """Whether oneDNN multiplies bfloat16 where there are no tiles and nobody asks for kernels of ours. On Intel's CPUs
+    ours are quicker, whose two units for float32 do as much as what multiplies pairs of bfloat16; on others nobody has
+    compared."""
     return onednn_packs_bfloat16() and cpu_vendor() != "GenuineIntel"
 
 

@@ -1,5 +1,5 @@
-// As many float32 at a time as a register of the CPU has, in words that every compiler of vectors knows. Vectors of more
-// than one register would be kept in memory.
+// As many float32 at a time as a register of the CPU has, in the words of GCC. Vectors of more than one register would be
+// kept in memory.
 
 #pragma once
 

@@ -10,8 +10,8 @@ on one core, microseconds:
               packed       177    178    208    864            2409    3175
 
 Packed is oneDNN's own blocked order, chosen once at load instead of in every call. So projections are packed: by
-kernels of ours where there is a compiler (`kernels/native/packed.py`; bfloat16 where the CPU has tiles for it, or not
-even oneDNN can), else bfloat16 by oneDNN, else not at all.
+kernels of ours where there is a compiler (`kernels/native/packed.py`, which says on which CPUs bfloat16, too), else
+bfloat16 by oneDNN, else not at all.
 The one exception is a row by row look-up, which the embedding needs: a head that is tied to it is packed beside it.
 
 float32 projections by torch are stored transposed, [in, out], which takes half the time at 8 rows; from 64 rows on, and

@@ -95,11 +95,18 @@ def test_compilers_for_a_cpu_and_for_a_gpu(tmp_path: Path, monkeypatch: pytest.M
     assert found(has_gpu=False, which=lambda name: None).state is State.WARN
     assert found(has_gpu=False, which=lambda name: f"/bin/{name}").what.startswith("/bin/g++")
     assert found(has_gpu=True, which=lambda name: None).state is State.FAIL
-    without = found(has_gpu=True, which=lambda name: "/bin/cc", include=str(tmp_path))
+    assert found(has_gpu=True, which={"cc": "/bin/cc"}.get).state is State.FAIL  # Triton looks for no such name
+
+    def which(name: str) -> str | None:
+        return {"gcc": "/bin/gcc"}.get(name)
+
+    without = found(has_gpu=True, which=which, include=str(tmp_path))
     assert (without.state, "Python.h is not there" in without.what) == (State.FAIL, True)
     assert "python3-dev" in without.to_do
     (tmp_path / "Python.h").touch()
-    assert found(has_gpu=True, which=lambda name: "/bin/cc", include=str(tmp_path)).state is State.OK
+    assert found(has_gpu=True, which=which, include=str(tmp_path)).state is State.OK
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    assert "/no/such/compiler" in found(has_gpu=True, which=which, include=str(tmp_path)).what
 
 
 @pytest.mark.parametrize(
