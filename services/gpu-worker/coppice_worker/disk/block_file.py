@@ -29,6 +29,7 @@ _CHECKSUM_BYTES = 16
 _HEAD = struct.Struct(f"<8sQ{SEAL_BYTES}sQ{_CHECKSUM_BYTES}s8x")
 _NAME = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{{2 * SEAL_BYTES}}})")
 _PRIVATE = 0o600
+_UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)  # a bad sector, a damaged file system
 
 assert _HEAD.size == HEAD_BYTES
 
@@ -44,7 +45,7 @@ class BlockName(NamedTuple):
 
 
 class NotWhole(Exception):
-    """The file is not there, or is not what its name says."""
+    """The file is not there, is not what its name says, or cannot be read any more."""
 
 
 def parse_name(text: str) -> BlockName | None:
@@ -77,6 +78,15 @@ def read_block(folder: Path, name: BlockName, content: memoryview) -> None:
 
     Raises NotWhole, and OSError where the file may be right and cannot be read now; then `content` is garbage.
     """
+    try:
+        _read_block(folder, name, content)
+    except OSError as error:
+        if error.errno in _UNREADABLE:
+            raise NotWhole(str(error.strerror)) from error
+        raise
+
+
+def _read_block(folder: Path, name: BlockName, content: memoryview) -> None:
     try:
         descriptor = os.open(folder / str(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -79,7 +79,7 @@ class DiskPool:
 
     @property
     def takes_blocks(self) -> bool:
-        """False from an error on, until something was stored again."""
+        """False from an error on, until something was stored again, or read after the rest."""
         return not self._is_closed and not self._has_failed
 
     def reported(self) -> tuple[WorkerEpoch, UInt64, UInt64]:
@@ -179,6 +179,7 @@ class DiskPool:
                     self._check(epoch)
                     self._host[block] = self._buffer
                 come[index] = True
+                self._has_failed = self._has_failed and self.is_resting
             except NotWhole as error:
                 lost.append(f"{name}: {error}")
                 is_lost[index] = True

@@ -122,6 +122,7 @@ class DiskFolder:
             if clock() > ends_s:
                 raise ScanTooLong(f"the files of {self._pool} were not listed within {SCAN_S:.0f} s")
             self._scan_part(part, newest)
+        sync_folder(self._pool)  # parts that were not there
         return Found(WorkerEpoch(int(kept[0], 16)), tuple(newest.values()))
 
     def _scan_part(self, part: str, newest: dict[int, BlockName]) -> None:
@@ -199,6 +200,8 @@ def _own(folder: Path) -> int:
     """Open it, or make it, for nobody but us. Raises OSError."""
     with suppress(FileExistsError):
         folder.mkdir(mode=_PRIVATE)
+        with suppress(PermissionError):  # who may make folders there may not list them
+            sync_folder(folder.parent)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     found = os.fstat(descriptor)
     try:

@@ -14,6 +14,7 @@ import torch
 from coppice.errors import UsageError
 from coppice.handles import BLOCKS_MAX
 from coppice.namespaces import encode_namespace
+from coppice.versions import versions
 from coppice_worker.core.batch.step_batch import Executor, StepLimits
 from coppice_worker.disk.disk_pool import DiskPool
 from coppice_worker.disk.folder import identity_of
@@ -25,6 +26,7 @@ from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.edge.watchdog import exit_now
 from coppice_worker.kernels.choice import KernelsUnavailable
 from coppice_worker.kernels.host_pool import HostPool
+from coppice_worker.kernels.native.build import cpu_flags
 from coppice_worker.model.config.config import CONFIG_FILE, read_config
 from coppice_worker.model.config.dtypes import DtypeName
 from coppice_worker.model.config.errors import PoolTooSmall
@@ -166,7 +168,7 @@ def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool
     files = [checkpoint / CONFIG_FILE, *weight_files(checkpoint)]
     stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     namespace = encode_namespace(replace(executor.namespace, model=name))
-    how = dtype_of(settings), _device_name(settings), executor.kernels_name, str(host.bytes_per_block)
+    how = dtype_of(settings), _device_name(settings), _libraries(), executor.kernels_name, str(host.bytes_per_block)
     identity = identity_of(digest_of_sources(), namespace, *how, *stamps)
     folder = Path(settings.disk_folder) / identity_of(settings.worker_id)
     pool = open_pool(folder, identity, num_blocks, host.blocks.numpy())
@@ -176,8 +178,16 @@ def _disk_pool(settings: WorkerSettings, executor: TorchExecutor, host: HostPool
 
 
 def _device_name(settings: WorkerSettings) -> str:
-    """Two GPUs do not compute the same bits."""
-    return torch.cuda.get_device_name(settings.device) if settings.device.startswith("cuda") else settings.device
+    """Two GPUs do not compute the same bits, nor do two CPUs with other instructions."""
+    if settings.device.startswith("cuda"):
+        return torch.cuda.get_device_name(settings.device)
+    return f"{settings.device} {' '.join(sorted(cpu_flags()))}"
+
+
+def _libraries() -> str:
+    """Another version may have mended a fault, or computes other bits."""
+    installed = versions()
+    return " ".join(f"{name} {installed.get(name)}" for name in ("torch", "triton"))
 
 
 def _default_blocks(

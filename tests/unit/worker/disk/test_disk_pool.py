@@ -252,6 +252,23 @@ def test_what_cannot_be_read_now_is_not_lost(tmp_path: Path, monkeypatch: pytest
     folder.close()
 
 
+def test_what_lies_on_a_bad_sector_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be asked for, and hold up all other blocks, for as long as it is found."""
+    folder, pool = begun(tmp_path)
+
+    def unreadable(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "readv", unreadable)
+        come, lost = pool.load(EPOCH, handles(5), seals(1), ids(0))
+    assert (come.any(), lost.all()) == (False, True)
+    assert len(block_files(tmp_path)) == 2
+    assert not pool.is_resting
+    assert pool.load(EPOCH, handles(6), seals(2), ids(1))[0].all()
+    folder.close()
+
+
 STEPS = ("open", "write", "fdatasync", "rename", "fsync")
 
 

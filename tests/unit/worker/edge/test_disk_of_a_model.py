@@ -88,3 +88,18 @@ def test_another_model_type_or_file_has_another_folder_and_takes_the_one_before_
     ended(disk)
     weights.touch()
     assert loaded(checkpoint, tmp_path)[2].reported()[0] == 0
+
+
+@pytest.mark.parametrize("change", ["torch", "instructions"])
+def test_other_libraries_and_other_instructions_have_another_folder(
+    change: str, checkpoint: Path, tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, disk = loaded(checkpoint, tmp_path)
+    disk.begin(EPOCH)
+    assert disk.store(EPOCH, ids(3), handles(5), seals(1)).all()
+    ended(disk)
+    if change == "torch":
+        monkeypatch.setattr(loading, "versions", lambda: {"torch": "0.0.1", "triton": "3.7.1"})
+    else:
+        monkeypatch.setattr(loading, "cpu_flags", lambda: frozenset({"sse2"}))
+    assert loaded(checkpoint, tmp_path)[2].reported()[0] == 0

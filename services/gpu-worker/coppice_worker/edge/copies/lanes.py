@@ -47,7 +47,7 @@ class Lane:
         self._up: deque[CopyWork] = deque()
         self._down: deque[CopyWork] = deque()
         self._waiting = dict(zip(ways, (self._up, self._down), strict=True))
-        self._batch: Works = []  # that runs
+        self._batch: Works = []  # that runs, or is not answered yet
         self._began_ns: int | None = None  # monotonic: when it began
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -104,12 +104,14 @@ class Lane:
                 duration_ns = time.perf_counter_ns() - began_ns
                 if self._end_batch():
                     self._done(batch, failed, duration_ns)
+                self._batch = []
         except Exception as error:
             _log.exception("the thread of the %s failed", self._thread.name)
             self._break(error)
 
     def _break(self, error: Exception) -> None:
         self._end_batch()
+        self._batch = []
         self._failed(error)
 
     def _next_batch(self) -> Works:
@@ -132,7 +134,7 @@ class Lane:
         """False: nobody waits for it any more."""
         with self._changed:
             is_awaited = self._began_ns is not None
-            self._batch, self._began_ns = [], None
+            self._began_ns = None
             self._changed.notify_all()
             return is_awaited
 
