@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import Part, parts, run, table, why_not
+from benchmarks.gpu import LEAST_FRACTIONS, LONGEST_US, RAGGED, UNIFORM, Part, parts, run, table, why_not
+from coppice_bench.kernels.attention import FLOAT8_LOAD, attention_loads
 from scripts.metrics_reference import ROOT
 from tests.fakes.waiting import wait_for
 
@@ -63,22 +65,51 @@ def is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_fractions_stand_beside_what_is_wanted() -> None:
+def kernel(fraction: float, **vs: float) -> dict[str, object]:
+    return {"time_us": 41.44, "fraction": fraction, "of": "copy", "vs": vs}
+
+
+def test_times_and_fractions_stand_beside_what_is_wanted() -> None:
     kernels = {
-        "decode 64 x 4096 bfloat16": {"fraction": 0.9312, "of": "copy", "vs": {"flashinfer": 1.31}},
-        "decode fp8 64 x 4096 bfloat16": {"fraction": 0.7, "of": "copy", "vs": {}},
-        "zero 256 blocks bfloat16": {"fraction": 0.8, "of": "copy", "vs": {}},
+        "decode 64 x 4096 bfloat16": kernel(0.9312, flashinfer=1.31),
+        "decode 8 x 4096 bfloat16": kernel(0.767),
+        "decode ragged bfloat16": kernel(0.91),
+        "decode 64 x 4096, 3584 shared bfloat16": kernel(0.484),
+        "decode fp8 64 x 4096 bfloat16": kernel(0.7),
+        "zero 256 blocks bfloat16": kernel(0.8),
     }
-    steps = [{"batch": 1, "dtype": "bfloat16", "fraction_of_floor": 0.71}, {"batch": 8, "skipped": "no memory"}]
+    steps = [
+        {"batch": 1, "dtype": "bfloat16", "step_ms": 4.3, "fraction_of_floor": 0.71},
+        {"batch": 8, "skipped": "no memory"},
+    ]
+    one, other = {"step_ms": 11.7, "host_ms": 0.806}, {"step_ms": 16.8, "host_ms": 14.9}
+    mixed = [
+        {"dtype": "bfloat16", "new_tokens": 64, "decodes": 32, "graph": one, "eager": other},
+        {"dtype": "bfloat16", "new_tokens": 256, "decodes": 128, "skipped": "no memory"},
+    ]
+    found = {"device": {"kind": "NVIDIA H200"}, "decode": steps, "mixed": mixed}
     lines = table(
         {
             "bench_kernels": {"state": "well", "found": {"device": "NVIDIA H200", "kernels": kernels}},
-            "bench_step": {"state": "well", "found": {"device": {"kind": "NVIDIA H200"}, "decode": steps}},
+            "bench_step": {"state": "well", "found": found},
             "ranks": {"state": "left out", "why": "needs 2 GPUs"},
         }
     ).splitlines()
-    assert lines[1].split() == ["decode", "64", "x", "4096", "bfloat16", "0.93", "0.92", "copy", "flashinfer", "1.31"]
-    assert lines[2].split()[-3:] == ["0.70", "0.80", "copy"]
-    assert lines[3].split()[-2:] == ["0.80", "copy"]
-    assert lines[4].split() == ["step", "of", "1,", "bfloat16", "0.71", "0.75", "floor"]
+    assert [re.split(r"  +", line) for line in lines[1:-3]] == [
+        ["decode 64 x 4096 bfloat16", "41.4 us", "0.93", "copy", ">= 0.92", "flashinfer 1.31"],
+        ["decode 8 x 4096 bfloat16", "41.4 us", "0.77", "copy", "<= 42 us"],
+        ["decode ragged bfloat16", "41.4 us", "0.91", "copy", ">= 0.84"],
+        ["decode 64 x 4096, 3584 shared bfloat16", "41.4 us", "0.48", "copy"],
+        ["decode fp8 64 x 4096 bfloat16", "41.4 us", "0.70", "copy", ">= 0.80"],
+        ["zero 256 blocks bfloat16", "41.4 us", "0.80", "copy"],
+        ["step of 1, bfloat16", "4.30 ms", "0.71", "floor", ">= 0.75"],
+        ["host of a step of 64 new beside 32, bfloat16", "0.81 ms", "<= 0.5 ms", "one by one 18.49"],
+        ["step of 64 new beside 32, bfloat16", "11.70 ms", "one by one 1.44"],
+    ]
     assert lines[-1] == "ranks: left out: needs 2 GPUs"
+
+
+def test_what_is_wanted_is_of_loads_that_are_measured() -> None:
+    loads = {load.name for load in attention_loads(on_chip=True, quick=False)} | {FLOAT8_LOAD.name}
+    wanted = {name for name in (*LEAST_FRACTIONS, *LONGEST_US, RAGGED, UNIFORM) if name.startswith(("dec", "pre"))}
+    assert wanted <= loads

@@ -49,6 +49,9 @@ def decode_load(name: str, lens: tuple[int, ...], shared: int = 0) -> Load:
     return Load(name, (1,) * len(lens), tuple(length - 1 for length in lens), shared)
 
 
+FLOAT8_LOAD = decode_load("decode fp8 64 x 4096", (4096,) * 64)
+
+
 def ragged(total: int, shortest: int, longest: int) -> tuple[int, ...]:
     """Lengths between the two that grow by powers of two, over and over, with about that sum."""
     steps = [shortest]
@@ -62,20 +65,24 @@ def attention_cases(device: torch.device, dtypes: tuple[torch.dtype, ...], *, qu
     on_chip = device.type == "cuda"
     geometry = LARGE if on_chip else SMALL
     make = partial(partial, _make, geometry, device)
-    cases: list[CaseMaker] = [make(load, dtype) for dtype in dtypes for load in _loads(on_chip=on_chip, quick=quick)]
+    cases: list[CaseMaker] = [
+        make(load, dtype) for dtype in dtypes for load in attention_loads(on_chip=on_chip, quick=quick)
+    ]
     if on_chip:
-        cases.append(make(decode_load("decode fp8 64 x 4096", (4096,) * 64), dtypes[0], torch.float8_e4m3fn))
+        cases.append(make(FLOAT8_LOAD, dtypes[0], torch.float8_e4m3fn))
     return cases
 
 
-def _loads(*, on_chip: bool, quick: bool) -> list[Load]:
+def attention_loads(*, on_chip: bool, quick: bool) -> list[Load]:
     if quick:
         return [decode_load("decode 4 x 256", (256,) * 4), Load("prefill 64 after 64", (64,), (64,))]
     if on_chip:
         return [
             decode_load("decode 64 x 4096", (4096,) * 64),
             decode_load("decode 8 x 4096", (4096,) * 8),
+            decode_load("decode 256 x 512", (512,) * 256),
             decode_load("decode 1 x 32768", (32768,)),
+            decode_load("decode 1 x 131072", (131_072,)),
             decode_load("decode ragged", ragged(64 * 4096, 128, 32768)),
             decode_load("decode 64 x 4096, 3584 shared", (4096,) * 64, shared=3584),
             Load("prefill 2048 after 6144", (2048,), (6144,)),

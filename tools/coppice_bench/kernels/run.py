@@ -11,6 +11,7 @@ from coppice_bench.kernels.attention import attention_cases
 from coppice_bench.kernels.cases import CaseMaker, KernelCase, largest_error
 from coppice_bench.kernels.ceilings import Ceilings, measure_ceilings
 from coppice_bench.kernels.clocks import Clock, clock_for
+from coppice_bench.kernels.gpu_projections import few_rows_cases
 from coppice_bench.kernels.small import small_cases
 from coppice_bench.report import describe_run, note, warn_if_busy
 
@@ -31,6 +32,7 @@ def run_kernels(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
         note("ceilings: copying, multiplying")
         ceilings = measure_ceilings(device, dtypes, clock, quick=quick)
         makers = attention_cases(device, dtypes, quick=quick) + small_cases(device, dtypes, quick=quick)
+        makers += few_rows_cases(device, dtypes, quick=quick)
         measured = dict(_measured(makers, ceilings, clock))
     return {
         "bench": "kernels",

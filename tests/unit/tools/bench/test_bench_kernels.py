@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from coppice.errors import EXIT_OK
 from coppice_bench.kernels.attention import ragged
+from coppice_bench.kernels.gpu_projections import ROWS, SHAPES, Shape, few_rows_case, few_rows_cases
 from coppice_cli.app import app
 
 pytestmark = pytest.mark.wide
@@ -51,3 +53,21 @@ def test_ragged_lengths_have_the_sum() -> None:
     lens = ragged(64 * 4096, 128, 32768)
     assert (min(lens), max(lens)) == (128, 32768)
     assert abs(sum(lens) / (64 * 4096) - 1) < 0.2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_few_rows_move_weights_rows_and_results_once(shape: Shape) -> None:
+    pytest.importorskip("triton")
+    case = few_rows_case(torch.device("meta"), torch.bfloat16, shape, 8)
+    halves = 2 if shape.is_gated else 1
+    assert case.work == 2 * (halves * shape.columns * shape.depth + 8 * (shape.depth + shape.columns))
+    assert case.comparable == {"linear"}
+    if not shape.is_gated:
+        out = case.peers["linear"]()
+        assert isinstance(out, torch.Tensor)
+        assert out.shape == (8, shape.columns)
+
+
+def test_few_rows_are_of_gpus() -> None:
+    assert few_rows_cases(torch.device("cpu"), (torch.bfloat16,), quick=False) == []
+    assert len(few_rows_cases(torch.device("cuda"), (torch.bfloat16,), quick=False)) == len(SHAPES) * len(ROWS)
