@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from coppice_worker.core.batch.plain_batch import packed_batch, rows_alike
-from coppice_worker.core.batch.step_batch import Int32, Pending, StepBatch
+from coppice_worker.core.batch.step_batch import Int32, Int64, Pending, StepBatch
 from coppice_worker.kernels.backend import Angles, AttentionStep, GraphBackend, Heads
 from coppice_worker.kernels.choice import choose_backend, choose_projections
 from coppice_worker.kernels.pool import KvPool
@@ -105,10 +105,22 @@ class StepModel:
         return self._decoder.logits(hidden.index_select(0, last))
 
     @torch.inference_mode()
+    def chosen(self, sequences: Sequences) -> torch.Tensor:
+        """The likeliest token of each sequence, [batch] int64 on the device."""
+        tokens, _ = sample_and_report(self.logits(sequences), sequences.batch.sample, self._arithmetic)
+        return tokens
+
     def step(self, sequences: Sequences) -> Int32:
         """A whole step as a worker computes it: the likeliest token of each sequence, [batch]."""
-        tokens, _ = sample_and_report(self.logits(sequences), sequences.batch.sample, self._arithmetic)
-        return tokens.cpu().numpy().astype(np.int32)
+        return self.chosen(sequences).cpu().numpy().astype(np.int32)
+
+    def step_graphs(self, sequences: Sequences, graphs: Graphs, tokens_max: int = 0) -> StepGraphs:
+        """For as many rows, and mixed steps of that many tokens; nothing is captured."""
+        backend = sequences.backend
+        assert isinstance(backend, GraphBackend)
+        rows, width = sequences.batch.block_tables.shape
+        state = graph_state(backend, rows, width, self.device, tokens_max=tokens_max)
+        return StepGraphs(graphs, state, self._decoder, backend, self.dtype)
 
     def launched(self, sequences: Sequences) -> Launched:
         """`step` as a worker launches it: decodes on a GPU are graphs, and each is launched before the last is over."""
@@ -121,10 +133,8 @@ class StepModel:
         """So many `step`s of decodes, all the same, as a graph; the tokens of the last."""
         backend, batch = sequences.backend, sequences.batch
         if isinstance(backend, GraphBackend) and not isinstance(sequences, Contiguous):
-            rows, width = batch.block_tables.shape
-            state = graph_state(backend, rows, width, self.device)
-            steps = StepGraphs(graphs, state, self._decoder, backend, self.dtype)
-            steps.capture(rows)
+            steps = self.step_graphs(sequences, graphs)
+            steps.capture(len(batch.context_lens))
             # As in a batch that goes on: no table is sent again.
             goes_on = replace(batch, changed_tables=np.zeros(0, np.int32))
 
@@ -175,7 +185,8 @@ class Sequences:
         self.pool = model.pool(shape.batch * blocks, block_size)
         self.pool.storage.normal_(generator=torch.Generator(model.device).manual_seed(_SEED))
         self.backend = choose_backend("auto", self.pool, model.heads)
-        self.batch = _batch(shape, self._tables(shape.batch, blocks), block_size)
+        new, lens = (np.full(shape.batch, tokens) for tokens in (shape.new_tokens, shape.context))
+        self.batch = batch_of(new, lens, self._tables(shape.batch, blocks), block_size)
 
     def _tables(self, batch: int, blocks: int) -> Int32:
         return np.random.default_rng(_SEED).permutation(batch * blocks).reshape(batch, blocks).astype(np.int32)
@@ -225,7 +236,7 @@ class _ContiguousStep:
         return self._sequences.attend(layer, query)
 
 
-def _batch(shape: StepShape, tables: Int32, block_size: int) -> StepBatch:
-    lens = np.full(shape.batch, shape.context)
-    batch = packed_batch(np.full(shape.batch, shape.new_tokens), lens, tables, block_size, rows_alike(lens))
+def batch_of(new: Int64, lens: Int64, tables: Int32, block_size: int) -> StepBatch:
+    """Rows with `new` [S] tokens at the end of contexts of `lens` [S]; the likeliest token of each is chosen."""
+    batch = packed_batch(new, lens, tables, block_size, rows_alike(lens))
     return replace(batch, token_ids=np.arange(len(batch.token_ids), dtype=np.int64) % 500)

@@ -10,6 +10,9 @@
 Contenders take turns; medians. One thread of a CPU is timed by its own processor time, which others on the machine
 disturb little; all else by the clock. A CPU computes a Llama of 40M parameters, a GPU one of the shape of Llama 3.1 8B;
 both have random weights, made in memory. `fraction_of_floor` is floor / step, `vs_contiguous` contiguous / step.
+
+A mixed step, of a chunk beside decodes, is computed alone: on a GPU as a graph and launched one by one, on a CPU, which
+has no graphs, one by one. `host_ms`, on a GPU, is the host's time until it is launched (`mixed.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from coppice_bench.kernels.ceilings import Ceilings, measure_ceilings
 from coppice_bench.kernels.clocks import clock_for
 from coppice_bench.report import describe_run, note, warn_if_busy
 from coppice_bench.step.floor import Products, floor_ms, num_projected
+from coppice_bench.step.mixed import MixedShape, mixed_row
 from coppice_bench.step.model import Contiguous, Sequences, StepModel, StepShape, config_of
 from coppice_bench.timing import Operation, time_in_turns, time_one
 from coppice_worker.model.config.config import ModelConfig
@@ -48,8 +52,10 @@ class _Plan:
     batches: tuple[int, ...]
     context: int  # of decodes, tokens
     prefills: tuple[int, ...]  # tokens
+    mixed: tuple[tuple[int, int], ...]  # decodes, and tokens of a chunk beside them
     block_size: int
     budget_ms: float  # for each contender in each row
+    mixed_rounds: int = 30
 
 
 def run_step(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
@@ -64,6 +70,7 @@ def run_step(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
         ceilings = measure_ceilings(device, dtypes, clock_for(device, _CEILING_ROUNDS), quick=quick)
     decode: list[dict[str, Any]] = []
     prefill: list[dict[str, Any]] = []
+    mixed: list[dict[str, Any]] = []
     for name in plan.dtypes:
         model = StepModel(plan.config, device, getattr(torch, name))
         bench = _Bench(model, plan, ceilings)
@@ -71,10 +78,14 @@ def run_step(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
             decode.append({"dtype": name, "batch": batch, **bench.row(StepShape(batch, 1, plan.context))})
         for tokens in plan.prefills:
             prefill.append({"dtype": name, "tokens": tokens, **bench.row(StepShape(1, tokens, tokens))})
+        for decodes, tokens in plan.mixed:
+            row = bench.mixed_row(MixedShape(decodes, tokens, plan.context))
+            mixed.append({"dtype": name, "new_tokens": tokens, "decodes": decodes, **row})
     return {
         "bench": "step",
         "decode": decode,
         "prefill": prefill,
+        "mixed": mixed,
         "decode_context": plan.context,
         "block_size": plan.block_size,
         "model": _describe_model(plan.config),
@@ -117,6 +128,12 @@ class _Bench:
         floor = min(floors) if self._ceilings is None else floor_ms(self._ceilings, model, shape)
         return _as_row(shape, taken, floor, rounds)
 
+    def mixed_row(self, shape: MixedShape) -> dict[str, Any]:
+        if not self._fits(shape.longest):
+            return {"skipped": "this device has not enough memory"}
+        note(f"{self._model.dtype}, {shape}: {self._plan.mixed_rounds} rounds")
+        return mixed_row(self._model, shape, self._plan.block_size, self._plan.mixed_rounds)
+
     def _products(self, shape: StepShape) -> Mapping[str, Operation]:
         if self._by_torch is None:
             return {}
@@ -156,7 +173,9 @@ def _for_cpu() -> _Plan:
         hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
         vocab_size=32_000, max_position_embeddings=4096, tie_word_embeddings=True,
     )  # fmt: skip
-    return _Plan(config, ("float32", "bfloat16"), (1, 8, 32), 512, (512, 2048), block_size=16, budget_ms=1_000)
+    return _Plan(
+        config, ("float32", "bfloat16"), (1, 8, 32), 512, (512, 2048), ((8, 64),), block_size=16, budget_ms=1_000
+    )
 
 
 def _for_gpu() -> _Plan:
@@ -164,7 +183,8 @@ def _for_gpu() -> _Plan:
         hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
         vocab_size=128_256, max_position_embeddings=131_072, rope_theta=500_000.0,
     )  # fmt: skip
-    return _Plan(config, ("bfloat16",), (1, 8, 32, 64, 128, 256), 4096, (512, 2048), block_size=16, budget_ms=2_000)
+    batches, mixed = (1, 8, 32, 64, 128, 256), ((32, 64), (128, 256))
+    return _Plan(config, ("bfloat16",), batches, 4096, (512, 2048), mixed, block_size=16, budget_ms=2_000)
 
 
 def _quick() -> _Plan:
@@ -172,7 +192,7 @@ def _quick() -> _Plan:
         hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=1000, max_position_embeddings=256, head_dim=64,
     )  # fmt: skip
-    return _Plan(config, ("float32", "bfloat16"), (1, 4), 64, (64,), block_size=16, budget_ms=20)
+    return _Plan(config, ("float32", "bfloat16"), (1, 4), 64, (64,), ((3, 8),), 16, budget_ms=20, mixed_rounds=4)
 
 
 def _describe_model(config: ModelConfig) -> dict[str, Any]:

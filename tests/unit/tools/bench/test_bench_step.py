@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from coppice.errors import EXIT_OK
 from coppice_bench.kernels.ceilings import Ceilings
 from coppice_bench.step.floor import floor_ms, num_projected, step_bytes, step_flops
+from coppice_bench.step.mixed import Mixed, MixedShape, launches, times_ms
 from coppice_bench.step.model import Contiguous, Sequences, StepModel, StepShape, config_of
 from coppice_cli.app import app
 from coppice_worker.model.decoder.linear import Projections
@@ -74,6 +75,12 @@ def test_the_report() -> None:
         tokens = row.get("batch") or row["tokens"]
         assert row["tokens_per_s"] == pytest.approx(1000 * tokens / row["step_ms"], rel=0.02)
         assert row["rounds"] >= 5
+    assert [(row["dtype"], row["new_tokens"], row["decodes"]) for row in report["mixed"]] == [
+        ("float32", 8, 3), ("bfloat16", 8, 3),
+    ]  # fmt: skip
+    for row in report["mixed"]:
+        assert row["eager"].keys() == {"step_ms"}, "a CPU computes in its calls, and has no graphs"
+        assert row["eager"]["step_ms"] > 0
     assert {"model", "device", "machine", "versions", "load_average"} <= report.keys()
 
 
@@ -93,3 +100,29 @@ def test_a_recorded_step_chooses_what_a_launched_one_does(kind: str) -> None:
     assert recorded.num_replays == (12 if kind == "rows on the device" else 6)
     launched = model.launched(sequences)
     assert (launched.compute().tolist(), launched.count) == (wanted, 1)
+
+
+def test_a_mixed_step_is_the_same_as_a_graph_and_launched_one_by_one() -> None:
+    model = StepModel(CONFIG, CPU, torch.float32)
+    sequences = Mixed(model, MixedShape(decodes=3, new_tokens=7, context=32), 16)
+    assert sequences.batch.query_starts.tolist() == [0, 1, 2, 3, 10]
+    assert sequences.batch.context_lens.tolist() == [32, 32, 32, 39]
+    alone = launches(model, sequences, None)
+    wanted = alone["eager"]().wait().tokens.tolist()
+    assert (len(wanted), alone.keys()) == (4, {"eager"})
+    sequences.backend = RecordableBackend(sequences.pool, model.heads)
+    recorded = Recorded()
+    found = launches(model, sequences, recorded)
+    assert [found["graph"]().wait().tokens.tolist() for _ in range(2)] == [wanted] * 2
+    assert recorded.num_replays == 4, "a body and a tail each time"
+    assert sequences.backend.sizes[-1] == 16, "the graph that has room for 10 tokens"
+    times = times_ms(found, rounds=3)
+    assert times.keys() == {"eager", "graph"}
+    assert all(0 < one["host_ms"] <= one["step_ms"] for one in times.values())
+
+
+def test_more_tokens_than_graphs_have_room_for_are_launched_one_by_one() -> None:
+    model = StepModel(CONFIG, CPU, torch.float32)
+    sequences = Mixed(model, MixedShape(decodes=1, new_tokens=600, context=32), 16)
+    sequences.backend = RecordableBackend(sequences.pool, model.heads)
+    assert launches(model, sequences, Recorded()).keys() == {"eager"}
