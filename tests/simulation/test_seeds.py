@@ -174,11 +174,10 @@ def test_the_command_prints_one_line_per_seed(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.long
-@pytest.mark.batch
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
 def test_ten_thousand_crashes_of_the_cache(first: int) -> None:
-    crash_the_cache(1_000, first, BARE if first % 2_000 else WITH_HOST_TIERS)
+    crash_the_cache(1_000, first, (BARE, WITH_HOST_TIERS, WITH_DISKS)[first // 1_000 % 3])
 
 
 @pytest.mark.wide
