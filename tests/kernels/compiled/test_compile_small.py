@@ -31,6 +31,28 @@ def accesses(compiled: Compiled, instruction: str) -> tuple[int, int]:
     return sum(".128" in access for access in found), len(found)
 
 
+FEW_ROWS_TYPES = dict.fromkeys(("row_ptr", "rows_ptr", "weight_ptr"), "*bf16")
+
+
+def compile_one_row(folder: Path, depth: int, *, is_gated: bool) -> Compiled:
+    """Of a weight [any, depth] in bfloat16, without a bias."""
+    tile, tile_depth, options = launch.one_row_tile(depth, is_gated=is_gated)
+    constants = few_rows_constants(depth, tile, tile_depth, is_gated=is_gated)
+    return compile_kernel(few_rows.one_row_kernel, constants, options, folder, FEW_ROWS_TYPES)
+
+
+def compile_few_rows(folder: Path, depth: int, columns: int, *, is_gated: bool) -> Compiled:
+    """Of two to FEW_ROWS rows; a weight [columns, depth], or of gate and up [2 columns, depth]."""
+    tile, tile_depth, options = launch.few_rows_tile(columns, is_gated=is_gated)
+    constants = few_rows_constants(depth, tile, tile_depth, is_gated=is_gated) | {"ROWS": launch.FEW_ROWS}
+    return compile_kernel(few_rows.few_rows_kernel, constants, options, folder, FEW_ROWS_TYPES, ("num_columns",))
+
+
+def few_rows_constants(depth: int, tile: int, tile_depth: int, *, is_gated: bool) -> dict[str, Any]:
+    gate = {"GATED": is_gated, "IS_SILU": True, "bias_ptr": None}
+    return {**gate, "DEPTH": depth, "COLUMNS": tile, "TILE_DEPTH": tile_depth}
+
+
 def test_blocks_move_16_bytes_at_a_time(tmp_path: Path) -> None:
     tiles, tile, options = launch.copy_tiles(8192)
     assert (tiles, tile) == (4, launch.COPY_TILE)
@@ -122,12 +144,7 @@ def test_choose(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(("depth", "columns"), [(4096, 6144), (14336, 4096), (896, 4864)])
 def test_projections_of_few_rows(depth: int, columns: int, is_gated: bool, tmp_path: Path) -> None:
-    types = dict.fromkeys(("row_ptr", "rows_ptr", "weight_ptr"), "*bf16")
-    shape: dict[str, Any] = {"DEPTH": depth, "GATED": is_gated, "IS_SILU": True, "bias_ptr": None}
-    tile, tile_depth, options = launch.one_row_tile(depth, is_gated=is_gated)
-    one = compile_kernel(
-        few_rows.one_row_kernel, {**shape, "COLUMNS": tile, "TILE_DEPTH": tile_depth}, options, tmp_path, types
-    )
+    one = compile_one_row(tmp_path, depth, is_gated=is_gated)
     assert_no_spills(one)
     # What a multiprocessor has to have on its way, 40 KiB, is two thirds of what its programs ask for at once.
     assert one.programs_per_sm() >= 6
@@ -136,9 +153,7 @@ def test_projections_of_few_rows(depth: int, columns: int, is_gated: bool, tmp_p
     # The first of the weight is on its way before the program waits for the kernel that makes its row.
     assert one.listing.index("LDG.E") < one.listing.index("ACQBULK") < one.listing.rindex("LDG.E")
     assert "PREEXIT" in one.listing
-    tile, tile_depth, options = launch.few_rows_tile(columns, is_gated=is_gated)
-    constants = {**shape, "ROWS": launch.FEW_ROWS, "COLUMNS": tile, "TILE_DEPTH": tile_depth}
-    few = compile_kernel(few_rows.few_rows_kernel, constants, options, tmp_path, types, ("num_columns",))
+    few = compile_few_rows(tmp_path, depth, columns, is_gated=is_gated)
     assert_no_spills(few)
     assert "HGMMA.64x16x16" in few.listing
     assert all(".128" in copy for copy in re.findall(r"\bLDGSTS\.E[\w.]*", few.listing))
