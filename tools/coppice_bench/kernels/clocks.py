@@ -8,11 +8,13 @@ from typing import Protocol
 
 import torch
 
-from coppice_bench.timing import time_in_turns
+from coppice_bench.timing import time_in_turns, time_one
 
 Kernel = Callable[[], object]
 _CALLS_PER_GRAPH = 10
 _WARM_UPS = 3
+_ROUNDS_MAX = 400
+_US_PER_S = 1_000_000
 
 
 class Clock(Protocol):
@@ -22,22 +24,22 @@ class Clock(Protocol):
         """Median time of one call of each, in µs."""
 
 
-def clock_for(device: torch.device, rounds: int) -> Clock:
-    return CudaClock(rounds) if device.type == "cuda" else HostClock(rounds)
+def clock_for(device: torch.device, rounds: int, budget_s: float = 0) -> Clock:
+    """Of at least so many rounds; on a CPU of as many as the slowest contender does in `budget_s`."""
+    return CudaClock(rounds) if device.type == "cuda" else HostClock(rounds, budget_s)
 
 
 class HostClock:
-    """Calls that compute before they return."""
+    """Calls that compute before they return. Short ones are repeated for longer than a neighbour disturbs them."""
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
+    def __init__(self, rounds: int, budget_s: float = 0) -> None:
+        self._rounds, self._budget_us = rounds, budget_s * _US_PER_S
 
     def times_us(self, contenders: Mapping[str, Kernel]) -> dict[str, float]:
-        for kernel in contenders.values():
-            for _ in range(_WARM_UPS):
-                kernel()
         operations = {name: lambda _, kernel=kernel: kernel() for name, kernel in contenders.items()}
-        return time_in_turns(operations, self._rounds, turn=4)
+        slowest_us = max(time_one(operation, _WARM_UPS) for operation in operations.values())
+        rounds = max(self._rounds, min(_ROUNDS_MAX, int(self._budget_us / slowest_us)))
+        return time_in_turns(operations, rounds, turn=4)
 
 
 class CudaClock:

@@ -12,11 +12,13 @@ from coppice_bench.kernels.cases import CaseMaker, KernelCase, largest_error
 from coppice_bench.kernels.ceilings import Ceilings, measure_ceilings
 from coppice_bench.kernels.clocks import Clock, clock_for
 from coppice_bench.kernels.gpu_projections import few_rows_cases
+from coppice_bench.kernels.projections import projection_cases
 from coppice_bench.kernels.small import small_cases
 from coppice_bench.report import describe_run, note, warn_if_busy
 
 _ROUNDS = {"cuda": 30, "cpu": 24}
 _QUICK_ROUNDS = 4
+_BUDGET_S = 1.0  # of each contender, on a CPU
 
 
 def run_kernels(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
@@ -27,12 +29,13 @@ def run_kernels(*, quick: bool, threads: int | None = None) -> dict[str, Any]:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
     dtypes = (torch.bfloat16,) if device.type == "cuda" else (torch.float32, torch.bfloat16)
-    clock = clock_for(device, _QUICK_ROUNDS if quick else _ROUNDS[device.type])
+    clock = clock_for(device, _QUICK_ROUNDS) if quick else clock_for(device, _ROUNDS[device.type], _BUDGET_S)
     with torch.inference_mode():
         note("ceilings: copying, multiplying")
         ceilings = measure_ceilings(device, dtypes, clock, quick=quick)
         makers = attention_cases(device, dtypes, quick=quick) + small_cases(device, dtypes, quick=quick)
         makers += few_rows_cases(device, dtypes, quick=quick)
+        makers += projection_cases(device, dtypes, quick=quick)
         measured = dict(_measured(makers, ceilings, clock))
     return {
         "bench": "kernels",

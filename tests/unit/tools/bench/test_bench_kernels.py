@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from coppice.errors import EXIT_OK
 from coppice_bench.kernels.attention import ragged
+from coppice_bench.kernels.clocks import HostClock
 from coppice_bench.kernels.gpu_projections import ROWS, SHAPES, Shape, few_rows_case, few_rows_cases
 from coppice_cli.app import app
 
@@ -34,7 +36,9 @@ def test_says_what_it_ran_on_and_the_ceilings(report: dict[str, Any]) -> None:
 
 def test_every_kernel_has_a_time_a_fraction_and_others(report: dict[str, Any]) -> None:
     names = report["kernels"].keys()
-    for part in ("decode", "prefill", "rotate, write", "copy", "zero", "add, norm", "silu", "greedy", "top-k"):
+    for part in (
+        "decode", "prefill", "rotate, write", "copy", "zero", "add, norm", "silu", "greedy", "top-k", "projections",
+    ):  # fmt: skip
         assert any(name.startswith(part) for name in names), part
     for name, found in report["kernels"].items():
         assert found["time_us"] > 0, name
@@ -42,8 +46,10 @@ def test_every_kernel_has_a_time_a_fraction_and_others(report: dict[str, Any]) -
         assert all(ratio > 0 for ratio in found["vs"].values()), name
 
 
-def test_attention_is_measured_where_it_is_right(report: dict[str, Any]) -> None:
-    compared = {name: found["error"]["sdpa"] for name, found in report["kernels"].items() if "error" in found}
+@pytest.mark.parametrize("part", ["decode", "prefill", "projections"])
+def test_what_is_measured_is_right(report: dict[str, Any], part: str) -> None:
+    found = {name: kernel for name, kernel in report["kernels"].items() if name.startswith(part)}
+    compared = {name: max(kernel["error"].values()) for name, kernel in found.items() if "error" in kernel}
     assert len(compared) >= 2
     for name, error in compared.items():
         assert error < (1e-5 if "float32" in name else 2e-2), name
@@ -71,3 +77,13 @@ def test_few_rows_move_weights_rows_and_results_once(shape: Shape) -> None:
 def test_few_rows_are_of_gpus() -> None:
     assert few_rows_cases(torch.device("cpu"), (torch.bfloat16,), quick=False) == []
     assert len(few_rows_cases(torch.device("cuda"), (torch.bfloat16,), quick=False)) == len(SHAPES) * len(ROWS)
+
+
+def test_short_kernels_are_repeated_while_there_is_time() -> None:
+    calls = {"short": 0, "other": 0}
+
+    def called(name: str) -> None:
+        calls[name] += 1
+
+    HostClock(4, budget_s=600).times_us({name: partial(called, name) for name in calls})
+    assert calls["short"] == calls["other"] > 100

@@ -2,28 +2,30 @@
 
 bfloat16 is for CPUs with tiles for it, for Intel's, for those where oneDNN has nothing for it, and for whoever asks for
 it; float32 is for any.
-Milliseconds for all projections of a model, beside oneDNN's packed ones in bfloat16 and beside torch's of transposed
-weights in float32:
+Milliseconds for all projections of a model of 41M, weights from memory, on two cores of an Intel Xeon with tiles,
+beside oneDNN's packed ones in bfloat16 and torch's of transposed weights in float32. "No tiles" is a run of its own, in
+which oneDNN does without them, too. (benchmarks/results/kernels-cpu-2026-11-28.json)
+
+    rows                                  1      8     32    512
+    bfloat16                  oneDNN    3.8    3.7    4.5     21
+                              here      2.7    2.7    3.4     23
+    bfloat16, no tiles        oneDNN    4.4    6.7     17    208
+                              here      3.3    3.9    9.9    130
+    float32                   torch     5.5     11     20    114
+                              here      5.2    6.1    9.7    122
+
+Of other machines, earlier, and in no file. The last two are without AVX-512: torch's are not packed there, and slow in
+bfloat16.
 
     rows                                  1      8     16     32     64    512   2048
     bfloat16, 57M, two cores    oneDNN  7.9                 13.0                  170
                                 here    3.1                  5.0                  120
     float32, 40M, one core      torch  12.3   25.6   32.3   32.2   53.5    338
                                 here   11.2   12.8   12.7   21.9   49.6    394
-
-Without tiles, on an Intel Xeon whose tiles were not used, 40M in bfloat16 on two cores:
-
-    rows                                  1      8     16     32     64    512   2048
-    AVX-512                   oneDNN    5.8    7.9     11     19     36    276   1057
-                                here    4.0    4.6    7.6     12     22    169    645
-
-Without AVX-512, 40M on one core: torch's are not packed, and slow in bfloat16.
-
-    rows                                  1      8     32    512   2048
-    bfloat16                    torch   9.8     68    266   2585  10047
-                                here    5.2     13     35    301   1173
-    float32                     torch  15.7     32     63    306   1157
-                                here   11.7     12     31    299   1177
+    bfloat16, 40M, one core     torch   9.8     68            266          2585  10047
+                                here    5.2     13             35           301   1173
+    float32, 40M, one core      torch  15.7     32             63           306   1157
+                                here   11.7     12             31           299   1177
 
 Weights lie in huge pages: reading them once in a step, page by page of 4 KiB, takes almost twice as long.
 """
