@@ -151,6 +151,16 @@ def test_every_field_and_route_is_described(server: Served) -> None:
             assert answer.status_code not in (404, 405) or "request_not_found" in answer.text, path
 
 
+@pytest.mark.parametrize("name", ["reasoning", "text", "stream_options"])
+def test_of_a_response_too_null_is_the_same_as_a_field_left_out(server: Served, name: str) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    described = document["components"]["schemas"]["ResponseRequest"]["properties"][name]
+    assert described["additionalProperties"] == {"type": "null"}
+    for value, status in ((None, 200), (1, 400)):
+        body = {"model": MODEL, "input": "Hello.", name: {"unheard_of": value}}
+        assert httpx.post(f"{server.url}/v1/responses", headers=KEY, json=body).status_code == status
+
+
 def test_the_routes_are_those_that_are_described(server: Served) -> None:
     document = httpx.get(f"{server.url}/openapi.json").json()
     described = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}

@@ -101,4 +101,6 @@ def test_one_can_ask_who_is_waited_for() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     number = int(sys.argv[2])
-    check_group(TorchGroup(number, 2, store_in(Path(sys.argv[1]), 2), "gloo", device=number))
+    group = TorchGroup(number, 2, store_in(Path(sys.argv[1]), 2), "gloo", device=number)
+    check_group(group)
+    group.close()

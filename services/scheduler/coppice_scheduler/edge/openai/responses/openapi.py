@@ -41,6 +41,7 @@ from coppice_scheduler.edge.text.tools.tool import MAX_TOOLS, NAME, ToolMode
 
 _NAME: Schema = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _NO_EFFECT: Schema = {"description": "Taken, without effect."}
+_LEFT_OUT: Schema = {"type": "null"}  # what else an object may have: null is the same as a field left out
 _METADATA: Schema = {
     "type": "object",
     "maxProperties": MAX_METADATA,
@@ -79,12 +80,12 @@ def _request(model_id: str, has_tools: bool) -> dict[str, Schema]:
         "instructions": one_of("string", "Goes before the input, as the system's."),
         "include": {"anyOf": [include, one_of("array", maxItems=MAX_INCLUDES, items=include)]},
         "top_logprobs": one_of("integer", f"Has an effect with {LOGPROBS}.", minimum=0, maximum=LOGPROBS_MAX),
-        "reasoning": one_of("object", "", properties=reasoning, additionalProperties=False),
+        "reasoning": one_of("object", "", properties=reasoning, additionalProperties=_LEFT_OUT),
         "text": one_of(
             "object",
             "",
             properties={"format": nullable(_format()), "verbosity": _NO_EFFECT},
-            additionalProperties=False,
+            additionalProperties=_LEFT_OUT,
         ),
         **_tool_fields(has_tools),
         **_options(),
@@ -104,7 +105,7 @@ def _options() -> dict[str, Schema]:
         "metadata": nullable(_METADATA),
         "stream": one_of("boolean", default=False),
         "stream_options": one_of(
-            "object", "", properties={"include_obfuscation": one_of("boolean")}, additionalProperties=False
+            "object", "", properties={"include_obfuscation": one_of("boolean")}, additionalProperties=_LEFT_OUT
         ),
         "prompt_cache_key": one_of("string", "Prompts with a key belong together: they are expected again."),
         "prompt_cache_options": one_of(
