@@ -93,6 +93,7 @@ class CacheStand:
         self.world = cache_world.World(CONFIG)
         self.core = self.world.core
         self.told: dict[WorkerId, WorkerEpoch] = {}  # what each worker was registered as last
+        self.keeps_disk: dict[WorkerId, bool] = {}  # and whether what is on its disk belongs to that epoch
         self.model = Model(self.core, BLOCK)
         self.follower, self.late = Follower(self.core), None
         self.cursor: Cursor | None = None
@@ -151,6 +152,7 @@ class CacheStand:
         if self.told.get(worker_id) != message.worker_epoch:
             self.model.newest = {key: value for key, value in self.model.newest.items() if key[0][0] != worker_id}
         self.told[worker_id] = message.worker_epoch
+        self.keeps_disk[worker_id] = message.keeps_disk
 
     def without_effect(self, op: Op, session: SchedulerEpoch, expected: Answer) -> None:
         before = fingerprint(self.core)
@@ -245,9 +247,12 @@ class CacheStand:
         self.model.content |= content
         self.model.may_appear[place] = kept
         self.settle()
-        self.model.newest |= newest
         found = self.model.found.get(place, set())
         assert lost or found == kept, "what is on the disk is found again"
+        if self.keeps_disk[worker_id]:
+            self.model.newest |= newest
+        else:
+            assert not found, "what is found is of a pool that the worker gave up"
         self.model.happened["disk kept"] += bool(found)
         self.model.happened["disk cut"] += found < kept
 
