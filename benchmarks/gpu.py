@@ -2,7 +2,7 @@
 
     make gpu                                or: python -m benchmarks.gpu [--out FOLDER] [--only correct,measure,again]
 
-    correct    tests of kernels, graphs and ranks; memory and races by compute-sanitizer, where it is installed
+    correct    tests of kernels, copies, graphs and ranks; memory and races by compute-sanitizer, where it is installed
     measure    kernels beside copying, multiplying and the peers that are installed; whole steps beside their floor
     again      the kernels once more: what differs by more than a few percent was not measured
 
@@ -32,6 +32,7 @@ import torch
 from coppice_bench.report import describe_run, note
 
 TESTS = "tests/kernels/gpu"
+TESTS_OF_COPIES = ("tests/kernels/test_host_pool.py", "tests/kernels/test_upload.py")  # between device and host
 # Images with torch may have plugins that warn, and torch warns once of its own debugging.
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "-W", "default")
 MANY = ("-n", str(min(12, os.cpu_count() or 1)))
@@ -76,7 +77,7 @@ def parts(num_gpus: int) -> list[Part]:
     size = () if num_gpus else ("--quick",)
     return [
         Part("compiled", "correct", compiled, 240, needs_gpus=0, is_json=True),
-        Part("kernels", "correct", (*PYTEST, *MANY, *several), 240),
+        Part("kernels", "correct", (*PYTEST, *MANY, *several, *TESTS_OF_COPIES), 240),
         Part("graphs", "correct", (*of_one, f"{TESTS}/test_gpu_executor.py"), 120),
         Part("ranks", "correct", (*of_one, f"{TESTS}/test_gpu_ranks.py"), 120, needs_gpus=2),
         Part("memcheck", "correct", (*sanitizer, "memcheck", *small), 180, program="compute-sanitizer"),

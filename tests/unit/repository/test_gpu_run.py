@@ -32,10 +32,12 @@ def test_a_program_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert found["kernels"] == ""
 
 
-def test_tests_that_are_named_exist() -> None:
-    named = [word for part in parts(2) for word in part.command if word.startswith("tests/")]
-    assert named
-    assert {ROOT / word for word in named} == set((ROOT / "tests" / "kernels" / "gpu").glob("test_*.py"))
+def test_every_file_with_a_test_that_wants_a_gpu_is_named_and_no_other() -> None:
+    named = {ROOT / word for part in parts(2) for word in part.command if word.startswith("tests/")}
+    files = (ROOT / "tests" / "kernels").rglob("test_*.py")
+    wanting = {path for path in files if "pytest.mark.gpu" in path.read_text()}
+    assert wanting
+    assert named == wanting
 
 
 def part(code: str, **more: object) -> Part:

@@ -4,15 +4,15 @@ bfloat16 is for CPUs with tiles for it, for Intel's, for those where oneDNN has 
 it; float32 is for any.
 Milliseconds for all projections of a model of 41M, weights from memory, on two cores of an Intel Xeon with tiles,
 beside oneDNN's packed ones in bfloat16 and torch's of transposed weights in float32. "No tiles" is a run of its own, in
-which oneDNN does without them, too. (benchmarks/results/kernels-cpu-2026-11-28.json)
+which oneDNN does without them, too. (benchmarks/results/kernels-cpu-2026-11-29.json, first and third line)
 
     rows                                  1      8     32    512
-    bfloat16                  oneDNN    3.8    3.7    4.5     21
-                              here      2.7    2.7    3.4     23
-    bfloat16, no tiles        oneDNN    4.4    6.7     17    208
-                              here      3.3    3.9    9.9    130
-    float32                   torch     5.5     11     20    114
-                              here      5.2    6.1    9.7    122
+    bfloat16                  oneDNN    7.8    7.9     12     31
+                              here      3.7    4.3    5.4     33
+    bfloat16, no tiles        oneDNN    5.8    9.5     24    260
+                              here      4.9    5.4     17    173
+    float32                   torch     6.7     13     23    172
+                              here      6.4    7.3     14    186
 
 Of other machines, earlier, and in no file. The last two are without AVX-512: torch's are not packed there, and slow in
 bfloat16.
