@@ -97,7 +97,8 @@ def test_a_port_in_use_ends_with_1_and_uses_up_no_epoch(run: Callable[..., Ended
     else:
         listener = socket.create_server(("127.0.0.1", 0))
         port, free = listener.getsockname()[1], listener.close
-    ports = {"--grpc-port": "0", "--admin-grpc-port": "0", "--http-port": "0", flag: str(port)}
+    flags = ("--grpc-port", "--admin-grpc-port", "--session-port", "--http-port")
+    ports = dict.fromkeys(flags, "0") | {flag: str(port)}
     ended = run(*[word for pair in ports.items() for word in pair], "--epoch-file", str(file))
     free()
     assert ended.code == 1
@@ -121,7 +122,7 @@ def wait_until_it_listens(process: subprocess.Popen[bytes], log: Path) -> None:
 
 def test_a_signal_ends_the_process_in_order_with_0(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    ports = [part for name in ("grpc", "http", "session") for part in (f"--{name}-port", "0")]
+    ports = [part for name in ("grpc", "admin-grpc", "http", "session") for part in (f"--{name}-port", "0")]
     command = [sys.executable, "-m", "coppice_cache", *ports]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stderr=sink)

@@ -135,7 +135,7 @@ def test_a_session_survives_its_connections(cache: Cache, keep: Keep) -> None:
 
 
 def test_an_expired_session_comes_back_with_another_epoch(keep: Keep) -> None:
-    cache = keep(Cache(session_ttl_ms=300))
+    cache = keep(Cache(session_ttl_ms=1_500))  # its client says something each second
     worker = keep(FakeWorker(cache)).wait_registered()
     client = keep(StreamClient(cache))
     old = client.epoch
@@ -322,7 +322,7 @@ def test_leases_re_attach_after_a_restart(keep: Keep, tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_come_back_is_fenced(keep: Keep, tmp_path: Path) -> None:
-    cache = keep(Cache(epoch_file=str(tmp_path / "epoch"), session_ttl_ms=400))
+    cache = keep(Cache(epoch_file=str(tmp_path / "epoch"), session_ttl_ms=1_500))
     recovery = Recovery(cache, keep)
     recovery.client.stop()
     cache.restart()

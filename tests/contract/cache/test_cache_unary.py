@@ -241,11 +241,11 @@ def test_a_lease_belongs_to_its_session(cache: Cache, client: UnaryClient, keep:
 
 
 def test_silence_ends_a_session_and_its_blocks_wait_for_the_fence(keep: Keep) -> None:
-    cache = keep(Cache(session_ttl_ms=300))
+    cache = keep(Cache(session_ttl_ms=1_000))
     worker = keep(FakeWorker(cache, acknowledges=False)).wait_registered()
     client = keep(UnaryClient(cache))
     epochs = tuple(cache.process._service.clients._by_epoch)
-    assert client.opened.ttl_ms == 300
+    assert client.opened.ttl_ms == 1_000
     client.acquire(1, prompt(9))
     fence = worker.wait_fence()
     assert fence.scheduler_epochs == epochs

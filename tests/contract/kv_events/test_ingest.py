@@ -24,6 +24,7 @@ from coppice_cache.engine_index.ingest import FeedSpec, Ingest
 from coppice_cache.engine_index.process import IngestOptions, feed_specs, run_ingest
 from coppice_cli.app import app
 from tests.fakes.cache.kv_engine import FakeEngine, block
+from tests.fakes.ports import free_port
 from tests.fakes.waiting import wait_for
 
 Keep = Callable[[Any], Any]
@@ -136,7 +137,7 @@ def test_a_gap_without_a_replay_costs_the_state(keep: Keep) -> None:
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_an_engine_that_restarts_in_place_loses_its_old_blocks(keep: Keep, replay: bool) -> None:
-    engine = FakeEngine()
+    engine = FakeEngine(ports=(free_port(), free_port()))  # nobody else gets them in between
     reader = follow(keep, engine, replay=replay)
     hears(reader, engine, 2, 1, 2, say=block(1, None, 1, 2))
     number = reader.sources()[0]["next_sequence"]

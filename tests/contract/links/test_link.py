@@ -233,7 +233,7 @@ def test_a_refusing_application_ends_the_session_and_says_why(keep: Keep) -> Non
 
     server.on_body = refuse
     for step in (1, 2, 3):
-        client.post(step)
+        client.link.post(StepPlan(step), 1)  # of this attachment: the third may come after its end
     client.wait_attached(2)
     assert [reject.message for reject in client.rejected] == ["no step 2 here"]
     assert server.steps == [1]

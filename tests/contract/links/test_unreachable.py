@@ -33,7 +33,6 @@ def _told_early(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(link_client, "OUTAGE_TOLD_S", 0.0)
     monkeypatch.setattr(link_client, "BACKOFF_LAST_S", 0.1)
-    monkeypatch.setattr(link_client, "SUSPECT_S", 0.3)
 
 
 @pytest.fixture
@@ -73,8 +72,14 @@ def ports() -> Iterator[dict[str, int]]:
     ],
 )
 def test_who_cannot_be_reached_is_named_with_address_and_reason(
-    keep: Keep, caplog: pytest.LogCaptureFixture, ports: dict[str, int], where: str, reason: str
+    keep: Keep,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ports: dict[str, int],
+    where: str,
+    reason: str,
 ) -> None:
+    monkeypatch.setattr(link_client, "SUSPECT_S", 0.3)
     keep(ClientEnd(ports[where]))
     said = rf"client to server: no connection for \d+ s \(127.0.0.1:{ports[where]}: ({reason}).*\); trying on"
     wait_for(lambda: re.search(said, caplog.text), f"a word about it; said: {caplog.messages}")

@@ -80,10 +80,11 @@ def test_a_statement_of_one_worker(cache: Cache, keep: Keep) -> None:
 
 
 def test_a_worker_that_leaves_stays_in_the_totals(keep: Keep) -> None:
-    cache = keep(Cache(worker_ttl_ms=200))
+    cache = keep(Cache(worker_ttl_ms=1_000))
+    client = keep(UnaryClient(cache))
     worker = FakeWorker(cache)
     worker.wait_registered()
-    keep(UnaryClient(cache)).acquire(1, prompt(9), A)
+    client.acquire(1, prompt(9), A)
     worker.stop()
     wait_for(lambda: not statement(cache)["pools"], "the worker is given up")
     found = statement(cache)

@@ -219,7 +219,7 @@ def test_a_stranger_that_does_not_say_who_it_is_is_closed(said: bytes, monkeypat
 
 
 def test_one_that_falls_silent_is_closed_and_one_that_beats_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "SILENT_S", 0.3)
+    monkeypatch.setattr(channel, "SILENT_S", 3.0)
 
     async def test(cell: Cell) -> None:
         silent, beats = [

@@ -14,6 +14,7 @@ from coppice.addresses import Address
 from coppice.edge.wire import packed
 from coppice_scheduler.core.state.request import Output, RefusedReason
 from coppice_scheduler.edge.base.engine import RequestRefused
+from coppice_scheduler.edge.ipc import placing
 from coppice_scheduler.edge.ipc.door_messages import (
     PLANNER_TO_DOOR,
     Named,
@@ -25,6 +26,7 @@ from tests.contract.planner.test_planner_lost import LONG, reading, tokens_of
 from tests.contract.planner.test_several_planners import hanging
 from tests.fakes.scheduler.house import request, until
 from tests.fakes.scheduler.peers import MODEL, WORKERS, Cell, cut_peers, has, with_cell
+from tests.fakes.waiting import WAIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +34,7 @@ def _all_are_ready_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripted planners have no cache service."""
     monkeypatch.setattr(Planner, "problems", property(lambda planner: ()))
     monkeypatch.setattr(peers, "LOOK_S", 0.05)
+    monkeypatch.setattr(placing, "LOOKUP_S", WAIT_S)
 
 
 # ---- a front door with planners of several schedulers ----

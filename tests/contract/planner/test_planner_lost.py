@@ -98,11 +98,12 @@ def test_what_was_asked_without_a_planner_waits_for_one() -> None:
 def test_an_abort_that_waits_hears_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(house: House) -> None:
         engine = await house.open(0)
+        before = engine._ports[0]._link
         near, far = socket.socketpair()
         with far:
             monkeypatch.setattr(house, "connect", lambda: near)  # of a planner that reads nothing
             await asyncio.to_thread(house.lose_planner)
-            await until(lambda: engine._ports[0].is_there)
+            await until(lambda: engine._ports[0]._link not in (None, before))
             waits = asyncio.create_task(engine.abort("t", ("x",)))
             await until(lambda: bool(engine._aborts) and not engine._ports[0]._aborts)
         with pytest.raises(EngineLost, match="send it again"):

@@ -163,8 +163,9 @@ def test_a_cancelled_call_cancels_the_request() -> None:
 def test_the_deadline_ends_the_request() -> None:
     async def test(served: Served) -> None:
         served.says("some text", hangs=True)
+        await served.stub.ListModels(pb.ListModelsRequest(), timeout=WAIT_S)  # connecting takes none of the deadline
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in served.stub.Generate(pb.GenerateRequest(model=MODEL, text="x"), timeout=1.0):
+            async for _ in served.stub.Generate(pb.GenerateRequest(model=MODEL, text="x"), timeout=3.0):
                 pass
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert await asyncio.to_thread(served.engine.some_cancelled.wait, WAIT_S)

@@ -169,7 +169,8 @@ def test_what_waits_is_copied_and_answered_together_and_promotions_go_first(stac
     stack.tiers.may_copy.set()
     assert [stack.next() for _ in range(3)] == [CopiesDone(NOW, (2,)), CopiesDone(NOW, (5, 6)), CopiesDone(NOW, (3, 4))]
     assert stack.tiers.begun[2:] == [("promote", [0, 0], [6, 7]), ("demote", [3, 4], [2, 3])]
-    assert stack.registry.get_sample_value("coppice_worker_copies_refused_total") == 1
+    refused = "coppice_worker_copies_refused_total"  # counted after it is answered
+    wait_for(lambda: stack.registry.get_sample_value(refused) == 1, "the count of what was refused")
 
 
 def test_a_fence_is_acknowledged_after_the_copies_before_it(stack: TierStack) -> None:
@@ -206,8 +207,12 @@ def test_a_new_epoch_waits_for_the_copy_that_runs_and_drops_those_that_wait(stac
     stack.order(promotion(2))
     assert stack.next() == CopiesDone(NOW, (), (2,)), "the host has nothing yet"
     stack.order(demotion(3, block=4, to=1))
+    copier = stack.service._copier
+    assert copier is not None
+    wait_for(lambda: copier._lanes[0]._down, "the order that waits")
     stack.registrar.tell(registered(WorkerEpoch(2)))
-    threading.Timer(0.2, stack.tiers.may_copy.set).start()
+    wait_for(lambda: not copier._lanes[0]._down, "it to be dropped")
+    stack.tiers.may_copy.set()
     stack.registrar.tell(Fence(6, WorkerEpoch(2), report=True))
     acknowledged = stack.next()
     assert (acknowledged.worker_epoch, acknowledged.host_generations) == (2, bytes(48))

@@ -53,9 +53,9 @@ class ScriptedCore:
         if self.draining or not request.tokens:
             return Refused(RefusedReason.DRAINING if self.draining else RefusedReason.EMPTY, "no", 5)
         tokens = unpack(request.tokens)
+        self.running[request.request_id] = (request, [] if tokens[0] == HANGS else tokens[_num_sent(request) :])
         if request.resumed is not None:
             self.resumed[request.request_id] = request.resumed
-        self.running[request.request_id] = (request, [] if tokens[0] == HANGS else tokens[_num_sent(request) :])
         return None
 
     def look_up(self, lookup: Lookup) -> None:
@@ -68,9 +68,9 @@ class ScriptedCore:
         return sum(len(request.tokens) // 4 for request, _ in self.running.values())
 
     def cancel(self, request_id: str, now_ns: int, finish: Finish = Finish.CANCELLED) -> None:
-        self.cancelled.append((request_id, finish))
         if self.running.pop(request_id, None) is not None:
             self.ended.append(Output(request_id, b"", finish))
+        self.cancelled.append((request_id, finish))  # last: tests on another thread wait for it
 
     def end(self, request_id: str, error: OutputError, now_ns: int) -> bool:
         if self.running.pop(request_id, None) is None:

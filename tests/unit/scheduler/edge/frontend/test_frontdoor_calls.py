@@ -210,9 +210,13 @@ def test_every_end_is_counted_once() -> None:
 def test_an_answer_that_comes_whole_has_its_latencies_from_the_engine() -> None:
     async def test() -> None:
         world = World()
-        start = time.monotonic_ns()
-        chunks = ((start, start + 1_000_000, 3), (start, start + 2_000_000, 1))
-        world.engine.script = lambda request: Script([5, 6, 7], chunks=chunks, stop_token=False)
+
+        def whole(request: Request) -> Script:
+            start = request.arrived_ns
+            chunks = ((start, start + 1_000_000, 3), (start, start + 2_000_000, 1))
+            return Script([5, 6, 7], chunks=chunks, stop_token=False)
+
+        world.engine.script = whole
         await world.deltas(spec(streams=False))
         assert world.metric("vllm:time_to_first_token_seconds_count") == 1
         assert (world.metric("vllm:time_to_first_token_seconds_sum") or 1) <= 0.002

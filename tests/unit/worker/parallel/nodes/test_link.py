@@ -16,6 +16,7 @@ from coppice_worker.parallel.errors import LinkLost
 from coppice_worker.parallel.nodes import link as module
 from coppice_worker.parallel.nodes.link import PIECE_BYTES, Kind, Link
 from coppice_worker.parallel.nodes.terms import read_facts
+from tests.fakes.waiting import wait_for
 
 WAIT_S = 60.0
 
@@ -102,10 +103,17 @@ def test_silence_is_an_end_though_nothing_breaks() -> None:
 
 def test_two_that_beat_do_not_fall_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.02)
-    with ends(silence_s=1.0) as (ours, theirs):
+    with ends() as (ours, theirs):
         ours.run()
         theirs.run()
-        threading.Event().wait(2.0)
+        for _ in range(10):  # though nothing is said
+            heard_s = [end.wire.heard_s for end in (ours, theirs)]
+            wait_for(
+                lambda heard_s=heard_s: all(
+                    end.wire.heard_s > before_s for end, before_s in zip((ours, theirs), heard_s, strict=True)
+                ),
+                "a beat of each",
+            )
         assert not ours.ended
         assert not theirs.ended
 
