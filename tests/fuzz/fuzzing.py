@@ -8,6 +8,7 @@ it into the folder of the target in `corpus`, with its fix. `make test` tries th
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import json
 import resource
@@ -129,6 +130,7 @@ def _fuzz(target: Callable[[bytes], None], entries: Sequence[bytes], for_s: floa
             suppress_health_check=list(HealthCheck),
         )(run)
         seed(number)(run)()
+        gc.collect()  # in a large process the collector comes late, and what waits for it looks like growth
         if number == 0:
             before_kib = _memory_kib()
         if time.monotonic() >= deadline_s:
