@@ -28,6 +28,7 @@ from tests.fakes.tools.ray_cluster import RayCluster
 pytest.importorskip("ray", reason="needs coppice[ray]")
 
 SERVICE = re.compile(r"coppice_(cache|worker|scheduler)|valkey-server")
+START_S = 200.0  # each node starts a process that loads torch: a minute on two idle cores
 KEY = "key-of-the-orchard"
 NUM_TOKENS = 400
 LEFT_OVER = """
@@ -127,7 +128,7 @@ def started(cluster: RayCluster, folder: Path, *options: str, prefix: Sequence[s
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
     up = Up(process, output, cluster)
     try:
-        wait_until(lambda: "development setup" in up.output() or process.poll() is not None, "coppice up")
+        wait_until(lambda: "development setup" in up.output() or process.poll() is not None, "coppice up", START_S)
         yield up
     finally:
         if process.poll() is None:

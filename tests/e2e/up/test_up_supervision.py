@@ -59,10 +59,10 @@ class RunningUp:
         return self.process.wait(WAIT_S)
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
+def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + wait_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_S} s for: {what}"
+        assert time.monotonic() < deadline, f"waited {wait_s} s for: {what}"
         time.sleep(0.05)
 
 
