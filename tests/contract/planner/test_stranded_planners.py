@@ -71,9 +71,8 @@ def test_without_another_it_waits_where_it_is(monkeypatch: pytest.MonkeyPatch) -
         engine._rescue(engine._ports[0])  # as after that time
         await asyncio.sleep(0.1)
         assert where(houses, "r") == [0]
+        monkeypatch.setattr(door_engine, "STRANDED_S", 0.01)
         del stranded[1]
-        await until(lambda: engine._ports[1].state.ready)
-        engine._rescue(engine._ports[0])
         await until(lambda: "r" in houses[1].core.running)
         engine.finish("r")
         await task
