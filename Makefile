@@ -110,12 +110,12 @@ test-compilers: venv
 	  [ -d $$folder/triton ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	    --target $$folder triton==$$version || exit 1; \
 	  echo "--- triton $$version"; \
-	  PYTHONPATH=$$folder $(BIN)/python -m benchmarks.compiled_kernels $(ARGS) || exit 1; \
+	  PYTHONPATH=$$folder $(BIN)/python -m benchmarks.kernels.compiled_kernels $(ARGS) || exit 1; \
 	  PYTHONPATH=$$folder $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "" -W default tests/kernels/compiled || exit 1; \
 	done
 
 gpu: venv
-	@exec $(BIN)/python -m benchmarks.gpu $(ARGS)
+	@exec $(BIN)/python -m benchmarks.kernels.gpu $(ARGS)
 
 check: venv proto-drift
 	$(BIN)/ruff format --check .

@@ -16,7 +16,7 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".json", ".proto", ".tx
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
 MAX_FOLDER_FILES = 12  # side by side, without __init__.py
-ROOM_FOLDERS = ("shared", "services", "tools", "tests")
+ROOM_FOLDERS = ("shared", "services", "tools", "tests", "benchmarks")
 IMPURE = {
     *("asyncio", "concurrent", "datetime", "fastapi", "grpc", "logging", "multiprocessing", "os", "random", "redis"),
     *("requests", "secrets", "socket", "subprocess", "threading", "time", "torch", "triton", "uuid", "uvicorn"),

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.stand_in_driver import stand_in_driver
+from benchmarks.kernels.stand_in_driver import stand_in_driver
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 

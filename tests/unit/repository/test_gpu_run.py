@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import LEAST_FRACTIONS, LONGEST_US, RAGGED, UNIFORM, Part, parts, run, table, why_not
+from benchmarks.kernels.gpu import LEAST_FRACTIONS, LONGEST_US, RAGGED, UNIFORM, Part, parts, run, table, why_not
 from coppice_bench.kernels.attention import FLOAT8_LOAD, attention_loads
 from scripts.metrics_reference import ROOT
 from tests.fakes.waiting import wait_for

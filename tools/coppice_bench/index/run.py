@@ -24,7 +24,7 @@ _QUICK_LEAVES = (100, 1_000)
 _QUICK_SEQUENCES = 100
 _QUICK_ROUNDS = 32
 _QUICK_MEMORY = {"sequences": 100, "leaves": 5_000}
-_PEERS_SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "peers.py"
+_CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def run_index(*, quick: bool, peers: Path | None) -> dict[str, Any]:
@@ -57,13 +57,14 @@ def _beside_peers(site: Path | None, *, quick: bool) -> dict[str, Any]:
     """Their time over ours, from a run of its own in which both take turns."""
     if site is None:
         return {"vs": {}, "vs_left_out": "no --peers FOLDER with their wheels unpacked; see benchmarks/README.md"}
-    if not _PEERS_SCRIPT.is_file():
-        return {"vs": {}, "vs_left_out": "benchmarks/peers.py comes with a checkout, not with the package"}
+    if not (_CHECKOUT / "benchmarks" / "peers" / "index.py").is_file():
+        return {"vs": {}, "vs_left_out": "benchmarks/peers/index.py comes with a checkout, not with the package"}
     note("peers")
-    command = [sys.executable, str(_PEERS_SCRIPT), "--site", str(site), "--json", *(["--quick"] if quick else [])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.peers.index", "--site", str(site.resolve()), "--json"]
+    command += ["--quick"] if quick else []
+    done = subprocess.run(command, cwd=_CHECKOUT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        return {"vs": {}, "vs_left_out": f"benchmarks/peers.py ended with {done.returncode}; see above"}
+        return {"vs": {}, "vs_left_out": f"benchmarks/peers/index.py ended with {done.returncode}; see above"}
     report = json.loads(done.stdout)
     kept = ("lookup_us", "store_us", "evict_us", "left_out", "peer_versions")
     return {"vs": report["vs"], "peers": {key: report[key] for key in kept}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tls_cost import Rounds, compared
+from benchmarks.stack.tls_cost import Rounds, compared
 
 
 def test_rounds_are_compared_with_the_one_beside_them() -> None:

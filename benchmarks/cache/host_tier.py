@@ -1,6 +1,6 @@
 """What the host tier keeps of prompts that come back after bursts of others, counted in the cache service's core.
 
-    python -m benchmarks.host_tier [--rounds 6] [--json]
+    python -m benchmarks.cache.host_tier [--rounds 6] [--json]
 
 Virtual time and a fixed seed: the same on every machine. Conversations come in bursts, each again after all others have
 come. They need three times the device's blocks and fit into the host tier; the link between the two copies one block

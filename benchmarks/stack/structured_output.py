@@ -1,6 +1,6 @@
 """What it costs that answers follow a grammar: tokens per second of constrained beside unconstrained requests.
 
-    python benchmarks/structured_output.py [--model FOLDER] [--batch 32] [--rounds 7] [--json]
+    python -m benchmarks.stack.structured_output [--model FOLDER] [--batch 32] [--rounds 7] [--json]
 
 `coppice.LLM` in one process, all requests at once, as many tokens each: `array` is a JSON schema of a long list,
 `regex` a run of words. `mixed` is half and half: its unconstrained requests must give the tokens that they give alone,

@@ -3,7 +3,7 @@
     front door --Asks--> planner --Acquire--> cache service --Grant--> planner --StepPlan--> worker
                          planner --Publish--> cache service                    (its result: the prompt is computed)
 
-    python benchmarks/prompt_copies.py [--tokens 100000] [--json]
+    python -m benchmarks.cache.prompt_copies [--tokens 100000] [--json]
 
 The cores, codecs and framing are the services' own; sockets are buffers in this process, which stand for the kernel's.
 All numbers are lengths of the prompt, from `tracemalloc`: `copies` is what each act has allocated at its highest point

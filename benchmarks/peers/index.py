@@ -1,6 +1,6 @@
 """Our index beside those of SGLang, vLLM and Dynamo: the same work, in one run, in turns, medians.
 
-    python benchmarks/peers.py --site FOLDER [--json] [--quick]
+    python -m benchmarks.peers.index --site FOLDER [--json] [--quick]
 
 FOLDER holds their wheels unpacked (benchmarks/README.md says how); they are never installed beside us. A peer that is
 not there is left out with a word. Block size 16; sequences of 2,048 tokens behind 64 shared prefixes of 1,024.
@@ -27,9 +27,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from peer_adapters import Coppice, DynamoRadixTree, Peer, SGLangPython, SGLangRust, VLLMBlockPool
-from peer_imports import PeerMissing
-
+from benchmarks.peers.index_adapters import Coppice, DynamoRadixTree, Peer, SGLangPython, SGLangRust, VLLMBlockPool
+from benchmarks.peers.index_imports import PeerMissing
 from coppice_bench.index.shape import BLOCK_SIZE, Shape, leaf_tokens, random_tokens
 from coppice_bench.report import describe_run, note, print_report
 from coppice_bench.timing import time_in_turns

@@ -1,6 +1,6 @@
 """Servers of the OpenAI API side by side: the same loads, in turns, the median of each.
 
-    python benchmarks/serve_peers.py --peer coppice=http://127.0.0.1:8000 --peer vllm=http://127.0.0.1:8001 [--json]
+    python -m benchmarks.peers.servers --peer coppice=http://127.0.0.1:8000 --peer vllm=http://127.0.0.1:8001 [--json]
 
 Each peer is started by hand and serves the same checkpoint (`benchmarks/README.md` says how). With a process id,
 `--peer NAME=URL@PID`, the processor time of that process and its children is told too: on a machine that does other

@@ -1,6 +1,6 @@
 """What it costs a stream that its worker or its planner dies: the pause that its client sees.
 
-    python -m benchmarks.moves [--rounds 5] [--streams 16] [--prompt-tokens 1024] [--json]
+    python -m benchmarks.stack.moves [--rounds 5] [--streams 16] [--prompt-tokens 1024] [--json]
 
 A round is a stack of two workers of one thread, with streams that run; every other one has a beginning that all of
 those have, which both workers hold. Then one of the two workers is killed (`worker`), the only planner (`planner`), or

@@ -1,7 +1,7 @@
 """What a change costs those who are served: a stack of this tree beside one of another checkout, in one run.
 
     git worktree add ../before COMMIT
-    python -m benchmarks.beside_another_tree ../before [../between ...] [--starts 5] [--dead-collector] [--json]
+    python -m benchmarks.stack.beside_another_tree ../before [../between ...] [--starts 5] [--dead-collector] [--json]
 
 The stacks stand side by side, each with one worker of one thread; only one of them has work at a time. An idle round is
 a few short prompts, twelve a second, to one stack and then to the other; a busy round is a load of conversations (4
@@ -40,7 +40,7 @@ from coppice_bench.serve.options import ServeOptions
 from coppice_bench.serve.side_by_side import prepared, run_load, spread
 from coppice_bench.stack import Stack, StackOptions, running
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("services/cache", "services/scheduler", "services/gpu-worker", "shared", "tools")
 OTHER, THIS, THIS_AGAIN, DEAD_COLLECTOR = "other", "this", "this_again", "dead_collector"
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`

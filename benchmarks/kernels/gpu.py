@@ -1,6 +1,6 @@
 """Everything that wants a GPU, in one go: is it right, how fast is it, and how far from what is wanted.
 
-    make gpu                                or: python -m benchmarks.gpu [--out FOLDER] [--only correct,measure,again]
+    make gpu                        or: python -m benchmarks.kernels.gpu [--out FOLDER] [--only correct,measure,again]
 
     correct    tests of kernels, copies, graphs and ranks; memory and races by compute-sanitizer, where it is installed
     measure    kernels beside copying, multiplying and the peers that are installed; whole steps beside their floor
@@ -73,7 +73,7 @@ def parts(num_gpus: int) -> list[Part]:
     small, decode = (*of_one, several[1]), (*of_one, several[3])
     sanitizer = ("compute-sanitizer", "--error-exitcode", "1", "--tool")
     profiler = ("ncu", "--clock-control", "none", "--target-processes", "all", "--kernel-name", "regex:decode|reduce")
-    compiled = (sys.executable, "-m", "benchmarks.compiled_kernels", "--json")
+    compiled = (sys.executable, "-m", "benchmarks.kernels.compiled_kernels", "--json")
     size = () if num_gpus else ("--quick",)
     return [
         Part("compiled", "correct", compiled, 240, needs_gpus=0, is_json=True),

@@ -1,6 +1,6 @@
 """llguidance beside xgrammar: time to compile a grammar, and to find the tokens that may come next.
 
-    python benchmarks/grammar_libraries.py --site FOLDER [--vocabulary 32768 --vocabulary 131072] [--json]
+    python -m benchmarks.peers.grammar_libraries --site FOLDER [--vocabulary 32768 --vocabulary 131072] [--json]
 
 FOLDER has the unpacked wheels of xgrammar 0.2.8 and apache-tvm-ffi (see README.md, Peers). The vocabularies are made of
 the commonest pieces of words of Python's own library, so that anybody gets the same ones from the same Python. Each

@@ -1,6 +1,6 @@
 """What a second planner costs where one would do: throughput, the first token, and what is found in the cache.
 
-    python -m benchmarks.several_planners [--rounds 7] [--conversations 48] [--model FOLDER] [--json]
+    python -m benchmarks.stack.several_planners [--rounds 7] [--conversations 48] [--model FOLDER] [--json]
 
 Two stacks stand side by side, each with two workers of one thread: one planner, and two. Only one of them has work at a
 time. A round is a load of conversations (4 turns, a common beginning of 192 tokens, 16 at once) and one of prompts with

@@ -1,6 +1,6 @@
 """What TLS costs: throughput under load and the first token on an idle stack, with TLS on every edge beside none.
 
-    python -m benchmarks.tls_cost [--rounds 9] [--requests 100] [--load 64] [--model FOLDER] [--json]
+    python -m benchmarks.stack.tls_cost [--rounds 9] [--requests 100] [--load 64] [--model FOLDER] [--json]
 
 Two stacks stand side by side: cache, worker and scheduler over TCP, without TLS; and the same with mutual TLS on all
 sessions and TLS for clients, certificates on curve P-256. Only one of them has work at a time. A round is

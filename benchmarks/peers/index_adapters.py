@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer_imports import PeerMissing, import_alone
 
+from benchmarks.peers.index_imports import PeerMissing, import_alone
 from coppice.messages.index import Publish
 from coppice.seals import NO_SEAL, ChainKey, chain_seals
 from coppice_bench.index.core_driver import CoreDriver

@@ -1,12 +1,12 @@
 """What the host does for a mixed step before anything reaches a driver: as a graph, and launched one by one.
 
-    python -m benchmarks.mixed_step_host_time [--json]
+    python -m benchmarks.kernels.mixed_step_host_time [--json]
 
     graph         chunks, common prefixes, filling the rows. Launching the two graphs, of the layers and of sampling,
                   two small kernels between them, and the plan of the worker's core come on top; none of it depends on
                   the number of layers
     one by one    planning, and of each of 32 layers: writing, attention, two norms, the gate. Kernels are compiled for
-                  sm_90, and their launches end before the driver (`benchmarks/stand_in_driver.py`). The driver, the
+                  sm_90, and their launches end before the driver (`stand_in_driver`). The driver, the
                   projections by torch, embedding and sampling come on top
 
 Of a model with 32 query heads over 8 KV heads of 128 columns, on a device with 132 multiprocessors.
@@ -26,7 +26,7 @@ from time import thread_time
 import numpy as np
 import torch
 
-from benchmarks.stand_in_driver import stand_in_driver
+from benchmarks.kernels.stand_in_driver import stand_in_driver
 from coppice_bench.report import describe_run, print_report, warn_if_busy
 from coppice_worker.core.batch.plain_batch import packed_batch, rows_alike
 from coppice_worker.core.batch.step_batch import StepBatch

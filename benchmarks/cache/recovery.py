@@ -3,7 +3,7 @@
     log in an embedded Valkey -> process started -> log read, trees grown -> ports open -> worker registers, is fenced,
     acknowledges with its arrays -> entries compared, trees hung up -> open: the clock stops
 
-    python benchmarks/recovery.py [--blocks 100000] [--json]
+    python -m benchmarks.cache.recovery [--blocks 100000] [--json]
 
 `shape` is how the blocks lie: `sequences` of 125 blocks (2,000 tokens) below common beginnings, as a server has them,
 and the worst case, `single`: every block a leaf of its own, told by an event of its own. `in_process` splits what the

@@ -1,6 +1,6 @@
 """What kernels take of an sm_90 multiprocessor as the installed Triton compiles them; needs no GPU.
 
-    python -m benchmarks.compiled_kernels [--json]
+    python -m benchmarks.kernels.compiled_kernels [--json]
     make test-compilers                       the compile tests, and this, with each Triton that people have
 
 Attention is of 8 KV heads with 4 query heads each, blocks of 16; projections are of an 8B model. `beside` is how many

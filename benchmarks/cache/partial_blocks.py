@@ -1,6 +1,6 @@
 """What copying the beginnings of blocks brings, by block size: the cached share of prompts, without and with it.
 
-    python -m benchmarks.partial_blocks [--requests 4000] [--json]
+    python -m benchmarks.cache.partial_blocks [--requests 4000] [--json]
 
 Counts of the cache service's core, no times: the same on every machine. Loads, from a seed:
 
