@@ -9,10 +9,8 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,18 +19,9 @@ from typing import Any, Self
 import pytest
 
 from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_for
 
-START_S = 120.0  # generous: a loaded machine is slow, and only a failing test waits this long
 STOP_S = 60.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
-    """Poll until `condition` holds; fail the test with `what` when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s:.0f} s in vain for {what}")
-        time.sleep(0.05)
 
 
 @dataclass
@@ -151,8 +140,8 @@ class Stack:
             return self.get(f"{self.url}/readyz")[0] == 200
 
         try:
-            wait_until(ready, "the stack to be ready")
-        except pytest.fail.Exception:
+            wait_for(ready, "the stack to be ready")
+        except AssertionError:
             print(self.logs())
             raise
 
@@ -175,8 +164,8 @@ class Stack:
             if not service.is_running:
                 service.start()
         # The cache service calls a worker that ended open until its time is up: so the workers are asked first.
-        wait_until(all_registered, "all workers to be registered")
-        wait_until(all_open, "all workers to be open")
+        wait_for(all_registered, "all workers to be registered")
+        wait_for(all_open, "all workers to be open")
         self.wait_ready()
 
     def forget(self) -> None:
@@ -185,7 +174,7 @@ class Stack:
         url = f"http://127.0.0.1:{self.cache_http}/v1/invalidate"
         body = b'{"everything": true}'
         assert self._ask(urllib.request.Request(url, body, {"Content-Type": "application/json"}))[0] == 200
-        wait_until(lambda: not self.cache_stats()["cached_blocks"], "everything to be forgotten")
+        wait_for(lambda: not self.cache_stats()["cached_blocks"], "everything to be forgotten")
 
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("*.log")))
@@ -228,7 +217,7 @@ class Stack:
 
     def wait_at_rest(self) -> None:
         """Answers leave before blocks are given back, and before the worker has counted what it computed."""
-        wait_until(lambda: self.cache_stats()["leases"] == 0, "no lease to be left")
+        wait_for(lambda: self.cache_stats()["leases"] == 0, "no lease to be left")
 
     def tokens_computed(self) -> float:
         """By all that was answered."""

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
 from tests.fakes.cache.cached_tokens import cached_tokens
 from tests.fakes.checkpoints import Family, write_tiny_checkpoint
 from tests.fakes.oracle import Oracle
 from tests.fakes.ports import FREE_PORTS_OF_UP
+from tests.fakes.waiting import WAIT_S, wait_for
 
 NUM_TOKENS = 16
 LENGTHS = (1, 23, 24, 25, 100, 300)  # the windows are of 24
@@ -41,7 +41,7 @@ def serving(checkpoint: Path, folder: Path) -> Iterator[str]:
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         )
     try:
-        wait_until(lambda: "development setup" in output.read_text() or process.poll() is not None, "coppice up")
+        wait_for(lambda: "development setup" in output.read_text() or process.poll() is not None, "coppice up")
         found = re.search(r"OpenAI API +(\S+)", output.read_text())
         assert found, output.read_text()
         yield found[1]

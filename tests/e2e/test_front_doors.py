@@ -19,7 +19,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tests.e2e.stack import STOP_S, Stack, wait_until
+from tests.e2e.stack import STOP_S, Stack
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.wide
 
@@ -97,7 +98,7 @@ def stack(running: Stack) -> Stack:
     if not scheduler.is_running:
         scheduler.start()
         running.wait_ready()
-    wait_until(lambda: set(front_doors(running)) <= started(running) and len(front_doors(running)) == 2, "both")
+    wait_for(lambda: set(front_doors(running)) <= started(running) and len(front_doors(running)) == 2, "both")
     running.wait_at_rest()
     return running
 
@@ -123,7 +124,7 @@ def test_a_front_door_dies(stack: Stack) -> None:
         os.kill(first, signal.SIGKILL)
         endings = [rest_of(response)[-1:] for response in (one, two, three)]
         assert all(ending in ([], ["[DONE]"]) or ending[0].startswith("{") for ending in endings)
-    wait_until(lambda: len(front_doors(stack)) == 2 and first not in front_doors(stack), "another to be started")
+    wait_for(lambda: len(front_doors(stack)) == 2 and first not in front_doors(stack), "another to be started")
     assert lives(second)
     stack.wait_at_rest()
     complete = sum(ending == ["[DONE]"] for ending in endings)
@@ -188,7 +189,7 @@ def test_an_abort_by_the_other_front_door_ends_a_stream(stack: Stack) -> None:
 def test_a_front_door_that_hangs_is_replaced(stack: Stack) -> None:
     hanging = front_doors(stack)[0]
     os.kill(hanging, signal.SIGSTOP)
-    wait_until(lambda: not lives(hanging) and len(front_doors(stack)) == 2, "it to be replaced")
+    wait_for(lambda: not lives(hanging) and len(front_doors(stack)) == 2, "it to be replaced")
     assert "said nothing for" in stack.services["scheduler"].log.read_text()
     assert stack.complete([1, 2, 3], 2)["choices"]
 
@@ -279,7 +280,7 @@ def test_nothing_outlives_the_parent(stack: Stack) -> None:
         stack.services["scheduler"].kill()
         last = rest_of(response)[-1]
         assert json.loads(last)["error"]["code"] == "scheduler_lost"
-    wait_until(lambda: not any(map(lives, processes)), "its processes to end")
+    wait_for(lambda: not any(map(lives, processes)), "its processes to end")
     assert not folder.exists()
     stack.services["scheduler"].start()
     stack.wait_ready()

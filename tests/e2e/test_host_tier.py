@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from coppice.tenants.keys import digest_of_key
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.oracle import Oracle
+from tests.fakes.waiting import wait_for
 
 BLOCK = 16
 NUM_BLOCKS = 64  # three quarters of them for the tenant that is not strict: six prompts
@@ -43,7 +44,7 @@ def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def tiered(running: Stack) -> Stack:
     """With nothing cached."""
     running.forget()
-    wait_until(lambda: host_cached(running) == 0, "what the host has to be forgotten")
+    wait_for(lambda: host_cached(running) == 0, "what the host has to be forgotten")
     return running
 
 
@@ -72,7 +73,7 @@ def go_round(stack: Stack, oracle: Oracle) -> None:
     for count in range(1, 13):
         ask(stack, oracle, count)
         expected = PROMPT_BLOCKS * count
-        wait_until(lambda wanted=expected: host_cached(stack) == wanted, f"{expected} blocks on the host")  # type: ignore[misc]
+        wait_for(lambda wanted=expected: host_cached(stack) == wanted, f"{expected} blocks on the host")  # type: ignore[misc]
     promoted = copied_blocks(stack, "promote")
     assert [ask(stack, oracle, count) for count in range(1, 5)] == [PROMPT_BLOCKS * BLOCK] * 4
     assert copied_blocks(stack, "promote") - promoted >= 2 * PROMPT_BLOCKS
@@ -83,7 +84,7 @@ def open_again(stack: Stack) -> None:
         status, stats = stack.get(f"http://127.0.0.1:{stack.cache_http}/v1/stats")
         return status == 200 and [worker["open"] for worker in stats["workers"]] == [True]
 
-    wait_until(is_open, "the worker to open")
+    wait_for(is_open, "the worker to open")
     stack.wait_ready()
 
 
@@ -97,7 +98,7 @@ def test_nothing_of_a_strict_tenant_is_ever_on_the_host(tiered: Stack, oracle: O
     assert [ask(tiered, oracle, 50, "closed-key") for _ in range(2)] == [0, PROMPT_BLOCKS * BLOCK]
     assert tiered.cache_stats()["cached_blocks"] >= min(cached + PROMPT_BLOCKS, NUM_BLOCKS - PROMPT_BLOCKS)
     ask(tiered, oracle, 51)
-    wait_until(lambda: host_cached(tiered) > before, "a demotion")
+    wait_for(lambda: host_cached(tiered) > before, "a demotion")
     assert host_cached(tiered) == before + PROMPT_BLOCKS
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from coppice_scheduler.edge.frontend.body_budget import CALLS_MAX
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.e2e.test_front_doors import front_doors
+from tests.fakes.waiting import wait_for
 
 MIB = 1024  # of /proc's KiB
 ASK = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -58,7 +59,7 @@ def idle_clients(port: int, count: int, log: Path) -> Iterator[None]:
         )
     try:
         # Those that are closed at their time limit are opened anew, so a few are always missing.
-        wait_until(lambda: last_words()[0] >= 0.9 * count, f"{count} connections", 120)
+        wait_for(lambda: last_words()[0] >= 0.9 * count, f"{count} connections", 120)
         yield
         assert last_words()[1] == 0, "connections were refused"
     finally:

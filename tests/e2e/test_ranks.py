@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import test_host_tier as host_tier
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.oracle import Oracle
+from tests.fakes.waiting import wait_for
 
 LENGTHS = (1, 16, 40, 41, 200, 333)
 STEP_TIMEOUT_S = 5
@@ -53,7 +54,7 @@ def test_a_rank_that_hangs_ends_its_worker_and_the_next_one_serves(stack: Stack,
     waiting.start()
     assert worker.process.wait(60) == 1
     assert re.search(rf"CRITICAL .*rank 1 \(process {rank}\) did not do its share", worker.log.read_text())
-    wait_until(lambda: not Path(f"/proc/{rank}").exists(), "the end of the rank that hung")
+    wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the end of the rank that hung")
     worker.start()
     waiting.join(60)
     stack.wait_ready()

@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coppice.tenants.keys import digest_of_key
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.checkpoints import MAX_CONTEXT
+from tests.fakes.waiting import wait_for
 
 BLOCK = 16
 TENANTS = f"""
@@ -175,7 +176,7 @@ def test_a_client_that_leaves_frees_its_blocks(stack: Stack) -> None:
         next(iter(stream))
         assert stack.cache_stats()["leases"] == 1
         stream.close()
-    wait_until(lambda: stack.cache_stats()["leases"] == 0, "the lease to be released")
+    wait_for(lambda: stack.cache_stats()["leases"] == 0, "the lease to be released")
     before = stack.tokens_computed()
     stack.complete(tokens(3, seed=78), 1)
     assert stack.tokens_computed() - before <= 3 + 2, "the abandoned request went on"

@@ -17,8 +17,9 @@ from coppice.edge.wire import introduction, packed
 from coppice_cli.app import app
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_rpc.v1 import scheduler_pb2_grpc
-from tests.e2e.stack import START_S, Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.certificates import Authority
+from tests.fakes.waiting import WAIT_S, wait_for
 
 
 def issue(folder: Path, role: str, name: str) -> list[str]:
@@ -69,7 +70,7 @@ def test_the_same_over_grpc(stack: Stack, public: Authority) -> None:
     with grpc.secure_channel(f"127.0.0.1:{stack.grpc_port}", credentials) as channel:
         tokens = pb.TokenIds(tokens=struct.pack("<39I", *range(1, 40)))
         request = pb.GenerateRequest(model="tiny", token_ids=tokens, max_tokens=8)
-        answers = list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=START_S))
+        answers = list(scheduler_pb2_grpc.GenerationStub(channel).Generate(request, timeout=WAIT_S))
     assert answers
 
 
@@ -141,5 +142,5 @@ def test_it_goes_on_under_certificates_that_were_issued_again(stack: Stack, cert
         issue(certificates, role, name)
     stack.services["worker-0"].kill()
     stack.services["worker-0"].start()
-    wait_until(lambda: stack.get(f"{stack.url}/readyz")[0] == 200, "the worker to be back")
+    wait_for(lambda: stack.get(f"{stack.url}/readyz")[0] == 200, "the worker to be back")
     assert len(stack.complete(list(range(50, 90)), 4)["choices"][0]["token_ids"]) == 4

@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from coppice_rpc.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.telemetry.collector import Collector, Span
+from tests.fakes.waiting import wait_for
 
 CANARY = "canary-7f3a"
 EXPECTED = {
@@ -54,7 +55,7 @@ def spans_of(collector: Collector, client_trace_id: str, root: str) -> list[Span
         spans = collector.trace_for(client_trace_id)
         return {(span.service, span.name) for span in spans} >= EXPECTED | {("coppice-scheduler", root)}
 
-    wait_until(complete, f"the trace to be complete, not {[(s.service, s.name) for s in collector.spans]}")
+    wait_for(complete, f"the trace to be complete, not {[(s.service, s.name) for s in collector.spans]}")
     spans = collector.trace_for(client_trace_id)
     assert all(span.scope.startswith("coppice") for span in collector.spans), "nor has the web framework any of its own"
     request = next(span for span in spans if span.name == root)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-WAIT_S = 60.0  # generous: a loaded machine is slow, and only a failing test waits this long
-POLL_S = 0.01
+WAIT_S = 120.0  # generous: a loaded machine is slow, and only a failing test waits this long
+POLL_S = 0.02
 
 T = TypeVar("T")
 

@@ -14,8 +14,9 @@ import openai
 import pytest
 
 from tests.e2e.openai.test_tool_calls import TOOLS, USER, checked
-from tests.e2e.stack import STOP_S, Stack, wait_until
+from tests.e2e.stack import STOP_S, Stack
 from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.programs
 KEY = "sk-of-this-test"
@@ -46,7 +47,7 @@ def proxy(
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: process.poll() is not None or answers(f"{url}/health/liveliness"), "the proxy")
+        wait_for(lambda: process.poll() is not None or answers(f"{url}/health/liveliness"), "the proxy")
         assert process.poll() is None, (folder / "log").read_text("utf-8")
         yield url
     finally:

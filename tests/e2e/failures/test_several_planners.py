@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.failures.test_planner_dies import NUM_STREAMS, NUM_TOKENS, all_kinds, ask, told
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.e2e.test_front_doors import children
 from tests.fakes.oracle import Oracle
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.wide
 
@@ -34,8 +35,8 @@ def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def stack(running: Stack) -> Stack:
     """Each planner has a worker."""
     running.restore()
-    wait_until(lambda: len(planners_of(running)) == 2, "both planners")
-    wait_until(lambda: len(owners(running)) == 2, "a worker for each")
+    wait_for(lambda: len(planners_of(running)) == 2, "both planners")
+    wait_for(lambda: len(owners(running)) == 2, "a worker for each")
     return running
 
 
@@ -62,7 +63,7 @@ def all_streams(stack: Stack, kind: int = 0) -> Iterator[dict[str, Any]]:
 
 def wait_under_way(stack: Stack) -> None:
     computed = [stack.metric(port, COMPUTED) for port in stack.worker_http]
-    wait_until(
+    wait_for(
         lambda: sum(stack.metric(port, COMPUTED) for port in stack.worker_http) > sum(computed) + 1_000, "some steps"
     )
 
@@ -107,7 +108,7 @@ def test_what_a_planner_has_cached_is_found_again_by_any_front_door(stack: Stack
         cached()
         return all(stack.metric(port, COMPUTED) > count for port, count in zip(stack.worker_http, before, strict=True))
 
-    wait_until(both_are_chosen, "both to be chosen")
+    wait_for(both_are_chosen, "both to be chosen")
     found = [cached() for _ in range(12)]
     assert [first for first, *_ in found] == [0] * 12
     # By load alone half of them would be found. One or two may be missed, where a planner has much to do just then.

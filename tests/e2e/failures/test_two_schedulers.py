@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from coppice.tenants.keys import digest_of_key
-from tests.e2e.stack import Service, Stack, wait_until
+from tests.e2e.stack import Service, Stack
 from tests.fakes.checkpoints import write_tiny_checkpoint
 from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +64,19 @@ def test_one_of_two_schedulers_stands_by_and_takes_over_the_only_worker(
     with Stack(checkpoint, tmp_path) as stack:
         assert status_of(stack, stack.port) == 200
         second, port = second_scheduler(stack, tmp_path)
-        wait_until(lambda: readiness(port)[0] == 503, "the second scheduler to stand by")
+        wait_for(lambda: readiness(port)[0] == 503, "the second scheduler to stand by")
         assert status_of(stack, stack.port) == 200
         first = stack.services["scheduler"]
         if is_killed:
             first.kill()
         else:
             assert first.stop() == 0
-        wait_until(lambda: readiness(port)[0] == 200, "the second one to have the worker")
+        wait_for(lambda: readiness(port)[0] == 200, "the second one to have the worker")
         assert status_of(stack, port) == 200
         first.start()
-        wait_until(lambda: readiness(stack.port)[0] == 503, "the first one to stand by")
+        wait_for(lambda: readiness(stack.port)[0] == 503, "the first one to stand by")
         assert second.stop() == 0
-        wait_until(lambda: status_of(stack, stack.port) == 200, "the first one serves again")
+        wait_for(lambda: status_of(stack, stack.port) == 200, "the first one serves again")
         stack.wait_at_rest()
 
 
@@ -86,12 +87,12 @@ def test_two_schedulers_share_two_workers_and_one_has_both_when_the_other_is_gon
     with Stack(checkpoint, tmp_path, num_workers=2) as stack:
         stack.restore()
         second, port = second_scheduler(stack, tmp_path)
-        wait_until(lambda: readiness(port)[0] == 200, "the second scheduler to have a worker")
+        wait_for(lambda: readiness(port)[0] == 200, "the second scheduler to have a worker")
         assert [status_of(stack, each) for each in (stack.port, port)] == [200, 200]
         attached = second.log.read_text().count("attached to worker")
         assert attached == 1
         stack.services["scheduler"].kill()
-        wait_until(lambda: second.log.read_text().count("attached to worker") == 2, "it to have both")
+        wait_for(lambda: second.log.read_text().count("attached to worker") == 2, "it to have both")
         assert status_of(stack, port) == 200
         assert second.stop() == 0
 
@@ -109,7 +110,7 @@ def test_a_limit_per_minute_is_that_of_both_schedulers(checkpoint: Path, tmp_pat
     body = {"model": "tiny", "prompt": list(range(1, 41)), "max_tokens": 20, "ignore_eos": True}
     with Stack(checkpoint, tmp_path, num_workers=2, tenants=tenants) as stack:
         second, port = second_scheduler(stack, tmp_path)
-        wait_until(lambda: readiness(port)[0] == 200, "the second scheduler to have a worker")
+        wait_for(lambda: readiness(port)[0] == 200, "the second scheduler to have a worker")
         assert stack.post("/v1/completions", body, "acme-key")[0] == 200
         stack.port = port
         small = {**body, "prompt": [1, 2, 3], "max_tokens": 1}  # the second alone would take fifteen of them

@@ -14,8 +14,9 @@ import grpc
 import pytest
 
 from coppice_rpc.v1 import worker_pb2, worker_pb2_grpc
-from tests.e2e.stack import STOP_S, Stack, wait_until
+from tests.e2e.stack import STOP_S, Stack
 from tests.fakes.oracle import Oracle
+from tests.fakes.waiting import wait_for
 
 STREAMS_MAX = 10  # more than it takes until each worker has some
 NUM_TOKENS = 1900
@@ -77,7 +78,7 @@ def streams_on_both(pair: Stack) -> list[Stream]:
             streams.append(Stream(pair.port, len(streams)))
         return all(sequences(pair, index) for index in (0, 1))
 
-    wait_until(both_compute, "each worker to compute")
+    wait_for(both_compute, "each worker to compute")
     return streams
 
 

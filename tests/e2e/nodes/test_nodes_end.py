@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import Service, wait_until
+from tests.e2e.stack import Service
 from tests.fakes.certificates import Authority
 from tests.fakes.tools.namespaces import can_make_namespaces, connected
+from tests.fakes.waiting import wait_for
 from tests.fakes.worker.nodes import Nodes, said, two_nodes
 
 pytestmark = pytest.mark.long
@@ -54,7 +55,7 @@ def test_node_1_is_killed(nodes: Nodes) -> None:
     nodes.one.kill()
     assert code(nodes.zero) == 1
     assert said(nodes.zero, r"CRITICAL .*node 1 \(127.0.0.1\) is lost: the connection broke")
-    wait_until(lambda: not Path(f"/proc/{rank}").exists(), "the end of its rank")
+    wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the end of its rank")
 
 
 def test_node_0_is_killed(nodes: Nodes) -> None:
@@ -62,7 +63,7 @@ def test_node_0_is_killed(nodes: Nodes) -> None:
     nodes.zero.kill()
     assert code(nodes.one) == 1
     assert said(nodes.one, r"CRITICAL .*node 0 is lost: the connection broke")
-    wait_until(lambda: not Path(f"/proc/{rank}").exists(), "the end of its rank")
+    wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the end of its rank")
 
 
 def test_a_rank_ends_with_node_0_though_its_own_node_hangs(nodes: Nodes) -> None:
@@ -70,8 +71,8 @@ def test_a_rank_ends_with_node_0_though_its_own_node_hangs(nodes: Nodes) -> None
     assert nodes.one.process is not None
     os.kill(nodes.one.process.pid, signal.SIGSTOP)
     nodes.zero.kill()
-    wait_until(lambda: said(nodes.one, "CRITICAL .*rank 1: rank 0 is lost: the connection broke"), "its word")
-    wait_until(lambda: Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z", "its end")
+    wait_for(lambda: said(nodes.one, "CRITICAL .*rank 1: rank 0 is lost: the connection broke"), "its word")
+    wait_for(lambda: Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z", "its end")
     os.kill(nodes.one.process.pid, signal.SIGCONT)
     assert code(nodes.one) == 1
 
@@ -88,7 +89,7 @@ def test_a_rank_of_node_1_hangs(nodes: Nodes) -> None:
     rank = nodes.rank_of_one()
     os.kill(rank, signal.SIGSTOP)
     check_both_ended(nodes, r"rank 1 of node 1 \(127.0.0.1\) is lost: it said nothing for 1\d s", "node 0 is lost")
-    wait_until(lambda: not Path(f"/proc/{rank}").exists(), "the end of the rank that hung")
+    wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the end of the rank that hung")
 
 
 @pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces cannot be made here")
@@ -109,7 +110,7 @@ def test_the_network_between_them_falls_silent(checkpoint: Path, tmp_path: Path)
 def test_a_node_that_is_first_waits_and_can_be_told_to_end(checkpoint: Path, tmp_path: Path) -> None:
     with two_nodes(checkpoint, tmp_path) as nodes:
         nodes.one.start()
-        wait_until(lambda: said(nodes.one, f"waiting for node 0 at {nodes.address}: Connection refused"), "its word")
+        wait_for(lambda: said(nodes.one, f"waiting for node 0 at {nodes.address}: Connection refused"), "its word")
         nodes.one.signal(signal.SIGTERM)
         assert code(nodes.one) == 0
 
@@ -117,7 +118,7 @@ def test_a_node_that_is_first_waits_and_can_be_told_to_end(checkpoint: Path, tmp
 def test_node_0_alone_waits_and_can_be_told_to_end(checkpoint: Path, tmp_path: Path) -> None:
     with two_nodes(checkpoint, tmp_path) as nodes:
         nodes.zero.start()
-        wait_until(lambda: said(nodes.zero, f"waiting for node 1 at {nodes.address}"), "its word")
+        wait_for(lambda: said(nodes.zero, f"waiting for node 1 at {nodes.address}"), "its word")
         nodes.zero.signal(signal.SIGTERM)
         assert code(nodes.zero) == 0
 
@@ -128,7 +129,7 @@ def test_a_node_with_other_flags_ends_and_node_0_waits_on(checkpoint: Path, tmp_
         assert code(nodes.one) == 2
         sentence = "--block-size is 16 at node 0 and 32 at node 1"
         assert said(nodes.one, sentence)
-        wait_until(lambda: said(nodes.zero, f"refused, from 127.0.0.1: node 1: {sentence}"), "node 0's word")
+        wait_for(lambda: said(nodes.zero, f"refused, from 127.0.0.1: node 1: {sentence}"), "node 0's word")
         nodes.one.argv = [word for word in nodes.one.argv if word != "--block-size=32"]
         nodes.one.start()
         nodes.wait_serving()
@@ -147,7 +148,7 @@ def test_ranks_of_an_earlier_life_are_refused(checkpoint: Path, tmp_path: Path) 
     """Node 0 is started anew between a node's arrival and that of its ranks."""
     with two_nodes(checkpoint, tmp_path) as nodes:
         nodes.start()
-        wait_until(lambda: said(nodes.zero, r"node 1 \(127.0.0.1\) is here"), "node 1 to be taken")
+        wait_for(lambda: said(nodes.zero, r"node 1 \(127.0.0.1\) is here"), "node 1 to be taken")
         rank = nodes.rank_of_one()
         os.kill(rank, signal.SIGSTOP)
         assert nodes.one.process is not None
@@ -155,9 +156,9 @@ def test_ranks_of_an_earlier_life_are_refused(checkpoint: Path, tmp_path: Path) 
         nodes.zero.kill()
         said_before = nodes.zero.log.read_text()
         nodes.zero.start()
-        wait_until(lambda: "waiting for node 1 at" in nodes.zero.log.read_text()[len(said_before) :], "its next life")
+        wait_for(lambda: "waiting for node 1 at" in nodes.zero.log.read_text()[len(said_before) :], "its next life")
         os.kill(rank, signal.SIGCONT)
-        wait_until(lambda: said(nodes.zero, "rank 1 of node 1 belongs to an earlier life"), "the refusal")
+        wait_for(lambda: said(nodes.zero, "rank 1 of node 1 belongs to an earlier life"), "the refusal")
         os.kill(nodes.one.process.pid, signal.SIGCONT)
         assert code(nodes.one) == 1
         nodes.one.start()

@@ -16,12 +16,13 @@ import torch
 
 from coppice_worker.model.executor import TorchExecutor
 from tests.e2e import test_host_tier as host_tier
-from tests.e2e.stack import Service, Stack, wait_until
+from tests.e2e.stack import Service, Stack
 from tests.e2e.test_ranks import check_exact
 from tests.fakes.certificates import Authority
 from tests.fakes.oracle import Oracle
 from tests.fakes.ports import free_port
 from tests.fakes.tools.namespaces import can_make_namespaces, connected
+from tests.fakes.waiting import wait_for
 from tests.fakes.worker.nodes import NUM_BLOCKS, Nodes, generated, model_flags, said, two_nodes
 
 pytestmark = pytest.mark.long
@@ -99,9 +100,9 @@ def test_over_tls_it_serves_and_serves_again_in_its_next_life(checkpoint: Path, 
         assert one.process.wait(60) == 1
         assert said(one, "CRITICAL .*node 0 is lost: the connection broke")
         one.start()  # as a supervisor does, before node 0 is there
-        wait_until(lambda: said(one, "waiting for node 0 at 127.0.0.2"), "node 1 to say for whom it waits")
+        wait_for(lambda: said(one, "waiting for node 0 at 127.0.0.2"), "node 1 to say for whom it waits")
         stack.services["worker-0"].start()
-        wait_until(lambda: len(re.findall("listens on", stack.services["worker-0"].log.read_text())) == 2, "it to load")
+        wait_for(lambda: len(re.findall("listens on", stack.services["worker-0"].log.read_text())) == 2, "it to load")
         stack.wait_ready()
         check_exact(stack, oracle, 2)
         stack.services.pop("node-1")  # ends with node 0
@@ -115,9 +116,9 @@ def test_what_runs_ends_when_all_nodes_are_told_to_end(checkpoint: Path, tmp_pat
     with serving(stack, 2) as one, ThreadPoolExecutor(1) as pool:
         zero = stack.services["worker-0"]
         answer = pool.submit(stack.complete, prompt, 600)
-        wait_until(lambda: stack.metric(stack.worker_http[0], "coppice_worker_tokens_computed_total") > 60, "tokens")
+        wait_for(lambda: stack.metric(stack.worker_http[0], "coppice_worker_tokens_computed_total") > 60, "tokens")
         one.signal(signal.SIGTERM)
-        wait_until(lambda: said(zero, "node 1 .* was told to stop, and so is the worker"), "node 0 to hear of it")
+        wait_for(lambda: said(zero, "node 1 .* was told to stop, and so is the worker"), "node 0 to hear of it")
         zero.signal(signal.SIGTERM)
         oracle.check(prompt, answer.result(60)["choices"][0]["token_ids"])
         for service in (zero, one):

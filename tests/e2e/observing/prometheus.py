@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from scripts.metrics_reference import ROOT
-from tests.e2e.stack import wait_until
 from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_for
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 
@@ -84,7 +84,7 @@ def scraping(folder: Path, jobs: Mapping[str, list[int]]) -> Iterator[Prometheus
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=file, stderr=file)
     prometheus = Prometheus(f"http://127.0.0.1:{port}")
     try:
-        wait_until(lambda: _is_well(prometheus, log, process), "all targets and rules to be well")
+        wait_for(lambda: _is_well(prometheus, log, process), "all targets and rules to be well")
         yield prometheus
     finally:
         process.terminate()

@@ -15,9 +15,10 @@ import pytest
 
 from coppice_cli.tenants.operations import add_tenant
 from tests.e2e.observing.prometheus import Prometheus, is_installed, scraping
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.fakes.ports import free_port, valkey_server
 from tests.fakes.telemetry.collector import Collector
+from tests.fakes.waiting import wait_for
 from tests.unit.repository.observing.queries import panels, targets
 
 pytestmark = [
@@ -104,7 +105,7 @@ def canary_port(stack: Stack, keys: dict[str, str], tmp_path_factory: pytest.Tem
     with log.open("wb") as file:
         process = subprocess.Popen([*command, "--metrics-port", str(port)], env=environment, stdout=file, stderr=file)
     try:
-        wait_until(lambda: stack.get(f"http://127.0.0.1:{port}/healthz")[0] == 200, "the canary's metrics")
+        wait_for(lambda: stack.get(f"http://127.0.0.1:{port}/healthz")[0] == 200, "the canary's metrics")
         yield port
     finally:
         process.terminate()
@@ -147,8 +148,8 @@ def test_every_panel_has_data(prometheus: Prometheus, tenant: str, worker: str) 
     def empty() -> list[tuple[str, str, str]]:
         return [row for row in queries if not has_numbers(prometheus, row[2])]
 
-    with suppress(pytest.fail.Exception):  # what is missing says more than that something is
-        wait_until(lambda: not empty(), "data", timeout_s=90)
+    with suppress(AssertionError):  # what is missing says more than that something is
+        wait_for(lambda: not empty(), "data", timeout_s=90)
     assert not empty()
     assert prometheus.unhealthy() == []
 
@@ -157,7 +158,7 @@ def test_variables_have_values(prometheus: Prometheus) -> None:
     def tenants() -> set[str]:
         return set(prometheus.label_values("tenant", "vllm:generation_tokens_total"))
 
-    wait_until(lambda: {"acme", "zeta"} <= tenants(), "both tenants", 60)
+    wait_for(lambda: {"acme", "zeta"} <= tenants(), "both tenants", 60)
     assert prometheus.label_values("worker", "coppice_cache_worker_open") == ["worker-0", "worker-1"]
 
 
@@ -174,15 +175,13 @@ def test_what_is_told_is_what_was_done(prometheus: Prometheus) -> None:
     def told(query: str, *labels: str) -> set[tuple[str, ...]]:
         return set(values(prometheus, query, *labels))
 
-    wait_until(lambda: refused <= told("coppice_calls_failed_total > 0", "tenant", "code"), "refusals", 60)
-    wait_until(
-        lambda: {("prefill",), ("decode",)} <= told("coppice_request_time_seconds_total > 0", "cause"), "time", 60
-    )
-    wait_until(lambda: bool(prometheus.query("max_over_time(vllm:kv_cache_usage_perc[1m]) > 0")), "a pool in use", 60)
+    wait_for(lambda: refused <= told("coppice_calls_failed_total > 0", "tenant", "code"), "refusals", 60)
+    wait_for(lambda: {("prefill",), ("decode",)} <= told("coppice_request_time_seconds_total > 0", "cause"), "time", 60)
+    wait_for(lambda: bool(prometheus.query("max_over_time(vllm:kv_cache_usage_perc[1m]) > 0")), "a pool in use", 60)
     assert values(prometheus, "max_over_time(vllm:kv_cache_usage_perc[1m])")[()] < 1
     assert told("coppice_build_info", "service") == {("scheduler",), ("cache",), ("worker",), ("canary",)}
     queued, whole = "vllm:request_queue_time_seconds_count", "vllm:e2e_request_latency_seconds_count"
-    wait_until(lambda: values(prometheus, f"sum({queued}) / sum({whole})") == {(): 1.0}, "equal counts", 60)
+    wait_for(lambda: values(prometheus, f"sum({queued}) / sum({whole})") == {(): 1.0}, "equal counts", 60)
 
 
 def test_a_dot_on_a_latency_leads_to_its_trace(stack: Stack, prometheus: Prometheus, collector: Collector) -> None:
@@ -200,7 +199,7 @@ def test_a_dot_on_a_latency_leads_to_its_trace(stack: Stack, prometheus: Prometh
         sent = {(span.attributes["coppice.tenant"], span.trace_id) for span in collector.spans if not span.parent_id}
         return {"acme", "zeta"} <= {tenant for tenant, _ in named()} and named() <= sent
 
-    wait_until(are_there, "exemplars whose traces have arrived", 60)
+    wait_for(are_there, "exemplars whose traces have arrived", 60)
 
 
 def test_a_killed_worker_rings_and_nothing_else_does(stack: Stack, prometheus: Prometheus) -> None:
@@ -211,8 +210,8 @@ def test_a_killed_worker_rings_and_nothing_else_does(stack: Stack, prometheus: P
     def rings() -> bool:
         return {"WorkerLost", "TargetDown"} <= {labels["alertname"] for labels in prometheus.firing()}
 
-    wait_until(rings, "the alarms of a lost worker", timeout_s=240)
+    wait_for(rings, "the alarms of a lost worker", timeout_s=240)
     (lost,) = [labels for labels in prometheus.firing() if labels["alertname"] == "WorkerLost"]
     assert lost["worker"] == "worker-1"
     stack.services["worker-1"].start()
-    wait_until(lambda: not rings(), "silence", timeout_s=240)
+    wait_for(lambda: not rings(), "silence", timeout_s=240)

@@ -21,10 +21,11 @@ from coppice.request_log.reader import newest
 from coppice.request_log.record import RequestRecord
 from coppice.request_log.usage import summed
 from tests.e2e.anthropic.test_agent_session import write_checkpoint
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Stack
 from tests.e2e.test_front_doors import children, front_doors
 from tests.fakes.api.engine import pack
 from tests.fakes.ports import free_port
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.long
 CLIENTS = 12
@@ -100,10 +101,10 @@ def test_usage_is_what_clients_were_told_while_processes_are_killed(stack: Stack
     clients = [Client(stack, number) for number in range(CLIENTS)]
     for client in clients:
         client.start()
-    wait_until(lambda: sum(len(client.told) for client in clients) >= CLIENTS, "some answers")
+    wait_for(lambda: sum(len(client.told) for client in clients) >= CLIENTS, "some answers")
     (planner,) = children(stack, "coppice_scheduler.edge.planner")
     os.kill(planner, signal.SIGKILL)
-    wait_until(lambda: sum(len(client.told) for client in clients) >= 2 * CLIENTS, "more answers")
+    wait_for(lambda: sum(len(client.told) for client in clients) >= 2 * CLIENTS, "more answers")
     os.kill(front_doors(stack)[0], signal.SIGKILL)
     for client in clients:
         client.join(300)
@@ -168,7 +169,7 @@ def test_nothing_that_a_client_said_is_told_to_operators(stack: Stack, folder: P
             headers = {"content-type": "application/json", "authorization": f"Bearer {canary}", "x-request-id": "said"}
             connection.request("POST", path, json.dumps({"model": "tiny", **body}), headers)
             connection.getresponse().read()
-    wait_until(lambda: len(newest(folder, 99, asked="said")) == 6, "six records")
+    wait_for(lambda: len(newest(folder, 99, asked="said")) == 6, "six records")
     urls = [f"{admin}/requests?limit=1000", f"{admin}/requests/said", f"{admin}/metrics", f"{stack.url}/metrics"]
     urls += [f"http://127.0.0.1:{stack.cache_http}/{page}" for page in ("metrics", "v1/stats")]
     urls += [f"http://127.0.0.1:{port}/metrics" for port in stack.worker_http]

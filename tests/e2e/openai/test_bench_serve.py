@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.stack import START_S, Stack
+from tests.e2e.stack import Stack
 from tests.fakes.api.load_client import LoadAnswer, LoadRequest, send_all
+from tests.fakes.waiting import WAIT_S
 
 pytestmark = pytest.mark.wide
 
@@ -63,7 +64,7 @@ def check(requests: list[LoadRequest], answers: list[LoadAnswer]) -> None:
 
 def test_every_stream_has_as_many_tokens_as_it_asked_for(stack: Stack) -> None:
     requests = load(1, **GREEDY)
-    answers = send_all(stack.url, "tiny", requests, START_S)
+    answers = send_all(stack.url, "tiny", requests, WAIT_S)
     check(requests, answers)
     for request, answer in list(zip(requests, answers, strict=True))[:8]:
         whole = alone(stack, request)
@@ -75,7 +76,7 @@ def test_every_stream_has_as_many_tokens_as_it_asked_for(stack: Stack) -> None:
 
 def test_options_of_sampling_are_taken(stack: Stack) -> None:
     requests = load(2, **MORE)
-    check(requests, send_all(stack.url, "tiny", requests, START_S))
+    check(requests, send_all(stack.url, "tiny", requests, WAIT_S))
     stack.wait_at_rest()
 
 

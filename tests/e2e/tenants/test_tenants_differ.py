@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from coppice_cli.tenants.operations import add_tenant
-from tests.e2e.stack import START_S, Stack, wait_until
+from tests.e2e.stack import Stack
+from tests.fakes.waiting import WAIT_S, wait_for
 
 BODY = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
@@ -24,13 +25,13 @@ def test_who_is_missing_at_the_cache_waits_alone_until_the_files_agree(checkpoin
         ready = f"http://127.0.0.1:{stack.metrics_port}/readyz"
         with ThreadPoolExecutor(1) as pool:
             waits = pool.submit(stack.post, "/v1/completions", BODY, nova)
-            wait_until(lambda: "the tenants files differ" in stack.get(ready)[1], "a line for operators")
+            wait_for(lambda: "the tenants files differ" in stack.get(ready)[1], "a line for operators")
             assert stack.metric(stack.metrics_port, "coppice_tenants_agree") == 0
             assert stack.post("/v1/completions", BODY, acme)[0] == 200
             assert not waits.done()
             shutil.copy(ours, tmp_path / "new.yaml")
             (tmp_path / "new.yaml").replace(theirs)
-            assert waits.result(START_S)[0] == 200
-        wait_until(lambda: "differ" not in stack.get(ready)[1], "the line to be gone")
+            assert waits.result(WAIT_S)[0] == 200
+        wait_for(lambda: "differ" not in stack.get(ready)[1], "the line to be gone")
         assert stack.metric(stack.metrics_port, "coppice_tenants_agree") == 1
         assert "the tenants files agree again" in stack.logs()

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
 from tests.fakes.ports import FREE_PORTS_OF_UP
+from tests.fakes.waiting import WAIT_S, wait_for
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 BLOCK = 16
@@ -56,7 +56,7 @@ def started(folder: Path, *options: str) -> Iterator[Up]:
             [*command, "--log-dir", str(folder)], stdout=sink, stderr=subprocess.STDOUT, env=ENVIRONMENT
         )
     running = Up(process, output)
-    wait_until(lambda: "development setup" in running.output() or process.poll() is not None, "coppice up")
+    wait_for(lambda: "development setup" in running.output() or process.poll() is not None, "coppice up")
     assert process.poll() is None, running.output()
     try:
         yield running
@@ -70,7 +70,7 @@ def ctrl_c_leaves_nothing_running(up: Up) -> None:
     def leases() -> int:
         return sum(worker["leases"] for worker in up.stats()["workers"])
 
-    wait_until(lambda: leases() == 0, "all leases released")
+    wait_for(lambda: leases() == 0, "all leases released")
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(WAIT_S) == 0, up.output()
     assert up.output().rstrip().endswith("stopped")

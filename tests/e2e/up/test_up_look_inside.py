@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from coppice_cli.app import app
 from coppice_cli.cache.chats import chat_tokens
 from tests.e2e.up.test_up import BLOCK, Up, ctrl_c_leaves_nothing_running, started
-from tests.e2e.up.test_up_supervision import wait_until
+from tests.fakes.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what still runs")
 DOMAIN = "tenant/default"
@@ -70,7 +70,7 @@ def test_trace_shows_the_life_of_a_chat(up: Up) -> None:
         ended = CliRunner().invoke(app, ["trace", answer.id, "--url", operators])
         return ended.exit_code == 0
 
-    wait_until(is_kept, "the record")
+    wait_for(is_kept, "the record")
     lines = said("trace", answer.id, "--url", operators).splitlines()
     names = [line.split("|")[0].split("ms")[-1].strip() for line in lines[1:] if "|" in line]
     assert names[0] == names[-1] == "front door"

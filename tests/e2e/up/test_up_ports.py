@@ -10,7 +10,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.e2e.up.test_up_supervision import WAIT_S, RunningUp, wait_until
+from tests.e2e.up.test_up_supervision import RunningUp
+from tests.fakes.waiting import WAIT_S, wait_for
 
 
 def begin(folder: Path, socket_dir: Path) -> RunningUp:
@@ -48,4 +49,4 @@ def test_two_stacks_at_once_do_not_fight_over_the_usual_ports(tmp_path: Path, so
         assert not any(" died" in up.output() for up in both)
         for up in both:
             assert up.stop(signal.SIGINT) == 0
-    wait_until(lambda: not any(up.children() for up in both), "children gone after the test")
+    wait_for(lambda: not any(up.children() for up in both), "children gone after the test")

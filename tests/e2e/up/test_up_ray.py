@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from coppice import LLM, SamplingOptions
-from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
 from tests.fakes.certificates import Authority
 from tests.fakes.ports import FREE_PORTS_OF_UP
 from tests.fakes.tools import ray_cluster
 from tests.fakes.tools.ray_cluster import RayCluster
+from tests.fakes.waiting import WAIT_S, wait_for
 
 pytest.importorskip("ray", reason="needs coppice[ray]")
 
@@ -128,7 +128,7 @@ def started(cluster: RayCluster, folder: Path, *options: str, prefix: Sequence[s
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
     up = Up(process, output, cluster)
     try:
-        wait_until(lambda: "development setup" in up.output() or process.poll() is not None, "coppice up", START_S)
+        wait_for(lambda: "development setup" in up.output() or process.poll() is not None, "coppice up", START_S)
         yield up
     finally:
         if process.poll() is None:
@@ -205,8 +205,8 @@ def what_is_left(cluster: RayCluster) -> str:
 
 
 def nothing_is_left(up: Up) -> None:
-    wait_until(lambda: not up.processes(), "no service is left on any node")
-    wait_until(lambda: what_is_left(up.cluster) == "left [] 0.0", "no placement group is left")
+    wait_for(lambda: not up.processes(), "no service is left on any node")
+    wait_for(lambda: what_is_left(up.cluster) == "left [] 0.0", "no placement group is left")
 
 
 @pytest.mark.wide
@@ -229,7 +229,7 @@ def test_a_node_dies_under_fifty_streams(cluster: RayCluster, expected: dict[str
         before = up.epochs()
         assert set(before) == {"worker-0", "worker-1"}
         streams = [Stream(up, prompt) for prompt in prompts()]
-        wait_until(lambda: sum(bool(stream.tokens) for stream in streams) > 40, "streams are at work")
+        wait_for(lambda: sum(bool(stream.tokens) for stream in streams) > 40, "streams are at work")
         assert not any(stream.end for stream in streams), "all are at work yet"
         (node,) = (node for node in cluster.nodes if node.address == doomed)
         os.kill(cluster.raylet(node), signal.SIGKILL)
@@ -238,8 +238,8 @@ def test_a_node_dies_under_fifty_streams(cluster: RayCluster, expected: dict[str
         def is_back() -> bool:
             return up.epochs().get("worker-1", before["worker-1"]) != before["worker-1"]
 
-        wait_until(is_back, "the worker under a new epoch")
-        wait_until(lambda: up.node_of("worker-1") != doomed, "the worker on another node")
+        wait_for(is_back, "the worker under a new epoch")
+        wait_for(lambda: up.node_of("worker-1") != doomed, "the worker on another node")
         assert up.epochs()["worker-0"] == before["worker-0"]
         again = [Stream(up, prompt) for prompt in prompts()]
         check_exact(again, expected)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.up.test_up_ray import Stream, Up, answers, check_exact, from_outside, nothing_is_left, prompts, started
-from tests.e2e.up.test_up_supervision import wait_until
 from tests.fakes.tools import ray_cluster
 from tests.fakes.tools.ray_cluster import RayCluster
+from tests.fakes.waiting import wait_for
 
 pytest.importorskip("ray", reason="needs coppice[ray]")
 pytestmark = pytest.mark.long
@@ -38,8 +38,8 @@ def check_answers(up: Up, expected: dict[str, list[int]]) -> None:
 
 
 def wait_for_another_epoch(up: Up, before: int) -> int:
-    wait_until(lambda: up.epochs().get("worker-0", before) != before, "the worker under a new epoch")
-    wait_until(up.is_ready, "a planner with it")
+    wait_for(lambda: up.epochs().get("worker-0", before) != before, "the worker under a new epoch")
+    wait_for(up.is_ready, "a planner with it")
     return up.epochs()["worker-0"]
 
 
@@ -66,7 +66,7 @@ def test_a_worker_on_two_nodes_outlives_either(
         (node,) = (node for node in cluster.nodes if node.address == doomed)
         os.kill(cluster.raylet(node), signal.SIGKILL)
         epoch = wait_for_another_epoch(up, epoch)
-        wait_until(lambda: up.node_of("worker-0") != doomed, "the worker on another node")
+        wait_for(lambda: up.node_of("worker-0") != doomed, "the worker on another node")
         moved = f"worker-0-1 is started again, since worker-0 runs on {up.node_of('worker-0')} now"
         assert up.output().count(moved) == 1
         check_answers(up, expected)

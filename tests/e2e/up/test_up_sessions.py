@@ -17,7 +17,7 @@ from openai import OpenAI, OpenAIError
 
 from coppice_up.ports import free_addresses
 from tests.e2e.up.test_up import ENVIRONMENT, Up, ctrl_c_leaves_nothing_running, started
-from tests.e2e.up.test_up_supervision import WAIT_S, wait_until
+from tests.fakes.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who listens where")
 LISTENS = "0A"  # in /proc/net/tcp
@@ -86,7 +86,7 @@ def test_a_service_that_was_killed_listens_on_its_path_again(up: Up, module: str
     pid, _ = command_of(up, module)
     os.kill(pid, signal.SIGKILL)
     name = {"coppice_cache": "cache", "coppice_worker": "worker-0"}[module]
-    wait_until(lambda: up.output().count(f"{name} is ready") == 2, f"{name} is ready again")
+    wait_for(lambda: up.output().count(f"{name} is ready") == 2, f"{name} is ready again")
 
     def same() -> bool:
         try:
@@ -94,7 +94,7 @@ def test_a_service_that_was_killed_listens_on_its_path_again(up: Up, module: str
         except OpenAIError:
             return False
 
-    wait_until(same, "the same answer as before")
+    wait_for(same, "the same answer as before")
 
 
 @pytest.mark.wide
@@ -113,7 +113,7 @@ def test_a_further_worker_joins_by_the_printed_address(up: Up, tmp_path: Path) -
     argv = [sys.executable, "-m", "coppice_worker", *(word for option in options.items() for word in option)]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(argv, stderr=log, env=ENVIRONMENT) as further:
         try:
-            wait_until(
+            wait_for(
                 lambda: {worker["worker_id"] for worker in up.stats()["workers"]} == {"worker-0", "further"},
                 "both workers are listed",
             )

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from coppice_up.ports import free_addresses
+from tests.fakes.waiting import WAIT_S, wait_for
 
-WAIT_S = 120.0
 PARTS = ("valkey", "cache", "worker-0", "scheduler")
 
 
@@ -32,7 +31,7 @@ class RunningUp:
         return self._output.read_text()
 
     def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.output() or self.process.poll() is not None, text)
+        wait_for(lambda: text in self.output() or self.process.poll() is not None, text)
         assert text in self.output(), self.output()
 
     def children(self) -> dict[int, str]:
@@ -57,13 +56,6 @@ class RunningUp:
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
         return self.process.wait(WAIT_S)
-
-
-def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {wait_s} s for: {what}"
-        time.sleep(0.05)
 
 
 Start = Callable[..., "RunningUp"]
@@ -96,7 +88,7 @@ def start(tmp_path: Path, socket_dir: Path) -> Iterator[Start]:
         if up.process.poll() is None:
             up.process.kill()
             up.process.wait(WAIT_S)
-        wait_until(lambda up=up: not up.children(), "children gone after the test")  # type: ignore[misc]
+        wait_for(lambda up=up: not up.children(), "children gone after the test")  # type: ignore[misc]
 
 
 @contextmanager
@@ -142,7 +134,7 @@ def test_children_die_with_a_parent_that_is_killed(start: Start) -> None:
     up.wait_for("development setup")
     assert len(up.children()) == len(PARTS)
     up.process.kill()
-    wait_until(lambda: not up.children(), "children gone after SIGKILL of the parent")
+    wait_for(lambda: not up.children(), "children gone after SIGKILL of the parent")
 
 
 def test_a_crashed_child_comes_back(start: Start) -> None:
@@ -150,7 +142,7 @@ def test_a_crashed_child_comes_back(start: Start) -> None:
     up.wait_for("development setup")
     os.kill(up.pid_of("fakes.cache.service cache"), signal.SIGKILL)
     up.wait_for("cache is started again (1 of 5 a minute)")
-    wait_until(lambda: up.output().count("cache is ready") == 2, "cache ready again")
+    wait_for(lambda: up.output().count("cache is ready") == 2, "cache ready again")
     assert "cache died (killed by SIGKILL)" in up.output()
     assert up.stop() == 0
 

@@ -22,9 +22,10 @@ from coppice_worker.edge.draining import StopRequests
 from coppice_worker.edge.loading import load, resolve_settings
 from coppice_worker.edge.settings import WorkerSettings
 from coppice_worker.parallel.nodes.leader import LeadingNode
-from tests.e2e.stack import Service, wait_until
+from tests.e2e.stack import Service
 from tests.fakes.ports import free_port
 from tests.fakes.scheduler.step_driver import DrivenSequence, allot_blocks, run_to_length
+from tests.fakes.waiting import wait_for
 
 LENGTHS = (1, 5, 33, 90)
 NUM_NEW = 12
@@ -59,13 +60,13 @@ class Nodes:
         self.one.start()
 
     def wait_serving(self) -> None:
-        wait_until(lambda: "listens on" in self.zero.log.read_text(), "the worker to serve")
+        wait_for(lambda: "listens on" in self.zero.log.read_text(), "the worker to serve")
 
     def rank_of_one(self) -> int:
         """Process id of the rank of node 1, which starts it when node 0 has taken it."""
         assert self.one.process is not None
         children = Path(f"/proc/{self.one.process.pid}/task/{self.one.process.pid}/children")
-        wait_until(lambda: bool(children.read_text()), "node 1 to start its rank")
+        wait_for(lambda: bool(children.read_text()), "node 1 to start its rank")
         return int(children.read_text().split()[0])
 
 
