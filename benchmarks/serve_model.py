@@ -1,6 +1,6 @@
 """A model for comparing servers on a small machine: a bf16 Llama of 57M parameters with random weights.
 
-    python benchmarks/serve_model.py FOLDER [--context 4096]
+    python -m benchmarks.serve_model FOLDER [--context 4096]
 
 hidden 512, 8 layers, 8 query and 2 KV heads, intermediate 1536, vocabulary 32,000, context 4,096. Weights say nothing;
 the work of a step is that of a real model of this shape. The tokenizer gives a byte one token, and every other id is a
