@@ -2,10 +2,10 @@
 
     python -m benchmarks.peers.grammar_libraries --site FOLDER [--vocabulary 32768 --vocabulary 131072] [--json]
 
-FOLDER has the unpacked wheels of xgrammar 0.2.8 and apache-tvm-ffi (benchmarks/README.md says how). The vocabularies are made of
-the commonest pieces of words of Python's own library, so that anybody gets the same ones from the same Python. Each
-grammar is compiled anew, then walked along a text that it allows: mask, token, mask, token. Times are processor time of
-the thread, medians of the rounds in which the libraries take turns.
+FOLDER has the unpacked wheels of xgrammar 0.2.8 and apache-tvm-ffi (benchmarks/README.md says how). The vocabularies
+are made of the commonest pieces of words of Python's own library, so that anybody gets the same ones from the same
+Python. Each grammar is compiled anew, then walked along a text that it allows: mask, token, mask, token. Times are
+processor time of the thread, medians of the rounds in which the libraries take turns.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from coppice_sim.run import run
 from coppice_sim.world import Scope, World
 
 WITHIN_MS = 20_000  # of virtual time
-FEW_SEEDS = (1, 11, 23)  # together they show all of these
+FEW_SEEDS = (1, 11, 22)  # together they show all of these
 SOMETIMES = (
     "cut while it drained",
     "drain",

@@ -174,12 +174,13 @@ class DiskFolder:
 
 
 def take_away(leftovers: Iterable[Path]) -> None:
-    """May take long. What cannot be removed stays for the next time."""
+    """May take long. What cannot be removed stays for the next time; another one may be taking the same away."""
     for path in leftovers:
-        if _is_folder(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if _is_folder(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def take_others_away(folder: Path, identity: str) -> None:

@@ -206,3 +206,10 @@ def test_a_folder_that_takes_too_long_to_list_is_not_taken(tmp_path: Path) -> No
         folder.scan(clock=lambda: float(next(ticks)))
     folder.begin(EPOCH)
     assert folder.scan().names == ()
+
+
+def test_what_another_took_away_meanwhile_keeps_nobody_from_the_rest(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    take_away([tmp_path / "gone", folder])
+    assert not folder.exists()

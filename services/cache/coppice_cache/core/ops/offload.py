@@ -12,6 +12,9 @@ on what is read, owned blocks for what is written. Until the worker says that it
 granted; then the written end is published like any lease's blocks. A demoted block stays in the upper store until it is
 evicted there, which takes no time by then.
 
+What a copy reads below, and what it continues there, counts as used: no request asks a lower tier itself. What is
+copied down stays as cold as it is above.
+
 A promotion is a flight: whoever asks for that prefix is told to wait for it, like for a live lease that computes it.
 """
 
@@ -24,6 +27,7 @@ from coppice.ids import DomainId, LeaseId, Namespace, SchedulerEpoch, WorkerEpoc
 from coppice.messages.index import Grant
 from coppice.messages.registration import NOTHING_LOST, CopiesDone, CopyOrder, Direction
 from coppice.seals import SEAL_BYTES
+from coppice_cache.core.eviction.policy import NO_HINT
 from coppice_cache.core.ops.invalidation import cut
 from coppice_cache.core.ops.pins import extend_pins
 from coppice_cache.core.pool.free_ring import unpack_blocks
@@ -92,9 +96,11 @@ def promote(
     found = match_below(tier, tree.domain, tree.namespace, tokens, end)
     assert found is not None
     assert found.num_blocks == position.num_blocks + count, "the tier has less than was said"
-    target = _claim(state, upper, account, tree, position, plan, count)
+    target = _claim(state, worker, upper, account, tree, position, plan, count)
     lower_use = lower.quotas.accounts[tree.domain]
-    source = _hold(state, lower, lower_use, root_of(found.node), lower.split(lower_use, found), found.num_blocks)
+    read_to = lower.split(lower_use, found)
+    _used(state, lower_use, read_to, new_blocks=0)
+    source = _hold(state, lower, lower_use, root_of(found.node), read_to, found.num_blocks)
     _order(state, worker, tier, tier.up, source, target, tokens[:end])
     worker.flights.start(target, tokens[:end], partial(lower.is_findable, source))
     return True
@@ -220,6 +226,9 @@ def _demote(state: State, worker: Worker, tier: LowerTier, account: Account, nod
     missing = path_blocks - position.num_blocks
     if not missing:
         node.copied_use_ns = node.last_use_ns
+        copied = lower.split(lower_use, position)
+        _used(state, lower_use, copied, new_blocks=0)
+        lower.offer(lower_use, copied)
     count = min(missing, blocks_max)
     if not count or not upper.is_current(tree):
         return 0
@@ -230,7 +239,7 @@ def _demote(state: State, worker: Worker, tier: LowerTier, account: Account, nod
     )
     if not isinstance(plan, EvictionPlan):
         return 0
-    target = _claim(state, lower, lower_use, there, position, plan, count)
+    target = _claim(state, worker, lower, lower_use, there, position, plan, count)
     source = _hold(state, upper, account, tree, node, path_blocks)
     _order(state, worker, tier, tier.down, source, target, tokens)
     if count == missing:
@@ -271,8 +280,16 @@ def _order(
     state.order_copy(worker, order)
 
 
+def _used(state: State, account: Account, node: Node, *, new_blocks: int) -> None:
+    """The path to `node` was used in a lower tier; whoever calls has it pinned next, or offered."""
+    now_ns = state.call_time.now_ns
+    account.eviction.touched(path(node), new_blocks, NO_HINT, account.cached, now_ns)
+    node.last_use_ns = now_ns
+
+
 def _claim(
     state: State,
+    worker: Worker,
     store: BlockStore,
     account: Account,
     tree: Tree,
@@ -282,7 +299,10 @@ def _claim(
 ) -> Lease:
     """The written end: a pin at the position, and `count` blocks that follow it."""
     store.hang_up_tree(tree)
-    target = _hold(state, store, account, tree, store.split(account, position), position.num_blocks)
+    node = store.split(account, position)
+    if store is not worker:  # on the device the request that waits uses it
+        _used(state, account, node, new_blocks=count)
+    target = _hold(state, store, account, tree, node, position.num_blocks)
     store.make_room(account, plan)
     target.table += store.ledger.grant(account, count).owned
     store.quotas.refresh(account)
