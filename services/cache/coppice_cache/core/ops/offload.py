@@ -214,6 +214,8 @@ def _demote(state: State, worker: Worker, tier: LowerTier, account: Account, nod
     if is_cut_off(node) or not has_place:
         return 0  # invalidated, and not taken apart yet; or the accounts of the tier are full
     tree, nodes = root_of(node), path(node)
+    if not upper.is_current(tree):
+        return 0  # nor is that below used for it
     costs, path_blocks = tier.costs_of(tier.down, state.call_time.now_ns), sum(part.num_blocks for part in nodes)
     if not costs.is_worth_demoting(path_blocks, worker.block_size):
         return 0  # a part of it even less
@@ -225,12 +227,13 @@ def _demote(state: State, worker: Worker, tier: LowerTier, account: Account, nod
     position = walk(there, tokens, worker.block_bytes)
     missing = path_blocks - position.num_blocks
     if not missing:
+        if node.copied_use_ns != NEVER_COPIED:  # else it came up from there, or went down with what hung below it
+            copied = lower.split(lower_use, position)
+            _used(state, lower_use, copied, new_blocks=0)
+            lower.offer(lower_use, copied)
         node.copied_use_ns = node.last_use_ns
-        copied = lower.split(lower_use, position)
-        _used(state, lower_use, copied, new_blocks=0)
-        lower.offer(lower_use, copied)
     count = min(missing, blocks_max)
-    if not count or not upper.is_current(tree):
+    if not count:
         return 0
     if not costs.is_worth_demoting(count, worker.block_size):
         return 0
