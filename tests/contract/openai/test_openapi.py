@@ -192,3 +192,24 @@ def test_streams_and_log_probabilities_are_as_described(server: Served, kind: st
     assert any(event["choices"] and event["choices"][0]["logprobs"] for event in events)
     with pytest.raises(jsonschema_rs.ValidationError):
         validator(chunk).validate({**events[0], "model": 5})
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "name", "field"),
+    [
+        ("/v1/messages/count_tokens", "CountTokensRequest", "thinking", {"type": "disabled"}),
+        ("/v1/messages/count_tokens", "CountTokensRequest", "tool_choice", {"type": "auto"}),
+        ("/v1/chat/completions", "ChatRequest", "response_format", {"type": "text"}),
+    ],
+)
+def test_of_inner_objects_too_null_is_the_same_as_a_field_left_out(
+    server: Served, path: str, schema: str, name: str, field: dict[str, Any]
+) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    described = document["components"]["schemas"][schema]["properties"][name]["anyOf"][0]
+    described = described["anyOf"][0] if "anyOf" in described else described
+    assert described["additionalProperties"] == {"type": "null"}
+    for value, status in ((None, 200), (1, 400)):
+        turns = [{"role": "user", "content": "Hello."}]
+        body = {"model": MODEL, "messages": turns, name: {**field, "unheard_of": value}}
+        assert httpx.post(f"{server.url}{path}", headers=KEY, json=body).status_code == status

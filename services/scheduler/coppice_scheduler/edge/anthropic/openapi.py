@@ -22,7 +22,17 @@ from coppice_scheduler.edge.frontend.generation_spec import (
 )
 from coppice_scheduler.edge.http.openapi import schema
 from coppice_scheduler.edge.http.openapi.routes import event_data, generated, json_answer, post
-from coppice_scheduler.edge.http.openapi.schema import Schema, body, exactly, list_of, nullable, one_of, ref
+from coppice_scheduler.edge.http.openapi.schema import (
+    LEFT_OUT,
+    Schema,
+    body,
+    exactly,
+    inner,
+    list_of,
+    nullable,
+    one_of,
+    ref,
+)
 from coppice_scheduler.edge.text.tools.tool import MAX_TOOLS, NAME
 
 _ERROR = "AnthropicError"
@@ -34,7 +44,7 @@ _CACHE: Schema = one_of(
     "What is before it will come again; keep it so long at least.",
     properties={"type": {"const": "ephemeral"}, "ttl": {"enum": [*TTL_MS, None]}, SCOPE: _NO_EFFECT},
     required=["type"],
-    additionalProperties=False,
+    additionalProperties=LEFT_OUT,
 )
 
 
@@ -84,7 +94,7 @@ def _requests(model_id: str, has_tools: bool) -> dict[str, Schema]:
 def _prompt(model_id: str, has_tools: bool) -> dict[str, Schema]:
     turns = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": {"$ref": ref("AnthropicTurn")}}
     effort: Schema = {"enum": [*EFFORTS, None]}
-    form = body({"type": {"const": "json_schema"}, "schema": {"type": "object"}, "name": _NO_EFFECT},
+    form = inner({"type": {"const": "json_schema"}, "schema": {"type": "object"}, "name": _NO_EFFECT},
                 ("type", "schema"), "JSON that a schema describes.")  # fmt: skip
     thinking: dict[str, Schema] = {
         "type": {"enum": list(KINDS_OF_THINKING)},
@@ -98,9 +108,9 @@ def _prompt(model_id: str, has_tools: bool) -> dict[str, Schema]:
         "system": nullable(_text()),
         "tools": _tools() if has_tools else {"enum": [[], None], "description": "This model has no way to call them."},
         "tool_choice": nullable({"anyOf": [_choice(kind) for kind in MODES]}),
-        "thinking": nullable(body(thinking, ("type",), "Whether the model thinks first, where its template knows.")),
+        "thinking": nullable(inner(thinking, ("type",), "Whether the model thinks first, where its template knows.")),
         "output_config": nullable(
-            body(
+            inner(
                 {"effort": effort, "format": nullable(form), "task_budget": _NO_EFFECT},
                 (),
                 "What the answer looks like.",
@@ -133,7 +143,7 @@ def _generation() -> dict[str, Schema]:
 
 def _block(kind: str, required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
     fields = {"type": {"const": kind}, **required, **(optional or {})}
-    return body(fields, ("type", *required), f"A block of {kind}.")
+    return inner(fields, ("type", *required), f"A block of {kind}.")
 
 
 def _text() -> Schema:
@@ -172,7 +182,7 @@ def _turn() -> Schema:
     of_answer = {**dict.fromkeys(OF_ANSWER, _NO_EFFECT), "type": _NO_EFFECT}
     return {
         "anyOf": [
-            body({"role": {"const": role}, "content": content, **of_answer}, ("role", "content"), f"Of the {role}.")
+            inner({"role": {"const": role}, "content": content, **of_answer}, ("role", "content"), f"Of the {role}.")
             for role, content in roles.items()
         ]
     }
@@ -180,7 +190,7 @@ def _turn() -> Schema:
 
 def _tools() -> Schema:
     parameters: Schema = {"type": "object", "properties": {"type": {"const": "object"}}}
-    tool = body(
+    tool = inner(
         {
             "type": {"enum": ["custom", None]},
             "name": _NAME,
@@ -205,7 +215,7 @@ def _choice(kind: str) -> Schema:
         "disable_parallel_tool_use": one_of("boolean", "One call at most."),
     }
     named: dict[str, Schema] = {"name": _NAME} if kind == "tool" else {}
-    return body({**fields, **named}, ("type", *named), "How the model may call.")
+    return inner({**fields, **named}, ("type", *named), "How the model may call.")
 
 
 # --- answers ------------------------------------------------------------------------------------------------------

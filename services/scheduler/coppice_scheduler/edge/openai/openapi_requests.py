@@ -15,7 +15,7 @@ from coppice_scheduler.edge.frontend.generation_spec import (
     ROLES,
 )
 from coppice_scheduler.edge.http.field_table import FieldTable
-from coppice_scheduler.edge.http.openapi.schema import Schema, body, one_of, ref
+from coppice_scheduler.edge.http.openapi.schema import Schema, body, inner, one_of, ref
 from coppice_scheduler.edge.openai.openapi_tools import earlier_calls, tool_fields
 from coppice_scheduler.edge.openai.parsing.cache_retention import REUSE
 from coppice_scheduler.edge.openai.parsing.fields import CHAT, COMPLETION, NO_EFFECT, STREAM_OPTIONS_REFUSED
@@ -163,7 +163,7 @@ def _output_formats() -> dict[str, Schema]:
         FormatKind.GRAMMAR: one_of("string", "Lark, or GBNF.", minLength=1),
     }
     any_object = one_of("boolean", "Any object in JSON.")
-    named = body(
+    named = inner(
         {
             "name": one_of("string"),
             "description": one_of("string"),
@@ -176,12 +176,12 @@ def _output_formats() -> dict[str, Schema]:
     return {
         "response_format": {
             "anyOf": [
-                body(
+                inner(
                     {"type": {"enum": ["text", "json_object"]}, "json_schema": {"type": "null"}},
                     ("type",),
                     "Any answer, or any object in JSON.",
                 ),
-                body(
+                inner(
                     {"type": {"enum": ["json_schema"]}, "json_schema": named},
                     ("type", "json_schema"),
                     "JSON that a schema describes.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice_scheduler.edge.http.openapi.schema import Schema, body, one_of
+from coppice_scheduler.edge.http.openapi.schema import Schema, inner, one_of
 from coppice_scheduler.edge.openai.parsing.tools import CALL_NO_EFFECT, PARALLEL, TOOL_CHOICE, TOOLS
 from coppice_scheduler.edge.text.tools.tool import MAX_CALLS, MAX_TOOLS, NAME, ToolMode
 
@@ -11,9 +11,9 @@ _NAME: Schema = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 
 def tool_fields(*, has_tools: bool) -> dict[str, Schema]:
     """Of a chat. Without `has_tools` this model has no way to call them."""
-    named = body({"name": _NAME}, ("name",), "One of the tools.")
-    reference = body({"type": {"const": "function"}, "function": named}, ("type", "function"), "One of the tools.")
-    allowed = body(
+    named = inner({"name": _NAME}, ("name",), "One of the tools.")
+    reference = inner({"type": {"const": "function"}, "function": named}, ("type", "function"), "One of the tools.")
+    allowed = inner(
         {
             "mode": {"enum": [ToolMode.AUTO, ToolMode.REQUIRED]},
             "tools": {"type": "array", "minItems": 1, "maxItems": MAX_TOOLS, "items": reference},
@@ -21,7 +21,7 @@ def tool_fields(*, has_tools: bool) -> dict[str, Schema]:
         ("mode", "tools"),
         "Only these of the tools.",
     )
-    either = body(
+    either = inner(
         {"type": {"const": "allowed_tools"}, "allowed_tools": allowed},
         ("type", "allowed_tools"),
         "A part of the tools.",
@@ -36,7 +36,7 @@ def tool_fields(*, has_tools: bool) -> dict[str, Schema]:
 
 
 def _tools() -> Schema:
-    function = body(
+    function = inner(
         {
             "name": _NAME,
             "description": one_of("string"),
@@ -46,13 +46,13 @@ def _tools() -> Schema:
         ("name",),
         "What the model may call.",
     )
-    tool = body({"type": {"const": "function"}, "function": function}, ("type", "function"), "A tool.")
+    tool = inner({"type": {"const": "function"}, "function": function}, ("type", "function"), "A tool.")
     return one_of("array", "No two have one name.", maxItems=MAX_TOOLS, items=tool)
 
 
 def earlier_calls() -> dict[str, Schema]:
     """Of an answer that is sent back."""
-    function = body(
+    function = inner(
         {
             "name": _NAME,
             "arguments": {"anyOf": [one_of("string", "JSON."), {"type": "object"}]},
@@ -61,7 +61,7 @@ def earlier_calls() -> dict[str, Schema]:
         ("name",),
         "What was called.",
     )
-    call = body(
+    call = inner(
         {
             "id": one_of("string"),
             "type": {"enum": ["function", None]},

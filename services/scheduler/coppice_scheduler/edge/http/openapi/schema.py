@@ -8,6 +8,7 @@ from typing import Any
 Schema = dict[str, Any]
 COUNT: Schema = {"type": "integer", "minimum": 0}
 TEXT: Schema = {"type": "string"}
+LEFT_OUT: Schema = {"type": "null"}  # what else an object may have: null is the same as a field left out
 
 
 def one_of(kind: str, text: str = "", **rules: Any) -> Schema:
@@ -23,6 +24,11 @@ def body(properties: dict[str, Schema], required: Iterable[str], text: str) -> S
         "required": list(required),
         "additionalProperties": False,
     }
+
+
+def inner(properties: dict[str, Schema], required: Iterable[str], text: str) -> Schema:
+    """An object within a body."""
+    return {**body(properties, required, text), "additionalProperties": LEFT_OUT}
 
 
 def ref(name: str) -> str:

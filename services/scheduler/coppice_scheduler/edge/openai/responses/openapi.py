@@ -6,10 +6,12 @@ from coppice.messages.sampling import LOGPROBS_MAX, RANGES
 from coppice_scheduler.edge.frontend.generation_spec import ASSISTANT, MAX_CACHE_SALT, MAX_MESSAGES
 from coppice_scheduler.edge.http.openapi.schema import (
     COUNT,
+    LEFT_OUT,
     TEXT,
     Schema,
     body,
     exactly,
+    inner,
     list_of,
     nullable,
     one_of,
@@ -41,7 +43,6 @@ from coppice_scheduler.edge.text.tools.tool import MAX_TOOLS, NAME, ToolMode
 
 _NAME: Schema = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _NO_EFFECT: Schema = {"description": "Taken, without effect."}
-_LEFT_OUT: Schema = {"type": "null"}  # what else an object may have: null is the same as a field left out
 _METADATA: Schema = {
     "type": "object",
     "maxProperties": MAX_METADATA,
@@ -80,12 +81,12 @@ def _request(model_id: str, has_tools: bool) -> dict[str, Schema]:
         "instructions": one_of("string", "Goes before the input, as the system's."),
         "include": {"anyOf": [include, one_of("array", maxItems=MAX_INCLUDES, items=include)]},
         "top_logprobs": one_of("integer", f"Has an effect with {LOGPROBS}.", minimum=0, maximum=LOGPROBS_MAX),
-        "reasoning": one_of("object", "", properties=reasoning, additionalProperties=_LEFT_OUT),
+        "reasoning": one_of("object", "", properties=reasoning, additionalProperties=LEFT_OUT),
         "text": one_of(
             "object",
             "",
             properties={"format": nullable(_format()), "verbosity": _NO_EFFECT},
-            additionalProperties=_LEFT_OUT,
+            additionalProperties=LEFT_OUT,
         ),
         **_tool_fields(has_tools),
         **_options(),
@@ -105,7 +106,7 @@ def _options() -> dict[str, Schema]:
         "metadata": nullable(_METADATA),
         "stream": one_of("boolean", default=False),
         "stream_options": one_of(
-            "object", "", properties={"include_obfuscation": one_of("boolean")}, additionalProperties=_LEFT_OUT
+            "object", "", properties={"include_obfuscation": one_of("boolean")}, additionalProperties=LEFT_OUT
         ),
         "prompt_cache_key": one_of("string", "Prompts with a key belong together: they are expected again."),
         "prompt_cache_options": one_of(
@@ -135,8 +136,8 @@ def _format() -> Schema:
         "schema": {"type": "object"},
         "strict": one_of("boolean", "The answer follows the schema in any case."),
     }
-    plain = body({"type": {"enum": ["text", "json_object"]}}, ("type",), "Any answer, or any object in JSON.")
-    return {"anyOf": [plain, body(schema, ("type", "schema"), "JSON that a schema describes.")]}
+    plain = inner({"type": {"enum": ["text", "json_object"]}}, ("type",), "Any answer, or any object in JSON.")
+    return {"anyOf": [plain, inner(schema, ("type", "schema"), "JSON that a schema describes.")]}
 
 
 def _tool_fields(has_tools: bool) -> dict[str, Schema]:
@@ -151,14 +152,14 @@ def _tool_fields(has_tools: bool) -> dict[str, Schema]:
         "output_schema": _NO_EFFECT,
         "async": _NO_EFFECT,
     }
-    tools = one_of("array", maxItems=MAX_TOOLS, items=body(function, ("type", "name"), "A tool."))
-    named = body({"type": {"const": "function"}, "name": _NAME}, ("type", "name"), "One of the tools.")
+    tools = one_of("array", maxItems=MAX_TOOLS, items=inner(function, ("type", "name"), "A tool."))
+    named = inner({"type": {"const": "function"}, "name": _NAME}, ("type", "name"), "One of the tools.")
     some: dict[str, Schema] = {
         "type": {"const": "allowed_tools"},
         "mode": {"enum": [ToolMode.AUTO, ToolMode.REQUIRED]},
         "tools": {"type": "array", "minItems": 1, "maxItems": MAX_TOOLS, "items": named},
     }
-    choices: list[Schema] = [{"enum": [*ToolMode, None]}, named, body(some, tuple(some), "A part of the tools.")]
+    choices: list[Schema] = [{"enum": [*ToolMode, None]}, named, inner(some, tuple(some), "A part of the tools.")]
     without: list[Schema] = [{"enum": [ToolMode.NONE, ToolMode.AUTO, None]}]
     return {
         TOOLS: tools if has_tools else {"enum": [[], None], "description": "This model has no way to call them."},
@@ -179,7 +180,7 @@ def _items() -> list[Schema]:
         }
         refusal = {"type": {"const": "refusal"}, "refusal": TEXT}
         either = [
-            body(part, ("type", "text"), "A part."),
+            inner(part, ("type", "text"), "A part."),
             {"type": "object", "properties": refusal, "required": [*refusal]},
         ]
         return {"anyOf": [TEXT, list_of({"anyOf": either})]}
@@ -211,10 +212,10 @@ def _items() -> list[Schema]:
         **no_effect,
     }
     return [
-        body(message, ("role", "content"), "A message."),
-        body(call, ("type", "call_id", "name"), "A call of an earlier answer."),
-        body(result, ("type", "call_id", "output"), "What a call gave."),
-        body(thought, ("type",), "What was thought before."),
+        inner(message, ("role", "content"), "A message."),
+        inner(call, ("type", "call_id", "name"), "A call of an earlier answer."),
+        inner(result, ("type", "call_id", "output"), "What a call gave."),
+        inner(thought, ("type",), "What was thought before."),
     ]
 
 
